@@ -50,9 +50,9 @@ setup(
     package_data={
         "axial": [os.path.join("shipped", path) for path in files_under("axial/shipped", ("",))],
         "axial.data": [
-            os.path.join(sample, path)
-            for sample in ("sample", "nuclei_sample")
-            for path in files_under(f"axial/data/{sample}", ("",))
+            os.path.join(folder, path)
+            for folder in ("classes", "sample", "nuclei_sample")
+            for path in files_under(f"axial/data/{folder}", ("",))
         ],
         "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # the scripts are those of a clone
         "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],

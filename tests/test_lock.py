@@ -3,11 +3,12 @@
 import importlib.metadata
 import pathlib
 import re
+import shlex
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from axial.errors import DISTRIBUTION
+from axial.errors import DISTRIBUTION, pip_install
 
 LOCK = pathlib.Path(__file__).resolve().parent.parent / "requirements.lock"
 
@@ -30,3 +31,19 @@ def test_every_pin_has_hashes_and_no_index_is_named():
     entries = re.split(r"^(?=[\w.-]+==)", LOCK.read_text(), flags=re.MULTILINE)[1:]
     assert entries and all("--hash=sha256:" in entry for entry in entries)
     assert not re.search(r"^\s*(--index-url|--extra-index-url|--find-links)", LOCK.read_text(), re.MULTILINE)
+
+
+def test_commands_that_install_an_extra_name_its_packages_alone():
+    """None names axial: on PyPI that is a stranger's package, and ours is on no index."""
+    found = importlib.metadata.metadata(DISTRIBUTION)
+    wanted = {extra: set() for extra in found.get_all("Provides-Extra")}
+    for requirement in map(Requirement, importlib.metadata.requires(DISTRIBUTION)):
+        for extra in wanted:
+            if requirement.marker and f'extra == "{extra}"' in str(requirement.marker):
+                wanted[extra].add((requirement.name, requirement.specifier))
+    assert {"onnx", "kernel", "skypilot", "analysis", "beam", "hub", "cityscapes"} <= set(wanted)
+    for extra, packages in wanted.items():
+        pip, install, *named = shlex.split(pip_install(extra))
+        assert (pip, install) == ("pip", "install")
+        assert {(one.name, one.specifier) for one in map(Requirement, named)} == packages
+        assert not {name for name, _ in packages} & {DISTRIBUTION, "axial"}

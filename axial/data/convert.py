@@ -44,8 +44,9 @@ from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
 from axial.io.images import PERCENTILES
+from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
-from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
+from axial.io.write import cache_dir, file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 REMARK = "remark: "  # before one on a photo, among the names of stages
@@ -155,6 +156,23 @@ def convert_split(
         _remove(path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
+
+
+def convert_sample(name, splits, listing, spec):
+    """Folder of photos that ship with axial as TFRecords, in the user's cache. They are converted at first use.
+
+    Args:
+        name: of the folder.
+        splits: names.
+        listing: function of a split that returns its items and the bytes of their source.
+        spec: `DatasetSpec`.
+    """
+    path = os.path.join(cache_dir(), name)
+    with locked(path):
+        for split in splits:
+            items, source = listing(split)
+            convert_split(items, encode_item, spec, split, output_dir=path, source=source, progress=False)
+    return path
 
 
 def of_stored_pixels(listing):

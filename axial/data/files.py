@@ -95,6 +95,14 @@ def list_folder(path):
     return [name for name in names_in(path) if not name.startswith(".")]
 
 
+def folders_in(path, others):
+    """Names of the folders in a folder. It says how many files are left out, which are `others`."""
+    names = list_folder(path)
+    folders = [name for name in names if gfile.isdir(os.path.join(path, name))]
+    tell_left_out(path, others, [name for name in names if name not in folders])
+    return folders
+
+
 def split_folder(folder, split):
     """Path of the folder of a split. Raises InputError, which names the nearest split, if there is none."""
     if split not in (found := list_folder(folder)):
@@ -126,6 +134,20 @@ def by_name(folder, suffixes, beside=()):
     others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in found)]
     tell_left_out(folder, f"what does not end in {', '.join(suffixes)}", others)
     return found
+
+
+def check_paired(photos, labels, photo_folder, label_path):
+    """Raises InputError for a photo without labels, or for labels without a photo.
+
+    Args:
+        photos, labels: dicts from names to paths.
+        photo_folder: of all photos.
+        label_path: function of the name of a photo: where its labels are looked for.
+    """
+    for odd in sorted(set(photos) ^ set(labels)):
+        if odd in photos:
+            raise InputError(f"{label_path(odd)}: missing, though {photos[odd]} is there{nearest(odd, labels)}")
+        raise InputError(f"{labels[odd]}: has no photo in {photo_folder}{nearest(odd, photos)}")
 
 
 def photo_fields(path, data, size=None, stored=False, *, remarks=None):

@@ -27,7 +27,7 @@ from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
-from axial.io.read import convert, read_file, read_json, read_yaml
+from axial.io.read import convert, read_file, read_json
 
 
 def find_spec(name):
@@ -42,7 +42,7 @@ def find_spec(name):
     if suffix == ".py":
         return _from_python(name)
     if suffix in (".yaml", ".yml"):
-        return _from_yaml(name)
+        return DatasetSpec.from_yaml(name)
     raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}")
 
 
@@ -99,22 +99,3 @@ def _from_python(path):
         raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
     fields = json.loads(json.dumps(spec.to_json(), default=str))
     return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, schemas.Spec))
-
-
-def _from_yaml(path):
-    content = read_yaml(path, schemas.SpecFile)
-    rows = content.classes
-    colors = tuple(row.color for row in rows if row.color)
-    try:
-        return DatasetSpec(
-            name=content.name,
-            class_names=tuple(row.name for row in rows),
-            category_ids=tuple(row.id for row in rows),
-            things=tuple(row.thing for row in rows),
-            palette=colors,
-            ignored_ids=tuple(content.ignored_ids),
-            label_divisor=content.label_divisor,
-            ignore=content.ignore,
-        )
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None

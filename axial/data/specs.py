@@ -5,6 +5,7 @@ import collections
 import colorsys
 import dataclasses
 import functools
+import os
 import re
 
 import msgspec
@@ -14,7 +15,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import shortened
 from axial.io.images import DEPTH
-from axial.io.read import LARGEST_TEXT, first_line, read_json
+from axial.io.read import LARGEST_TEXT, first_line, read_json, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,25 @@ class DatasetSpec:
         of_text = {name: fields.pop(name) for name in ("languages", "vocabulary")}
         try:
             return TextSpec(fields["name"], **of_text) if spec.vocabulary else cls(**fields)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_yaml(cls, path):
+        """The spec of a YAML file of classes. Raises InputError."""
+        content = read_yaml(path, schemas.SpecFile)
+        rows = content.classes
+        try:
+            return cls(
+                name=content.name,
+                class_names=tuple(row.name for row in rows),
+                category_ids=tuple(row.id for row in rows),
+                things=tuple(row.thing for row in rows),
+                palette=tuple(row.color for row in rows if row.color),
+                ignored_ids=tuple(content.ignored_ids),
+                label_divisor=content.label_divisor,
+                ignore=content.ignore,
+            )
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -265,95 +285,14 @@ def _bare(name):
     return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
-def _table(text):
-    entries = [entry.strip().split(" ", 1) for entry in text.replace("\n", " ").split(", ")]
-    return [(int(number), name) for number, name in entries]
+def _of_file(*names):
+    """The spec of a file beside this one, in the form of the user's own (see `axial.data.spec_file`)."""
+    return DatasetSpec.from_yaml(os.path.join(os.path.dirname(__file__), *names))
 
 
-_COCO_THINGS = _table(
-    """1 person, 2 bicycle, 3 car, 4 motorcycle, 5 airplane, 6 bus, 7 train, 8 truck, 9 boat, 10 traffic
-light, 11 fire hydrant, 13 stop sign, 14 parking meter, 15 bench, 16 bird, 17 cat, 18 dog, 19
-horse, 20 sheep, 21 cow, 22 elephant, 23 bear, 24 zebra, 25 giraffe, 27 backpack, 28 umbrella, 31
-handbag, 32 tie, 33 suitcase, 34 frisbee, 35 skis, 36 snowboard, 37 sports ball, 38 kite, 39
-baseball bat, 40 baseball glove, 41 skateboard, 42 surfboard, 43 tennis racket, 44 bottle, 46 wine
-glass, 47 cup, 48 fork, 49 knife, 50 spoon, 51 bowl, 52 banana, 53 apple, 54 sandwich, 55 orange,
-56 broccoli, 57 carrot, 58 hot dog, 59 pizza, 60 donut, 61 cake, 62 chair, 63 couch, 64 potted
-plant, 65 bed, 67 dining table, 70 toilet, 72 tv, 73 laptop, 74 mouse, 75 remote, 76 keyboard, 77
-cell phone, 78 microwave, 79 oven, 80 toaster, 81 sink, 82 refrigerator, 84 book, 85 clock, 86
-vase, 87 scissors, 88 teddy bear, 89 hair drier, 90 toothbrush"""
-)
-_COCO_STUFF = _table(
-    """92 banner, 93 blanket, 95 bridge, 100 cardboard, 107 counter, 109 curtain, 112 door-stuff, 118
-floor-wood, 119 flower, 122 fruit, 125 gravel, 128 house, 130 light, 133 mirror-stuff, 138 net,
-141 pillow, 144 platform, 145 playingfield, 147 railroad, 148 river, 149 road, 151 roof, 154 sand,
-155 sea, 156 shelf, 159 snow, 161 stairs, 166 tent, 168 towel, 171 wall-brick, 175 wall-stone, 176
-wall-tile, 177 wall-wood, 178 water-other, 180 window-blind, 181 window-other, 184 tree-merged,
-185 fence-merged, 186 ceiling-merged, 187 sky-other-merged, 188 cabinet-merged, 189 table-merged,
-190 floor-other-merged, 191 pavement-merged, 192 mountain-merged, 193 grass-merged, 194
-dirt-merged, 195 paper-merged, 196 food-other-merged, 197 building-other-merged, 198 rock-merged,
-199 wall-other-merged, 200 rug-merged"""
-)
-
-COCO = DatasetSpec(
-    name="coco",
-    class_names=tuple(name for _, name in _COCO_THINGS + _COCO_STUFF),
-    category_ids=tuple(number for number, _ in _COCO_THINGS + _COCO_STUFF),
-    things=(True,) * len(_COCO_THINGS) + (False,) * len(_COCO_STUFF),
-)
-
-# From the label table of Cityscapes (https://www.cityscapes-dataset.com): id, name and colour of the 19 evaluated
-# classes. Class indices are the table's train ids.
-_CITYSCAPES_STUFF = (
-    (7, "road", (128, 64, 128)),
-    (8, "sidewalk", (244, 35, 232)),
-    (11, "building", (70, 70, 70)),
-    (12, "wall", (102, 102, 156)),
-    (13, "fence", (190, 153, 153)),
-    (17, "pole", (153, 153, 153)),
-    (19, "traffic light", (250, 170, 30)),
-    (20, "traffic sign", (220, 220, 0)),
-    (21, "vegetation", (107, 142, 35)),
-    (22, "terrain", (152, 251, 152)),
-    (23, "sky", (70, 130, 180)),
-)
-_CITYSCAPES_THINGS = (
-    (24, "person", (220, 20, 60)),
-    (25, "rider", (255, 0, 0)),
-    (26, "car", (0, 0, 142)),
-    (27, "truck", (0, 0, 70)),
-    (28, "bus", (0, 60, 100)),
-    (31, "train", (0, 80, 100)),
-    (32, "motorcycle", (0, 0, 230)),
-    (33, "bicycle", (119, 11, 32)),
-)
-
-
-def _of_cityscapes(name, ids, ignored_ids):
-    """A spec of the Cityscapes classes with the given ids."""
-    rows = [row for row in _CITYSCAPES_STUFF + _CITYSCAPES_THINGS if row[0] in ids]
-    return DatasetSpec(
-        name=name,
-        class_names=tuple(name for _, name, _ in rows),
-        category_ids=tuple(number for number, *_ in rows),
-        things=tuple(row in _CITYSCAPES_THINGS for row in rows),
-        palette=tuple(color for *_, color in rows),
-        ignored_ids=ignored_ids,
-    )
-
-
-CITYSCAPES = _of_cityscapes("cityscapes", range(34), (-1, 0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18, 29, 30))
-# The eleven classes of CamVid that are usually evaluated (Brostow et al., PRL 2009), with Cityscapes' ids.
-CAMVID = _of_cityscapes("camvid", (7, 8, 11, 13, 17, 20, 21, 23, 24, 25, 26), (0,))
+COCO, CITYSCAPES, CAMVID = (_of_file("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
 # Tiles of a large photo are joined to one: thousands of nuclei have ids of their own.
-NUCLEI = DatasetSpec(
-    name="nuclei",
-    class_names=("background", "nucleus"),
-    category_ids=(1, 2),
-    things=(False, True),
-    label_divisor=65536,
-    palette=((30, 30, 60), (220, 160, 60)),
-    ignored_ids=(0,),
-)
+NUCLEI = _of_file("nuclei_sample", "spec.yaml")
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
 

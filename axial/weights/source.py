@@ -13,6 +13,7 @@ from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
 from axial.io.read import first_line, read_rows
+from axial.statements import experiments_dir
 
 SHIPPED_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
 SHIPPED = "axial"  # the source of its models in experiments/zoo.csv

@@ -1,17 +1,15 @@
-"""A made-up COCO panoptic folder, its conversion and its records."""
+"""A made-up COCO panoptic folder and its conversion."""
 
 import json
-import os
 import pathlib
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image
 
-from axial.data import tfrecord
-from axial.data.convert import convert_split, encode_item
 from axial.data.converters.coco import coco_items
+from axial.data.labels import colors_of
 from axial.data.specs import COCO
+from tests.data import conversion
 
 
 class CocoFolder:
@@ -40,8 +38,7 @@ class CocoFolder:
             rng = np.random.default_rng(image_id)
             photo = Image.fromarray(rng.integers(0, 256, [height, width, 3], np.uint8))
         photo.save(self.photos / f"{name}.jpg", **{"format": "JPEG", **save})
-        rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
-        Image.fromarray(rgb).save(self.labels / f"{name}.png")
+        Image.fromarray(colors_of(ids)).save(self.labels / f"{name}.png")
         self.content["images"].append({"id": image_id, "file_name": f"{name}.jpg", "height": height, "width": width})
         self.content["annotations"].append(
             {
@@ -66,13 +63,4 @@ def stripes(height, width, ids):
 
 def convert(folder, output, split="val", **options):
     """Converts a split of a folder; `options` are those of `convert_split`. Returns what that does."""
-    items, source = coco_items(str(folder), split)
-    options = {"output_dir": str(output), "source": source, "progress": False, **options}
-    return convert_split(items, encode_item, COCO, split, **options)
-
-
-def records(output, split="val"):
-    """The parsed records of a converted split."""
-    manifest = tfrecord.read_manifest(str(output), split)
-    files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
-    return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]
+    return conversion.convert(coco_items(str(folder), split), COCO, output, split, **options)

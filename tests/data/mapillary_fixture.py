@@ -6,30 +6,25 @@ import pathlib
 import numpy as np
 from PIL import Image
 
+from axial.data.labels import colors_of
+
 
 def labels_of(version):
     """Labels of config_*.json. Their number and kinds are the real release's; their names are made up."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
+    thing_numbers = [i for i in range(counted) if i % 9][:things]
     labels = [
         {
             "color": [i, 2 * i % 256, 255 - i],
-            "instances": i % 9 != 0 and sum(k % 9 != 0 for k in range(i)) < things,
+            "instances": i in thing_numbers,
             "readable": f"Class {i}",
-            "name": f"object--class-{i}",
             "evaluate": True,
         }
         for i in range(counted)
     ]
-    return labels + [
-        {
-            "color": [0, 0, 0],
-            "instances": False,
-            "readable": f"Unlabeled {i}",
-            "name": f"void--{i}",
-            "evaluate": False,
-        }
-        for i in range(dropped)
-    ]
+    void = {"color": [0, 0, 0], "instances": False, "evaluate": False}
+    labels += [{**void, "readable": f"Unlabeled {i}"} for i in range(dropped)]
+    return [{"evaluate": True, **label, "name": f"object--{i}"} for i, label in enumerate(labels)]
 
 
 class MapillaryFolder:
@@ -67,8 +62,7 @@ class MapillaryFolder:
             identity = 100000 + 7 * int(number)
             ids[instances == number] = identity
             segments.append({"id": identity, "category_id": int(number) // 256 + 1, "iscrowd": 0})
-        rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
-        Image.fromarray(rgb).save(self.panoptic / f"{key}.png")
+        Image.fromarray(colors_of(ids)).save(self.panoptic / f"{key}.png")
         self.content["images"].append({"id": key, "file_name": f"{key}.jpg", "height": height, "width": width})
         self.content["annotations"].append({"image_id": key, "file_name": f"{key}.png", "segments_info": segments})
         self.json.write_text(json.dumps(self.content))

@@ -1,6 +1,7 @@
 """Records that are not whole: every reader names the shard, the record and the photo, whatever field is wrong."""
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -71,16 +72,16 @@ def write_split(folder, records, labels, spec=SPEC):
     return str(folder / name)
 
 
-# What each reader makes of a record as soon as it is whole.
+# What the readers make of a record as soon as it is whole.
 EXAMPLES = {
-    "panoptic": [
-        lambda record: pipeline.evaluation_example(record, (33, 33)),
-        lambda record: pipeline.training_example(record, [0, 1], SPEC, pipeline.DataConfig("val", "val", (33, 33))),
-        lambda record: detection.evaluation_example(record, SPEC, (64, 64), (64, 64)),
-        lambda record: detection.record_masks(record, SPEC),
-    ],
-    "class": [lambda record: classification.evaluation_photo(record, (32, 32), 0.875)],
-    "text": [lambda record: record],
+    "panoptic": lambda record: (
+        pipeline.evaluation_example(record, (33, 33)),
+        pipeline.training_example(record, [0, 1], SPEC, pipeline.DataConfig("val", "val", (33, 33))),
+        detection.evaluation_example(record, SPEC, (64, 64), (64, 64)),
+        detection.record_masks(record, SPEC),
+    ),
+    "class": lambda record: classification.evaluation_photo(record, (32, 32), 0.875),
+    "text": lambda record: record,
 }
 
 
@@ -96,21 +97,18 @@ class Words:
 def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
     """What `record_fault` finds right is read by all, and what it finds wrong does not pass `whole_record`."""
     spec, record = Words() if labels == "text" else SPEC, RECORDS[labels]()
-    readers = [
-        tf.function(lambda s, e=example: e(whole_record(tfrecord.parse_example(s, labels), spec, pictures=True)))
-        for example in EXAMPLES[labels]
-    ]
+    parsed = functools.partial(tfrecord.parse_example, labels=labels)
+    read = tf.function(lambda s: EXAMPLES[labels](whole_record(parsed(s), spec, pictures=True)))
     faults = {}
     for key, change in [(None, None), *itertools.product(tfrecord.SCHEMAS[labels], CHANGES)]:
         bad = changed(record, key, change) if key else record
         faults[key, change] = fault = record_fault(bad, spec, labels)
         assert "\n" not in fault and "{{" not in fault and "Op:" not in fault
-        for read in readers:
-            try:
-                read(tf.constant(bad))
-                assert not fault, (key, change)
-            except tf.errors.InvalidArgumentError as error:
-                assert fault, (key, change, error)
+        try:
+            read(tf.constant(bad))
+            assert not fault, (key, change)
+        except tf.errors.InvalidArgumentError as error:
+            assert fault, (key, change, error)
     required = [key for key, kind in tfrecord.SCHEMAS[labels].items() if not getattr(kind, "default_value", None)]
     assert not faults[None, None] and all(faults[key, retype] for key in required)
     assert sum(map(bool, faults.values())) > len(faults) / 2
@@ -122,16 +120,13 @@ def test_a_record_of_no_example_at_all_is_named():
 
 # Labels, the field, its change, what is said of it, and the `streams` that are tried.
 BAD = [
-    ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 2)),
-    ("panoptic", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (3,)),
-    ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1, 2)),
-    ("panoptic", "segment/crowd", remove, "segment/crowd: expected one for each segment/id", (0,)),
+    ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0,)),
+    ("panoptic", "panoptic/encoded", exchange, "panoptic/encoded: not of the size", (2,)),
+    ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1,)),
     ("panoptic", "image/id", remove, "is damaged \\(Feature: image/id", (0,)),
-    ("panoptic", "box/mask", spoil, "is damaged \\(Invalid PNG data", (1, 3)),
+    ("panoptic", "box/mask", spoil, "is damaged \\(Invalid PNG data", (3,)),
     ("class", "image/encoded", spoil, "is damaged \\(Invalid PNG data", (0, 1)),
-    ("class", "image/class", remove, "is damaged \\(Feature: image/class", (0, 1)),
     ("text", "target/ids", spoil, "target/ids: a number that the spec", (0, 1)),
-    ("text", "text/id", remove, "is damaged \\(Feature: text/id", (0,)),
 ]
 
 
@@ -154,22 +149,21 @@ def streams(labels, folder, spec):
     if labels == "class":
         data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
         return [
-            lambda: list(classification.evaluation_photos(folder, "val", spec, (32, 32))),
-            lambda: list(classification.training_batches(folder, data, spec, batch=1, seed=0).take(6)),
+            lambda: classification.evaluation_photos(folder, "val", spec, (32, 32)),
+            lambda: classification.training_batches(folder, data, spec, batch=1, seed=0),
         ]
     if labels == "text":
-        data = TextData("val", "val", (4, 8))
         return [
-            lambda: list(evaluation_text(folder, "val", spec, (8,))),
-            lambda: list(training_text(folder, data, spec, batch=8).take(1)),
+            lambda: evaluation_text(folder, "val", spec, (8,)),
+            lambda: training_text(folder, TextData("val", "val", (4, 8)), spec, batch=8),
         ]
     data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
     boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
     return [
-        lambda: list(pipeline.evaluation_dataset(folder, "val", spec, (33, 33))),
-        lambda: list(detection.evaluation_photos(folder, "val", spec, (64, 64))),
-        lambda: list(pipeline.training_dataset(folder, data, spec, batch=1, seed=0).take(6)),
-        lambda: list(detection.training_batches(folder, boxes, spec, masks=True, batch=1, seed=0).take(6)),
+        lambda: pipeline.evaluation_dataset(folder, "val", spec, (33, 33)),
+        lambda: detection.evaluation_photos(folder, "val", spec, (64, 64)),
+        lambda: pipeline.training_dataset(folder, data, spec, batch=1, seed=0),
+        lambda: detection.training_batches(folder, boxes, spec, masks=True, batch=1, seed=0),
     ]
 
 
@@ -183,10 +177,10 @@ def test_every_stream_names_a_bad_record(bad_split, tmp_path, labels, key, chang
     readers = streams(labels, str(tmp_path), spec)
     for read in (readers[number] for number in tried):
         with pytest.raises(InputError, match=line), name_damaged_records(str(tmp_path), "val"):
-            read()
+            list(read().take(6))
 
 
-@pytest.mark.parametrize("key,change,words", [row[1:4] for row in BAD if row[0] == "panoptic"])
+@pytest.mark.parametrize("key,change,words", [row[1:4] for row in BAD if row[0] == "panoptic" and row[2] != exchange])
 def test_the_check_goes_on_after_a_bad_record(bad_split, tmp_path, key, change, words):
     bad_split("panoptic", key, change)
     report = check_split(str(tmp_path), "val")
@@ -200,11 +194,3 @@ def test_photo_names_name_a_bad_record(bad_split, tmp_path):
     shard, _ = bad_split("panoptic", "image/id", remove)
     with pytest.raises(InputError, match=f"^{re.escape(shard)}: record 1 .*image/id"):
         photo_names(str(tmp_path), "val")
-
-
-def test_training_refuses_labels_of_another_size_than_their_photo(bad_split, tmp_path):
-    _, spec = bad_split("panoptic", "panoptic/encoded", exchange)
-    *_, read, _ = streams("panoptic", str(tmp_path), spec)
-    words = "record 1 .*panoptic/encoded: not of the size"
-    with pytest.raises(InputError, match=words), name_damaged_records(str(tmp_path), "val"):
-        read()

@@ -1,7 +1,6 @@
 """Photos as TensorFlow decodes and turns them, against Pillow, which reads them for axial-predict."""
 
 import functools
-import io
 import pathlib
 import struct
 import zlib
@@ -11,13 +10,13 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.files import to_rgb
 from axial.io import images
-from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, samples
+from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, png_chunk, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (
@@ -29,10 +28,6 @@ orientation = tf.function(decode.orientation, autograph=False, input_signature=B
 
 def expected(data, levels=images.DEPTH):
     return np.asarray(to_rgb(images.open_image("photo", data), levels))
-
-
-def png_chunk(name, body):
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
 def png_with(chunks, before=b"IDAT"):
@@ -82,16 +77,14 @@ def more_photos():
         "BMP, small palette": encoded(colours.quantize(7), "BMP"),
         "BMP, grey": encoded(picture("L", size), "BMP"),
     }
-    for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
-        for quality in (30, 75, 95):
-            found[f"JPEG, {subsampling}, {quality}"] = encoded(
-                colours, "JPEG", subsampling=subsampling, quality=quality
-            )
-    for bits in range(8, 17):
+    for subsampling, quality in (("4:4:4", 95), ("4:2:2", 75), ("4:2:0", 30), ("4:2:0", 95)):
+        data = encoded(colours, "JPEG", subsampling=subsampling, quality=quality)
+        found[f"JPEG, {subsampling}, {quality}"] = data
+    for bits in (8, 10, 12, 15, 16):
         for channels in range(1, 5):
             levels = np.random.default_rng(bits).integers(0, 2**bits, [*size[::-1], channels])
             found[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
-    return found
+    return found | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
 
 
 @pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
@@ -112,25 +105,11 @@ def test_each_value_equals_pillows():
     assert all(name in refused for name in samples() if name[0] == "TIFF")
 
 
-def test_the_sample_photos_equal_pillows():
-    photos = sorted(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))
-    assert len(photos) == 16
-    for photo in photos:
-        data = photo.read_bytes()
-        np.testing.assert_array_equal(pixels(data), expected(data))
-        default = tf.io.decode_jpeg(data, channels=3)
-        assert np.mean(default != expected(data)) > 0.1
-
-
-def without_adobe(data):
-    place = data.index(b"\xff\xee")
-    return data[:place] + data[place + 16 :]
-
-
 def test_what_would_be_other_pixels_than_pillows_is_refused():
-    gif = encoded(picture("RGB").quantize(16), "GIF")
+    gif, cmyk = encoded(picture("RGB").quantize(16), "GIF"), encoded(picture("CMYK"), "JPEG")
+    adobe = cmyk.index(b"\xff\xee")
     photos = {
-        "a CMYK JPEG without the marker of Adobe": without_adobe(encoded(picture("CMYK"), "JPEG")),
+        "a CMYK JPEG without the marker of Adobe": cmyk[:adobe] + cmyk[adobe + 16 :],
         "a GIF whose first picture does not fill it": gif[:6] + struct.pack("<HH", 70, 50) + gif[10:],
         "a BMP of other colours than 8, 24 or 32 plain bits": encoded(picture("1"), "BMP"),
         "a moving WebP": encoded(picture("RGB"), "WEBP", save_all=True, append_images=[picture("1").convert("RGB")]),
@@ -211,6 +190,7 @@ def placed(way):
         "JPEG, in the second picture": encoded(picture("RGB"), "JPEG") + jpeg_with((0xE1, block(way))),
         "PNG": png_with([(b"eXIf", block(way)[6:])]),
         "PNG, at the end": png_with([(b"eXIf", block(way, ">")[6:])], before=b"IEND"),
+        "PNG, behind many chunks": png_with(200 * [(b"tEXt", b"a\0b")] + [(b"eXIf", block(way)[6:])], before=b"IEND"),
         "PNG, a text that is none": png_with([(b"tEXt", b"note\0eXIf" + block(way))]),
         "PNG, profile": png_with([(b"tEXt", name + profile(block(way)))]),
         "PNG, packed profile": png_with([(b"zTXt", name + b"\0" + zlib.compress(profile(block(way))))]),
@@ -225,7 +205,7 @@ def placed(way):
     return found
 
 
-@pytest.mark.parametrize("way", range(10))
+@pytest.mark.parametrize("way", [0, 1, 6, 8, 9])
 def test_the_orientation_is_the_one_that_pillow_finds(way):
     not_there = ("JPEG, in the second picture", "PNG, a text that is none", "PNG, damaged profile")
     for name, data in placed(way).items():
@@ -234,15 +214,14 @@ def test_the_orientation_is_the_one_that_pillow_finds(way):
         assert found == (way if 1 <= way <= 8 and name not in not_there else 1), name
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_tag_may_have_other_types(kind, order):
-    photo = jpeg_with((0xE1, block(6, order, kind)))
-    found = images.orientation(images.open_image("photo", photo))
-    assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6)
+def test_the_tag_may_have_other_types():
+    for kind, order in [*((kind, "<") for kind in KINDS), (3, ">"), (9, ">")]:
+        photo = jpeg_with((0xE1, block(6, order, kind)))
+        found = images.orientation(images.open_image("photo", photo))
+        assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 def test_a_damaged_block_is_read_as_pillow_reads_it(data):
@@ -250,24 +229,11 @@ def test_a_damaged_block_is_read_as_pillow_reads_it(data):
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(6, len(damaged) - 1).filter(lambda place: not 24 <= place < 28))
         damaged[place] = data.draw(st.integers(0, 255))  # Pillows differ where the place of another is
-    photo = encoded(picture("RGB", (8, 6)), "PNG")
-    chunk = png_chunk(b"eXIf", bytes(damaged[6:]))
-    photo = photo[:-12] + chunk + photo[-12:]
+    photo = png_with([(b"eXIf", bytes(damaged[6:]))], before=b"IEND")
     assert orientation(photo) == images.orientation(images.open_image("photo", photo))
 
 
-@pytest.mark.parametrize("text", [b"", b"\0", b"Exif\0\0", b"MM\0*" + b"\xff" * 40, b"II*\0\x08\0\0\0\xff\xff"])
-def test_a_block_that_ends_early_is_no_error(text):
-    for photo in (png_with([(b"eXIf", text)]), jpeg_with((0xE1, b"Exif\0\0" + text)), webp_with((b"EXIF", text))):
-        assert orientation(photo) == 1
-
-
-def test_a_png_of_many_chunks_is_searched_to_its_end():
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, [300, 400, 3], np.uint8))
-    info, file = PngImagePlugin.PngInfo(), io.BytesIO()
-    for number in range(200):
-        info.add_text(f"key {number}", "value")
-    image.save(file, "PNG", pnginfo=info)
-    data = file.getvalue()
-    data = data[:-12] + png_chunk(b"eXIf", block(8)[6:]) + data[-12:]
-    assert orientation(data) == 8
+def test_a_block_that_ends_early_is_no_error():
+    for text in (b"", b"\0", b"Exif\0\0", b"MM\0*" + b"\xff" * 40, b"II*\0\x08\0\0\0\xff\xff"):
+        for photo in (png_with([(b"eXIf", text)]), jpeg_with((0xE1, b"Exif\0\0" + text)), webp_with((b"EXIF", text))):
+            assert orientation(photo) == 1

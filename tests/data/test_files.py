@@ -1,6 +1,7 @@
 """Photos of data sets, as TensorFlow decodes them."""
 
 import io
+import os
 import struct
 import tracemalloc
 
@@ -35,8 +36,7 @@ def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format
         photo_fields("photo", encoded.getvalue(), (6, 8))
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "MPO"])
-@pytest.mark.parametrize("way", range(1, 9))
+@pytest.mark.parametrize("way,format", [(1, "JPEG"), (3, "PNG"), (6, "WEBP"), (6, "JPEG"), (8, "MPO")])
 def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherwise(way, format):
     """The photo's bytes are kept, and the record says how it is turned."""
     exif, sides = Image.Exif(), (30, 20)
@@ -80,25 +80,14 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_takes_the_same_photos(tmp_path, layout):
-    """Of each format, whatever the case of its suffix. What TensorFlow does not decode becomes an equal PNG."""
+    """Of each format, whatever the case of its suffix."""
     where, list_items = LAYOUTS[layout]
-    folder, formats = tmp_path / where, {"jpg": "JPEG", "tif": "TIFF"}
+    folder = tmp_path / where
     folder.mkdir(parents=True)
-    for suffix in PHOTOS:
-        for name in (suffix, suffix.upper()):
-            format = formats.get(suffix[1:], suffix[1:].upper())
-            path = folder / f"{suffix[1:]}{name[1:]}_leftImg8bit{name}"
-            picture("RGB").save(path, format, **({"quality": 95} if format == "JPEG" else {}))
-    for name in ("notes.txt", "x.eps", "x.avif", "x.json", ".hidden.txt"):
-        (folder / name).write_bytes(b"no photo")
-    items = list_items(str(tmp_path))
-    assert len(items) == 2 * len(PHOTOS)
-    for item in items:
-        with open(item["photo"], "rb") as file:
-            wanted = np.asarray(to_rgb(open_image(item["photo"], file.read())))
-        if layout != "predict":
-            record, _ = encode_item(item)
-            np.testing.assert_array_equal(decode(record["image/encoded"]), wanted)
+    names = {f"{suffix[1:]}{odd[1:]}_leftImg8bit{odd}" for suffix in PHOTOS for odd in (suffix, suffix.upper())}
+    for name in (*names, "notes.txt", "x.eps", "x.avif", "x.json", ".hidden.txt"):
+        (folder / name).touch()
+    assert {os.path.basename(item["photo"]) for item in list_items(str(tmp_path))} == names
 
 
 def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
@@ -111,9 +100,8 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
             assert (found == np.asarray(to_rgb(image))).all(), (format, mode)
 
 
-@pytest.mark.parametrize("cut,end", [(16, bytes(8) + b"IEND\xaeB`\x82"), (12, b"")], ids=["wrong checksum", "no end"])
-def test_what_pillow_reads_but_training_does_not_is_broken(cut, end):
-    data = encoded(picture("RGB"), "PNG")[:-cut] + end
+def test_what_pillow_reads_but_training_does_not_is_broken():
+    data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # a wrong checksum
     open_image("photo.png", data)
     for read_it in (photo_fields, lambda path, png: checked_labels(path, png, None, [], spec=COCO)):
         with pytest.raises(InputError, match=r"^photo.png: damaged, .* does not decode it: Invalid PNG data.*PNG$"):
@@ -131,8 +119,7 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     assert wrong != data and photo_fields("photo", wrong, (300, 200))["image/encoded"] == wrong
 
 
-@pytest.mark.parametrize("bits", range(1, 17))
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels,bits", [(1, 9), (1, 12), (2, 16), (3, 1), (3, 10), (4, 14)])
 def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels, bits):
     """In the graph of a training or an export too, by each rule, in which alpha has no say. Records have 8 bits."""
     levels = np.random.default_rng(bits).integers(0, 2**bits, [9, 70, channels])
@@ -153,21 +140,6 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
     np.testing.assert_array_equal(decode(record["image/encoded"]), values)
 
 
-def test_floats_that_end_just_above_one_give_the_same_photo(tmp_path):
-    """After a resize or a correction, and with one hot pixel."""
-    y, x = np.mgrid[:128, :128]
-    values = np.full([128, 128], 0.05, np.float32)
-    values[(y % 40 - 20) ** 2 + (x % 40 - 20) ** 2 < 120] = 1
-    photos = []
-    for scale, offset in ((1, 0), (1.02, -0.01), (255, 0), (-1, 0), (4095, 3)):
-        changed = values * np.float32(scale) + np.float32(offset)
-        changed[0, 0] = 60_000
-        Image.fromarray(changed).save(tmp_path / "a.tif")
-        photos.append(load_photo(tmp_path / "a.tif")[1:])
-    assert all((photo == (255 - photos[0] if i == 3 else photos[0])).all() for i, photo in enumerate(photos))
-    assert set(np.unique(photos[0])) == {0, 255}
-
-
 def test_pages_that_are_not_read_are_said(tmp_path, capsys):
     path = str(tmp_path / "stack.tif")
     picture("L").save(path, save_all=True, append_images=[picture("L")] * 3)
@@ -175,20 +147,18 @@ def test_pages_that_are_not_read_are_said(tmp_path, capsys):
     assert capsys.readouterr().err == f"{path}: page 1 of 4 is read\n"
 
 
-def test_floats_up_to_one_are_shares_of_white():
+def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     assert (np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH)) == np.arange(256)[:, None]).all()
-    shares[0, :2] = -1, np.nan
-    assert np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH))[0, :3, 0].tolist() == [0, 0, 2]
+    for odd, wanted in (
+        ([-1, np.nan, 2 / 255], [0, 0, 2]),
+        ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
+    ):
+        image = Image.fromarray(np.array([odd], np.float32))
+        assert np.asarray(to_rgb(image, images.DEPTH))[0, :, 0].tolist() == wanted
 
 
-def test_odd_numbers_of_deep_images_are_clipped():
-    values = np.array([[np.nan, -np.inf, np.inf, -5, 65535 * 256]], np.float32)
-    assert np.asarray(to_rgb(Image.fromarray(values), images.DEPTH))[0, :, 0].tolist() == [0, 0, 255, 0, 255]
-
-
-@pytest.mark.parametrize("mode", ["I", "F"])
-@pytest.mark.parametrize("rule", images.LEVELS)
+@pytest.mark.parametrize("mode,rule", [("I", "percentiles"), ("F", "depth")])
 def test_a_deep_image_takes_little_more_memory_than_its_pixels(mode, rule):
     image = Image.new(mode, (4096, 4096), 70_000)
     tracemalloc.start()

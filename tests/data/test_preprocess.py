@@ -45,7 +45,7 @@ def test_values_and_padding():
     np.testing.assert_array_equal(image[16:], 0.0)
 
 
-@pytest.mark.parametrize("size", [(10, 20), (40, 20), (33, 33), (1, 1), (100, 7)])
+@pytest.mark.parametrize("size", [(10, 20), (1, 1), (100, 7)])
 def test_labels_come_back_at_the_photos_size(size):
     """Blocks that are larger than a pixel of the canvas are still there on the way back from the canvas."""
     labels = np.zeros(size, np.int32)
@@ -59,20 +59,7 @@ def test_labels_come_back_at_the_photos_size(size):
     assert (back == labels).mean() > 0.8 and set(np.unique(back)) <= set(np.unique(labels))
 
 
-def test_padding_stands_where_the_corner_says():
-    labels = tf.ones([3, 5], tf.int32)
-    window = place_labels(labels, tf.constant([3, 5]), (6, 4), (-2, 1), fill=9).numpy()
-    np.testing.assert_array_equal(window, [[9] * 4] * 2 + [[1] * 4] * 3 + [[9] * 4])
-
-
-def test_crops_of_large_content():
-    labels = tf.reshape(tf.range(100 * 100), [100, 100])
-    window = place_labels(labels, tf.constant([100, 100]), (33, 17), (5, 50))
-    np.testing.assert_array_equal(window, labels[5:38, 50:67])
-
-
-@pytest.mark.parametrize("size", [(60, 90), (200, 150), (7, 300)])
-@pytest.mark.parametrize("scale", [0.3, 0.7, 1.0, 1.9])
+@pytest.mark.parametrize("size,scale", [((60, 90), 0.3), ((200, 150), 1.0), ((7, 300), 1.9)])
 def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
     """Sides and corners of crops are at most a pixel beyond the photo's borders, on all sides."""
     rng = np.random.default_rng(1)
@@ -96,18 +83,16 @@ def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
             np.testing.assert_allclose(crop, wanted, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("side", [1, 17, 65, 66, 81, 128, 257, 641, 1025, 1281, 4097])
-def test_sides_of_canvases_go_down_by_a_fifth(side):
-    sides = canvas_sides(side)
-    assert sides[0] == side and list(sides) == sorted(set(sides), reverse=True)
-    assert all((side - smaller) % 16 == 0 and smaller >= LEAST_SIDE for smaller in sides[1:])
-    for larger, smaller in itertools.pairwise(sides):
-        assert abs(smaller - 0.8 * larger) <= 16
-    assert sides[-1] < LEAST_SIDE / 0.8 + 16 or len(sides) == 1
+def test_sides_of_canvases_go_down_by_a_fifth():
+    for side in (1, 65, 81, 257, 1025, 4097):
+        sides = canvas_sides(side)
+        assert sides[0] == side and list(sides) == sorted(set(sides), reverse=True)
+        assert all((side - smaller) % 16 == 0 and smaller >= LEAST_SIDE for smaller in sides[1:])
+        assert all(abs(smaller - 0.8 * larger) <= 16 for larger, smaller in itertools.pairwise(sides))
+        assert sides[-1] < LEAST_SIDE / 0.8 + 16 or len(sides) == 1
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("size", [(20, 30), (80, 50), (86, 200), (64, 64), (2, 43)])
+@pytest.mark.parametrize("size,scale", [((20, 30), 0.5), ((86, 200), 1.0), ((64, 64), 1.5), ((2, 43), 1.0)])
 def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
     canvas = ScaledCanvas.within((129, 321), scale)
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
@@ -120,28 +105,25 @@ def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
     np.testing.assert_allclose(image, place_image(photo, content, image.shape[:2]), atol=1e-6)
     if scale == 1:
         np.testing.assert_allclose(image[: size[0], : size[1]], photo / 127.5 - 1, atol=1e-5)
-    alone, _ = preprocess(photo, canvas.alone)
-    assert alone.shape == (129, 321, 3)
-    np.testing.assert_allclose(alone[: image.shape[0], : image.shape[1]], image, atol=1e-6)
-    assert is_whole(size, canvas)
+    assert preprocess(photo, canvas.alone)[0].shape == (129, 321, 3) and is_whole(size, canvas)
 
 
-@pytest.mark.parametrize("size", [(129, 322), (130, 5), (4000, 4000)])
-def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles(size):
+def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles():
     canvas = ScaledCanvas.within((129, 321), 1.0)
-    assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
-    image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
-    assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # nothing that fills the memory
+    for size in ((129, 322), (130, 5), (4000, 4000)):
+        assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
+        image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
+        assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # nothing that fills the memory
     assert is_whole((129, 321), canvas)
     assert is_whole(size, (129, 321))  # fitted to the canvas
 
 
-@pytest.mark.parametrize("scale", [0.1, 0.2, 0.3, 0.7, 1.0, 1.5, 3.0])
-def test_a_tile_fills_the_canvas_at_its_scale(scale):
-    canvas = ScaledCanvas.within((129, 321), scale)
-    assert canvas.alone.tile == canvas.tile and canvas.overlap == canvas.tile[0] // 4
-    assert is_whole(canvas.tile, canvas)
-    assert (np.array(canvas.tile) * scale > np.array(canvas.largest) - scale - 1e-3).all()
+def test_a_tile_fills_the_canvas_at_its_scale():
+    for scale in (0.1, 0.7, 1.0, 3.0):
+        canvas = ScaledCanvas.within((129, 321), scale)
+        assert canvas.alone.tile == canvas.tile and canvas.overlap == canvas.tile[0] // 4
+        assert is_whole(canvas.tile, canvas)
+        assert (np.array(canvas.tile) * scale > np.array(canvas.largest) - scale - 1e-3).all()
     assert ScaledCanvas.within((129, 321), scale, 7).alone.overlap == 7
 
 

@@ -1,9 +1,8 @@
-"""A tf.data service of real processes: each example arrives once, none twice, what dies with a worker is counted."""
+"""A tf.data service: each example arrives once, none twice, what dies with a worker is counted."""
 
 import collections
 import concurrent.futures
 import itertools
-import json
 import os
 import re
 import shutil
@@ -24,124 +23,28 @@ from axial.data.streams import training_stream
 from axial.data.tfrecord import read_manifest, write_shard
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
+from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.detection.task import DetectionTask
+from axial.tasks.translation.feed import Sentences, TextData, bucket_batches
 from axial.tasks.translation.task import TranslationTask
 from tests.cloud.slice_fixture import free_port
 from tests.conftest import make_task, reached_by
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-# Forks axial-data-service's processes from one that has imported TensorFlow: only the first import takes long.
-FORKS = """
-import json, os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import axial.data.service, axial.io.lock
-from axial.cli import data_service
-
-print("ready", flush=True)
-for line in sys.stdin:
-    what, value = json.loads(line)
-    if what == "wait":
-        print(os.waitstatus_to_exitcode(os.waitpid(value, 0)[1]), flush=True)
-        continue
-    pid = os.fork()
-    if not pid:
-        os.dup2(os.open(what, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(1, 2)
-        sys.argv = ["axial-data-service", *value]
-        code = 99
-        try:
-            data_service.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    print(pid, flush=True)
-"""
-
-
-class Process:
-    """A process of axial-data-service, a real one, on loopback."""
-
-    def __init__(self, ask, path, arguments):
-        self._ask, self._path = ask, path
-        self.pid = ask([str(path), arguments])
-        self.code = None
-
-    def line(self, begins, seconds=60):
-        """The line of the output that begins so, as soon as it is there."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            text = self._path.read_text() if self._path.exists() else ""
-            found = re.search(rf"^{begins}.*\n", text, re.MULTILINE)
-            if found:
-                return found[0].strip()
-            time.sleep(0.05)
-        raise AssertionError(f"no line {begins!r} in {text!r}")
-
-    def end(self, number):
-        """Sends a signal, and returns the exit code."""
-        if self.code is None:
-            os.kill(self.pid, number)
-            self.code = self._ask(["wait", self.pid])
-        return self.code
-
-
-class Servers:
-    """A dispatcher and three workers."""
-
-    def __init__(self, begin, folder):
-        port = free_port()  # a fixed one, so that the dispatcher can be started again
-        self.address = f"grpc://localhost:{port}"
-        self._begin_dispatcher = lambda: begin(
-            "dispatcher", f"--port={port}", f"--work_dir={folder / 'work'}", "--host=localhost"
-        )
-        self.dispatcher = self._begin_dispatcher()
-        assert self.dispatcher.line("dispatcher") == f"dispatcher at {self.address}"
-        self.workers = [begin("worker", f"--dispatcher={self.address}") for _ in range(3)]
-        for worker in self.workers:
-            assert re.fullmatch(r"worker at grpc://127.0.0.1:\d+", worker.line("worker"))
-
-    def restart_dispatcher(self):
-        self.dispatcher.end(signal.SIGKILL)
-        self.dispatcher = self._begin_dispatcher()
-        assert self.dispatcher.line("dispatcher") == f"dispatcher at {self.address}"
-
-
-@pytest.fixture(scope="module")
-def begin(tmp_path_factory):
-    """Function of a command's arguments that starts a `Process`. All are killed in the end."""
-    folder, made = tmp_path_factory.mktemp("output"), []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    forks = subprocess.Popen([sys.executable, "-c", FORKS], **pipes)
-    assert forks.stdout.readline() == "ready\n"
-
-    def ask(what):
-        forks.stdin.write(json.dumps(what) + "\n")
-        forks.stdin.flush()
-        return int(forks.stdout.readline())
-
-    def begin(*arguments):
-        made.append(Process(ask, folder / str(len(made)), arguments))
-        return made[-1]
-
-    yield begin
-    for process in made:
-        process.end(signal.SIGKILL)
-    forks.stdin.close()
-    forks.wait(60)
-
-
-@pytest.fixture(scope="module")
-def servers(begin, tmp_path_factory):
-    return Servers(begin, tmp_path_factory.mktemp("service"))
-
-
 SHARDS, A_SHARD = 12, 100
 RECORDS = SHARDS * A_SHARD
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Of a dispatcher with three workers, all in this process."""
+    api = tf.data.experimental.service
+    dispatcher = api.DispatchServer(api.DispatcherConfig(port=0))
+    where = dispatcher.target.removeprefix("grpc://")
+    workers = [api.WorkerServer(api.WorkerConfig(where, heartbeat_interval_ms=1000)) for _ in range(3)]
+    yield dispatcher.target
+    for server in (dispatcher, *workers):
+        server._stop()
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +78,7 @@ def arrived(dataset, after=None, then=None):
 # === Tickets ===
 
 
-@pytest.mark.parametrize("shuffle", [0, 200])
-@pytest.mark.parametrize("tickets", [1, 64])
+@pytest.mark.parametrize("shuffle,tickets", [(0, 1), (200, 64)])
 def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets, monkeypatch):
     monkeypatch.setattr(service_module, "TICKETS", tickets)
     found = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
@@ -196,8 +98,7 @@ def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used
     wanted = np.arange(RECORDS) % 3 > 0
     tickets = Tickets(*numbers_dir, seed=1, shuffle=8, wanted=wanted)
     first, skipped = tickets.after(used)
-    epoch = used // RECORDS
-    left = list(tickets.dataset(first, (epoch + 1) * tickets.an_epoch).as_numpy_iterator())
+    left = list(tickets.dataset(first, (used // RECORDS + 1) * tickets.an_epoch).as_numpy_iterator())
     largest = -(-A_SHARD // (tickets.an_epoch // SHARDS))
     assert 0 <= len(left) - (RECORDS - used % RECORDS) < largest
     assert skipped == wanted.sum() - sum(wanted[int(text)] for _, text in left)
@@ -206,30 +107,10 @@ def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used
 # === With workers ===
 
 
-def test_each_example_arrives_once_an_epoch(servers, numbers_dir, tmp_path):
-    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
-    service = Service(servers.address, "once", str(tmp_path), seconds=0)
-    counter = arrived(served(batches_of_numbers, tickets, service, used=0, epochs=2))
-    assert sorted(counter) == list(range(2 * RECORDS)) and set(counter.values()) == {1}
-    (line,) = arrival_lines(str(tmp_path))
-    assert line.endswith(f"2 whole epochs of {2 * RECORDS} examples: {2 * RECORDS} arrived, 0 did not, 0 came twice")
-
-
-def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(servers, tmp_path):
-    """A data set in the order of its classes, a thousand of them: batches of 128, of three workers."""
-    classes = np.repeat(np.arange(1000), 16)
-    convert_labels(tmp_path, classes, 64)
-    spec = read_manifest(str(tmp_path), "train")["spec"]
-    options = dict(batch=128, shuffle=1024, labels="class", service=Service(servers.address, "mixed"))
-    batches = training_stream(str(tmp_path), "train", spec, label_of, **options).take(100)
-    found = [len(np.unique(batch["class"])) for batch in batches.as_numpy_iterator()]
-    assert len(found) == 100 and np.mean(found) == pytest.approx(uniform_classes(classes, 128), rel=0.05)
-
-
-def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):
-    """Each example arrives at one of them, and their reports are summed."""
+def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers_dir, tmp_path):
+    """Their reports are summed."""
     both = threading.Barrier(2, timeout=60)  # else one could take all before the other one has begun
-    service = Service(servers.address, "hosts", str(tmp_path), seconds=0)
+    service = Service(address, "hosts", str(tmp_path), seconds=0)
 
     def host(number):
         tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
@@ -243,57 +124,24 @@ def test_the_hosts_of_a_training_share_a_job(servers, numbers_dir, tmp_path):
     assert sorted([*first.elements(), *second.elements()]) == list(range(2 * RECORDS))
     (rows,) = read_arrivals(str(tmp_path)).values()
     assert [(row["arrived"], row["again"], row["open"]) for row in rows] == [(RECORDS, 0, False)] * 2
+    (line,) = arrival_lines(str(tmp_path))
+    assert line.endswith(f"2 whole epochs of {2 * RECORDS} examples: {2 * RECORDS} arrived, 0 did not, 0 came twice")
+    with pytest.raises(InputError, match="no reports of arrivals"):
+        read_arrivals(str(tmp_path / "none"))
 
 
-def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path, capfd):
-    for after in (30, 60, 120, 240, 480, 960):  # a worker may be killed just when it holds nothing
-        folder = tmp_path / str(after)
-        folder.mkdir()
-        if kill_a_worker(Servers(begin, folder), numbers_dir, folder, after=after):
-            break
-    else:
-        raise AssertionError("nothing was lost six times")
-    assert re.search(r"input: epochs \[0.*\] examples of each that did not arrive: \[\d+", capfd.readouterr().err)
+def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(address, tmp_path):
+    """A data set in the order of its classes: batches of 64, of three workers."""
+    classes = np.repeat(np.arange(200), 16)
+    convert_labels(tmp_path, classes, 32)
+    spec = read_manifest(str(tmp_path), "train")["spec"]
+    options = dict(batch=64, shuffle=1024, labels="class", service=Service(address, "mixed"))
+    batches = training_stream(str(tmp_path), "train", spec, label_of, **options).take(40)
+    found = [len(np.unique(batch["class"])) for batch in batches.as_numpy_iterator()]
+    assert len(found) == 40 and np.mean(found) == pytest.approx(uniform_classes(classes, 64), rel=0.05)
 
 
-def kill_a_worker(servers, numbers_dir, tmp_path, after):
-    """Kills a worker of a stream after some batches, and checks the report. Returns how many examples were lost."""
-    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
-    service = Service(servers.address, "killed", str(tmp_path / "reports"), seconds=0)
-    epochs = service_module.IN_FLIGHT // RECORDS + 3  # so many that the first ones are closed
-    stream = iter(served(batches_of_numbers, tickets, service, used=0))
-    first = itertools.islice(stream, epochs * RECORDS // 4)
-    counter = arrived(first, after=after, then=lambda: servers.workers[1].end(signal.SIGKILL))
-    # The report also counts batches that were fetched in advance. The stream goes on, and writes later reports.
-    report = str(shutil.copytree(tmp_path / "reports", tmp_path / "report"))
-    (rows,) = read_arrivals(report).values()
-    counted = sum(row["arrived"] + row["again"] for row in rows)
-    counter += arrived(itertools.islice(stream, (counted - counter.total()) // 4))
-    assert set(counter.values()) == {1} and counter.total() == counted
-    of_epochs = collections.Counter(number // RECORDS for number in counter)
-    for row in rows:
-        assert (row["arrived"], row["examples"], row["again"]) == (of_epochs[row["epoch"]], RECORDS, 0)
-    closed = [row for row in rows if not row["open"]]
-    assert [row["epoch"] for row in closed] == list(range(len(closed))) and len(closed) >= 3
-    lost = sum(row["examples"] - row["arrived"] for row in closed)
-    assert 0 <= lost <= 3 * service_module.OPEN * A_SHARD
-    text = arrival_lines(report)
-    assert f"{lost} did not, 0 came twice" in text[0]
-    assert not lost or re.fullmatch(r"  epoch \d+: \d+ of 1200 missing", text[1])
-    return lost
-
-
-@pytest.mark.slow  # the client waits for the dispatcher for half a minute
-def test_a_dispatcher_that_is_started_again_goes_on(begin, numbers_dir, tmp_path):
-    servers = Servers(begin, tmp_path)
-    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
-    service = Service(servers.address, "again", str(tmp_path / "reports"), seconds=0)
-    stream = served(batches_of_numbers, tickets, service, used=0, epochs=6)
-    counter = arrived(stream, after=30, then=servers.restart_dispatcher)
-    assert sorted(counter) == list(range(6 * RECORDS)) and set(counter.values()) == {1}
-
-
-def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
+def test_the_workers_agree_on_the_augmentation(address, colours_dir):
     """Two jobs draw the same numbers for the same example of an epoch, in whatever order they come."""
     spec = read_manifest(colours_dir, "train")["spec"]
 
@@ -301,10 +149,8 @@ def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
         def example(record, key):
             return {"id": record["image/id"], "draw": tf.random.stateless_uniform([], key)}
 
-        stream = training_stream(
-            *(colours_dir, "train", spec, example),
-            **dict(batch=2, shuffle=8, labels="class", seed=seed, service=Service(servers.address, job)),
-        )
+        options = dict(batch=2, shuffle=8, labels="class", seed=seed, service=Service(address, job))
+        stream = training_stream(colours_dir, "train", spec, example, **options)
         return ((int(i), float(x)) for batch in stream for i, x in zip(batch["id"], batch["draw"]))
 
     some, other = (list(itertools.islice(found, 24)) for found in (draws("some"), draws("other", seed=5)))
@@ -317,37 +163,34 @@ def test_the_workers_agree_on_the_augmentation(servers, colours_dir):
         assert time.monotonic() < until, missing
 
 
-def tasks(texts, colours, sample):
-    from axial.tasks.classification.feed import ClassificationData
-    from axial.tasks.detection.feed import DetectionData
-    from axial.tasks.translation.feed import TextData
-
-    yield make_task(sample)
-    data = ClassificationData("train", "val", (32, 32), mixup=0.2, policy="randaugment")
-    yield ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours)
-    data = DetectionData("train2017", "val2017", (64, 64), (64, 64))
-    yield DetectionTask(ModelConfig("faster_rcnn_resnet_nano"), data, sample)
-    yield TranslationTask(ModelConfig("transformer_nano"), TextData("train", "val", (16, 32)), texts)
+def photos_task(texts, colours, sample):
+    data = ClassificationData("train", "val", (32, 32), mixup=0.2)
+    return ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours)
 
 
-def test_every_task_has_the_same_batches_with_a_service(servers, texts_dir, colours_dir, sample_dir):
-    for task in tasks(texts_dir, colours_dir, sample_dir):
-        batch = getattr(task.data, "lengths", (4,))[-1]  # photos, or the tokens of a row
-        own = task.train_dataset(batch, seed=0)
-        service = Service(servers.address, type(task).__name__)
-        found = task.train_dataset(batch, seed=0, service=service)
-        assert found.element_spec == own.element_spec
-        for dataset in (own, found, task.eval_dataset()):
-            assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
-        for batch in found.take(2):
-            for name, x in batch.items():
-                assert x.shape == own.element_spec[name].shape and np.isfinite(np.asarray(x, np.float64)).all(), name
+def text_task(texts, colours, sample):
+    return TranslationTask(ModelConfig("transformer_nano"), TextData("train", "val", (16, 32)), texts)
+
+
+def segments_task(texts, colours, sample):
+    return make_task(sample)
+
+
+@pytest.mark.parametrize("make", [photos_task, text_task, pytest.param(segments_task, marks=pytest.mark.slow)])
+def test_a_task_has_the_same_batches_with_a_service(address, texts_dir, colours_dir, sample_dir, make):
+    task = make(texts_dir, colours_dir, sample_dir)
+    batch = getattr(task.data, "lengths", (4,))[-1]  # photos, or the tokens of a row
+    own = task.train_dataset(batch, seed=0)
+    found = task.train_dataset(batch, seed=0, service=Service(address, make.__name__))
+    assert found.element_spec == own.element_spec
+    for dataset in (own, found, task.eval_dataset()):
+        assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
+    for name, x in next(iter(found)).items():
+        assert x.shape == own.element_spec[name].shape and np.isfinite(np.asarray(x, np.float64)).all(), name
 
 
 def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):
     """Of every pair both sides are in one batch of its bucket, but for those whose bucket is not full in the end."""
-    from axial.tasks.translation.feed import Sentences, TextData, bucket_batches
-
     manifest = read_manifest(texts_dir, "train")
     data = TextData("train", "val", (8, 16, 64))
     sentences = Sentences(texts_dir, data, manifest["spec"])
@@ -369,75 +212,155 @@ def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):
 # === The commands ===
 
 
-def test_sigterm_ends_the_commands_and_what_they_are_given_is_checked(begin, servers, tmp_path):
-    worker = begin("worker", f"--dispatcher={servers.address}")
-    worker.line("worker at")
-    assert worker.end(signal.SIGTERM) == 0 and worker.line("worker ended")
-    port = servers.address.rsplit(":", 1)[1]
-    for arguments, wanted in (
-        (["dispatcher", f"--port={port}"], f"--port={port}: cannot be listened at"),
-        (["worker"], "--dispatcher is needed"),
-        (["worker", "--dispatcher=localhost:5050"], "expected the address of a dispatcher, grpc://HOST:PORT"),
-        (["worker", "--dispatcher=grpc://localhost:1", "--wait=0"], "no dispatcher answers there"),
-        (["arrivals", f"--model_dir={tmp_path}"], "no reports of arrivals"),
-    ):
-        process = begin(*arguments)
-        assert wanted in process.line("axial-data-service: ") and process.end(0) == 2
+class Server:
+    """A process of axial-data-service."""
+
+    def __init__(self, name, *arguments):
+        code = "import axial.cli.data_service as command; command.main()"
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen([sys.executable, "-c", code, name, *arguments], env=environment, **pipes)
+        self.said = self.process.stdout.readline()
+        self.address = self.said.split()[-1]
+        self.port = int(self.address.rsplit(":", 1)[1])
+
+    def end(self, number):
+        """Sends a signal, and returns the exit code and what the process said after its first line."""
+        self.process.send_signal(number)
+        said, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, said
 
 
-def port_of(process, name):
-    return int(process.line(f"{name} at").rsplit(":", 1)[1])
+@pytest.fixture
+def begin():
+    """`Server`, all of which are killed in the end."""
+    made = []
+
+    def begin(*arguments):
+        made.append(Server(*arguments))
+        return made[-1]
+
+    yield begin
+    for server in made:
+        server.process.kill()
+        server.process.communicate()
 
 
-def test_servers_are_reached_by_this_machine_alone_unless_a_flag_says_otherwise(begin, servers):
-    assert reached_by(servers.address.rsplit(":", 1)[1]) == "this machine"
-    assert {reached_by(port_of(worker, "worker")) for worker in servers.workers} == {"this machine"}
+def test_a_server_is_reached_by_this_machine_alone_and_ends_with_sigterm(begin):
+    dispatcher = begin("dispatcher")
+    assert re.fullmatch(r"dispatcher at grpc://localhost:\d+\n", dispatcher.said)
+    assert reached_by(dispatcher.port) == "this machine"
+    assert dispatcher.end(signal.SIGTERM) == (0, "dispatcher ended\n")
+
+
+@pytest.mark.slow  # three processes
+def test_workers_are_reached_by_this_machine_alone_and_servers_by_all_if_a_flag_says_so(begin, address):
+    worker = begin("worker", f"--dispatcher={address}")
+    assert re.fullmatch(r"worker at grpc://127.0.0.1:\d+\n", worker.said)
+    assert reached_by(worker.port) == "this machine" and worker.end(signal.SIGTERM) == (0, "worker ended\n")
     dispatcher = begin("dispatcher", "--listen=all")
-    address = dispatcher.line("dispatcher at").split()[-1]
-    assert address == f"grpc://{socket.gethostname()}:{port_of(dispatcher, 'dispatcher')}"
-    assert reached_by(port_of(dispatcher, "dispatcher")) == "all"
-    worker = begin("worker", "--listen=all", f"--dispatcher=grpc://localhost:{port_of(dispatcher, 'dispatcher')}")
-    assert reached_by(port_of(worker, "worker")) == "all"
-    alone = begin("dispatcher")
-    assert alone.line("dispatcher at") == f"dispatcher at grpc://localhost:{port_of(alone, 'dispatcher')}"
-    named = begin("dispatcher", "--host=trainer-7")
-    assert "--host=trainer-7: others cannot reach" in named.line("axial-data-service: ") and named.end(0) == 2
+    assert dispatcher.address == f"grpc://{socket.gethostname()}:{dispatcher.port}"
+    worker = begin("worker", "--listen=all", f"--dispatcher=grpc://localhost:{dispatcher.port}")
+    assert reached_by(dispatcher.port) == reached_by(worker.port) == "all"
 
 
-def test_a_worker_on_loopback_serves_no_dispatcher_of_other_machines(begin):
+def test_what_the_commands_are_given_is_checked(command, address):
+    port = address.rsplit(":", 1)[1]
+    cases = [
+        (["dispatcher", f"--port={port}"], f"--port={port}: cannot be listened at"),
+        (["dispatcher", "--host=trainer-7"], "--host=trainer-7: others cannot reach"),
+        (["worker"], "--dispatcher is needed"),
+        (["worker", "--dispatcher=grpc://localhost:1", "--wait=0"], "no dispatcher answers there"),
+    ]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
         try:
             probe.connect(("192.0.2.200", 9))
-        except OSError:
-            pytest.skip("this machine has no address for others")
-        own = probe.getsockname()[0]
-    with socket.create_server((own, 0)) as dispatcher:
-        address = f"grpc://{own}:{dispatcher.getsockname()[1]}"
-        worker = begin("worker", f"--dispatcher={address}")
-        assert f"--dispatcher={address}: serves other machines" in worker.line("axial-data-service: ")
-        assert worker.end(0) == 2
+            own = probe.getsockname()[0]
+        except OSError:  # this machine has no address for others
+            own = None
+    with socket.create_server((own or "127.0.0.1", 0)) as server:
+        if own:
+            other = f"grpc://{own}:{server.getsockname()[1]}"
+            cases.append((["worker", f"--dispatcher={other}"], f"--dispatcher={other}: serves other machines"))
+        for arguments, words in cases:
+            done = command("data_service", *arguments)
+            assert done.code == 2 and words in done.line
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost:5050", "grpc://localhost", "grpc://a b:1", "grpc://h:0", "grpc://h:99999"]
-)
-def test_an_address_is_checked(address):
-    with pytest.raises(InputError, match="--data_service=.*expected the address of a dispatcher"):
-        connect(address)
-
-
-def test_a_dispatcher_that_does_not_answer_is_named(servers):
+def test_a_dispatcher_that_does_not_answer_is_named(address):
     with pytest.raises(InputError, match="no dispatcher answers there .*axial-data-service"):
         connect("grpc://localhost:1")
-    assert check_answer("data_service", servers.address) == "127.0.0.1"
-    first, second = (connect(servers.address) for _ in range(2))
+    assert check_answer("data_service", address) == "127.0.0.1"
+    first, second = (connect(address) for _ in range(2))
     assert first.job != second.job
 
 
+# === Servers that die ===
+
+
+class Servers:
+    """A dispatcher and three workers, which are processes of their own."""
+
+    def __init__(self, begin, folder):
+        # The port is a fixed one, so that the dispatcher can be started again.
+        arguments = "dispatcher", f"--port={free_port()}", f"--work_dir={folder / 'work'}", "--host=localhost"
+        self._begin_dispatcher = lambda: begin(*arguments)
+        self.dispatcher = self._begin_dispatcher()
+        self.workers = [begin("worker", f"--dispatcher={self.dispatcher.address}") for _ in range(3)]
+
+    def restart_dispatcher(self):
+        self.dispatcher.end(signal.SIGKILL)
+        self.dispatcher = self._begin_dispatcher()
+
+
+@pytest.mark.slow  # four processes
+def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path, capfd):
+    for after in (30, 60, 120, 240, 480, 960):  # a worker may be killed just when it holds nothing
+        folder = tmp_path / str(after)
+        folder.mkdir()
+        if kill_a_worker(Servers(begin, folder), numbers_dir, folder, after=after):
+            break
+    else:
+        raise AssertionError("nothing was lost six times")
+    assert re.search(r"input: epochs \[0.*\] examples of each that did not arrive: \[\d+", capfd.readouterr().err)
+
+
+def kill_a_worker(servers, numbers_dir, tmp_path, after):
+    """Kills a worker of a stream after some batches, and checks the report. Returns how many examples were lost."""
+    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
+    service = Service(servers.dispatcher.address, "killed", str(tmp_path / "reports"), seconds=0)
+    epochs = service_module.IN_FLIGHT // RECORDS + 3  # so many that the first ones are closed
+    stream = iter(served(batches_of_numbers, tickets, service, used=0))
+    first = itertools.islice(stream, epochs * RECORDS // 4)
+    counter = arrived(first, after=after, then=lambda: servers.workers[1].end(signal.SIGKILL))
+    # The report also counts batches that were fetched in advance. The stream goes on, and writes later reports.
+    report = str(shutil.copytree(tmp_path / "reports", tmp_path / "report"))
+    (rows,) = read_arrivals(report).values()
+    counted = sum(row["arrived"] for row in rows)
+    counter += arrived(itertools.islice(stream, (counted - counter.total()) // 4))
+    assert set(counter.values()) == {1} and counter.total() == counted
+    of_epochs = collections.Counter(number // RECORDS for number in counter)
+    assert [(row["arrived"], row["again"]) for row in rows] == [(of_epochs[row["epoch"]], 0) for row in rows]
+    lost = sum(row["examples"] - row["arrived"] for row in rows if not row["open"])
+    assert 0 <= lost <= 3 * service_module.OPEN * A_SHARD
+    assert f"{lost} did not, 0 came twice" in arrival_lines(report)[0]
+    return lost
+
+
+@pytest.mark.slow  # the client waits for the dispatcher for half a minute
+def test_a_dispatcher_that_is_started_again_goes_on(begin, numbers_dir, tmp_path):
+    servers = Servers(begin, tmp_path)
+    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
+    service = Service(servers.dispatcher.address, "again", str(tmp_path / "reports"), seconds=0)
+    stream = served(batches_of_numbers, tickets, service, used=0, epochs=6)
+    counter = arrived(stream, after=30, then=servers.restart_dispatcher)
+    assert sorted(counter) == list(range(6 * RECORDS)) and set(counter.values()) == {1}
+
+
 @pytest.mark.slow  # two trainings
-def test_a_training_with_a_service_counts_what_arrived_and_resumes(command, servers, sample_dir, tmp_path):
+def test_a_training_with_a_service_counts_what_arrived_and_resumes(command, address, sample_dir, tmp_path):
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
-    options = f"--data_dir={sample_dir}", f"--model_dir={tmp_path}/run", f"--data_service={servers.address}"
+    options = f"--data_dir={sample_dir}", f"--model_dir={tmp_path}/run", f"--data_service={address}"
     for steps in (1, 2):
         done = command("train", *tiny, *options, f"--gin_binding=STEPS = {steps}")
         assert done.code == 0, done.err

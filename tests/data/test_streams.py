@@ -3,21 +3,18 @@
 import json
 import os
 import pathlib
-import tempfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from axial.data import convert, tfrecord
 from axial.data.streams import evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-CLASSES, OF_CLASS, SHARDS = 1000, 64, 256  # a class is in a quarter of a shard; ImageNet's are each in one
-BATCH = 1024
+CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class is in an eighth of a shard; ImageNet's are each in one
+BATCH = 256
 
 
 def stream(folder, *, batch, hosts=1, host=0, **options):
@@ -44,7 +41,7 @@ def sorted_dir(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("hosts", [1, 4, 16])
+@pytest.mark.parametrize("hosts", [1, 4])
 def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts):
     streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
     steps = zip(*(one.as_numpy_iterator() for one in streams))
@@ -70,32 +67,17 @@ def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_
 # === Hosts ===
 
 
-SLOW = [pytest.param(2975, 60, hosts, marks=pytest.mark.slow) for hosts in (8, 16, 32)]
+CASES = [(7, 1, 1, 0, 3), (10, 3, 3, 5, 11), (23, 4, 5, 100, 30)]
+CASES += [pytest.param(595, 8, 12, 100, 400, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("records,shards,hosts", [(595, 12, 8), *SLOW])
-def test_hosts_see_every_photo_as_often_as_any_other(tmp_path, records, shards, hosts):
-    """For as many epochs as there are hosts. The slow ones are Cityscapes, whose recipe's batch is 32."""
-    convert_labels(tmp_path, np.arange(records) % 18, shards)
-    options = dict(batch=32, hosts=hosts)
-    found = [ids(tmp_path, records * hosts // 32 + 1, host=host, **options).ravel()[:records] for host in range(hosts)]
-    seen = np.bincount(np.concatenate(found), minlength=records)
-    assert (seen.min(), seen.max()) == (hosts, hosts)
-
-
-@settings(max_examples=6, deadline=None)
-@given(st.data())
-def test_hosts_see_all_records_equally_often_at_any_time_and_resume(data):
-    records = data.draw(st.integers(1, 40), "records")
-    hosts = data.draw(st.integers(1, min(records, 6)), "hosts")
-    shuffle, seed = data.draw(st.sampled_from([0, 5, 100]), "shuffle"), data.draw(st.integers(0, 9), "seed")
-    options = dict(batch=hosts, hosts=hosts, shuffle=shuffle, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        convert_labels(folder, np.arange(records), data.draw(st.integers(1, records), "shards"))
-        found = np.array([ids(folder, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
-        host, step = data.draw(st.integers(0, hosts - 1), "host"), data.draw(st.integers(1, 2 * records - 1), "step")
-        resumed = ids(folder, 2 * records - step, host=host, first_step=step, **options)[:, 0]
-    np.testing.assert_array_equal(resumed, found[host, step:])
+@pytest.mark.parametrize("records,hosts,shards,shuffle,step", CASES)
+def test_hosts_see_all_records_equally_often_at_any_time_and_resume(tmp_path, records, hosts, shards, shuffle, step):
+    options = dict(batch=hosts, hosts=hosts, shuffle=shuffle, seed=shards)
+    convert_labels(tmp_path, np.arange(records), shards)
+    found = np.array([ids(tmp_path, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
+    resumed = ids(tmp_path, 2 * records - step, host=hosts - 1, first_step=step, **options)[:, 0]
+    np.testing.assert_array_equal(resumed, found[hosts - 1, step:])
     seen = (found[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
     assert (seen.max(1) - seen.min(1)).max() <= 2
     for epochs in range(1, 2 * hosts + 1):  # a host may be one record ahead of another at the end of an epoch
@@ -142,13 +124,13 @@ def older_stream(folder, seed, shuffle):
     return tf.data.Dataset.range(99).flat_map(epoch_records)
 
 
-@pytest.mark.parametrize("shuffle", [0, 7, 500])
+@pytest.mark.parametrize("shuffle", [0, 7])
 def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle):
-    records = older_stream(older_dir, 3, shuffle).take(240)
+    records = older_stream(older_dir, 3, shuffle).take(120)
     wanted = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
     options = dict(batch=4, shuffle=shuffle, seed=3)
-    np.testing.assert_array_equal(ids(older_dir, 60, **options).ravel(), wanted)
-    np.testing.assert_array_equal(ids(older_dir, 25, first_step=35, **options).ravel(), wanted[140:])
+    np.testing.assert_array_equal(ids(older_dir, 30, **options).ravel(), wanted)
+    np.testing.assert_array_equal(ids(older_dir, 5, first_step=25, **options).ravel(), wanted[100:])
 
 
 def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):

@@ -7,14 +7,10 @@ import pytest
 import tensorflow as tf
 
 from axial.data.converters import text
-from axial.data.specs import DatasetSpec, TextSpec
 from axial.data.streams import check_records
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from axial.io import schemas
-from axial.io.read import convert
 from axial.tasks.translation import feed
-from tests.conftest import DATA
 from tests.data.text_fixture import SIZE, convert_texts, write_pairs
 
 LENGTHS = (8, 16, 32)
@@ -55,13 +51,6 @@ def test_the_records_are_the_lines(texts_dir):
     parts = [list(feed.evaluation_text(texts_dir, "val", spec, (64,), shard=(i, 3), skip=1)) for i in range(3)]
     assert [[int(example["id"]) for example in part] for part in parts] == [numbers[3::3], numbers[4::3], numbers[5::3]]
     check_records(texts_dir, "val")
-
-
-def test_a_spec_carries_its_vocabulary(texts_dir):
-    spec = spec_of(texts_dir)
-    fields = convert("spec.json: ", spec.to_json(), schemas.Spec)
-    again = DatasetSpec.from_schema("spec.json", fields)
-    assert isinstance(again, TextSpec) and again == spec and len(again.class_names) == again.num_classes
 
 
 def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):
@@ -110,20 +99,20 @@ BAD = {
     "one line too few": (b"eins\nzwei\n", r"train.de: 2 lines, .*train.en has 3"),
     "not UTF-8": (b"eins\nz\xffei\ndrei\n", r"train.de: line 2: not UTF-8 \(invalid start byte at byte 1\)"),
     "nothing": (b"\n\n\n", "no sentence whose translation is not empty"),
+    "not there": (None, "train.de: no such file"),
 }
 
 
 @pytest.mark.parametrize("data,words", BAD.values(), ids=BAD)
 def test_bad_texts_are_named(data, words, tmp_path):
     (tmp_path / "train.en").write_bytes(b"one\ntwo\nthree\n")
-    (tmp_path / "train.de").write_bytes(data)
+    if data is not None:
+        (tmp_path / "train.de").write_bytes(data)
     with pytest.raises(InputError, match=words):
         text.read_pairs(str(tmp_path), "train", ("en", "de"))
 
 
-def test_other_bad_input_is_named(tmp_path):
-    with pytest.raises(InputError, match="train.fr: no such file"):
-        text.read_pairs(str(tmp_path), "train", ("fr", "de"))
+def test_other_bad_input_is_named(texts_dir):
     with pytest.raises(InputError, match="--vocabulary_size=5000: no such vocabulary"):
         text.train_vocabulary([(0, "a b", "c d")], 5000)
     with pytest.raises(InputError, match="not a SentencePiece model"):
@@ -131,6 +120,10 @@ def test_other_bad_input_is_named(tmp_path):
     for lengths in ((16, 8), (6, 16)):
         with pytest.raises(InputError, match="rising lengths that divide the last"):
             feed.TextData("train", "val", lengths)
+    with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
+        batches(texts_dir, 1, batch=31)
+    with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
+        feed.Sentences(texts_dir, feed.TextData("val", "val", (2,)), spec_of(texts_dir))
 
 
 def test_a_vocabulary_without_padding_is_refused():
@@ -173,12 +166,10 @@ def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):
 
 
 def test_a_resumed_stream_goes_on(texts_dir):
-    whole = batches(texts_dir, 40)  # more than an epoch
-    for first in (1, 33):
-        for a, b in zip(whole[first:], batches(texts_dir, 40 - first, first_step=first), strict=True):
-            assert all(np.array_equal(a[name], b[name]) for name in a)
-    other = batches(texts_dir, 5, seed=4)
-    assert any(not np.array_equal(a["source"], b["source"]) for a, b in zip(whole, other))
+    whole = batches(texts_dir, 36)  # more than an epoch
+    for a, b in zip(whole[33:], batches(texts_dir, 3, first_step=33), strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+    assert any(not np.array_equal(a["source"], b["source"]) for a, b in zip(whole, batches(texts_dir, 5, seed=4)))
 
 
 def test_replicas_and_hosts_share_the_steps(texts_dir):
@@ -195,13 +186,6 @@ def test_replicas_and_hosts_share_the_steps(texts_dir):
             np.testing.assert_array_equal(a["source"], b["source"])
 
 
-def test_batches_that_cannot_be(texts_dir):
-    with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
-        batches(texts_dir, 1, batch=31)
-    with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
-        feed.Sentences(texts_dir, feed.TextData("val", "val", (2,)), spec_of(texts_dir))
-
-
 def test_long_sources_are_cut_and_still_end(texts_dir):
     spec = spec_of(texts_dir)
     whole = [example["ids"].numpy() for example in feed.evaluation_text(texts_dir, "val", spec, (999,))]
@@ -209,12 +193,3 @@ def test_long_sources_are_cut_and_still_end(texts_dir):
     assert max(map(len, whole)) > 5
     for a, b in zip(whole, cut):
         np.testing.assert_array_equal(b, a if len(a) <= 5 else [*a[:4], spec.end])
-
-
-def test_multi30k_has_its_sentences():
-    folder = DATA / "multi30k"
-    if not folder.is_dir():
-        pytest.skip(f"no Multi30k in {folder}")
-    for split, count in (("train", 29000), ("val", 1014), ("test_2016_flickr", 1000)):
-        pairs, empty, _ = text.read_pairs(str(folder), split, ("en", "de"))
-        assert (len(pairs), empty) == (count, 0)

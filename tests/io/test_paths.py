@@ -63,9 +63,8 @@ TAKE_A_PATH = set(
 REVIEWED = {
     "the folder itself lists the name": [
         ("data/files.py", "find_photos", "name"),
-        ("data/converters/cityscapes.py", "_cities", "name"),
+        ("data/files.py", "folders_in", "name"),
         ("data/converters/cityscapes.py", "_city_items", "city", "name"),
-        ("data/converters/cityscapes.py", "label", "city", "frame + suffix"),
         ("data/files.py", "_is_predicted", "f'{stem}.json'"),
         ("data/files.py", "by_name", "name"),
         ("data/files.py", "split_folder", "split"),
@@ -91,6 +90,8 @@ REVIEWED = {
         ("data/converters/coco_tfds.py", "prepared", "name"),
         ("data/converters/folder.py", "folder_items", "layer"),
         ("data/converters/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'", "version"),
+        ("data/convert.py", "convert_sample", "name"),
+        ("data/specs.py", "_of_file", "*names"),
         ("data/converters/mapillary.py", "mapillary_spec", "n", "names[0]"),
         ("data/service.py", "__init__", "f'{used:012d}-{service.job}-{host:05d}'"),
         ("tasks/segmentation/cityscapes_scores.py", "_truth", "f'*_{kind}.png'"),
@@ -113,12 +114,12 @@ REVIEWED = {
         ("statements.py", "find_file", "name", "below"),
     ],
     "the path is only shown": [
-        ("data/converters/cityscapes.py", "_city_items", "frames[odd]"),
+        ("data/converters/cityscapes.py", "_city_items", "frame + suffix"),
         ("data/converters/cityscapes.py", "cityscapes_items", "odd"),
         ("data/files.py", "names_in", "os.fsdecode(error.object)"),
         ("data/converters/folder.py", "folder_items", "lacks"),
         ("data/converters/imagenet.py", "_listed", "split"),
-        ("data/converters/mapillary.py", "mapillary_items", "odd"),
+        ("data/converters/mapillary.py", "mapillary_items", "f'{name}.png'"),
         ("serving/predictor.py", "check_export", "name"),
     ],
     "it makes these paths, of names that it or its caller has checked": [

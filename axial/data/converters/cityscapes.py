@@ -15,16 +15,15 @@ images can be read in place of instanceIds:
 import functools
 import os
 
-import tensorflow as tf
-
 from axial.data.converters.coco import panoptic_content, read_panoptic_labels
-from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
+from axial.data.files import PHOTOS, check_paired, folders_in, list_folder, split_folder, tell_left_out
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
 from axial.io.paths import inside
 
 LABELS = ("gtFine", "gtCoarse", "panoptic")
+NO_CITIES = "files, which are no folders of cities"
 # The cities of the official release. A split that has some of them must have all, unless `partial` is set.
 CITIES = {
     "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
@@ -56,7 +55,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
     photos = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
-    cities = _cities(photos)
+    cities = folders_in(photos, NO_CITIES)
     missing = sorted(set(CITIES.get(split, ())) - set(cities))
     if missing and set(cities) & set(CITIES[split]) and not partial:
         raise InputError(
@@ -66,7 +65,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     truth = None
     if split != "test" and labels != "panoptic":
         truth = split_folder(os.path.join(input_dir, labels), split)
-        for odd in sorted(set(cities) ^ set(_cities(truth))):
+        for odd in sorted(set(cities) ^ set(folders_in(truth, NO_CITIES))):
             has, lacks = (photos, truth) if odd in cities else (truth, photos)
             raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
     kind = "instanceIds" if any(spec.things) else "labelIds"
@@ -83,42 +82,31 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     return items, "\n".join([labels, kind, *names]).encode()
 
 
-def _cities(path):
-    """Names of the folders in the folder of a split. It says how many files are left out."""
-    names = list_folder(path)
-    cities = [name for name in names if tf.io.gfile.isdir(os.path.join(path, name))]
-    tell_left_out(path, "files, which are no folders of cities", [name for name in names if name not in cities])
-    return cities
-
-
 def _city_items(photos, truth, city, *, suffix, spec):
     """Items of one city, without their ids. `truth` is None for a split without labels."""
     folder = os.path.join(photos, city)
     names = list_folder(folder)
+    stems = {name: os.path.splitext(name)[0] for name in names if name.lower().endswith(PHOTOS)}
     frames = {
-        os.path.splitext(name)[0].removesuffix("_leftImg8bit"): name
-        for name in names
-        if os.path.splitext(name)[0].endswith("_leftImg8bit") and name.lower().endswith(PHOTOS)
+        stem.removesuffix("_leftImg8bit"): os.path.join(folder, name)
+        for name, stem in stems.items()
+        if stem.endswith("_leftImg8bit")
     }
-    rest = sorted(set(names) - set(frames.values()))
+    rest = sorted(set(names) - set(map(os.path.basename, frames.values())))
     tell_left_out(folder, f"what does not end in _leftImg8bit and {', '.join(PHOTOS)}", rest)
+    labels = {}
     if truth:
-
-        def label(frame):
-            return os.path.join(truth, city, frame + suffix)
-
-        have = {n.removesuffix(suffix) for n in list_folder(os.path.join(truth, city)) if n.endswith(suffix)}
-        for odd in sorted(set(frames) - have):
-            raise InputError(f"{label(odd)}: missing, though {os.path.join(folder, frames[odd])} is there")
-        for odd in sorted(have - set(frames)):
-            raise InputError(f"{label(odd)}: has no photo in {folder}")
+        of_city = os.path.join(truth, city)
+        found = [name for name in list_folder(of_city) if name.endswith(suffix)]
+        labels = {name.removesuffix(suffix): os.path.join(of_city, name) for name in found}
+        check_paired(frames, labels, folder, lambda frame: os.path.join(of_city, frame + suffix))
     return [
         {
-            "photo": os.path.join(folder, name),
-            "labels": functools.partial(read_instance_labels, label(frame), spec) if truth else None,
-            "label_files": [label(frame)] if truth else [],
+            "photo": photo,
+            "labels": functools.partial(read_instance_labels, labels[frame], spec) if truth else None,
+            "label_files": [labels[frame]] if truth else [],
         }
-        for frame, name in sorted(frames.items())
+        for frame, photo in sorted(frames.items())
     ]
 
 

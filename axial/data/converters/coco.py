@@ -20,7 +20,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import convert_sample
 from axial.data.converters.instances import read_instances
 from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, other_kind, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
@@ -28,10 +28,8 @@ from axial.data.spec_file import boxes_alone
 from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
-from axial.io.lock import locked
 from axial.io.paths import inside
 from axial.io.read import check_unique, read_file, read_json
-from axial.io.write import cache_dir
 
 SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sample")
 
@@ -57,7 +55,7 @@ def coco_items(input_dir, split, spec=COCO):
         )
         has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
         raise InputError(f"{path}: no such file{boxes_alone(input_dir, split) or f'; {has}'}")
-    items, source = _items_by_id(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
+    items, source = panoptic_items(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")
     if any(spec.things) and tf.io.gfile.exists(path):
         source += _add_boxes(path, items, spec)
@@ -113,15 +111,12 @@ def panoptic_items(path, photos, labels, spec):
         photos, labels: folders of the files that it names.
         spec: `DatasetSpec`; segments of its ignored_ids are dropped.
 
+    Returns:
+        dict from the JSON's own ids, which may be names, where an item has its place as its id; and the bytes.
+
     Raises:
         InputError: see `panoptic_content`; an annotation without an image; a photo or PNG that is missing.
     """
-    items, data = _items_by_id(path, photos, labels, spec)
-    return list(items.values()), data
-
-
-def _items_by_id(path, photos, labels, spec):
-    """`panoptic_items` as a dict from the JSON's own ids, which may be names, where an item has its place as its id."""
     data, content = panoptic_content(path, spec)
     images = {image.id: image for image in content.images}
     annotations = {annotation.image_id: annotation for annotation in content.annotations}
@@ -228,9 +223,4 @@ def checked_labels(path, png, size, segments, *, spec):
 
 def sample_data_dir():
     """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
-    path = os.path.join(cache_dir(), "sample")
-    with locked(path):
-        for split in ("train2017", "val2017"):
-            items, source = coco_items(SAMPLE_DIR, split)
-            convert_split(items, encode_item, COCO, split, output_dir=path, source=source, progress=False)
-    return path
+    return convert_sample("sample", ("train2017", "val2017"), functools.partial(coco_items, SAMPLE_DIR), COCO)

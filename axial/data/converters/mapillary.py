@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from axial.data.converters.coco import panoptic_items
-from axial.data.files import PHOTOS, by_name, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, check_paired, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -95,7 +95,8 @@ def mapillary_items(input_dir, split, spec, version):
     panoptic = os.path.join(annotated, "panoptic")
     path = os.path.join(panoptic, f"panoptic_{year}.json")
     if tf.io.gfile.exists(path):
-        return panoptic_items(path, photos, panoptic, spec)
+        items, source = panoptic_items(path, photos, panoptic, spec)
+        return list(items.values()), source
     found = by_name(photos, PHOTOS)
     if not found:
         raise InputError(f"{photos}: the split is empty")
@@ -105,11 +106,7 @@ def mapillary_items(input_dir, split, spec, version):
         if not tf.io.gfile.isdir(labels):
             raise InputError(f"{path}: no such file, and no folder {labels} either")
         images = by_name(labels, (".png",))
-        for odd in sorted(set(found) ^ set(images)):
-            if odd in found:
-                hint = nearest(odd, images)
-                raise InputError(f"{os.path.join(labels, odd)}.png: missing, though {found[odd]} is there{hint}")
-            raise InputError(f"{images[odd]}: has no photo in {photos}{nearest(odd, found)}")
+        check_paired(found, images, photos, lambda name: os.path.join(labels, f"{name}.png"))
     items = [
         {
             "photo": photo,

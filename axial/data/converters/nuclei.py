@@ -20,17 +20,15 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import convert_sample
 from axial.data.converters.folder import folder_items
-from axial.data.files import PHOTOS, by_name, list_folder, tell_left_out
+from axial.data.files import PHOTOS, by_name, folders_in, list_folder
 from axial.data.labels import labels_of, read_ids, same_size, segment
 from axial.data.specs import NUCLEI
 from axial.errors import InputError, nearest
 from axial.io.images import open_image, upright
-from axial.io.lock import locked
 from axial.io.paths import inside
 from axial.io.read import check_unique, read_file, read_text
-from axial.io.write import cache_dir
 
 SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "nuclei_sample")
 BACKGROUND, NUCLEUS = NUCLEI.category_ids
@@ -89,9 +87,7 @@ def _folders(input_dir, split):
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
     path = os.path.join(input_dir, split)
-    names = list_folder(path)
-    folders = [name for name in names if tf.io.gfile.isdir(os.path.join(path, name))]
-    tell_left_out(path, "what is no folder", sorted(set(names) - set(folders)))
+    folders = folders_in(path, "what is no folder")
     if not folders:
         raise InputError(f"{path}: the split is empty; expected folders ID/images and ID/masks")
     return [os.path.join(path, name) for name in folders]
@@ -143,9 +139,5 @@ def read_masks(spec, photo, masks):
 
 def nuclei_data_dir():
     """Folder of the 130 sample photos as TFRecords, in the user's cache. They are converted at first use."""
-    path = os.path.join(cache_dir(), "nuclei_sample")
-    with locked(path):
-        for split in ("train", "test"):
-            items, source = folder_items(SAMPLE_DIR, split, NUCLEI)
-            convert_split(items, encode_item, NUCLEI, split, output_dir=path, source=source, progress=False)
-    return path
+    listing = functools.partial(folder_items, SAMPLE_DIR, spec=NUCLEI)
+    return convert_sample("nuclei_sample", ("train", "test"), listing, NUCLEI)

@@ -69,9 +69,9 @@ def pair_items(pairs, spec):
     return [{"text": pair, "spec": spec} for pair in pairs]
 
 
-def listed_pairs(input_dir, split, languages, spec):
-    """The items of a split and the bytes that identify its files; see `read_pairs`."""
-    pairs, _, digest = read_pairs(input_dir, split, languages)
+def listed_pairs(read, input_dir, split, languages, spec):
+    """The items of a split and the bytes that identify it. `read` is `read_pairs`, or another function like it."""
+    pairs, _, digest = read(input_dir, split, languages)
     return pair_items(pairs, spec), digest
 
 

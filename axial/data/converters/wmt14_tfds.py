@@ -4,7 +4,6 @@ import hashlib
 
 import tensorflow_datasets as tfds
 
-from axial.data.converters import text
 from axial.data.converters.coco_tfds import prepared
 from axial.errors import InputError, nearest
 
@@ -50,9 +49,3 @@ def read_pairs(input_dir, split, languages):
     if not pairs:
         raise InputError(f"{builder.data_dir}: {split}: no sentence whose translation is not empty")
     return pairs, count - len(pairs), digest.digest()
-
-
-def listed_pairs(input_dir, split, languages, spec):
-    """The items of a split and the bytes that identify its records; see `read_pairs`."""
-    pairs, _, digest = read_pairs(input_dir, split, languages)
-    return text.pair_items(pairs, spec), digest

@@ -2,36 +2,29 @@
 
 import dataclasses
 import json
-import os
 import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from cityscapesscripts.helpers.labels import labels as table
 from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.convert import convert_split, encode_item
 from axial.data.converters.cityscapes import CITIES, cityscapes_items, read_instance_labels
-from axial.data.specs import CAMVID, CITYSCAPES
+from axial.data.labels import decode_rgb
+from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
-from tests.conftest import DATA
+from tests.data import conversion
 from tests.data.cityscapes_fixture import CityscapesFolder, street
-from tests.data.killed import check_killed
+from tests.data.conversion import cut, delete, records, replace
+
+FLAT = dataclasses.replace(CITYSCAPES, name="flat", things=(False,) * len(CITYSCAPES.things))
 
 
 def convert(folder, output, split="val", spec=CITYSCAPES, **options):
-    items, source = cityscapes_items(str(folder), split, spec, **options)
-    return convert_split(items, encode_item, spec, split, output_dir=str(output), source=source, progress=False)
-
-
-def records(output, split="val"):
-    manifest = tfrecord.read_manifest(str(output), split)
-    files = [os.path.join(output, name) for name, *_ in manifest["shards"]]
-    return [tfrecord.parse_example(r) for r in tf.data.TFRecordDataset(files)]
+    return conversion.convert(cityscapes_items(str(folder), split, spec, **options), spec, output, split)
 
 
 def test_stray_files_are_no_cities(tmp_path, capsys):
@@ -59,9 +52,8 @@ def test_the_licence_plate_is_void_and_other_numbers_are_named_as_they_are(tmp_p
     Image.fromarray(np.array([[65000, 7]], np.uint16)).save(path)
     with pytest.raises(InputError, match=r"label 65 \(of pixels that are 65000\), which the spec"):
         read_instance_labels(path)
-    flat = dataclasses.replace(CITYSCAPES, name="flat", things=(False,) * len(CITYSCAPES.things))
     Image.fromarray(np.array([[255, 7]], np.uint8)).save(path)
-    for spec in (flat, dataclasses.replace(flat, ignored_ids=(255,))):
+    for spec in (FLAT, dataclasses.replace(FLAT, ignored_ids=(255,))):
         assert [identity for identity, *_ in read_instance_labels(path, spec).segments] == [7]
 
 
@@ -75,42 +67,32 @@ def test_the_spec_is_the_public_label_table():
     assert sorted(CITYSCAPES.ignored_ids) == sorted(label.id for label in table if label.ignoreInEval)
 
 
-def check_like_cityscapesscripts(folder, output, work, split="val", spec=CITYSCAPES):
-    """Every record's segments are those of cityscapesscripts' panoptic image."""
-    convert2panoptic(str(folder / "gtFine"), str(work), setNames=[split])
-    content = json.loads((work / f"cityscapes_panoptic_{split}.json").read_text())
-    wanted = {annotation["image_id"]: annotation for annotation in content["annotations"]}
-    found = records(output, split)
-    assert len(found) == len(wanted)
-    for record in found:
-        name = record["image/file_name"].numpy().decode()
-        annotation = wanted[os.path.splitext(name)[0].removesuffix("_leftImg8bit")]
-        png = Image.open(work / f"cityscapes_panoptic_{split}" / annotation["file_name"])
-        np.testing.assert_array_equal(
-            tfrecord.segment_ids(record["panoptic/encoded"]), np.asarray(png).astype(int) @ [1, 256, 65536]
-        )
-        segments = {
-            s["id"]: (spec.class_of_category[s["category_id"]], s["iscrowd"]) for s in annotation["segments_info"]
-        }
-
-        def numpy(key):
-            return record[key].numpy().tolist()
-
-        rows = zip(numpy("segment/id"), zip(numpy("segment/class"), numpy("segment/crowd")))
-        assert dict(rows) == segments and numpy("segment/id") == sorted(segments)
-        counts = np.bincount(segment_map(record).numpy().ravel(), minlength=len(segments) + 1)
-        areas = {s["id"]: s["area"] for s in annotation["segments_info"]}
-        assert dict(zip(numpy("segment/id"), counts[1:].tolist())) == areas
-
-
-def test_panoptic_ids_are_those_of_cityscapesscripts(tmp_path, capsys):
+def test_segments_are_those_of_cityscapesscripts(tmp_path):
     folder = CityscapesFolder(tmp_path / "cs")
     for city in ("frankfurt", "lindau", "munster"):
         for frame in range(2):
             folder.add(city, frame, street(seed=frame))
     convert(tmp_path / "cs", tmp_path / "out")
-    (tmp_path / "work").mkdir()
-    check_like_cityscapesscripts(tmp_path / "cs", tmp_path / "out", tmp_path / "work")
+    work = tmp_path / "work"
+    work.mkdir()
+    convert2panoptic(str(tmp_path / "cs" / "gtFine"), str(work), setNames=["val"])
+    content = json.loads((work / "cityscapes_panoptic_val.json").read_text())
+    wanted = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    found = records(tmp_path / "out")
+    assert len(found) == len(wanted) == 6
+    for record in found:
+        annotation = wanted[record["image/file_name"].numpy().decode().partition("_leftImg8bit")[0]]
+        png = np.asarray(Image.open(work / "cityscapes_panoptic_val" / annotation["file_name"]))
+        np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), decode_rgb(png))
+        segments = sorted(annotation["segments_info"], key=lambda segment: segment["id"])
+        columns = [
+            [segment["id"] for segment in segments],
+            [CITYSCAPES.class_of_category[segment["category_id"]] for segment in segments],
+            [segment["iscrowd"] for segment in segments],
+        ]
+        assert [record[f"segment/{key}"].numpy().tolist() for key in ("id", "class", "crowd")] == columns
+        areas = np.bincount(segment_map(record).numpy().ravel(), minlength=len(segments) + 1)[1:]
+        assert areas.tolist() == [segment["area"] for segment in segments]
 
 
 def test_panoptic_images_are_read_as_well_as_made(tmp_path, capsys):
@@ -132,15 +114,6 @@ def test_panoptic_images_are_read_as_well_as_made(tmp_path, capsys):
         convert(tmp_path / "cs", tmp_path / "again", labels="panoptic")
 
 
-def test_camvid_keeps_its_labels(tmp_path, capsys):
-    folder = DATA / "camvid"
-    if not folder.is_dir():
-        pytest.skip(f"needs the CamVid frames in {folder}; set AXIAL_DATA")
-    convert(folder, tmp_path / "out", spec=CAMVID)
-    (tmp_path / "work").mkdir()
-    check_like_cityscapesscripts(folder, tmp_path / "out", tmp_path / "work", spec=CAMVID)
-
-
 def test_coarse_labels_and_a_test_split_without_any(tmp_path):
     coarse = CityscapesFolder(tmp_path / "cs", "train_extra", "gtCoarse")
     for city in CITIES["train_extra"]:
@@ -160,8 +133,7 @@ def test_a_spec_without_things_reads_the_semantic_labels_alone(tmp_path):
     folder = CityscapesFolder(tmp_path / "cs")
     name = folder.add("mine", 1, street())
     folder.path(name, "instanceIds").unlink()
-    spec = dataclasses.replace(CITYSCAPES, things=(False,) * 19)
-    convert(tmp_path / "cs", tmp_path / "out", spec=spec)
+    convert(tmp_path / "cs", tmp_path / "out", spec=FLAT)
     (record,) = records(tmp_path / "out")
     assert record["segment/id"].numpy().tolist() == list(CITYSCAPES.category_ids)
     assert not record["segment/crowd"].numpy().any()
@@ -170,93 +142,58 @@ def test_a_spec_without_things_reads_the_semantic_labels_alone(tmp_path):
     np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), wanted)
 
 
-@pytest.mark.slow  # takes 20 s; the COCO test covers the same code
-def test_killed_twenty_times_ends_with_the_same_bytes(tmp_path):
-    folder = CityscapesFolder(tmp_path / "cs")
-    for frame in range(60):
-        folder.add("mine", frame, street(seed=frame))
-    check_killed(cityscapes_items, [str(tmp_path / "cs"), "val"], "val", CITYSCAPES, tmp_path / "out")
-
-
 # === Input that is wrong ===
 
 
-def spoil_city_of_labels(folder, name):
-    shutil.rmtree(folder.truth / "lindau")
+def ids(folder):
+    return folder.path("munster_000000_000001", "instanceIds")
 
 
-def spoil_city_of_photos(folder, name):
+def photo(folder):
+    return folder.photos / "munster" / "munster_000000_000001_leftImg8bit.png"
+
+
+def without_lindau(folder):
     shutil.rmtree(folder.photos / "lindau")
     shutil.rmtree(folder.truth / "lindau")
 
 
-def spoil_label(folder, name):
-    folder.path(name, "instanceIds").unlink()
+def eight_bits(image):
+    return Image.fromarray((np.asarray(image) % 256).astype(np.uint8))
 
 
-def spoil_photo(folder, name):
-    (folder.photos / "munster" / f"{name}_leftImg8bit.png").unlink()
+def unknown(image):
+    image.putpixel((0, 0), 34)
+    return image
 
 
-def spoil_color(folder, name):
-    path = folder.path(name, "instanceIds")
-    Image.open(path).convert("L").convert("RGB").save(path)
+BAD = [
+    (lambda folder: shutil.rmtree(folder.truth / "lindau"), r"gtFine/val/lindau: the city is missing"),
+    (without_lindau, r"the official split has lindau too; unpack the whole release, or .* with --partial"),
+    (delete(ids), r"munster_000000_000001_gtFine_instanceIds.png: missing"),
+    (delete(photo), r"munster_000000_000001_gtFine_instanceIds.png: has no photo"),
+    (replace(ids, Image.new("RGB", (128, 40))), r"instanceIds.png: in colour \(RGB\)"),
+    (replace(ids, eight_bits), r"instanceIds.png: 8 bits a pixel"),
+    (
+        replace(ids, lambda image: Image.fromarray(np.asarray(image)[:-1])),
+        r"leftImg8bit.png: 128x40 pixels, its labels say 128x39",
+    ),
+    (replace(ids, unknown), r"instanceIds.png: label 34, which the spec 'cityscapes' does not have"),
+    (cut(ids), r"instanceIds.png: not a whole image"),
+]
 
 
-def spoil_eight_bits(folder, name):
-    path = folder.path(name, "instanceIds")
-    Image.fromarray((np.asarray(Image.open(path)) % 256).astype(np.uint8)).save(path)
-
-
-def spoil_size(folder, name):
-    path = folder.path(name, "instanceIds")
-    Image.fromarray(np.asarray(Image.open(path))[:-1]).save(path)
-
-
-def spoil_id(folder, name):
-    path = folder.path(name, "instanceIds")
-    ids = np.asarray(Image.open(path)).copy()
-    ids[0, 0] = 34
-    Image.fromarray(ids).save(path)
-
-
-def spoil_cut(folder, name):
-    path = folder.path(name, "instanceIds")
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-@pytest.mark.parametrize(
-    "spoil,words",
-    [
-        (spoil_city_of_labels, r"gtFine/val/lindau: the city is missing"),
-        (spoil_city_of_photos, r"the official split has lindau too"),
-        (spoil_label, r"munster_000000_000001_gtFine_instanceIds.png: missing"),
-        (spoil_photo, r"munster_000000_000001_gtFine_instanceIds.png: has no photo"),
-        (spoil_color, r"instanceIds.png: in colour \(RGB\)"),
-        (spoil_eight_bits, r"instanceIds.png: 8 bits a pixel"),
-        (spoil_size, r"leftImg8bit.png: 128x40 pixels, its labels say 128x39"),
-        (spoil_id, r"instanceIds.png: label 34, which the spec 'cityscapes' does not have"),
-        (spoil_cut, r"instanceIds.png: not a whole image"),
-    ],
-)
-def test_wrong_input_is_named(tmp_path, spoil, words):
+@pytest.mark.parametrize("damage,words", BAD, ids=[words for _, words in BAD])
+def test_wrong_input_is_named(tmp_path, damage, words):
     folder = CityscapesFolder(tmp_path / "cs")
     for city in ("frankfurt", "lindau", "munster"):
-        name = folder.add(city, 1, street())
-    spoil(folder, name)
+        folder.add(city, 1, street())
+    damage(folder)
     with pytest.raises(InputError, match=words):
         convert(tmp_path / "cs", tmp_path / "out")
     assert not (tmp_path / "out" / "val.json").exists()
-
-
-def test_some_cities_alone_convert_if_asked(tmp_path):
-    folder = CityscapesFolder(tmp_path / "cs")
-    for city in ("frankfurt", "munster"):
-        folder.add(city, 1, street())
-    with pytest.raises(InputError, match="has lindau too; unpack the whole release, or .* with --partial"):
-        convert(tmp_path / "cs", tmp_path / "out")
-    manifest, _ = convert(tmp_path / "cs", tmp_path / "out", partial=True)
-    assert manifest["examples"] == 2
+    if damage is without_lindau:
+        assert convert(tmp_path / "cs", tmp_path / "out", partial=True)[0]["examples"] == 2
 
 
 def test_unknown_splits_and_labels_name_the_nearest(tmp_path):

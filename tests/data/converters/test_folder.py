@@ -1,18 +1,15 @@
 """Users' own data: photos beside label images, and specs from files."""
 
 import json
-import os
 import shutil
 import struct
 import zlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
-from axial.data import tfrecord
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import encode_item
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.folder import folder_items
 from axial.data.labels import colors_of, read_ids
@@ -20,7 +17,10 @@ from axial.data.spec_file import find_spec
 from axial.data.specs import CITYSCAPES, COCO, DatasetSpec
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
+from tests.data.conversion import convert, records, replace
+from tests.io.image_fixture import png_chunk
 
+FLAT = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
 YAML = """
 name: mine
 classes:
@@ -59,37 +59,29 @@ class Folder:
         images = {
             "semantic": semantic.astype(np.uint16),
             "instance": instance.astype(np.uint8),
-            "panoptic": np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8),
+            "panoptic": colors_of(ids),
         }
         for layer in layers:
             (self.split / layer).mkdir()
             Image.fromarray(images[layer]).save(self.split / layer / "a.png")
 
     def record(self):
-        items, source = folder_items(str(self.split.parent), "train", self.spec)
-        output = str(self.split.parent / "out")
-        convert_split(items, encode_item, self.spec, "train", output_dir=output, source=source, progress=False)
-        ((name, *_),) = tfrecord.read_manifest(output, "train")["shards"]
-        (record,) = tf.data.TFRecordDataset(os.path.join(output, name))
-        return tfrecord.parse_example(record)
+        root = self.split.parent
+        convert(folder_items(str(root), "train", self.spec), self.spec, root / "out", "train")
+        (record,) = records(root / "out", "train")
+        return record
 
 
-def test_semantic_and_instance_images(tmp_path):
-    record = Folder(tmp_path, "semantic", "instance").record()
-    found, classes = segment_map(record).numpy(), record["segment/class"].numpy()
-    assert sorted(classes.tolist()) == CLASSES and record["segment/crowd"].numpy().sum() == 1
-    table = np.concatenate([[SPEC.ignore], classes])
-    assert table[found[0, ::10]].tolist() == [0, 1, 1, 1, 2, SPEC.ignore]
-    assert len(set(found[0, ::10])) == 6
-    crowd = np.concatenate([[0], record["segment/crowd"].numpy()])
-    assert crowd[found[0, ::10]].tolist() == [0, 0, 0, 1, 0, 0]
-
-
-def test_panoptic_images_give_the_same_but_for_the_zero_of_the_void(tmp_path):
+def test_panoptic_images_give_the_same_as_semantic_and_instance_images(tmp_path):
     one = Folder(tmp_path / "a", "semantic", "instance").record()
     two = Folder(tmp_path / "b", "panoptic").record()
-    for key in ("segment/class", "segment/crowd"):
-        np.testing.assert_array_equal(one[key], two[key])
+    for record in (one, two):
+        found, classes = segment_map(record).numpy()[0, ::10], record["segment/class"].numpy()
+        assert sorted(classes.tolist()) == CLASSES and len(set(found)) == 6
+        table = np.concatenate([[SPEC.ignore], classes])
+        assert table[found].tolist() == [0, 1, 1, 1, 2, SPEC.ignore]
+        crowd = np.concatenate([[0], record["segment/crowd"].numpy()])
+        assert crowd[found].tolist() == [0, 0, 0, 1, 0, 0]
     np.testing.assert_array_equal(segment_map(one), segment_map(two))
 
 
@@ -109,10 +101,9 @@ def test_a_panoptic_zero_is_category_zero_if_the_spec_has_it(tmp_path, ids, igno
 
 
 def test_semantic_images_alone_for_a_spec_without_things(tmp_path, capsys):
-    spec = DatasetSpec("flat", ("road", "car", "sky"), (0, 7, 300), (False,) * 3, ignored_ids=(255,))
-    record = Folder(tmp_path / "a", "semantic", spec=spec).record()
+    record = Folder(tmp_path / "a", "semantic", spec=FLAT).record()
     assert record["segment/class"].numpy().tolist() == [0, 1, 2]
-    again = Folder(tmp_path / "b", "semantic", "instance", spec=spec).record()
+    again = Folder(tmp_path / "b", "semantic", "instance", spec=FLAT).record()
     np.testing.assert_array_equal(segment_map(record), segment_map(again))
     assert capsys.readouterr().err == f"{tmp_path}/b/train/instance: left out: no class of the spec 'flat' is a thing\n"
 
@@ -122,11 +113,10 @@ def test_photos_alone_are_a_split_without_labels(tmp_path):
     assert record["segment/id"].shape == (0,) and segment_map(record).shape == (30, 60)
 
 
-def test_cocos_layout(tmp_path):
+def test_cocos_layout():
     items, _ = folder_items(SAMPLE_DIR, "val2017", COCO)
-    assert len(items) == 8
     fields, _ = encode_item(items[0])
-    assert fields["image/id"] == 285 and len(fields["segment/id"])
+    assert len(items) == 8 and fields["image/id"] == 285 and len(fields["segment/id"])
 
 
 def test_many_instances_keep_apart(tmp_path):
@@ -143,32 +133,27 @@ def test_many_instances_keep_apart(tmp_path):
 def test_ids_are_the_numbers_of_the_file_whatever_its_depth(tmp_path, bits):
     """Pillow spreads grey of 2 and 4 bits over 0 to 255."""
     ids = np.arange(8 * 8).reshape(8, 8) % 2 ** min(bits, 6)
-    (tmp_path / "a.png").write_bytes(grey_png(ids, bits))
+    places = np.arange(bits)[::-1]
+    rows = np.packbits((ids[..., None] >> places & 1).reshape(len(ids), -1).astype(np.uint8), axis=1)
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, bits, 0, 0, 0, 0))  # one channel of grey
+    content = png_chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + content + png_chunk(b"IEND", b""))
     np.testing.assert_array_equal(read_ids(str(tmp_path / "a.png")), ids)
 
 
-def grey_png(ids, bits):
-    """A PNG of one channel of grey (PNG, third edition), int [h, w] of numbers below 2^bits."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    places = np.arange(bits)[::-1]
-    rows = np.packbits((ids[..., None] >> places & 1).reshape(len(ids), -1).astype(np.uint8), axis=1)
-    header = struct.pack(">IIBBBBB", ids.shape[1], ids.shape[0], bits, 0, 0, 0, 0)
-    content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
-
-
-def test_what_is_left_out_is_said_once(tmp_path, capsys):
+def test_what_is_not_read_is_said_once(tmp_path, capsys):
     folder = Folder(tmp_path, "semantic", "instance")
     folder.record()
     assert capsys.readouterr().err == ""
     for name in ("Thumbs.db", "a.heic", ".DS_Store"):
         (folder.split / "photos" / name).write_bytes(b"x")
+    for name in ("masks", "SEMANTIC", "Instances", ".git"):
+        (folder.split / name).mkdir()
     folder_items(str(tmp_path), "train", SPEC)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "train/photos: left out: " in line and "(2, first Thumbs.db)" in line
+    files, folders = sorted(capsys.readouterr().err.splitlines(), key=lambda line: "SEMANTIC" in line)
+    assert "train/photos: left out: " in files and "(2, first Thumbs.db)" in files
+    others = "Instances (did you mean 'instance'?), SEMANTIC (did you mean 'semantic'?), masks"
+    assert folders == f"{folder.split}: left out: {others}; photos, panoptic, semantic, instance are read"
 
 
 def predicted(folder, name="car", road=0):
@@ -196,25 +181,14 @@ def test_predictions_of_axial_are_labels(tmp_path, capsys):
         folder.record()
 
 
-@pytest.mark.parametrize("ignored", [(), (0,)])
-def test_ids_of_segments_are_no_panoptic_labels(tmp_path, ignored):
-    folder = Folder(tmp_path, "panoptic", spec=DatasetSpec("mine", ("road",), (1,), (False,), ignored_ids=ignored))
+def test_ids_of_segments_are_no_panoptic_labels(tmp_path):
+    folder = Folder(tmp_path, "panoptic", spec=DatasetSpec("mine", ("road",), (1,), (False,), ignored_ids=(0,)))
     predicted(folder)
     (folder.split / "panoptic" / "a.json").unlink()
     with pytest.raises(
         InputError, match="label 0 .of pixels that are 1.* ids of segments, .* need its JSON as .*a.json"
     ):
         folder.record()
-
-
-def test_folders_that_are_not_read_are_named(tmp_path, capsys):
-    folder = Folder(tmp_path)
-    for name in ("masks", "SEMANTIC", "Instances", ".git"):
-        (folder.split / name).mkdir()
-    folder.record()
-    others = "Instances (did you mean 'instance'?), SEMANTIC (did you mean 'semantic'?), masks"
-    line = f"{folder.split}: left out: {others}; photos, panoptic, semantic, instance are read\n"
-    assert capsys.readouterr().err == line
 
 
 # === Specs from files ===
@@ -280,96 +254,69 @@ def test_no_such_spec(tmp_path):
 # === Input that is wrong ===
 
 
-def spoil_instances(folder):
-    shutil.rmtree(folder.split / "instance")
+def image_of(layer):
+    return lambda folder: folder.split / layer / "a.png"
 
 
-def spoil_capitals(folder):
-    (folder.split / "instance").rename(folder.split / "Instance")
+def moved(one, other):
+    return lambda folder: (folder.split / one).rename(folder.split / other)
 
 
-def spoil_name(folder):
-    (folder.split / "semantic" / "a.png").rename(folder.split / "semantic" / "b.png")
+def other_form(folder):
+    """The names of a photo and of its labels are in two forms of Unicode."""
+    image_of("semantic")(folder).rename(folder.split / "semantic" / "e\u0301.png")
+    image_of("photos")(folder).rename(folder.split / "photos" / "\xe9.png")
 
 
-def spoil_both(folder):
+def both(folder):
     shutil.copytree(folder.split / "instance", folder.split / "panoptic")
 
 
-def spoil_twins(folder):
+def twins(folder):
     Image.new("RGB", (60, 30)).save(folder.split / "photos" / "a.jpg")
 
 
-def spoil_size(folder):
-    Image.new("L", (60, 29)).save(folder.split / "instance" / "a.png")
+def grey(value, height=30, mode="L"):
+    return Image.new(mode, (60, height), value)
 
 
-def spoil_color(folder):
-    Image.new("RGB", (60, 30)).save(folder.split / "semantic" / "a.png")
+def deep(value):
+    return Image.fromarray(np.full([30, 60], value, np.uint16))
 
 
-def spoil_transparent(folder):
-    Image.new("LA", (60, 30)).save(folder.split / "semantic" / "a.png")
+SEMANTIC, INSTANCE, PHOTO = map(image_of, ("semantic", "instance", "photos"))
+BAD = [
+    (lambda folder: shutil.rmtree(folder.split / "instance"), "'car' is a thing in .* but there are no instances"),
+    (moved("instance", "Instance"), "but there are no instances.*did you mean 'Instance'"),
+    (moved("semantic/a.png", "semantic/b.png"), "a.png: has no image in .*semantic"),
+    (both, "either panoptic/, or semantic/ and instance/"),
+    (twins, "a.png: .*a.jpg has the same name"),
+    (replace(INSTANCE, grey(0, height=29)), "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
+    (replace(SEMANTIC, grey(0, mode="RGB")), "semantic/a.png: in colour"),
+    (replace(SEMANTIC, Image.new("LA", (60, 30))), r"semantic/a.png: with transparency \(LA\)"),
+    (replace(SEMANTIC, grey(0), format="JPEG"), "semantic/a.png: its content is JPEG, which changes"),
+    (replace(SEMANTIC, grey(0, mode="RGB"), format="WEBP"), "semantic/a.png: its content is WEBP, which changes"),
+    (replace(SEMANTIC, deep(65535)), "semantic/a.png: label 65535, which the spec"),
+    (other_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
+    (
+        replace(SEMANTIC, grey(9)),
+        "semantic/a.png: label 9, which the spec 'mine' does not have; its classes are .0, 7, 300., ign",
+    ),
+    (replace(PHOTO, grey(0, height=29)), "photos/a.png: 60x29 pixels, its labels say 60x30"),
+    (replace(INSTANCE, deep(1000)), "instance 1000 of 'car'.*label_divisor 1000"),
+]
 
 
-def spoil_lossy(folder):
-    Image.new("L", (60, 30)).save(folder.split / "semantic" / "a.png", "JPEG")
-
-
-def spoil_webp(folder):
-    Image.new("RGB", (60, 30)).save(folder.split / "semantic" / "a.png", "WEBP")
-
-
-def spoil_deep(folder):
-    Image.fromarray(np.full([30, 60], 65535, np.uint16)).save(folder.split / "semantic" / "a.png")
-
-
-def spoil_form(folder):
-    (folder.split / "semantic" / "a.png").rename(folder.split / "semantic" / "e\u0301.png")
-    (folder.split / "photos" / "a.png").rename(folder.split / "photos" / "\xe9.png")
-
-
-def spoil_id(folder):
-    Image.new("L", (60, 30), 9).save(folder.split / "semantic" / "a.png")
-
-
-def spoil_photo(folder):
-    Image.new("RGB", (60, 29)).save(folder.split / "photos" / "a.png")
-
-
-def spoil_number(folder):
-    Image.fromarray(np.full([30, 60], 1000, np.uint16)).save(folder.split / "instance" / "a.png")
-
-
-@pytest.mark.parametrize(
-    "spoil,words",
-    [
-        (spoil_instances, "'car' is a thing in the spec 'mine', but there are no instances"),
-        (spoil_capitals, "but there are no instances.*did you mean 'Instance'"),
-        (spoil_name, "a.png: has no image in .*semantic"),
-        (spoil_both, "either panoptic/, or semantic/ and instance/"),
-        (spoil_twins, "a.png: .*a.jpg has the same name"),
-        (spoil_size, "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
-        (spoil_color, "semantic/a.png: in colour"),
-        (spoil_transparent, r"semantic/a.png: with transparency \(LA\)"),
-        (spoil_lossy, "semantic/a.png: its content is JPEG, which changes"),
-        (spoil_webp, "semantic/a.png: its content is WEBP, which changes"),
-        (spoil_deep, "semantic/a.png: label 65535, which the spec"),
-        (spoil_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
-        (spoil_id, "semantic/a.png: label 9, which the spec 'mine' does not have; its classes are .0, 7, 300., ign"),
-        (spoil_photo, "photos/a.png: 60x29 pixels, its labels say 60x30"),
-        (spoil_number, "instance 1000 of 'car'.*label_divisor 1000"),
-    ],
-)
-def test_wrong_input_is_named(tmp_path, spoil, words):
+@pytest.mark.parametrize("damage,words", BAD, ids=[words for _, words in BAD])
+def test_wrong_input_is_named(tmp_path, damage, words):
     folder = Folder(tmp_path, "semantic", "instance")
-    spoil(folder)
+    damage(folder)
     with pytest.raises(InputError, match=words):
         folder.record()
 
 
 def test_a_panoptic_image_of_one_channel_is_named(tmp_path):
     folder = Folder(tmp_path, "panoptic")
-    Image.new("L", (60, 30)).save(folder.split / "panoptic" / "a.png")
+    replace(image_of("panoptic"), grey(0))(folder)
     with pytest.raises(InputError, match="a panoptic PNG is RGB of 8 bits.*this one is L of 8 bits"):
         folder.record()

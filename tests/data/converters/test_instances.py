@@ -6,13 +6,9 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from pycocotools import mask as coco_masks
 
 from axial.data import tfrecord
-from axial.data.convert import convert_split, encode_item
 from axial.data.converters.coco import coco_items
 from axial.data.converters.instances import check_runs
 from axial.data.specs import COCO
@@ -29,6 +25,7 @@ from axial.tasks.detection.feed import (
     training_batches,
 )
 from tests.conftest import DATA
+from tests.data import conversion
 from tests.data.coco_fixture import CocoFolder, stripes
 
 PERSON, DOG, SKY = 1, 18, 187
@@ -63,8 +60,7 @@ class Folder(CocoFolder):
         self.path.write_text(json.dumps(content))
 
     def convert(self, output, spec=COCO):
-        items, source = coco_items(str(self.root), "val", spec)
-        convert_split(items, encode_item, spec, "val", output_dir=str(output), source=source, progress=False)
+        conversion.convert(coco_items(str(self.root), "val", spec), spec, output)
         return str(output)
 
 
@@ -138,63 +134,52 @@ def test_a_spec_without_things_takes_no_boxes(folder, tmp_path):
 SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
 
 
-@pytest.mark.parametrize(
-    "segmentation,said", [([], 1), (None, 1), ([[8, 4, 24, 20]], 2), ([[8, 4, 24, 20], [1, 2]], 2)], ids=str
-)
-def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys, segmentation, said):
+def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
     """Polygons of fewer than three points are left out, and counted. pycocotools takes four numbers for a box."""
-    folder.objects[0]["segmentation"] = segmentation
+    box, short = [40, 30, 20, 10], [8, 4, 24, 20]
+    cases = ([], None, [short], [short, [1, 2]], [[0, 0, 50, 50], *SQUARE])
+    folder.objects += [folder.object(number, 1, DOG, box, case) for number, case in enumerate(cases, 5)]
     folder.save()
     data_dir = folder.convert(tmp_path / "out")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == said and all("instances_val.json: left out: " in line for line in lines)
+    path = str(folder.path)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{path}: left out: polygons of fewer than 6 numbers (4, first annotation 7)",
+        f"{path}: left out: objects without a mask, in what needs masks (4, first annotation 5)",
+    ]
     first, *_ = evaluation_photos(data_dir, "val", COCO, (64, 64))
     masks, known = (x.numpy() for x in record_masks(first, COCO))
-    assert known.tolist() == [False, True, True] and masks.sum((1, 2)).tolist()[::2] == [0, 640] and masks[1].any()
-    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=4)
+    assert known.tolist() == 3 * [True] + 4 * [False] + [True]
+    assert masks.sum((1, 2)).tolist() == [256, masks[1].sum(), 640, 0, 0, 0, 0, 256]
+    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=8)
     batch = next(iter(training_batches(data_dir, data, COCO, batch=3, seed=0, masks=True)))
-    assert (batch["masks"][0, 0] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1
-    np.testing.assert_array_equal(batch["classes"][0], [1, 1 + COCO.class_index(DOG), -1, -1])
+    assert (batch["masks"][0, 2:6] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1  # no crowd
+    assert batch["classes"][0].numpy().tolist() == [1, *6 * [1 + COCO.class_index(DOG)], -1]
     check_records(data_dir, "val")
 
 
-def test_a_short_polygon_beside_a_whole_one_is_left_out(folder, tmp_path):
-    folder.objects[0]["segmentation"] = [[0, 0, 50, 50], *SQUARE]
-    folder.save()
-    first, *_ = evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64))
-    masks, _ = record_masks(first, COCO)
-    assert masks[0].numpy().sum() == 256
-
-
-@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(0, 1)))
-def test_run_lengths_that_fill_their_mask_are_taken(pixels):
+@pytest.mark.parametrize("shape,fill", [((12, 7), 0.5), ((5, 9), 0.0), ((5, 9), 1.0), ((1, 1), 0.0)])
+def test_run_lengths_that_fill_their_mask_are_taken(shape, fill):
     """As numbers and as pycocotools' text. One pixel more, another character or no text is not."""
-    runs = coco_masks.encode(np.asfortranarray(pixels))
-    text, height = runs["counts"].decode(), pixels.shape[0]
-    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=text), pixels.shape)
+    pixels = (np.random.default_rng(0).random(shape) < fill).astype(np.uint8)
+    text = coco_masks.encode(np.asfortranarray(pixels))["counts"].decode()
     edges = np.flatnonzero(np.diff(pixels.ravel("F"), prepend=0, append=2)) if pixels.size else []
     counts = np.diff([0, *edges]).tolist()
-    check_runs("a", schemas.AnyRunLengths(size=pixels.shape, counts=counts), pixels.shape)
-    larger = (height + 1, pixels.shape[1])
-    for wrong in (
-        schemas.AnyRunLengths(size=larger, counts=text),
-        schemas.AnyRunLengths(size=larger, counts=counts),
-        schemas.AnyRunLengths(size=larger, counts=""),
-        schemas.AnyRunLengths(size=pixels.shape, counts=text + "1"),
-        schemas.AnyRunLengths(size=pixels.shape, counts=[*counts, 1]),
-        schemas.AnyRunLengths(size=pixels.shape, counts=text + "P"),
-        schemas.AnyRunLengths(size=pixels.shape, counts=text + "\x7f"),
-    ):
+    larger = (shape[0] + 1, shape[1])
+    for right in (text, counts):
+        check_runs("a", schemas.AnyRunLengths(size=shape, counts=right), shape)
+    wrong = [(larger, text), (larger, counts), (larger, "")]
+    wrong += [(shape, odd) for odd in (text + "1", [*counts, 1], text + "P", text + "\x7f")]
+    for size, odd in wrong:
         with pytest.raises(InputError, match="^a: counts: "):
-            check_runs("a", wrong, wrong.size)
+            check_runs("a", schemas.AnyRunLengths(size=size, counts=odd), size)
 
 
 def put(number, key, value):
-    def spoil(folder):
+    def damage(folder):
         folder.objects[number][key] = value
         folder.save()
 
-    return spoil
+    return damage
 
 
 BAD = {
@@ -226,10 +211,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_boxes_are_one_line(name, folder, tmp_path):
-    spoil, words = BAD[name]
-    spoil(folder)
+@pytest.mark.parametrize("damage,words", BAD.values(), ids=BAD)
+def test_bad_boxes_are_one_line(damage, words, folder, tmp_path):
+    damage(folder)
     with pytest.raises(InputError, match=words) as error:
         folder.convert(tmp_path / "data")
     assert "instances_val.json" in str(error.value) and "\n" not in str(error.value)
@@ -270,19 +254,10 @@ def test_training_examples_have_padded_boxes(batch):
 
 def test_mirror_images_keep_boxes_on_their_objects(converted):
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, boxes=4)
-    seen = set()
-    for seed in range(8):
-        batch = next(iter(training_batches(converted, data, COCO, batch=1, seed=seed)))
-        seen.add(tuple(batch["boxes"][0, 1].numpy()))
+    batches = training_batches(converted, data, COCO, batch=3, seed=0).take(8)
+    seen = {tuple(batch["boxes"][0, 1].numpy()) for batch in batches}
     assert seen == {(30, 40, 40, 60), tuple(mirrored(tf.constant([[30.0, 40, 40, 60]]), 96.0).numpy()[0])}
     assert (30, 36, 40, 56) in seen
-
-
-def test_streams_resume(converted):
-    data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=3, boxes=4)
-    whole = list(training_batches(converted, data, COCO, batch=1, seed=3).take(4))
-    again = next(iter(training_batches(converted, data, COCO, batch=1, seed=3, first_step=3)))
-    tf.nest.map_structure(np.testing.assert_array_equal, whole[3], again)
 
 
 def test_choice_takes_a_share_and_fills_up():
@@ -298,7 +273,7 @@ def test_choice_takes_a_share_and_fills_up():
 def test_masks_are_pycocotools(tmp_path):
     coco = pytest.importorskip("pycocotools.coco").COCO(str(DATA / "coco/annotations/instances_val2017.json"))
     items, source = coco_items(str(DATA / "coco"), "val2017")
-    convert_split(items[:6], encode_item, COCO, "val2017", output_dir=str(tmp_path), source=source, progress=False)
+    conversion.convert((items[:6], source), COCO, tmp_path, "val2017")
     for example in evaluation_photos(str(tmp_path), "val2017", COCO, (64, 64)):
         wanted = coco.imgToAnns[int(example["image/id"])]
         np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in wanted])
