@@ -27,11 +27,12 @@ def make_spec(classes, things, divisor=1000, ignore=255):
 
 
 def run(maps, spec, config, jit=False):
+    """`postprocess` of a batch of maps, as arrays."""
     semantic = maps[SEMANTIC]
     maps = {k: tf.constant(v, tf.float32) for k, v in maps.items() if k != SEMANTIC}
     maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)
-    function = tf.function(lambda m: postprocess(m, spec, config), jit_compile=jit, autograph=False)
-    return {k: v.numpy() for k, v in function(maps).items()}
+    function = tf.function(postprocess, jit_compile=True, autograph=False) if jit else postprocess
+    return {k: v.numpy() for k, v in function(maps, spec, config).items()}
 
 
 @pytest.mark.parametrize("jit", jit_values())
@@ -120,7 +121,7 @@ def xla(request, monkeypatch):
     postprocessing._compiled.cache_clear()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("thing_area,top_k", [(0, 4), (30, 50)])
 def test_random_maps_match_loops(seed, thing_area, top_k, xla):
     rng = np.random.default_rng(seed)
