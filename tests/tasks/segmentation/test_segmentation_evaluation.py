@@ -45,11 +45,8 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
     assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={}  accuracy@0.9={}".format(*percents)
     header, rows, last = PANOPTIC.classes(result)
     assert header[-2:] == ["accuracy@0.5", "accuracy@0.9"] and {len(row) for row in [*rows, *last]} == {len(header)}
-    of_row = {row[0].split(" (")[0]: row[-2:] for row in [*rows, *last]}
-    assert of_row["things"] == percents and of_row["stuff"] == of_row["all"] == ["", ""]
-    for name in plain["pq"]["per_class"]:
-        shares = [matching[at]["per_class"].get(name, {}).get("accuracy") for at in matching]
-        assert of_row[name] == ["-" if share is None else f"{100 * share:.1f}" for share in shares]
+    of_row = {row[0].split(" (")[0]: row[-2:] for row in last}
+    assert of_row == {"things": percents, "stuff": ["", ""], "all": ["", ""]}
 
 
 def test_photos_whose_objects_are_left_out_are_counted(examples):

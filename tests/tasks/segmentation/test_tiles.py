@@ -2,26 +2,22 @@
 
 import collections
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.ndimage import label as components
 
 from axial import configuration
 from axial.data.files import load_photo
-from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 from axial.serving.predictor import RunPredictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
-from tests.conftest import DATA, ROOT
-from tests.tasks.segmentation.test_grouping import make_spec
-from tests.tasks.segmentation.test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
+from tests.conftest import DATA
+from tests.tasks.segmentation.test_grouping_properties import RUNS, SPEC
 
 ALL = PostprocessConfig(stuff_area=0)
 THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))
@@ -222,84 +218,6 @@ def test_pieces_are_those_of_the_whole_photo(pieces):
     wanted[speck] = SPEC.void if pieces == "largest" else 1002
     np.testing.assert_array_equal(found["panoptic"], wanted)
     assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
-
-
-def test_labels_have_room_for_all_instances_of_a_class():
-    spec = make_spec(2, {1}, divisor=6)
-    tiling = Tiling((4, 24), (4, 12), 4)
-
-    def joined(count):
-        instance = np.zeros([4, 24], np.int32)
-        instance[1, 1 : 4 * count : 4] = np.arange(1, count + 1)
-        results = []
-        for box in tiling.boxes:
-            there = np.unique(instance[box])
-            number = np.searchsorted(there, instance[box])
-            results.append({"semantic": np.minimum(number, 1), "instance": number, "score": np.ones(len(there) - 1)})
-        return join(results, tiling, spec=spec, grouping=ALL, scale=1.0)
-
-    assert joined(5)["panoptic"].max() == 11
-    with pytest.raises(InputError, match="^6 instances of 'class 1' .* label_divisor 6 of the spec 'test' .* for 5$"):
-        joined(6)
-
-
-@given(network_maps(), KNOBS)
-@settings(RUNS, max_examples=25)
-def test_one_tile_is_grouped_as_a_photo(maps, config):
-    wanted = group(maps, config)
-    tiling = Tiling(wanted["panoptic"].shape, (40, 40), 10)
-    assert len(tiling.boxes) == 1
-    found = join([wanted], tiling, spec=SPEC, grouping=config, scale=1.0)
-    np.testing.assert_array_equal(found["panoptic"], wanted["panoptic"])
-    np.testing.assert_array_equal(found["semantic"], wanted["semantic"])
-    seen, order = numbered(wanted["instance"])
-    np.testing.assert_array_equal(found["instance"], seen)
-    np.testing.assert_allclose(found["score"], wanted["score"][order - 1], rtol=1e-6)
-
-
-LARGE = """
-import resource, sys, time
-import numpy as np
-from axial.data.preprocess import ScaledCanvas
-from axial.data.specs import DatasetSpec
-from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import Tiled
-
-distance = int(sys.argv[1])
-spec = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=100000)
-y, x = np.ogrid[:4000, :4000]
-size = 3 * distance // 4  # of the cells, in a grid
-cell = np.where((y % distance < size) & (x % distance < size), y // distance * 4000 + x // distance + 1, 0)
-
-def cells(examples):
-    for example in examples:
-        part = np.asarray(example["photo"])
-        instance = np.unique(part, return_inverse=True)[1].reshape(part.shape)
-        yield example, {"semantic": np.minimum(instance, 1), "instance": instance, "score": np.ones(instance.max())}
-
-def example(photo):
-    return {"photo": photo, "size": photo.shape[:2]}
-
-start = time.perf_counter()
-tiled = Tiled(ScaledCanvas.within((513, 513), 1.0), example, spec, PostprocessConfig())
-((_, prediction),) = tiled(cells, [example(cell)])
-np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
-used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(len(prediction["score"]), time.perf_counter() - start, used)
-"""
-
-
-@pytest.mark.slow
-def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes():
-    """40,000 instances take no longer than 2,500 do: the time is that of the pixels."""
-    times = {}
-    for distance in (80, 20):
-        call = [sys.executable, "-c", LARGE, str(distance)]
-        output = subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-        found, times[distance], used = map(float, output.split())
-        print(f"{found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
-        assert found == (4000 // distance) ** 2 and used < 3e9
-    assert times[20] < 2 * times[80]
 
 
 @pytest.mark.slow
