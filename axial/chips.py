@@ -12,7 +12,6 @@ import math
 from axial.errors import InputError, nearest
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
-MEGACORE = ("v4", "v5p")  # two cores are one device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +22,11 @@ class Chip:
         peak: floating-point operations a second in bfloat16.
         products: multiply-adds a cycle, of all its matrix units. Two cores share them, and the memory, on a v3.
         memory: bytes a second to and from its memory.
-        reduce: bytes a second that it can send to its neighbours while all chips sum: the published all-reduce
-            bandwidth of a pod, divided by its chips, or half of the published bidirectional bandwidth.
-        host: chips of a host.
-        most: chips of the largest slice.
-        torus: number of axes of the network.
     """
 
     peak: float
     products: int
     memory: float
-    reduce: float
-    host: int
-    most: int
-    torus: int
 
     @property
     def clock(self):
@@ -45,11 +35,11 @@ class Chip:
 
 
 CHIPS = {
-    "v3": Chip(123e12, 4 * 128 * 128, 900e9, 340e12 / 1024, host=4, most=1024, torus=2),
-    "v4": Chip(275e12, 8 * 128 * 128, 1200e9, 1.1e15 / 4096, host=4, most=4096, torus=3),
-    "v5e": Chip(197e12, 4 * 128 * 128, 819e9, 51.2e12 / 256, host=8, most=256, torus=2),
-    "v5p": Chip(459e12, 8 * 128 * 128, 2765e9, 1200e9 / 2, host=4, most=6144, torus=3),
-    "v6e": Chip(918e12, 4 * 256 * 256, 1638e9, 102.4e12 / 256, host=8, most=256, torus=2),
+    "v3": Chip(123e12, 4 * 128 * 128, 900e9),
+    "v4": Chip(275e12, 8 * 128 * 128, 1200e9),
+    "v5e": Chip(197e12, 4 * 128 * 128, 819e9),
+    "v5p": Chip(459e12, 8 * 128 * 128, 2765e9),
+    "v6e": Chip(918e12, 4 * 256 * 256, 1638e9),
 }
 
 

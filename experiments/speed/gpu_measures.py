@@ -16,7 +16,6 @@ import tf_keras as keras
 
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.step_cost import FORWARD_AND_BACKWARD
-from axial.errors import InputError
 from axial.io.read import first_line
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
@@ -24,7 +23,7 @@ from axial.models.registry import build_model, find_variant
 from benchmark import training_function
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tpu"))
-from hlo import costs
+import hlo
 
 ROUNDS = 5
 HALF_A_SECOND = 0.5  # of a round
@@ -151,20 +150,14 @@ def measure(program, reached):
         "multiply_adds": needed,
         "bytes": moved,
         "of_products": needed / median / reached["multiply_adds"],
-        "of_bandwidth": moved / median / reached["bytes"] if moved else None,
+        "of_bandwidth": moved / median / reached["bytes"],
     }
 
 
 def _moved(compiled, spec):
-    """Bytes that the operations of the compiled program read and write, or None if its text cannot be read.
-
-    XLA compiles the program once more for its text.
-    """
-    text = compiled.experimental_get_compiler_ir(spec)(stage="optimized_hlo")
-    try:
-        return sum(cost.bytes for cost in costs(text)[0].values())
-    except InputError:
-        return None
+    """Bytes that the operations of the compiled program read and write. XLA compiles the program once more."""
+    module = compiled.experimental_get_compiler_ir(spec)(stage="optimized_hlo_serialized")
+    return sum(cost.bytes for cost in hlo.costs(hlo.parse(module))[0].values())
 
 
 def measure_all(programs, quick=False, report=lambda line: None, keep=lambda result: None):

@@ -125,35 +125,38 @@ def _kind(node):
     return f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op
 
 
-def _check():
-    """Raises InputError for flags that do not go together."""
+def _main(_):
     app.refuse_without("all", ("only",))
     app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir"))
-
-
-def _main(_):
-    _check()
     if not FLAGS.all:
         check_recipe()
     registered()  # refuses another installation before the slow tracing
-    if not FLAGS.all:
-        _, training, _ = recipe()
-        with working(f"{' '.join(FLAGS.gin_file)}: tracing a training step"):
-            found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
-        every = [_print(" ".join(FLAGS.gin_file), found)]
-    else:
-        every = []
-        for leaf in steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
-            for form in tpu_table.FORMS:
-                with working(f"{leaf}, {form}: tracing a training step"):
-                    found = tpu_compile.alone(operations_of, leaf, form)
-                every.append(_print(f"{leaf}, {form}", found))
-                if not found.pallas:
-                    break  # without kernels it is the same step
+    every = _all() if FLAGS.all else [_one()]
     lacking = len([found for found in every if found.missing])
     whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
     say(f"training steps: {len(every)}; {whole}")
     sys.exit(1 if lacking else 0)
+
+
+def _one():
+    """The printed `Operations` of the recipe of the flags."""
+    name, (_, training, _) = " ".join(FLAGS.gin_file), recipe()
+    with working(f"{name}: tracing a training step"):
+        found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
+    return _print(name, found)
+
+
+def _all():
+    """The printed `Operations` of every published recipe, with and without kernels."""
+    every = []
+    for leaf in tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
+        for form in tpu_table.FORMS:
+            with working(f"{leaf}, {form}: tracing a training step"):
+                found = tpu_compile.alone(operations_of, leaf, form)
+            every.append(_print(f"{leaf}, {form}", found))
+            if not found.pallas:
+                break  # without kernels it is the same step
+    return every
 
 
 def _print(name, found):
@@ -167,7 +170,7 @@ def _print(name, found):
 def operations_of(leaf, form):
     """The `Operations` of a training step of a published recipe."""
     replicas = tpu_table.cores(leaf)
-    with steps.recipe_of(leaf, form) as build:
+    with tpu_table.recipe_of(leaf, form) as build:
         return _operations(build, max(build()[1].batch // replicas, 1), replicas)
 
 

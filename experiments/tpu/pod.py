@@ -8,12 +8,11 @@ hidden behind the computing. A sum of B bytes over n chips takes
 
     2 B (n - 1) / n / R + 2 h t,
 
-where R is the published all-reduce bandwidth of a chip (`chips.CHIPS`), h the hops across half of each axis of the
+where R is the published all-reduce bandwidth of a chip (`NETWORKS`), h the hops across half of each axis of the
 torus, and t the time of a hop, which is an assumption. Cores of a chip sum first, at no cost. Meanwhile each host
 prepares its images; a step takes as long as the slower of the two.
 """
 
-import dataclasses
 import math
 import os
 import sys
@@ -31,102 +30,72 @@ from axial.recipes import experiments_dir
 FLAGS = flags.FLAGS
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """A step on a slice. Times are in seconds.
-
-    Attributes:
-        cores: devices of the slice.
-        chips: chips of the slice.
-        batch: images of a step.
-        compute, reduce, feed: of computing, of the sums, and of the input; feed is None if a host's speed is unknown.
-        host_images: images a second that each host must prepare.
-        paper: whether the paper trained on so many cores.
-    """
-
-    cores: int
-    chips: int
-    batch: int
-    compute: float
-    reduce: float
-    feed: float | None
-    host_images: float
-    paper: bool
-
-    @property
-    def step(self):
-        return max(self.compute + self.reduce, self.feed or 0.0)
-
-    @property
-    def efficiency(self):
-        """Share of the step in which the cores compute."""
-        return self.compute / self.step
-
-    @property
-    def limit(self):
-        """'input' if the cores wait for it, otherwise what takes them longer: 'compute' or 'sums'."""
-        if (self.feed or 0.0) > self.compute + self.reduce:
-            return "input"
-        return "compute" if self.compute >= self.reduce else "sums"
+# Of each generation: bytes a second that a chip sends to its neighbours while all chips sum (the published all-reduce
+# bandwidth of a pod, divided by its chips, or half of the published bidirectional bandwidth), chips of a host, chips of
+# the largest slice, and the axes of its network. From the pages that `axial.chips` names.
+NETWORKS = {
+    "v3": (340e12 / 1024, 4, 1024, 2),
+    "v4": (1.1e15 / 4096, 4, 4096, 3),
+    "v5e": (51.2e12 / 256, 8, 256, 2),
+    "v5p": (1200e9 / 2, 4, 6144, 3),
+    "v6e": (102.4e12 / 256, 8, 256, 2),
+}
 
 
 def predict(row, hop, host_images=None):
-    """[`Prediction`] for `CORES`, as far as slices of the row's generation reach.
+    """Predicted steps for `CORES`, as far as slices of the row's generation reach: dicts with times in seconds.
+
+    'compute', 'reduce' and 'feed' are the times of computing, of the sums, and of the input; 'feed' is None if a host's
+    speed is unknown. 'host_images' are images a second that each host must prepare. 'efficiency' is the share of the
+    step in which the cores compute. 'paper' says whether the paper trained on so many cores.
 
     Args:
         row: `tpu_table.Row` that fits, of a slice: a step on one device has no sums over the replicas.
         hop: seconds from a chip to the next.
         host_images: images a second that a host's input gives, if known.
     """
-    chip, found = row.chip, []
-    cores_of_chip = replicas_of(f"{row.slice.partition(':')[0]}:1x1")
+    generation, found = row.slice.partition(":")[0], []
+    bandwidth, of_host, most, axes = NETWORKS[generation]
     for cores in CORES:
-        chips = max(cores // cores_of_chip, 1)
-        if chips > chip.most:
+        chips = max(cores // replicas_of(f"{generation}:1x1"), 1)
+        if chips > most:
             break
-        hops = chip.torus * (chips ** (1 / chip.torus)) / 2
-        sums = 2 * row.all_reduced * (chips - 1) / chips / chip.reduce + row.all_reduces * 2 * hops * hop
-        step = row.seconds + sums
-        images = row.batch * cores // row.cores_an_image
-        hosts = math.ceil(chips / chip.host)
-        found.append(
-            Prediction(
-                cores,
-                chips,
-                images,
-                compute=row.seconds,
-                reduce=sums,
-                feed=images / hosts / host_images if host_images else None,
-                host_images=images / hosts / step,
-                paper=cores == tpu_table.cores(row.leaf),
-            )
-        )
+        hops = axes * chips ** (1 / axes) / 2
+        sums = 2 * row.all_reduced * (chips - 1) / chips / bandwidth + row.all_reduces * 2 * hops * hop
+        computed = row.seconds + sums
+        batch = row.batch * cores // row.cores_an_image
+        images = batch / math.ceil(chips / of_host)
+        feed = images / host_images if host_images else None
+        step = max(computed, feed or 0.0)
+        limit = "input" if step > computed else "compute" if row.seconds >= sums else "sums"
+        own = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "feed": feed}
+        own |= {"host_images": images / computed, "paper": cores == tpu_table.cores(row.leaf)}
+        found.append(own | {"step": step, "efficiency": row.seconds / step, "limit": limit})
     return found
 
 
 def _main(_):
     path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
-    rows = [row for row in tpu_table.read_rows(path).values() if FLAGS.only in row.leaf and row.fits]
+    rows = [row for row in tpu_table.read_table(path, tpu_table.Row).values() if FLAGS.only in row.leaf and row.fits]
     rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
-    found = []
+    result = []
     for row in rows:
         say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
+        found = predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images)
+        result += [{"leaf": row.leaf, "form": row.form, **p} for p in found]
+        cells = [
+            (f"{p['cores']}{' (paper)' * p['paper']}", p["batch"])
+            + tuple(f"{p[name]:.4f}" for name in ("compute", "reduce", "step"))
+            + (f"{p['efficiency']:.1%}", f"{p['host_images']:.0f}", p["limit"])
+            for p in found
+        ]
         header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
-        cells = []
-        for p in predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images):
-            times = [f"{value:.4f}" for value in (p.compute, p.reduce, p.step)]
-            cores = f"{p.cores}{' (paper)' if p.paper else ''}"
-            cells.append((cores, p.batch, *times, f"{p.efficiency:.1%}", f"{p.host_images:.0f}", p.limit))
-            shares = {"step": p.step, "efficiency": p.efficiency, "limit": p.limit}
-            found.append({"leaf": row.leaf, "form": row.form, **dataclasses.asdict(p), **shares})
         print_table(header, cells)
     say(" ".join(__doc__.split("The model.")[1].split()))
     say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
-    finish(found)
+    finish(result)
 
 
 if __name__ == "__main__":  # who imports this has flags of its own

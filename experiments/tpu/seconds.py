@@ -8,13 +8,14 @@ in the forms that accelerators have, or the TPU's compiler for a chip, at its le
 """
 
 import dataclasses
+import itertools
 import resource
 import sys
 import time
 
-import tensorflow as tf
 from absl import flags
 
+import hlo
 import steps
 import tpu_compile
 import tpu_table
@@ -23,9 +24,7 @@ from axial.cli import app
 from axial.cli.checks import check_page
 from axial.errors import InputError, check_installed
 from axial.io import show
-from axial.io.lock import locked_file
-from axial.io.read import read_rows
-from axial.io.write import write_block, write_text
+from axial.io.write import write_block
 from axial.recipes import experiments_dir
 
 FLAGS = flags.FLAGS
@@ -60,46 +59,6 @@ class Row:
     def key(self):
         return self.leaf, self.compiler
 
-    def rounded(self):
-        """With one decimal."""
-        cells = vars(self).items()
-        return Row(**{name: round(value, 1) if isinstance(value, float) else value for name, value in cells})
-
-
-def read(path):
-    """dict from (leaf, compiler) to the rows of a CSV file; empty if there is none. Raises InputError."""
-    if not tf.io.gfile.exists(path):
-        return {}
-    return {row.key: row for _, row in read_rows(path, Row)}
-
-
-def write(path, rows):
-    """Writes a CSV file of rows, a dict as of `read`."""
-    write_text(path, show.csv_rows(Row, [row.rounded() for _, row in sorted(rows.items())]))
-
-
-def add(path, row):
-    """Adds a row to a CSV file, to which other commands may have added. Returns all rows, as `read`."""
-    with locked_file(path):
-        rows = {**read(path), row.key: row}
-        write(path, rows)
-    return rows
-
-
-def complete(path, keys, measured):
-    """Adds the rows that a CSV file lacks, each as soon as it is measured. Returns all rows, as `read`.
-
-    Args:
-        path: of the file.
-        keys: (leaf, compiler) of each row.
-        measured: function of them that returns the `Row`.
-    """
-    rows = read(path)
-    for key in keys:
-        if key not in rows:  # another command may have added it
-            rows = add(path, measured(*key))
-    return rows
-
 
 def markdown(rows):
     """A table of rows, a dict as of `read`, as Markdown."""
@@ -129,7 +88,9 @@ def measure(lowered, leaf, compiler):
         fields["wall"] += wall
         fields["compiling"] += compiling
         fields["gib"] = max(fields["gib"], gib)
-    return Row(leaf, compiler, **fields)
+    return Row(
+        leaf, compiler, **{n: round(value, 1) if isinstance(value, float) else value for n, value in fields.items()}
+    )
 
 
 def lower(step, specs, compiler, batch):
@@ -139,8 +100,6 @@ def lower(step, specs, compiler, batch):
         step, specs: a function of tensors, and their `tf.TensorSpec`s.
         compiler, batch: see `Row`.
     """
-    from tensorflow.compiler.xla.service import hlo_pb2
-
     started, begun = time.perf_counter(), time.process_time()
     stage, _ = tpu_compile.trace(step, specs, compiler)
     traced = time.process_time()
@@ -148,7 +107,7 @@ def lower(step, specs, compiler, batch):
     raw = stage("optimized_hlo_serialized" if here else "hlo_serialized")
     compiled, wall = time.process_time(), time.perf_counter() - started
     raw = stage("hlo_serialized") if here else raw
-    module = hlo_pb2.HloModuleProto.FromString(raw)
+    module = hlo.parse(raw)
     fields = {
         "batch": batch,
         "instructions": sum(len(computation.instructions) for computation in module.computations),
@@ -183,17 +142,15 @@ def _check():
 
 def _main(_):
     _check()
-    path, compilers = app.flag("csv"), (tpu_compile.CPU, FLAGS.slice)
-    leaves = steps.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
-    keys = [(leaf, compiler) for leaf in leaves for compiler in compilers]
-    if not set(keys) <= read(path).keys():
+    path = app.flag("csv")
+    leaves = tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
+    rows = tpu_table.read_table(path, Row)
+    lacking = [key for key in itertools.product(leaves, (tpu_compile.CPU, FLAGS.slice)) if key not in rows]
+    if lacking:
         check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
-
-    def measured(*key):
+    for key in lacking:
         with show.working(" ".join(key)):
-            return measure(lower_recipe, *key)
-
-    rows = complete(path, keys, measured)
+            rows = tpu_table.add_row(path, measure(lower_recipe, *key))
     table = markdown(rows)
     show.say(*table.splitlines())
     if FLAGS.markdown:
@@ -203,7 +160,7 @@ def _main(_):
 def lower_recipe(leaf, compiler):
     """`lower` of a recipe's step."""
     app.silence_xla()
-    with steps.recipe_of(leaf, "recipe") as build:
+    with tpu_table.recipe_of(leaf, "recipe") as build:
         batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
         return lower(*steps.training_step(build, batch, 1, compiler), compiler, batch)
 

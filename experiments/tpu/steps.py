@@ -1,34 +1,17 @@
 """The steps that are asked of the TPU's compiler: of a recipe's training, and of a model that is served."""
 
-import contextlib
 import dataclasses
-import tempfile
 
 import tensorflow as tf
 
 import tpu_compile
 import tpu_table
-from axial import configuration
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.errors import InputError
 from axial.serving.fold import fold
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
 from axial.training.trainer import check_batch
-
-
-@contextlib.contextmanager
-def recipe_of(leaf, form):
-    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
-    with tempfile.TemporaryDirectory() as folder:
-        splits = tpu_table.write_stand_in(leaf.partition("/")[0], folder)
-
-        def build():
-            configuration.load([leaf], [*splits, *tpu_table.BINDINGS[form]])
-            return configuration.build(data_dir=folder)
-
-        yield build
 
 
 def lowered_row(leaf, slice_name, form, batch=None):
@@ -38,19 +21,11 @@ def lowered_row(leaf, slice_name, form, batch=None):
         leaf, slice_name, form: see `tpu_table.Row`.
         batch: of each replica; None for the recipe's own.
     """
-    with recipe_of(leaf, form) as build:
+    with tpu_table.recipe_of(leaf, form) as build:
         training = build()[1]
         replicas = replicas_of(slice_name, training.partitions)
         batch = batch or max(training.batch // replicas, 1)
         return tpu_compile.lower(*training_step(build, batch, replicas, slice_name), slice_name), training, batch
-
-
-def named(leaves, only):
-    """The recipes whose names have the text of --only. Raises InputError if there is none."""
-    found = [leaf for leaf in leaves if only in leaf]
-    if not found:
-        raise InputError(f"--only={only}: no recipe has this in its name")
-    return found
 
 
 def training_step(build, batch, replicas, slice_name):

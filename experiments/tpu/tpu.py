@@ -43,9 +43,7 @@ def _check():
 def _main(_):
     _check()
     replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
-    generation = FLAGS.slice.partition(":")[0]
-    chip = CHIPS.get(generation)
-    if FLAGS.parts and not chip:
+    if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if not FLAGS.all:
         check_recipe()
@@ -56,19 +54,21 @@ def _main(_):
         _compile_all()
         return
 
+    _compile_step()
+
+
+def _compile_step():
+    """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
     training, programs = recipe()[1], {}
     partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
-    replicas = replicas_of(FLAGS.slice, partitions)
-
-    def gib(size):
-        return f"{size / 2**30:.2f} GiB"
+    generation, replicas = FLAGS.slice.partition(":")[0], replicas_of(FLAGS.slice, partitions)
 
     def compiled(batch):
         if batch not in programs:
             with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
                 hlo = tpu_compile.alone(steps.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
                 programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {gib(programs[batch].used)}")
+            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
         return programs[batch]
 
     limit = tpu_compile.usable(FLAGS.slice)
@@ -76,8 +76,8 @@ def _main(_):
     program = compiled(batch or unit)
     if not program.fits:
         say(
-            f"{batch or unit} images a device do not fit: {gib(program.used)} of {gib(program.limit)}, "
-            f"{gib(program.used - program.limit)} too much; try a smaller --batch, "
+            f"{batch or unit} images a device do not fit: {_gib(program.used)} of {_gib(program.limit)}, "
+            f"{_gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
             "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
             "or a generation with more memory"
@@ -88,12 +88,12 @@ def _main(_):
     shared = f" of {partitions} devices" if partitions > 1 else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
     if FLAGS.mode == "train" and not FLAGS.batch:
-        whole = training.batch
-        say(f"{whole} images a step fit on {least_slice(FLAGS.slice, whole, batch, partitions) or 'no slice of it'}")
-    say(f"memory {gib(program.used)} of {gib(limit) if limit else 'an unknown limit'}")
+        fits = least_slice(generation, training.batch, batch, partitions) or "no slice of it"
+        say(f"{training.batch} images a step fit on {fits}")
+    say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
-    cores = replicas_of(f"{generation}:1x1")  # of a chip, that are devices
+    chip, cores = CHIPS.get(generation), replicas_of(f"{generation}:1x1")  # of a chip, that are devices
     if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
         result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products / cores, 1)
         say(
@@ -101,8 +101,8 @@ def _main(_):
             "the products of as many cycles"
         )
     if FLAGS.parts:
-        speeds = chip.products / cores, chip.memory / chip.clock / cores
-        result["parts"] = _print_parts(program, *speeds)
+        result["parts"] = parts(program, chip.products / cores, chip.memory / chip.clock / cores)
+        _print_parts(result["parts"])
         result["moves"] = _print_moves(program)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
@@ -114,16 +114,19 @@ def _main(_):
     finish(result)
 
 
-def least_slice(slice_name, batch, largest, partitions=1):
+def _gib(size):
+    return f"{size / 2**30:.2f} GiB"
+
+
+def least_slice(generation, batch, largest, partitions=1):
     """The smallest slice of a generation that trains with a batch, as text, or None.
 
     Args:
-        slice_name: any slice of the generation, like 'v5e:4x4'.
+        generation: like 'v5e'.
         batch: images of a step, over all replicas.
         largest: most images of a replica.
         partitions: see `replicas_of`.
     """
-    generation = slice_name.partition(":")[0]
     for topology in GENERATIONS[generation].topologies.split():
         devices = replicas_of(f"{generation}:{topology}")
         replicas = devices // partitions
@@ -146,24 +149,8 @@ def _multiply_adds():
     return sum(row.macs for row in rows)
 
 
-def _print_moves(program):
-    """Prints what copies, slices and pads cost. Returns the largest of them."""
-    all_of_it = sum(cost.cycles for cost in program.moves.values())
-    rows = [
-        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / max(program.cycles, 1)}
-        for (part, name), cost in program.moves.items()
-    ]
-    say(
-        f"copies, slices, pads and other moves: {all_of_it / 1e6:.2f} M cycles, "
-        f"{all_of_it / max(program.cycles, 1):.1%}; the largest:"
-    )
-    for row in rows[:5]:
-        say(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
-    return rows[:20]
-
-
-def _print_parts(program, products, memory):
-    """Prints what each part costs beside what it must, the most wasteful first. Returns the rows.
+def parts(program, products, memory):
+    """A dict of what each part costs beside what it must, the most wasteful first.
 
     Args:
         program: `Compiled`.
@@ -171,26 +158,35 @@ def _print_parts(program, products, memory):
     """
     rows = []
     for part, cost in program.by_part.items():
-        least, limit = cost.bound(products, memory)
+        bound, limit = cost.bound(products, memory)
         share = cost.cycles / max(program.cycles, 1)
-        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(least), "limit": limit})
-    rows.sort(key=lambda row: row["bound"] - row["cycles"])
+        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(bound), "limit": limit})
+    return sorted(rows, key=lambda row: row["bound"] - row["cycles"])
+
+
+def _print_parts(rows):
     header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
-    cells = [
-        (
-            row["part"],
-            f"{row['cycles'] / 1e6:.2f}",
-            f"{row['share']:.1%}",
-            f"{row['bytes'] / 1e6:.1f}",
-            f"{row['products'] / 1e9:.2f}",
-            f"{row['bound'] / 1e6:.2f}",
-            row["limit"],
-            f"{row['cycles'] / max(row['bound'], 1):.1f}",
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        cycles, bound = row["cycles"] / 1e6, row["bound"] / 1e6
+        cost = f"{cycles:.2f}", f"{row['share']:.1%}", f"{row['bytes'] / 1e6:.1f}", f"{row['products'] / 1e9:.2f}"
+        ratio = f"{row['cycles'] / max(row['bound'], 1):.1f}"
+        cells.append((row["part"], *cost, f"{bound:.2f}", row["limit"], ratio))
     print_table(header, cells)
-    return rows
+
+
+def _print_moves(program):
+    """Prints what copies, slices and pads cost. Returns the largest of them."""
+    whole = max(program.cycles, 1)
+    rows = [
+        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / whole}
+        for (part, name), cost in program.moves.items()
+    ]
+    cycles = sum(row["cycles"] for row in rows)
+    say(f"copies, slices, pads and other moves: {cycles / 1e6:.2f} M cycles, {cycles / whole:.1%}; the largest:")
+    for row in rows[:5]:
+        say(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
+    return rows[:20]
 
 
 def compile_row(leaf, slice_name, form, known=None):
@@ -232,7 +228,7 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    steps.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
+    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
     finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])

@@ -6,6 +6,7 @@ programs and are not times. The cost model does not look into Pallas kernels. Th
 instruction bundles that it runs.
 """
 
+import base64
 import dataclasses
 import functools
 import glob
@@ -27,18 +28,19 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
-from axial.chips import MEGACORE
+import hlo
 from axial.errors import InputError, pip_install
 from axial.evaluation.processes import end_with
 from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
-from hlo import KERNEL, all_reduces, costs, padding_share
+from hlo import KERNEL
 
+HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
 DEFAULT_SLICE = "v5e:1x1"
 CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile
+MEGACORE = ("v4", "v5p")  # two cores are one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
 FULL = 0.85  # share of the memory above which the compiler spends cycles to save bytes
-HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
 SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
 
 
@@ -127,9 +129,7 @@ def lower(function, specs, slice_name=DEFAULT_SLICE):
 
 def for_compiler(raw):
     """A serialised HLO module of `trace` in the form that `compile_for` takes."""
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    module = hlo_pb2.HloModuleProto.FromString(raw)
+    module = hlo.parse(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
@@ -174,13 +174,13 @@ def usable(slice_name):
     return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
 
 
-def compile_for(hlo, slice_name, level="O1", *, partitions=1):
+def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
     What the compiler said of a program is kept in the user's cache, so that the same program is compiled once.
 
     Args:
-        hlo: result of `lower`.
+        lowered: result of `lower`.
         slice_name: like 'v5e:4x4'.
         level: optimisation level, 'O0' to 'O3'. None is the compiler's default, which takes ten times as long.
         partitions: devices that share a replica; see `TrainingConfig.partitions`.
@@ -190,12 +190,53 @@ def compile_for(hlo, slice_name, level="O1", *, partitions=1):
             a kernel, or one that cannot be read.
         MemoryError: the compiler was killed.
     """
-    path = _kept_path(hlo, slice_name, level, partitions)
+    path = _kept_path(lowered, slice_name, level, partitions)
     if not os.path.exists(path):
-        answer = alone(_compiled, hlo, slice_name, level, partitions)
+        answer = alone(_compiled, lowered, slice_name, level, partitions)
         write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
     with gzip.open(path) as file:
-        return _report(json.load(file), custom_calls(hlo), usable(slice_name), partitions)
+        answer = json.load(file)
+    limit = usable(slice_name)
+    if "module" not in answer:
+        return Compiled(False, **answer)
+    if limit and answer["used"] > limit:
+        return Compiled(False, answer["used"], limit)
+    program = base64.b64decode(answer["module"])
+    left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
+    return report(hlo.parse(program), answer["used"], answer["kernels"], sorted(left), partitions)
+
+
+def report(program, used, kernels, calls, partitions=1):
+    """`Compiled` of a program that fits.
+
+    Args:
+        program: `HloModuleProto`, optimised.
+        used: bytes of memory that it needs.
+        kernels: see `hlo.costs`.
+        calls: targets of custom calls that have no TPU kernel.
+        partitions: devices that share a replica.
+    """
+    by_op, by_part, moves = hlo.costs(program, kernels)
+    sums = hlo.all_reduces(program, partitions)
+    return Compiled(
+        fits=True,
+        used=used,
+        limit=None,
+        cycles=sum(cost.cycles for cost in by_op.values()),
+        by_op=by_op,
+        by_part=by_part,
+        moves=moves,
+        padding=hlo.padding_share(program),
+        all_reduced=sum(sums),
+        all_reduces=len(sums),
+        custom_calls=tuple(calls),
+    )
+
+
+def custom_calls(module):
+    """Targets of the custom calls in a serialised module: routines that XLA does not generate itself."""
+    targets = {call.custom_call_target for call in hlo.custom_calls(hlo.parse(module))}
+    return {target for target in targets if not target.startswith(HINTS)}
 
 
 def alone(function, *arguments):
@@ -237,20 +278,22 @@ def _answer(writer, parent, function, arguments):
         writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
 
 
-def _kept_path(hlo, slice_name, level, partitions):
+def _kept_path(lowered, slice_name, level, partitions):
     """File of the compiler's answer about a program."""
     try:
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
-    settings = f" {slice_name} {level} {partitions} libtpu {version} {SCHEDULE}"
-    return os.path.join(cache_dir(), "compiled", hashlib.sha256(hlo + settings.encode()).hexdigest() + ".json.gz")
+    settings = f" {slice_name} {level} {partitions} libtpu {version} module"
+    return os.path.join(cache_dir(), "compiled", hashlib.sha256(lowered + settings.encode()).hexdigest() + ".json.gz")
 
 
-def _compiled(hlo, slice_name, level, partitions):
-    """dict of the compiler's answer: 'used' and, if the program fits, 'text' and 'kernels', otherwise 'limit'."""
+def _compiled(lowered, slice_name, level, partitions):
+    """dict of the compiler's answer: 'used' and, if the program fits, 'module' and 'kernels', otherwise 'limit'."""
+    if KERNEL.encode() in lowered:
+        _schedules()
     try:
-        executable = _compile(hlo, slice_name, level, partitions)
+        executable = compiler(lowered, slice_name, level, partitions)()
     except Exception as error:  # jax's error class is private too
         sizes = refused_sizes(str(error))
         if not sizes:
@@ -264,8 +307,10 @@ def _compiled(hlo, slice_name, level, partitions):
         + memory.temp_size_in_bytes
         + memory.generated_code_size_in_bytes
     )
-    text = executable.hlo_modules()[0].to_string()
-    return {"used": used, "text": text, "kernels": _kernel_cycles(text, _schedules().name) if KERNEL in text else {}}
+    module = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+    kernels = [call for call in hlo.custom_calls(hlo.parse(module)) if call.custom_call_target == KERNEL]
+    cycles = kernel_cycles(kernels, _schedules().name) if kernels else {}
+    return {"used": used, "module": base64.b64encode(module).decode(), "kernels": cycles}
 
 
 def refused_sizes(text):
@@ -304,13 +349,7 @@ def _schedules():
     return folder
 
 
-def _compile(hlo, slice_name, level, partitions):
-    if KERNEL.encode() in hlo:
-        _schedules()
-    return compiler(hlo, slice_name, level, partitions)()
-
-
-def compiler(hlo, slice_name, level="O1", partitions=1):
+def compiler(lowered, slice_name, level="O1", partitions=1):
     """A function without arguments that compiles a lowered module by libtpu, in this process; see `compile_for`."""
     _prepare()
     try:
@@ -335,7 +374,7 @@ def compiler(hlo, slice_name, level="O1", partitions=1):
         raise InputError(f"--slice={slice_name}: libtpu knows no such slice ({line[:150]})") from None
     devices = list(topology.devices)
     with mlir.make_ir_context():
-        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(lowered))
     compile_options = jax_compiler.get_compile_options(
         num_replicas=len(devices) // partitions,
         num_partitions=partitions,
@@ -348,63 +387,25 @@ def compiler(hlo, slice_name, level="O1", partitions=1):
     )
 
 
-def custom_calls(hlo):
-    """Targets of the custom calls in a lowered module: routines that XLA does not generate itself."""
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    computations = hlo_pb2.HloModuleProto.FromString(hlo).computations
-    calls = (i.custom_call_target for c in computations for i in c.instructions if i.opcode == "custom-call")
-    return {call for call in calls if not call.startswith(HINTS)}
-
-
-def _report(answer, custom_calls, limit, partitions=1):
-    """`Compiled` of the compiler's answer. A program that it compiles and that needs more than `limit` does not fit.
-
-    Args:
-        answer: dict of `_compiled`.
-        custom_calls: those of the program that was compiled, since the TPU's compiler adds its own.
-        limit: bytes of a device's memory, or None if not known.
-        partitions: devices that share a replica.
-    """
-    if "text" not in answer:
-        return Compiled(False, **answer)
-    if limit and answer["used"] > limit:
-        return Compiled(False, answer["used"], limit)
-    text = answer["text"]
-    by_op, by_part, moves = costs(text, answer["kernels"])
-    sums = all_reduces(text, partitions)
-    left = set(re.findall(r'custom_call_target="([^"]+)"', text))
-    return Compiled(
-        fits=True,
-        used=answer["used"],
-        limit=None,
-        cycles=sum(cost.cycles for cost in by_op.values()),
-        by_op=by_op,
-        by_part=by_part,
-        moves=moves,
-        padding=padding_share(text),
-        all_reduced=sum(sums),
-        all_reduces=len(sums),
-        custom_calls=tuple(sorted((left & custom_calls) - {KERNEL})),
-    )
-
-
-def _kernel_cycles(text, folder):
+def kernel_cycles(calls, folder):
     """dict from the names of the instructions that call a Pallas kernel to the cycles of a call.
 
     libtpu writes a single file for identical kernels.
+
+    Args:
+        calls: the instructions.
+        folder: where libtpu has written schedules.
     """
-    calls, found = [], {}
-    pattern = rf'%?([\w.\-]+) = .*custom_call_target="{KERNEL}".*op_name="([^"]*)".*"body":"([^"]*)"'
-    for name, path, body in re.findall(pattern, text):
-        calls.append((name, path, body))
+    bodies = {call.name: re.search(rb'"body":"([^"]*)"', call.backend_config)[1] for call in calls}
+    found = {}
+    for name, body in bodies.items():
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt")):
             with open(schedule) as file:
                 found[body] = bundles_run(file.read())
-    missing = [path for _, path, body in calls if body not in found]
-    if missing:
-        raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {missing[0]}")
-    return {name: found[body] for name, _, body in calls}
+    for call in calls:
+        if bodies[call.name] not in found:
+            raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {call.metadata.op_name}")
+    return {name: found[body] for name, body in bodies.items()}
 
 
 def bundles_run(schedule):

@@ -3,13 +3,16 @@
 A compilation takes minutes. So the rows are kept in a CSV file, and a row that the file has is not computed again.
 """
 
+import contextlib
 import dataclasses
 import glob
 import os
 import re
+import tempfile
 
 import tensorflow as tf
 
+from axial import configuration
 from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
 from axial.data.convert import convert_split, encode_item
@@ -62,6 +65,10 @@ class Row(CompiledStep):
     """
 
     @property
+    def key(self):
+        return self.leaf, self.slice, self.form
+
+    @property
     def chip(self):
         """The `Chip` of its slice."""
         return CHIPS[self.slice.partition(":")[0]]
@@ -82,9 +89,6 @@ class Row(CompiledStep):
         cores = replicas_of(self.slice)
         chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
         return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
-
-
-COLUMNS = [field.name for field in dataclasses.fields(Row)]
 
 
 def leaves(experiments, folder="*"):
@@ -124,24 +128,19 @@ def plan(experiments):
     )
 
 
-def read_rows(path):
-    """dict from (leaf, slice, form) to the rows of a CSV file; empty if there is none. Raises InputError."""
+def read_table(path, row_type):
+    """dict from keys to the rows of a CSV file; empty if there is none. Raises InputError."""
     if not tf.io.gfile.exists(path):
         return {}
-    if read.read_text(path).partition("\n")[0] != ",".join(COLUMNS):
-        raise InputError(f"{path}: expected the columns {','.join(COLUMNS)}")
-    rows = {}
-    for where, row in read.read_rows(path, Row):
-        try:
-            replicas_of(row.slice), BINDINGS[row.form], row.chip
-        except (InputError, KeyError) as error:
-            raise InputError(f"{where}no such slice or form ({error})") from None
-        rows[row.leaf, row.slice, row.form] = row
+    return {row.key: row for _, row in read.read_rows(path, row_type)}
+
+
+def add_row(path, row):
+    """Adds a row to a CSV file, to which other commands may have added for hours. Returns all rows, as `read_table`."""
+    with locked_file(path):
+        rows = {**read_table(path, type(row)), row.key: row}
+        write_text(path, show.csv_rows(type(row), [row for _, row in sorted(rows.items())]))
     return rows
-
-
-def write_rows(path, rows):
-    write_text(path, show.csv_rows(Row, [row for _, row in sorted(rows.items())]))
 
 
 def known_sizes(rows, leaf, form):
@@ -159,20 +158,30 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
         progress: function of a line of text.
         only: leaves whose names do not have this text are left out.
     """
-    rows = read_rows(path)
+    rows = read_table(path, Row)
     waiting = [key for key in plan(experiments) if only in key[0]]
     while waiting:
         key = leaf, slice_name, form = waiting.pop(0)
         if key not in rows:
             progress(" ".join(key))
-            row = compile_row(*key, known_sizes(rows, leaf, form))
-            with locked_file(path):
-                rows = {**read_rows(path), key: row}  # another command may have added to the file for hours
-                write_rows(path, rows)
+            rows = add_row(path, compile_row(*key, known_sizes(rows, leaf, form)))
         if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]
     return rows
+
+
+@contextlib.contextmanager
+def recipe_of(leaf, form):
+    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
+    with tempfile.TemporaryDirectory() as folder:
+        splits = write_stand_in(leaf.partition("/")[0], folder)
+
+        def build():
+            configuration.load([leaf], [*splits, *BINDINGS[form]])
+            return configuration.build(data_dir=folder)
+
+        yield build
 
 
 def write_stand_in(folder, output_dir):
@@ -211,6 +220,14 @@ def _spec(folder):
     names = tuple(f"class {i}" for i in range(count))
     more = {"ignore": 2000} if folder in CLASSES else {}
     return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
+
+
+def named(leaves, only):
+    """The recipes whose names have the text of --only. Raises InputError if there is none."""
+    found = [leaf for leaf in leaves if only in leaf]
+    if not found:
+        raise InputError(f"--only={only}: no recipe has this in its name")
+    return found
 
 
 def markdown(rows):

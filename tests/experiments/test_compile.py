@@ -1,9 +1,12 @@
 """A process of its own for what takes much memory; what is read from the TPU's compiler, and the largest batch."""
 
+import base64
 import os
 import signal
 
 import pytest
+from jaxlib import _hlo
+from tensorflow.compiler.xla.service import hlo_pb2
 
 import tpu_compile
 from axial.errors import InputError
@@ -71,18 +74,20 @@ def test_bundles_of_a_loop_run_at_each_turn():
 
 def test_kernels_of_one_body_have_one_file(tmp_path):
     """There are two calls of one kernel, which share a file, and one call of another kernel."""
-    call = (
-        '  %attend.{0} = (bf16[8,65]) custom-call(%q), custom_call_target="tpu_custom_call", '
-        'metadata={{op_name="m/stage2_block1/attention/width/attend/pallas_call"}}, '
-        'backend_config={{"custom_call_config":{{"body":"{1}"}}}}'
-    )
-    text = "\n".join([call.format(1, "AB"), call.format(2, "AB"), call.format(3, "CD")])
+
+    def call(number, body):
+        config = f'{{"custom_call_config":{{"body":"{body}"}}}}'.encode()
+        found = hlo_pb2.HloInstructionProto(name=f"attend.{number}", opcode="custom-call", backend_config=config)
+        found.metadata.op_name = "m/stage2_block1/attention/width/attend/pallas_call"
+        return found
+
     for name, schedule in (("attend.1", BUNDLES), ("attend.3", "   0x1   :  {}\n"), ("fusion.1", BUNDLES)):
         (tmp_path / f"123-{name}-71-{tpu_compile.SCHEDULE}.txt").write_text(schedule)
         (tmp_path / f"123-{name}-70-schedule-analysis_{tpu_compile.SCHEDULE}.txt").write_text("Schedule analysis:\n")
-    assert tpu_compile._kernel_cycles(text, tmp_path) == {"attend.1": 296, "attend.2": 296, "attend.3": 1}
+    found = tpu_compile.kernel_cycles([call(1, "AB"), call(2, "AB"), call(3, "CD")], tmp_path)
+    assert found == {"attend.1": 296, "attend.2": 296, "attend.3": 1}
     with pytest.raises(InputError, match="no schedule, so no cycles, of the kernel m/stage2_block1/.*attend"):
-        tpu_compile._kernel_cycles(call.format(9, "EF"), tmp_path)
+        tpu_compile.kernel_cycles([call(9, "EF")], tmp_path)
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 13, 4096])
@@ -128,7 +133,13 @@ def test_a_refusal_says_how_much(words):
     assert tpu_compile.refused_sizes("INTERNAL: something else") is None
 
 
-def test_a_program_that_needs_more_than_a_device_has_does_not_fit():
-    answer = {"used": 20, "text": "", "kernels": {}}
-    assert tpu_compile._report(answer, set(), 10) == tpu_compile.Compiled(False, 20, 10)
-    assert tpu_compile._report(answer, set(), 20).fits and tpu_compile._report(answer, set(), None).fits
+@pytest.mark.parametrize("used,fits", [(15.75, True), (15.76, False)])
+def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, monkeypatch, tmp_path):
+    """Here the compiler takes the program, as it does where the memory is a little too small."""
+    text = "HloModule step\nENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}\n"
+    program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    answer = {"used": int(used * 2**30), "module": base64.b64encode(program).decode(), "kernels": {}}
+    monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: answer)
+    monkeypatch.setattr(tpu_compile, "cache_dir", lambda: str(tmp_path))
+    found = tpu_compile.compile_for(program, "v5e:1x1")
+    assert (found.fits, found.limit) == (fits, None if fits else int(15.75 * 2**30))

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from jaxlib import _hlo
 
 import hlo
 from hlo import Cost
@@ -13,13 +14,17 @@ from hlo import Cost
 # that cuts a piece.
 PROGRAM = """HloModule step
 
-%body.1 (p: (s32[])) -> (s32[]) {
-  %a = f32[8,32]{1,0:T(8,128)} parameter(0)
-  %b = f32[32,65]{1,0:T(8,128)S(1)} parameter(1)
+%body.1 (p: (s32[], f32[8,32], f32[32,65])) -> (s32[], f32[8,32], f32[32,65]) {
+  %p = (s32[]{:T(128)}, f32[8,32]{1,0:T(8,128)}, f32[32,65]{1,0:T(8,128)S(1)}) parameter(0)
+  %n = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %a = f32[8,32]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  %b = f32[32,65]{1,0:T(8,128)S(1)} get-tuple-element(%p), index=2
   %dot.1 = f32[8,65]{1,0:T(8,128)} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="m/backbone/stage3_block2/attention/width/MatMul"}, backend_config={"estimated_cycles":"100"}
+  ROOT %t1 = (s32[]{:T(128)}, f32[8,32]{1,0:T(8,128)}, f32[32,65]{1,0:T(8,128)S(1)}) tuple(%n, %a, %b)
 }
 
-%three (c: (s32[])) -> pred[] {
+%three (c: (s32[], f32[8,32], f32[32,65])) -> pred[] {
+  %c = (s32[]{:T(128)}, f32[8,32]{1,0:T(8,128)}, f32[32,65]{1,0:T(8,128)S(1)}) parameter(0)
   %limit = s32[]{:T(128)} constant(3)
   %more = s32[]{:T(128)} constant(5)
   %i = s32[]{:T(128)} get-tuple-element(%c), index=0
@@ -28,14 +33,19 @@ PROGRAM = """HloModule step
   ROOT %and = pred[]{:T(512)} and(%less, %less.1)
 }
 
-%body.2 (p: (s32[])) -> (s32[]) {
-  %add.1 = s32[]{:T(128)} add(%p, %p), metadata={op_name="optimizer/add"}, backend_config={"estimated_cycles":"11"}
+%body.2 (q: (s32[], s32[])) -> (s32[], s32[]) {
+  %q = (s32[]{:T(128)}, s32[]{:T(128)}) parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%q), index=0
+  %m = s32[]{:T(128)} get-tuple-element(%q), index=1
+  %add.1 = s32[]{:T(128)} add(%j, %m), metadata={op_name="optimizer/add"}, backend_config={"estimated_cycles":"11"}
+  ROOT %t2 = (s32[]{:T(128)}, s32[]{:T(128)}) tuple(%add.1, %m)
 }
 
-%unknown (c: (s32[])) -> pred[] {
-  %i.1 = s32[]{:T(128)} get-tuple-element(%c), index=0
-  %n = s32[]{:T(128)} get-tuple-element(%c), index=1
-  ROOT %less.2 = pred[]{:T(512)} compare(%i.1, %n), direction=LT
+%unknown (u: (s32[], s32[])) -> pred[] {
+  %u = (s32[]{:T(128)}, s32[]{:T(128)}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%u), index=0
+  %n.1 = s32[]{:T(128)} get-tuple-element(%u), index=1
+  ROOT %less.2 = pred[]{:T(512)} compare(%i.1, %n.1), direction=LT
 }
 
 %fused.1 (p0: bf16[1,9,9,16], p1: bf16[3,3,16,32]) -> bf16[1,5,5,32] {
@@ -49,12 +59,14 @@ PROGRAM = """HloModule step
   ROOT %cut = f32[1,128]{1,0:T(1,128)} slice(%q0), slice={[0:1], [0:128]}
 }
 
-ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,128] {
+ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128], v: (s32[], f32[8,32], f32[32,65]), w: (s32[], s32[])) -> f32[1,128] {
   %x = bf16[1,9,9,16]{3,2,1,0:T(8,128)(2,1)} parameter(0)
   %k = bf16[3,3,16,32]{3,2,1,0:T(8,128)(2,1)} parameter(1)
   %t = f32[100,128]{1,0:T(8,128)} parameter(2)
-  %while.1 = (s32[]) while(%t), condition=%three, body=%body.1
-  %while.2 = (s32[]) while(%t), condition=%unknown, body=%body.2
+  %v = (s32[]{:T(128)}, f32[8,32]{1,0:T(8,128)}, f32[32,65]{1,0:T(8,128)S(1)}) parameter(3)
+  %w = (s32[]{:T(128)}, s32[]{:T(128)}) parameter(4)
+  %while.1 = (s32[]{:T(128)}, f32[8,32]{1,0:T(8,128)}, f32[32,65]{1,0:T(8,128)S(1)}) while(%v), condition=%three, body=%body.1
+  %while.2 = (s32[]{:T(128)}, s32[]{:T(128)}) while(%w), condition=%unknown, body=%body.2
   %fusion.1 = bf16[1,5,5,32]{3,2,1,0:T(8,128)(2,1)} fusion(%x, %k), kind=kOutput, calls=%fused.1, backend_config={"estimated_cycles":"50"}
   %copy.1 = bf16[1,5,5,32]{2,1,3,0:T(8,128)(2,1)} copy(%fusion.1), backend_config={"estimated_cycles":"7"}
   ROOT %fusion.2 = f32[1,128]{1,0:T(1,128)} fusion(%t), kind=kLoop, calls=%fused.2, metadata={op_name="center_loss/strided_slice"}, backend_config={"estimated_cycles":"3"}
@@ -62,8 +74,13 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128]) -> f32[1,
 """  # noqa: E501
 
 
+def parse(text):
+    """`HloModuleProto` of a program's text."""
+    return hlo.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+
+
 def test_costs_count_loops_and_name_parts():
-    by_op, by_part, moves = hlo.costs(PROGRAM)
+    by_op, by_part, moves = hlo.costs(parse(PROGRAM))
     assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
     # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
@@ -82,14 +99,17 @@ def test_costs_count_loops_and_name_parts():
 
 
 def test_a_kernels_cycles_come_from_its_schedule():
-    line = (
-        '  %attend.1 = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(), custom_call_target="tpu_custom_call", '
-        'metadata={op_name="m/stage2_block1/attention/width/attend"}'
-    )
-    text = "ENTRY %main (x: f32[]) -> bf16[8,128] {\n" + line + "\n}\n"
-    by_op, by_part, moves = hlo.costs(text, {"attend.1": 60})
+    text = """HloModule step
+ENTRY %main (x: f32[8]) -> bf16[8,128] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %attend.1 = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(), custom_call_target="tpu_custom_call", metadata={op_name="m/stage2_block1/attention/width/attend"}
+}
+"""  # noqa: E501
+    by_op, by_part, moves = hlo.costs(parse(text), {"attend.1": 60})
     assert by_op == {"kernel": Cost(60, 8 * 128 * 2)} and by_part == {"stage2 attention": Cost(60, 8 * 128 * 2)}
     assert not moves
+    said = text.replace(", metadata", ', backend_config={"cost_estimate":{"bytes_accessed":"77"}}, metadata')
+    assert hlo.costs(parse(said), {"attend.1": 60})[0] == {"kernel": Cost(60, 77)}
 
 
 @pytest.mark.parametrize(
@@ -108,37 +128,38 @@ def test_products_do_not_count_padding(window, image, out):
     low, high = map(int, options["pad"].split("_"))
     padded = np.pad(padded, (low, high))
     expected = sum(padded[o * stride + k * dilate] for o in range(out) for k in range(3))
-    text = f"""ENTRY %main (x: f32[2,{image},4]) -> f32[2,{out},8] {{
+    text = f"""HloModule step
+ENTRY %main (x: f32[2,{image},4], k: f32[3,4,8]) -> f32[2,{out},8] {{
   %x = f32[2,{image},4]{{2,1,0}} parameter(0)
   %k = f32[3,4,8]{{2,1,0}} parameter(1)
-  %y = f32[2,{out},8]{{2,1,0}} convolution(%x, %k), window={{{window}}}, dim_labels=b0f_0io->b0f
+  ROOT %y = f32[2,{out},8]{{2,1,0}} convolution(%x, %k), window={{{window}}}, dim_labels=b0f_0io->b0f
 }}"""
-    assert hlo.costs(text)[1]["rest"].products == expected * 2 * 4 * 8
+    assert hlo.costs(parse(text))[1]["rest"].products == expected * 2 * 4 * 8
 
 
-def test_bytes_of_all_reduces():
-    """XLA numbers the sixth element of a tuple in a comment."""
-    text = """
-ENTRY %main (a: f32[64]) -> f32[64] {
-  %all-reduce.1 = f32[64]{0:T(256)} all-reduce(%a), channel_id=1
-  %all-reduce.2 = (f32[3,4]{1,0:T(8,128)}, bf16[8]{0:T(8,128)(2,1)}, f32[1]{0}, f32[1]{0}, f32[1]{0}, /*index=5*/f32[2]{0}) all-reduce(%b, %c), channel_id=2
-  %all-reduce-start.3 = f32[] all-reduce-start(%d), channel_id=3
-  ROOT %all-reduce-done.3 = f32[] all-reduce-done(%all-reduce-start.3)
+ADD = """HloModule step
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
 }
-"""  # noqa: E501
-    assert hlo.all_reduces(text) == [256, 64 + 20, 4]
+"""
 
 
-def test_sums_between_the_devices_of_a_replica_are_not_sums_over_replicas():
-    """Two replicas of two devices: devices 0 and 1 share an image, and 2 and 3 do."""
-    devices = ", use_global_device_ids=true"
+def test_all_reduces_over_replicas_have_the_bytes_of_their_results():
+    """Two replicas of two devices: devices 0 and 1 share an image, and 2 and 3 do; what they sum alone is left out."""
+    devices = ", channel_id={0}, use_global_device_ids=true"
     inside = ["{{0,1},{2,3}}", "[2,2]<=[4]"]
     across = ["{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "{}"]
-    kinds = [group + devices for group in inside + across] + ["{{0,1}}"]  # the last is of replicas 0 and 1
-    lines = [
-        f"  %s.{i} = f32[{1 + i}]{{0}} all-reduce(%x), replica_groups={kind}, to_apply=%add"
+    kinds = [group + devices.format(1 + i) for i, group in enumerate(inside + across)]
+    kinds.append("{{0,1}}")  # of replicas 0 and 1
+    lines = [f"  %x.{i} = f32[{1 + i}]{{0}} parameter({i})\n" for i in range(len(kinds))] + [
+        f"  %s.{i} = f32[{1 + i}]{{0}} all-reduce(%x.{i}), replica_groups={kind}, to_apply=%add\n"
         for i, kind in enumerate(kinds)
     ]
-    text = "\n".join(["ENTRY %main (x: f32[8]) -> f32[8] {", *lines, "}"])
-    assert hlo.all_reduces(text, partitions=2) == [12, 16, 20, 24, 28, 32]
-    assert hlo.all_reduces(text) == [4, 8, 12, 16, 20, 24, 28, 32]
+    both = "(f32[1]{0:T(256)}, f32[2]{0})"
+    lines.append(f"  ROOT %t = {both} all-reduce(%x.0, %x.1), replica_groups={{}}, to_apply=%add\n")
+    parameters = ", ".join(f"x.{i}: f32[{1 + i}]" for i in range(len(kinds)))
+    program = parse(f"{ADD}ENTRY %main ({parameters}) -> (f32[1], f32[2]) {{\n{''.join(lines)}}}\n")
+    assert hlo.all_reduces(program, partitions=2) == [12, 16, 20, 24, 28, 32, 12]
+    assert hlo.all_reduces(program) == [4, 8, 12, 16, 20, 24, 28, 32, 12]

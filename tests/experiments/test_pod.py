@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 
 import pytest
 
@@ -9,6 +10,7 @@ import pod
 import tpu_table
 from axial import configuration, recipes
 from axial.errors import InputError
+from axial.io.lock import locked_file
 from tests.conftest import run_script
 
 ROW = tpu_table.Row(
@@ -28,56 +30,50 @@ ROW = tpu_table.Row(
 
 
 def test_a_prediction_by_hand():
-    found = {p.cores: p for p in pod.predict(ROW, hop=1e-6)}
+    found = {p["cores"]: p for p in pod.predict(ROW, hop=1e-6)}
     assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
     at = found[32]
-    assert (at.chips, at.batch, at.paper) == (32, 64, True)
-    seconds = 750e6 / (197e12 / 2 / 65536)
-    assert at.compute == pytest.approx(seconds)
-    sums = 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
-    assert at.reduce == pytest.approx(sums)
-    assert at.step == pytest.approx(seconds + sums) and at.limit == "compute"
-    assert at.efficiency == pytest.approx(seconds / (seconds + sums))
-    assert at.host_images == pytest.approx(64 / 4 / (seconds + sums))
-    shared = dataclasses.replace(ROW, form="2 cores an image")
-    assert pod.predict(shared, hop=1e-6)[2].batch == 32
+    assert (at["chips"], at["batch"], at["paper"]) == (32, 64, True)
+    seconds, sums = 750e6 / (197e12 / 2 / 65536), 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
+    expected = {"compute": seconds, "reduce": sums, "step": seconds + sums, "efficiency": seconds / (seconds + sums)}
+    assert {name: at[name] for name in expected} == pytest.approx(expected) and at["limit"] == "compute"
+    assert at["host_images"] == pytest.approx(64 / 4 / (seconds + sums))
+    assert pod.predict(dataclasses.replace(ROW, form="2 cores an image"), hop=1e-6)[2]["batch"] == 32
 
 
 def test_input_and_sums_bind_where_they_are_slow():
     slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
-    assert slow_input.limit == "input" and slow_input.step == pytest.approx(16.0)
-    # input that takes longer than computing, and less than computing and sums
-    assert dataclasses.replace(slow_input, compute=1.0, reduce=0.9, feed=1.5).limit == "compute"
-    assert pod.predict(ROW, hop=1e-2)[-1].limit == "sums"
-    efficiencies = [p.efficiency for p in pod.predict(ROW, hop=1e-6)]
+    assert slow_input["limit"] == "input" and slow_input["step"] == pytest.approx(16.0)
+    assert pod.predict(ROW, hop=1e-2)[-1]["limit"] == "sums"
+    efficiencies = [p["efficiency"] for p in pod.predict(ROW, hop=1e-6)]
     assert efficiencies == sorted(efficiencies, reverse=True)
 
 
-def test_rows_are_kept(tmp_path):
+def test_rows_are_added_to_those_that_another_command_has_written(tmp_path):
     path = str(tmp_path / "tpu.csv")
-    assert tpu_table.read_rows(path) == {}
+    assert tpu_table.read_table(path, tpu_table.Row) == {}
     bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
-    rows = {(row.leaf, row.slice, row.form): row for row in (ROW, bad)}
-    tpu_table.write_rows(path, rows)
-    assert tpu_table.read_rows(path) == rows
+    tpu_table.add_row(path, bad)
+    with locked_file(path):
+        thread = threading.Thread(target=tpu_table.add_row, args=(path, ROW))
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive() and len(tpu_table.read_table(path, tpu_table.Row)) == 1  # it waits
+    thread.join()
+    rows = {row.key: row for row in (bad, ROW)}
+    assert tpu_table.read_table(path, tpu_table.Row) == rows
     assert "does not fit" in tpu_table.markdown(rows)
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
     assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
-    (tmp_path / "tpu.csv").write_text("a,b\n")
-    with pytest.raises(InputError, match="expected the columns leaf,slice"):
-        tpu_table.read_rows(path)
 
 
-@pytest.mark.parametrize(
-    "cell,wrong",
-    [("750000000", "many"), ("v5e:4x8", "v9:1x1"), ("recipe,2", "recipe,2,2")],
-)
+@pytest.mark.parametrize("cell,wrong", [("750000000", "many"), ("recipe,2", "recipe,2,2"), ("leaf,slice", "leaf,s")])
 def test_a_wrong_row_is_named(tmp_path, cell, wrong):
     path = tmp_path / "tpu.csv"
-    tpu_table.write_rows(str(path), {(): ROW})
+    tpu_table.add_row(str(path), ROW)
     path.write_text(path.read_text().replace(cell, wrong))
     with pytest.raises(InputError, match="tpu.csv:2: "):
-        tpu_table.read_rows(str(path))
+        tpu_table.read_table(str(path), tpu_table.Row)
 
 
 def test_hours_of_chips():
@@ -101,7 +97,7 @@ def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
         only="cityscapes/axial_deeplab_s.gin",
     )
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
-    assert set(tpu_table.read_rows(str(tmp_path / "tpu.csv"))) == set(made)
+    assert set(tpu_table.read_table(str(tmp_path / "tpu.csv"), tpu_table.Row)) == set(made)
     forms = {form for _, slice_name, form in made if slice_name not in tpu_table.DEVICES}
     assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
@@ -132,7 +128,8 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
 def test_the_script_prints_predictions(tmp_path):
     path = str(tmp_path / "tpu.csv")
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
-    tpu_table.write_rows(path, {(row.leaf, row.slice, row.form): row for row in (ROW, largest)})
+    for row in (ROW, largest):
+        tpu_table.add_row(path, row)
     done = run_script("tpu/pod.py", f"--csv={path}", f"--json={tmp_path}/pod.json")
     assert done.returncode == 0 and "32 (paper)" in done.stdout and "assumption" in done.stdout, done.stderr
     assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]

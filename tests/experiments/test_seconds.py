@@ -1,52 +1,22 @@
 """How long steps take to trace and to compile."""
 
-import dataclasses
 import re
 import shutil
-import threading
 
 import pytest
 import tensorflow as tf
 
 import seconds
 import tpu_compile
-from axial.errors import InputError
-from axial.io.lock import locked_file
+import tpu_table
 from axial.layers import device
 from tests.conftest import ROOT, run_script
 
 EXPERIMENTS = ROOT / "experiments"
 
-ROW = seconds.Row("coco/a.gin", "cpu", 2, 100, 3, tracing=1.25, compiling=10.0, wall=7.0, gib=0.5)
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path):
-    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", compiling=3.0)
-    assert seconds.read(path) == {}
-    rows = {other.key: other, ROW.key: ROW}
-    seconds.write(path, rows)
-    assert seconds.read(path) == {key: dataclasses.replace(row, tracing=1.2) for key, row in rows.items()}
-    (tmp_path / "compile.csv").write_text("leaf,compiler\na,b\n")
-    with pytest.raises(InputError, match="compile.csv:2: "):
-        seconds.read(path)
-
-
-def test_a_row_is_added_to_those_that_another_command_has_written(tmp_path):
-    path, other = str(tmp_path / "compile.csv"), dataclasses.replace(ROW, compiler="v5e:1x1", tracing=2.0)
-    seconds.write(path, {other.key: other})
-    row = dataclasses.replace(ROW, tracing=1.0)
-    assert seconds.add(path, row) == {other.key: other, row.key: row} == seconds.read(path)
-    with locked_file(path):
-        thread = threading.Thread(target=seconds.add, args=(path, dataclasses.replace(row, leaf="b.gin")))
-        thread.start()
-        thread.join(0.5)
-        assert thread.is_alive() and len(seconds.read(path)) == 2  # it waits
-    thread.join()
-    assert len(seconds.read(path)) == 3
-
 
 def test_the_page_has_the_measured_rows():
-    rows = seconds.read(str(EXPERIMENTS / "compile.csv"))
+    rows = tpu_table.read_table(str(EXPERIMENTS / "compile.csv"), seconds.Row)
     block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
     assert block.partition("\n<!-- compile:end -->")[0] == seconds.markdown(rows)
 

@@ -53,7 +53,8 @@ def test_the_command_names_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(ops, "registered", dict)
     monkeypatch.setattr(tpu_compile, "alone", lambda function, leaf, form: lacking)
     monkeypatch.setattr(ops, "FLAGS", types.SimpleNamespace(all=True, only="coco/axial_deeplab_s"))
-    monkeypatch.setattr(ops, "_check", lambda: None)
+    for name in ("refuse_without", "refuse_beside"):
+        monkeypatch.setattr(ops.app, name, lambda *arguments: None)
     with pytest.raises(SystemExit) as stop:
         ops._main([])
     assert stop.value.code == 1
