@@ -10,7 +10,6 @@ from axial.models.outputs import LOGITS
 from axial.tasks import replicated
 from axial.tasks.classification.evaluation import classifier_predictions
 from axial.tasks.translation.evaluation import Translations
-from tests.conftest import two_replicas
 
 
 @pytest.fixture
@@ -57,16 +56,6 @@ def test_a_tpu_has_one_graph(classifier, monkeypatch):
     make, traced = classifier
     predict = make(batch=4)
     assert [len(list(predict(photos(count)))) for count in (1, 3, 6)] == [1, 3, 6] and traced == [4]
-
-
-def test_two_replicas_share_few_photos(classifier):
-    make, traced = classifier
-    strategy = two_replicas()
-    found = list(make(strategy=strategy)(photos(5)))
-    assert set(traced) == {32}
-    wanted = list(make()(photos(5)))
-    for (_, ours), (_, theirs) in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours["probability"], theirs["probability"], rtol=1e-6)
 
 
 def test_a_sentence_alone_is_translated_once():

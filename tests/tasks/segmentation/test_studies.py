@@ -19,10 +19,12 @@ from tests.conftest import make_task
 
 GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
 
+MODEL = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}}
+
 
 @pytest.fixture(scope="module")
 def task(sample_dir):
-    return make_task(sample_dir, grouping=GROUPING)
+    return make_task(sample_dir, (33, 33), model=MODEL, grouping=GROUPING)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,11 @@ def examples_of(task, count=3):
 
 def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     examples = examples_of(task)
-    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,400", "thing_area=40"]))
-    assert knobs == ({"stuff_area": 1, "thing_area": 40}, {"stuff_area": 400, "thing_area": 40})
+    knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
+    assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
     store = OutputStore(str(tmp_path), task.spec, "val2017", {"model": "a"})
     found = sweep(NetworkOutputs(task, model), examples, configs, store=store)
-    other = CheckpointPredictions(make_task(task.data_dir, grouping=configs[1]), model)
+    other = CheckpointPredictions(make_task(task.data_dir, (33, 33), model=MODEL, grouping=configs[1]), model)
     np.testing.assert_equal(found[1], evaluate(examples, other, PanopticScores(task.spec)))
     assert len({str(scores["pq"]) for scores in found}) > 1
 
@@ -53,7 +55,7 @@ def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
 
     stored = NetworkOutputs(task, silent)
     np.testing.assert_equal(sweep(stored, examples, configs, store=store), found)
-    own = NetworkOutputs(make_task(task.data_dir, grouping=configs[0]), silent)
+    own = NetworkOutputs(make_task(task.data_dir, (33, 33), model=MODEL, grouping=configs[0]), silent)
     np.testing.assert_equal(evaluate(examples, own.predictions(store), PanopticScores(task.spec)), found[0])
     with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
         OutputStore(str(tmp_path), task.spec, "val2017", {"model": "b"})
@@ -70,10 +72,10 @@ def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
     assert len({store.path(example) for store in stores for example in examples}) == 4
 
 
-@pytest.mark.slow  # traces three networks
+@pytest.mark.slow  # traces a network for each size
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
-    assert [row["canvas"] for row in rows] == [[33, 33], [65, 65]]
+    assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
     plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), PanopticScores(task.spec))
     np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
 

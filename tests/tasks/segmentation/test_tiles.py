@@ -2,27 +2,22 @@
 
 import collections
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.ndimage import label as components
 
 from axial import configuration
 from axial.data.files import load_photo
-from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 from axial.serving.predictor import Predictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
 from tests.conftest import DATA
-from tests.tasks.segmentation.test_grouping import make_spec
-from tests.tasks.segmentation.test_grouping_properties import KNOBS, RUNS, SPEC, group, network_maps
+from tests.tasks.segmentation.test_grouping_properties import RUNS, SPEC
 
 ALL = PostprocessConfig(stuff_area=0)
 THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))
@@ -150,24 +145,14 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
         assert tiling.around(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
 
 
-@pytest.mark.parametrize("largest", ["smaller than the overlap", "any"])
+@pytest.mark.parametrize("edges", [None, drop, mix])
 @given(case=photos_and_tiles())
 @RUNS
-def test_joined_tiles_are_the_photo(case, largest):
+def test_joined_tiles_are_the_photo(case, edges):
+    """Whatever a network makes of objects that a tile cuts: those smaller than the overlap come back exactly."""
     size, tiling, rng = case
-    largest = tiling.overlap - 1 if largest != "any" else max(size)
+    largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
-    found = join(tiles_of(photo, tiling, rng), tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    assert_truth(found, photo)
-
-
-@pytest.mark.parametrize("edges", [drop, mix])
-@given(case=photos_and_tiles())
-@RUNS
-def test_objects_that_a_tile_cuts_are_those_of_the_next(case, edges):
-    """Whatever a network makes of cut objects: those smaller than the overlap come back exactly."""
-    size, tiling, rng = case
-    photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=tiling.overlap - 1)
     found = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
     assert_truth(found, photo)
 
@@ -233,109 +218,6 @@ def test_pieces_are_those_of_the_whole_photo(pieces):
     wanted[speck] = SPEC.void if pieces == "largest" else 1002
     np.testing.assert_array_equal(found["panoptic"], wanted)
     assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
-
-
-def test_labels_have_room_for_all_instances_of_a_class():
-    spec = make_spec(2, {1}, divisor=6)
-    tiling = Tiling((4, 24), (4, 12), 4)
-
-    def joined(count):
-        instance = np.zeros([4, 24], np.int32)
-        instance[1, 1 : 4 * count : 4] = np.arange(1, count + 1)
-        results = []
-        for box in tiling.boxes:
-            there = np.unique(instance[box])
-            number = np.searchsorted(there, instance[box])
-            results.append({"semantic": np.minimum(number, 1), "instance": number, "score": np.ones(len(there) - 1)})
-        return join(results, tiling, spec=spec, grouping=ALL, scale=1.0)
-
-    assert joined(5)["panoptic"].max() == 11
-    with pytest.raises(InputError, match="^6 instances of 'class 1' .* label_divisor 6 of the spec 'test' .* for 5$"):
-        joined(6)
-
-
-@given(network_maps(), KNOBS)
-@settings(RUNS, max_examples=25)
-def test_one_tile_is_grouped_as_a_photo(maps, config):
-    wanted = {name: x[0] for name, x in group([maps], config).items()}
-    tiling = Tiling(wanted["panoptic"].shape, (40, 40), 10)
-    assert len(tiling.boxes) == 1
-    found = join([wanted], tiling, spec=SPEC, grouping=config, scale=1.0)
-    np.testing.assert_array_equal(found["panoptic"], wanted["panoptic"])
-    np.testing.assert_array_equal(found["semantic"], wanted["semantic"])
-    seen, order = numbered(wanted["instance"])
-    np.testing.assert_array_equal(found["instance"], seen)
-    np.testing.assert_allclose(found["score"], wanted["score"][order - 1], rtol=1e-6)
-
-
-LARGE = """
-import resource, sys, tempfile, time
-import numpy as np
-from axial.tasks.segmentation.feed import DataConfig
-from axial.data.preprocess import ScaledCanvas
-from axial.data.specs import DatasetSpec
-from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.segmentation.predictions import Tiled
-from axial.models.registry import ModelConfig
-from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.serving.predictor import Predictor
-from axial.serving.result import Result
-from axial.tasks.segmentation.panoptic import PanopticTask
-
-network, distance = sys.argv[1] == "network", int(sys.argv[2])
-SPEC = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=100000)
-y, x = np.ogrid[:4000, :4000]
-size = 3 * distance // 4  # of the cells, in a grid
-cell = np.where((y % distance < size) & (x % distance < size), y // distance * 4000 + x // distance + 1, 0)
-photo = np.where(cell[..., None] > 0, np.uint8([90, 120, 160]), np.uint8(20))
-
-def cells(examples):
-    for example in examples:
-        part = np.asarray(example["photo"])
-        instance = np.unique(part, return_inverse=True)[1].reshape(part.shape)
-        yield example, {"semantic": np.minimum(instance, 1), "instance": instance, "score": np.ones(instance.max())}
-
-def example(photo):
-    return {"photo": photo, "size": photo.shape[:2]}
-
-start = time.perf_counter()
-if network:
-    data = DataConfig("train2017", "val2017", (513, 513), photo_scale=1.0)
-    grouping = PostprocessConfig(center_threshold=0.0, nms_kernel=41, top_k=200)
-    task = PanopticTask(ModelConfig("axial_deeplab_nano"), data, "", grouping=grouping, spec=SPEC)
-    prediction = Predictor.of_task(task, task.build_model())(photo)
-else:
-    canvas = ScaledCanvas.within((513, 513), 1.0)
-    tiled = Tiled(canvas, example, SPEC, PostprocessConfig())
-    ((_, prediction),) = tiled(cells, [example(cell)])
-    np.testing.assert_array_equal(prediction["instance"] > 0, cell > 0)
-with tempfile.TemporaryDirectory() as folder:
-    Result(photo, prediction, evaluation=PANOPTIC, spec=SPEC).write(f"{folder}/photo", "tiff")
-seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(len(prediction["score"]), len(np.unique(cell)) - 1, seconds, used)
-"""
-
-
-def segment_large_photo(what, distance):
-    """(instances found, cells in the photo, seconds, bytes) of a photo of 4,000 x 4,000 pixels."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", LARGE, what, str(distance)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    return tuple(map(float, output.split()))
-
-
-@pytest.mark.slow  # 144 tiles of a network
-def test_a_photo_of_16_megapixels_needs_less_than_3_gigabytes():
-    """With a network, and with 40,000 instances, which take no longer than 2,500 do: the time is that of the pixels."""
-    found, _, seconds, used = segment_large_photo("network", 80)
-    print(f"axial_deeplab_nano: {found:.0f} instances, {seconds:.0f} s, {used / 1e9:.2f} GB")
-    assert used < 3e9
-    times = {}
-    for distance in (80, 20):
-        found, cells, times[distance], used = segment_large_photo("made", distance)
-        print(f"made: {found:.0f} instances, {times[distance]:.0f} s, {used / 1e9:.2f} GB")
-        assert found == cells == (4000 // distance) ** 2 and used < 3e9
-    assert times[20] < 2 * times[80]
 
 
 @pytest.mark.slow

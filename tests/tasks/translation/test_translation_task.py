@@ -1,7 +1,4 @@
-"""The translation task: its loss, training that resumes, the average of checkpoints, evaluation and export."""
-
-import json
-import math
+"""The translation task: its loss and the average of checkpoints."""
 
 import numpy as np
 import pytest
@@ -9,13 +6,9 @@ import tensorflow as tf
 
 from axial.data.streams import photo_names
 from axial.errors import InputError
-from axial.evaluation.split_run import SplitRun, merge
 from axial.models.registry import ModelConfig
-from axial.serving.export import export
-from axial.serving.predictor import Predictor
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.registry import find_evaluation
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training.optimizers import Adam, WarmupInverseSqrt
@@ -54,15 +47,7 @@ def trained(texts_dir, tmp_path_factory):
     return run(texts_dir, folder, 4), folder
 
 
-def test_a_resumed_training_is_an_uninterrupted_one(trained, texts_dir, tmp_path):
-    run(texts_dir, tmp_path, 2)
-    run(texts_dir, tmp_path, 4)
-    whole, parts = latest(trained[1]), latest(tmp_path)
-    assert set(whole) == set(parts)
-    for name, value in whole.items():
-        np.testing.assert_array_equal(parts[name], value, err_msg=name)
-
-
+@pytest.mark.slow
 def test_two_replicas_train(texts_dir, tmp_path):
     run(texts_dir, tmp_path, 2, two_replicas(), lengths=(48,))
     assert all(np.isfinite(value).all() for value in latest(tmp_path).values())
@@ -98,52 +83,9 @@ def test_weights_of_checkpoints_are_averaged(trained):
         find_weights(str(folder), 9)
 
 
-def test_shards_merge_to_the_whole(trained, tmp_path):
-    task, folder = trained
-    model = task.build_model()
-    restore_average(model, find_weights(str(folder)))
-    predictions = task.predictions(model)
-
-    def evaluate(where, shard):
-        run = SplitRun(task.evaluation, task.spec, "val", results_dir=str(tmp_path / where), shard=shard)
-        return run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), predictions)
-
-    whole = evaluate("whole", (0, 1))
-    for i in range(2):
-        evaluate("parts", (i, 2))
-    assert merge(str(tmp_path / "parts"), "val", find_evaluation).scores.result() == whole
-    files = [json.loads((tmp_path / part / "translation_val.json").read_text()) for part in ("whole", "parts")]
-    assert files[0] == files[1] and [s["id"] for s in files[0]["sentences"]] == list(range(7))
-
-
-def test_an_export_translates_as_its_run(trained, tmp_path):
-    pytest.importorskip("tensorflow_text")
-    task, folder = trained
-    model = task.build_model()
-    restore_average(model, find_weights(str(folder)))
-    export(task, model, str(tmp_path / "export"))
-    ours, theirs = Predictor.of_task(task, model), Predictor.of_saved_model(str(tmp_path / "export"))
-    texts = ["two dogs run", "über green bird sings snow child mountain rope-ladder Straße über snow two", "x"]
-    for text in texts:
-        wanted, found = ours(text), theirs(text)
-        assert str(found["translation"]) == str(wanted["translation"])
-        assert float(found["score"]) == pytest.approx(float(wanted["score"]), rel=1e-4)
-    picture = task.picture({"source": tf.constant("x"), "reference": tf.constant("y")}, "z" * 500)
+def test_a_text_is_drawn(trained):
+    picture = trained[0].picture({"source": tf.constant("x"), "reference": tf.constant("y")}, "z" * 500)
     assert picture.dtype == np.uint8 and picture.shape[2] == 3
-
-
-def test_adam_is_that_of_the_paper():
-    """Three steps against Kingma and Ba's Algorithm 1 in the form at the end of their Sec. 2, in float64."""
-    weight, optimizer = tf.Variable([1.0, -2.0]), Adam(WarmupInverseSqrt(0.1, 2), epsilon=1e-9)
-    optimizer.build([weight])
-    w, m, v = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
-    for step, gradient in enumerate(([0.5, -1.0], [0.25, 3.0], [-1.0, 0.0]), 1):
-        optimizer.apply_gradients([(tf.constant(gradient), weight)])
-        g = np.array(gradient)
-        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
-        rate = 0.1 * min(step / 2, math.sqrt(2 / step))
-        w -= rate * math.sqrt(1 - 0.98**step) / (1 - 0.9**step) * m / (np.sqrt(v) + 1e-9)
-        np.testing.assert_allclose(weight, w, rtol=1e-5)
 
 
 def test_what_is_refused(texts_dir, sample_dir):
