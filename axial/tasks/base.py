@@ -6,6 +6,7 @@ other programs be scored without them.
 """
 
 import abc
+import collections
 import dataclasses
 import typing
 
@@ -76,6 +77,41 @@ class Scores(abc.ABC):
     def confusion(self):
         """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
         raise NotImplementedError
+
+
+class PairScores(Scores):
+    """Scores that count pairs (true class, predicted class).
+
+    Attributes:
+        pairs: Counter of the pairs.
+        kinds: number of predicted classes.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        super().__init__(spec, shard)
+        self.pairs, self.kinds = collections.Counter(), spec.num_classes
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        self.pairs += other.pairs
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        return {"pairs": [[*pair, count] for pair, count in self.pairs.items()], "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`."""
+        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
+        self.photos = [list(photo) for photo in state["photos"]]
+
+    @property
+    def confusion(self):
+        """int [classes, kinds]: rows are true classes, columns predicted ones."""
+        matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
+        for pair, count in self.pairs.items():
+            matrix[pair] = count
+        return matrix
 
 
 class Results(abc.ABC):

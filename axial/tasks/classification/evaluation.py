@@ -18,7 +18,7 @@ from axial.io.read import convert
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, JsonResults, Scores
+from axial.tasks.base import Description, Evaluation, JsonResults, PairScores
 from axial.tasks.classification.feed import evaluation_photos
 from axial.tasks.replicated import Replicated
 
@@ -26,7 +26,7 @@ BINS = 15  # of the calibration error, as Guo et al. have
 BEST = 5  # classes of a prediction that are kept
 
 
-class ClassificationScores(Scores):
+class ClassificationScores(PairScores):
     """Top-1 and top-5 accuracy, accuracy of each class, confusions and calibration error, summed over photos.
 
     The expected calibration error is sum_b n_b / n |accuracy_b - confidence_b| over bins b of the largest probability
@@ -39,7 +39,6 @@ class ClassificationScores(Scores):
 
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
-        self.pairs = collections.Counter()  # (truth, prediction)
         self.top5 = 0
         self.right = np.zeros(BINS, np.int64)  # right photos of each bin
         self.confidences = [[] for _ in range(BINS)]  # kept one by one and summed exactly, so in any order
@@ -67,37 +66,25 @@ class ClassificationScores(Scores):
 
     def merge(self, other):
         """Adds another part of the split."""
-        self.pairs += other.pairs
+        super().merge(other)
         self.top5 += other.top5
         self.right += other.right
         for mine, theirs in zip(self.confidences, other.confidences):
             mine.extend(theirs)
-        self.photos = sorted(self.photos + other.photos)
 
     def state(self):
         """The sums in a form that JSON can hold."""
-        pairs = [[*pair, count] for pair, count in self.pairs.items()]
-        bins = [self.right.tolist(), self.confidences]
-        return {"pairs": pairs, "top5": self.top5, "bins": bins, "photos": self.photos}
+        return {**super().state(), "top5": self.top5, "bins": [self.right.tolist(), self.confidences]}
 
     def restore(self, state):
         """Sets the sums to those of a `state`."""
-        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
+        super().restore(state)
         right, confidences = state["bins"]
         self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
         # older states have a sum in place of each list
         self.confidences = [list(map(float, x if isinstance(x, list) else [x])) for x in confidences]
         if len(self.confidences) != BINS:
             raise ValueError(f"bins: {len(self.confidences)}, expected {BINS}")
-        self.photos = [list(photo) for photo in state["photos"]]
-
-    @property
-    def confusion(self):
-        """Photos, int [C, C]: rows are true classes, columns predicted ones."""
-        matrix = np.zeros([self.spec.num_classes] * 2, np.int64)
-        for pair, count in self.pairs.items():
-            matrix[pair] = count
-        return matrix
 
     def result(self):
         """dict of 'top1', 'top5', 'calibration_error' and 'per_class' from 0 to 1, and of 'confusions'.

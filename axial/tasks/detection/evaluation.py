@@ -1,6 +1,5 @@
 """Scores detections at each photo's own size: COCO's average precision and recall of boxes, and of masks."""
 
-import collections
 import functools
 import math
 
@@ -17,7 +16,7 @@ from axial.io.read import convert, read_json
 from axial.io.show import counted, percent
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
-from axial.tasks.base import Description, Evaluation, JsonResults, Scores
+from axial.tasks.base import Description, Evaluation, JsonResults, PairScores
 from axial.tasks.detection.drawing import draw_boxes
 from axial.tasks.detection.feed import evaluation_photos, has_masks, record_masks
 
@@ -107,7 +106,7 @@ def in_masks(one, size):
     return {**one, "iscrowd": 1, "segmentation": masks.frPyObjects(np.array([one["bbox"]], np.float64), *size)[0]}
 
 
-class DetectionScores(Scores):
+class DetectionScores(PairScores):
     """COCO's figures of boxes and of masks, over photos. Parts of a split add up to the same bits as the whole.
 
     Args:
@@ -118,7 +117,7 @@ class DetectionScores(Scores):
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.parts = self._empty()
-        self.pairs = collections.Counter()  # (true class, class of the box on it; `num_classes` if it was missed)
+        self.kinds += 1  # the class of the box on an object; `num_classes` if it was missed
 
     def _empty(self):
         return {name: CocoAP(kind, self.spec.num_classes) for name, kind in PARTS.items()}
@@ -159,30 +158,19 @@ class DetectionScores(Scores):
 
     def merge(self, other):
         """Adds another part of the split."""
+        super().merge(other)
         for name, part in self.parts.items():
             part.merge(other.parts[name])
-        self.pairs += other.pairs
-        self.photos = sorted(self.photos + other.photos)
 
     def state(self):
         """The sums in a form that JSON can hold."""
-        pairs = [[*pair, count] for pair, count in self.pairs.items()]
-        return {**{name: part.state() for name, part in self.parts.items()}, "pairs": pairs, "photos": self.photos}
+        return {**super().state(), **{name: part.state() for name, part in self.parts.items()}}
 
     def restore(self, state):
         """Sets the sums to those of a `state`."""
+        super().restore(state)
         for name, part in self.parts.items():
             part.restore(state[name])
-        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
-        self.photos = [list(photo) for photo in state["photos"]]
-
-    @property
-    def confusion(self):
-        """Objects, int [C, C + 1]: rows are true classes, columns the classes of their boxes, then missed ones."""
-        matrix = np.zeros([self.spec.num_classes, self.spec.num_classes + 1], np.int64)
-        for pair, count in self.pairs.items():
-            matrix[pair] = count
-        return matrix
 
     def result(self):
         """dict of `CocoAP.figures` for 'box' and, if there are masks, 'mask'.

@@ -211,12 +211,10 @@ def training_example(record, seed, spec, data, masks=False):
 
 def clipped_corners(boxes, size):
     """float32 [n, 4] of corners (y, x, y, x) inside a photo of (height, width), from float64 (x, y, width, height)."""
+    from official.vision.ops import box_ops
+
     x, y, width, height = tf.unstack(tf.cast(boxes, tf.float32), axis=1)
-    rows, columns = (
-        tf.clip_by_value(tf.stack(v, 1), 0, limit)
-        for v, limit in (((y, y + height), size[0]), ((x, x + width), size[1]))
-    )
-    return tf.stack([rows[:, 0], columns[:, 0], rows[:, 1], columns[:, 1]], 1)
+    return box_ops.clip_boxes(tf.stack([y, x, y + height, x + width], 1), size)
 
 
 def mirrored(corners, width):

@@ -1,6 +1,7 @@
 """The task of panoptic segmentation: its model, data, losses and predictions, without the training loop."""
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -131,17 +132,8 @@ class PanopticTask(Task):
 
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The stream of training batches; see `training_dataset`."""
-        return training_dataset(
-            self.data_dir,
-            self.data,
-            self.spec,
-            batch=batch,
-            seed=seed,
-            first_step=first_step,
-            context=context,
-            service=service,
-            instances=self.instances,
-        )
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
+        return training_dataset(self.data_dir, self.data, self.spec, instances=self.instances, **place)
 
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars."""
@@ -155,11 +147,8 @@ class PanopticTask(Task):
         return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvases, **part)
 
     def feed_stages(self):
-        def example(record):
-            return training_example(
-                record, tf.constant([0, 1], tf.int64), self.spec, self.data, instances=self.instances
-            )
-
+        about = dict(seed=tf.constant([0, 1], tf.int64), spec=self.spec, data=self.data, instances=self.instances)
+        example = functools.partial(training_example, **about)
         return {"decode photo": decode_photo, "decode segments": segment_map, "decode, augment, targets": example}
 
     def predictions(self, model, strategy=None, **looks):

@@ -17,13 +17,13 @@ import itertools
 import math
 
 import numpy as np
+import tensorflow as tf
 from scipy.ndimage import find_objects
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from axial.data.labels import nth_of_class
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import of_pieces
+from axial.tasks.segmentation.grouping import merge, of_pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +120,24 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
         InputError: more instances of a class than the spec's labels have room for.
     """
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
-    about = dict(things=np.array(spec.things) & instances, spec=spec, grouping=grouping, scale=scale)
-    found = _grouped(ids, semantic, objects, scores=scores, **about)
-    panoptic = np.asarray(of_pieces(found["panoptic"], spec, grouping, scale))
-    return {**found, "panoptic": panoptic, "dropped": np.int32(dropped)}
+    instance, scores = _numbered(ids, objects, scores)
+    things = spec.things if instances else (False,) * spec.num_classes
+    areas = {name: _least(getattr(grouping, name), scale) for name in ("stuff_area", "thing_area")}
+    about = dict(spec=dataclasses.replace(spec, things=things), config=dataclasses.replace(grouping, **areas))
+    panoptic, classes = merge(tf.constant(semantic), tf.constant(instance), len(scores), **about)
+    _check_room(classes[1:].numpy(), spec)
+    panoptic = np.asarray(of_pieces(panoptic, spec, grouping, scale))
+    maps = {"semantic": semantic, "instance": instance, "panoptic": panoptic}
+    return {**maps, "score": scores, "dropped": np.int32(dropped)}
+
+
+def _least(area, scale):
+    """The least pixels of the photo that take an area of the canvas."""
+    return math.ceil(round(area / scale**2, 6))
 
 
 def _assembled(results, tiling):
-    """What `_grouped` takes: each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
+    """Each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
     parts, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
     for box, result in zip(tiling.boxes, results, strict=True):
         parts.append(_Part(result, box, tiling.size, first))
@@ -219,41 +229,26 @@ class _Part:
         return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
 
 
-def _grouped(ids, semantic, objects, *, scores, things, spec, grouping, scale):
-    """The segmentation of a photo; see `join`.
+def _numbered(ids, objects, scores):
+    """The objects of a photo, numbered in the raster order of their first pixels.
 
     Args:
         ids: int32 [h, w], number of each pixel's instance among those of all tiles; 0 for none.
-        semantic: int32 [h, w], class.
         objects: int [I], the object of each instance.
         scores: [I], of each instance.
-        things: bool [C].
+
+    Returns:
+        int32 [h, w], and the objects' scores, float32 [N].
     """
-    classes = spec.num_classes
     flat = ids.ravel()
     runs = np.flatnonzero(np.diff(flat, prepend=-1))  # where other instances begin, in raster order
     found, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
-    order = np.argsort(first)
     number = np.zeros(len(objects), np.int32)
-    number[found[order]] = np.arange(1, len(found) + 1)
+    number[found[np.argsort(first)]] = np.arange(1, len(found) + 1)
     number = number[objects]  # of each instance; 0 of those that nobody sees
-    instance = number[ids]
-    votes = np.bincount((instance * classes + semantic).ravel(), minlength=(len(found) + 1) * classes)
-    votes = votes.reshape(-1, classes)  # [instance, class], in pixels
-    winner, area = votes[1:].argmax(1), votes[1:].sum(1)
-    _check_room(winner, spec)
-    large = area * scale**2 >= grouping.thing_area
-    of_instance = np.where(large, winner * spec.label_divisor + nth_of_class(winner) + 1, spec.void)
-    stuff = ~things & (votes[0] * scale**2 >= max(grouping.stuff_area, 1))
-    of_class = np.where(stuff, np.arange(classes) * spec.label_divisor, spec.void)
-    panoptic = np.where(instance > 0, np.concatenate([[0], of_instance])[instance], of_class[semantic])
     pixels = np.bincount(flat, minlength=len(objects))
-    return {
-        "semantic": semantic,
-        "instance": instance,
-        "panoptic": panoptic.astype(np.int32),
-        "score": (np.bincount(number, pixels * scores, len(found) + 1)[1:] / area).astype(np.float32),
-    }
+    area, total = (np.bincount(number, x, len(found) + 1)[1:] for x in (pixels, pixels * scores))
+    return number[ids], (total / area).astype(np.float32)
 
 
 def _check_room(classes, spec):

@@ -21,6 +21,7 @@ from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkO
 from axial.tasks.segmentation.studies import sweep
 from axial.tasks.segmentation.tiles import Tiling, join
 from tests.conftest import make_task, two_replicas
+from tests.tasks.contract import eagerly
 
 SCALE = 0.3  # the sample photos get 63 to 96 pixels a side
 MODEL = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}}
@@ -69,10 +70,10 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
     assert "retracing" not in capfd.readouterr().err
 
 
+@eagerly()
 def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
     """As the network alone sees them, in the data set's order. A padded canvas is at most the next side of the list."""
     examples, canvases = list(task.eval_dataset()), set()
-    segment = tf.function(lambda image: task.segment(task.maps(model, image)))  # eager, near ties may turn
     for (example, found), own in zip(CheckpointPredictions(task, model)(iter(examples)), examples, strict=True):
         assert example is own
         photo = decode_photo(example)
@@ -82,7 +83,7 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
         assert list(example["image"].shape[:2]) == canvas and list(example["content"].numpy()) == list(content)
         image = place_image(photo, tf.constant(content, tf.int32), canvas)
         np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
-        wanted = {k: v[0] for k, v in segment(example["image"][None]).items()}
+        wanted = {k: v[0] for k, v in task.segment(task.maps(model, example["image"][None])).items()}
         wanted = full_size(wanted, content, photo.shape[:2])
         for name, value in wanted.items():
             assert np.mean(found[name].numpy() != value) < 1e-3 or name == "score", name
@@ -137,6 +138,7 @@ def test_larger_photos_are_joined_from_tiles(larger, model, replicas):
         np.testing.assert_array_equal(value, found[0][1][name])
 
 
+@eagerly()
 def test_stored_outputs_and_sweeps_have_tiles(larger, model, tmp_path):
     examples = list(larger.eval_dataset().take(2))
     store = OutputStore(str(tmp_path), larger.spec, "val2017", {})

@@ -17,6 +17,7 @@ from axial.tasks.segmentation.feed import Augmentation, DataConfig, _random_scal
 from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tasks.segmentation.semantic import SegmentationTask
 from tests.conftest import make_task, relative_error
+from tests.tasks.contract import eagerly
 from tests.tasks.segmentation.test_segmentation_feed import record_of
 
 
@@ -60,6 +61,7 @@ def test_sliding_averages_the_logits_of_the_windows():
     assert relative_error(found, total / count) < 1e-6
 
 
+@eagerly()
 def test_windows_slide_over_photos_at_their_own_scale(sample_dir):
     task = make(sample_dir)
     assert "photo_scale" not in task.settings()

@@ -16,6 +16,7 @@ from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
 from axial.tasks.segmentation.studies import add_changes, change_grouping, combinations, stress_test, sweep
 from tests.conftest import make_task
+from tests.tasks.contract import eagerly
 
 GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, stuff_area=16)
 
@@ -40,6 +41,7 @@ def examples_of(task, count=3):
     return list(evaluation_dataset(task.data_dir, "val2017", task.spec, task.canvas).take(count))
 
 
+@eagerly()
 def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
     examples = examples_of(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
