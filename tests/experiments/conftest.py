@@ -2,6 +2,16 @@
 
 import sys
 
+import pytest
+
+from axial.layers import device
 from tests.conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "experiments" / folder) for folder in ("paper", "speed", "tpu")]
+
+
+@pytest.fixture(scope="session")
+def xla():
+    """Skips the tests of compiled programs where TensorFlow has no XLA for CPUs."""
+    if not device.has_xla():
+        pytest.skip("this TensorFlow has no XLA for CPUs")

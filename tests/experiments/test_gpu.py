@@ -3,10 +3,10 @@
 import pytest
 
 import gpu_measures as gpu
-from axial.layers import device
 from gpu_programs import Program
 from tests.conftest import run_script
 
+pytestmark = pytest.mark.usefixtures("xla")
 REACHED = {"multiply_adds": 1e12, "bytes": 1e12}
 
 
@@ -17,12 +17,6 @@ def test_multiply_adds_of_a_pair_are_those_of_its_equation():
     projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
     attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r, k r; the values and their positions
     assert gpu.multiply_adds(Program("", (2, height, width, channels))) == 3 * (projections + attention)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def xla():
-    if not device.has_xla():
-        pytest.skip("this TensorFlow has no XLA for CPUs")
 
 
 @pytest.fixture(autouse=True)

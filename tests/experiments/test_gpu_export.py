@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import gpu_export
-from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.feed import ClassificationData
@@ -23,14 +22,9 @@ from gpu_programs import Program
 from tests.conftest import ROOT
 
 jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.usefixtures("xla")
 RUN = ROOT / "experiments" / "speed" / "run.py"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def xla():
-    if not device.has_xla():
-        pytest.skip("this TensorFlow has no XLA for CPUs")
 
 
 @pytest.fixture(scope="module")

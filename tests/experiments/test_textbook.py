@@ -38,19 +38,8 @@ def run(layer, x, cotangent, training):
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_equals_the_textbook(backend, size, axis, span, terms, training):
-    layers = [
-        make(
-            64,
-            128,
-            axis,
-            span=span,
-            terms=terms,
-            norm=BatchNormConfig(momentum=0.1),
-            backend=backend,
-            name="attention",
-        )
-        for make in (AxialAttention, TextbookAttention)
-    ]
+    options = dict(span=span, terms=terms, norm=BatchNormConfig(momentum=0.1), backend=backend, name="attention")
+    layers = [make(64, 128, axis, **options) for make in (AxialAttention, TextbookAttention)]
     x = tf.random.stateless_normal([2, *size, 48], [0, 1])
     cotangent = tf.random.stateless_normal([2, *size, 128], [0, 2])
     for layer in layers:
