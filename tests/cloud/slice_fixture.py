@@ -191,12 +191,6 @@ def below(pid):
     return found[1:]
 
 
-def command_of(pid):
-    with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
 def free_port():
     """A port that is free, as the one before it. Ports that the system gives could connect to themselves."""
     draw = random.SystemRandom()  # Keras sets the seed of the other one, in several processes alike

@@ -27,9 +27,10 @@ def run(engine, seconds=3600):
 
 @pytest.fixture
 def host(tools, tmp_path):
-    """Function that runs a start-up script and returns (what it says, calls of gcloud)."""
+    """Function that runs the start-up script of a request and returns (what it logs, calls of gcloud, its end)."""
 
-    def boot(text, codes=(), installs=True):
+    def boot(codes=(), installs=True, seconds=3600, **more):
+        engine = Gcloud(request(**more))
         root = tmp_path / "root"
         root.mkdir(exist_ok=True)
         (tmp_path / "codes").write_text("\n".join(map(str, codes)))
@@ -50,7 +51,7 @@ esac""",
             path = tmp_path / "tools" / "bin" / name
             path.write_text(f"#!/bin/bash\n{does}\n")
             path.chmod(0o755)
-        text = text.replace("HOME=/root", f"HOME={root}")
+        text = engine.text(run(engine, seconds)).replace("HOME=/root", f"HOME={root}")
         done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True, timeout=60)
         log = tmp_path / "log"
         lines = log.read_text().splitlines() if log.exists() else []
@@ -64,52 +65,37 @@ DELETE = "gcloud compute tpus queued-resources delete run --project=p --zone=us-
 
 
 def test_a_run_from_boot_to_deletion(host):
-    engine = Gcloud(request())
-    lines, calls, done = host(engine.text(run(engine)))
+    lines, calls, done = host()
     assert lines[0] == "installs" and len(lines) == 2
     assert lines[1].startswith('host 2 of 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4, {"name":"run","arguments":["--a=it\'s"]')
     assert calls == [f"gcloud storage cp {WHEEL} .", DELETE] and "ended with 0; the slice is deleted" in done.stdout
+    lines, _, _ = host([42, 0])  # a second boot installs nothing anew
+    assert [line[:7] for line in lines] == ["host 2 ", "sleep 3", "host 2 "]
 
 
 @pytest.mark.parametrize("codes, starts", [((42, 42, 0), 3), ((42, 2), 2), ((70,), 1), ((124,), 1), ((137,), 1)])
 def test_42_starts_again_and_every_other_end_deletes(host, codes, starts):
-    engine = Gcloud(request(slice=slices.find_slice("v5e-8")))
-    lines, calls, done = host(engine.text(run(engine)), codes)
+    lines, calls, done = host(codes, slice=slices.find_slice("v5e-8"))
     assert [line[:7] for line in lines] == ["install", *["host  o", "sleep 3"] * (starts - 1), "host  o"]
     assert calls[-1] == DELETE and f"ended with {codes[-1]};" in done.stdout
 
 
-def test_a_boot_after_the_deadline_only_deletes(host):
-    engine = Gcloud(request())
-    lines, calls, _ = host(engine.text(run(engine, -MARGIN - 1)))
+def test_what_cannot_run_is_deleted(host):
+    lines, calls, _ = host(seconds=-MARGIN - 1)  # a boot after the deadline
     assert lines == [] and calls == [DELETE]
-
-
-def test_what_hangs_is_ended_and_deleted(host):
-    engine = Gcloud(request())
-    began = time.monotonic()
-    _, calls, done = host(engine.text(run(engine, 3 - MARGIN)), ["hang"])
-    assert time.monotonic() - began < 30 and calls[-1] == DELETE and "ended with 124" in done.stdout
-
-
-def test_a_failed_installation_deletes(host):
-    engine = Gcloud(request())
-    lines, calls, _ = host(engine.text(run(engine)), installs=False)
+    lines, calls, _ = host(installs=False)
     assert lines == ["installs"] and calls[-1] == DELETE
 
 
-def test_a_second_boot_installs_nothing_anew(host):
-    engine = Gcloud(request())
-    text = engine.text(run(engine))
-    host(text, [42, 0])
-    lines, _, _ = host(text)
-    assert len(lines) == 1 and lines[0].startswith("host 2")
+def test_what_hangs_is_ended_and_deleted(host):
+    began = time.monotonic()
+    _, calls, done = host(["hang"], seconds=3 - MARGIN)
+    assert time.monotonic() - began < 30 and calls[-1] == DELETE and "ended with 124" in done.stdout
 
 
 def test_a_deletion_that_fails_is_tried_again(host, tools):
     tools.answers("gcloud", "queued-resources delete", f"[ $(grep -c delete {tools._folder}/calls) -gt 2 ]")
-    engine = Gcloud(request())
-    lines, calls, _ = host(engine.text(run(engine)))
+    lines, calls, _ = host()
     assert calls.count(DELETE) == 3 and lines.count("sleep 60") == 2
 
 

@@ -21,95 +21,95 @@ from axial.errors import InputError
 # (da72d32b), Apache License 2.0, Copyright The Kubernetes Authors. It is unchanged, but for its compression.
 CRD = pathlib.Path(__file__).with_name("jobset-crd-v0.10.1.yaml.gz")
 CRD_SHA256 = "dd2d5dbb3186ea36f6815b19d9bc18c0f59ce50e28348d11d2a0888e0b5d0f16"
+# Messages of kubernetes' pkg/controller/job/pod_failure_policy.go (95f0849).
+EXIT = "Container axial for pod d/run-slice-0-0-x failed with exit code {code} matching FailJob rule at index {index}"
+DISRUPTED = "Pod d/run-slice-0-0-x has condition DisruptionTarget matching FailJob rule at index 1"
 
 
 def request(**more):
     return Request(**{"name": "run", "slice": slices.find_slice("v5e-16"), "runtime": "image:1", **more})
 
 
-def run(hosts=4, **more):
+def body(**more):
+    wanted = request(**more)
     values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
-    return runs.Run(**values, hosts=hosts, generation="v5e", **more)
-
-
-def body(run_=None, **more):
-    return yaml.safe_load(Gke(request(**more)).text(run_ or run()))
+    return yaml.safe_load(Gke(wanted).text(runs.Run(**values, hosts=wanted.slice.hosts, generation="v5e")))
 
 
 @pytest.fixture(scope="module")
 def definition():
-    """The schema of a JobSet, which refuses unknown fields."""
+    """A validator of a JobSet."""
+    jsonschema = pytest.importorskip("jsonschema")
     text = gzip.decompress(CRD.read_bytes())
     assert hashlib.sha256(text).hexdigest() == CRD_SHA256
     crd = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506, a safe one
     (version,) = crd["spec"]["versions"]
     assert (crd["spec"]["group"], version["name"]) == ("jobset.x-k8s.io", "v1alpha2")
-    return version["schema"]["openAPIV3Schema"]
+    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
 
 
-def faults(value, schema, where=""):
-    """Where a value does not fit a structural schema. A field that it does not name is a fault."""
-    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
-    if schema.get("x-kubernetes-int-or-string"):
-        return [] if isinstance(value, (int, str)) else [f"{where}: neither a number nor text"]
-    kind = kinds[schema["type"]]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        return [f"{where}: not of the type {schema['type']}"]
-    found = [f"{where}: not one of {schema['enum']}"] if value not in schema.get("enum", [value]) else []
-    if kind is int and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-        found.append(f"{where}: out of range")
-    if kind is str and not re.search(schema.get("pattern", ""), value):
-        found.append(f"{where}: not like {schema['pattern']}")
-    if kind is list:
-        assert len(value) <= schema.get("maxItems", len(value))
-        return found + [f for i, item in enumerate(value) for f in faults(item, schema["items"], f"{where}[{i}]")]
-    if kind is dict:
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        found += [f"{where}.{name}: is missing" for name in schema.get("required", []) if name not in value]
-        for name, item in value.items():
-            inner = known.get(name, others)
-            if inner is None and not (where == ".metadata" or schema.get("x-kubernetes-preserve-unknown-fields")):
-                found.append(f"{where}.{name}: unknown")
-            elif inner:
-                found += faults(item, inner, f"{where}.{name}")
-    return found
+def closed(schema):
+    """A structural schema that refuses a field that it does not name, as the API server does."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_closed = "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields")
+    found = {"additionalProperties": False} if is_closed else {}
+    return found | {name: closed(part) for name, part in schema.items()}
 
 
-WISHES = [
-    {},
-    {"queue": "q", "service_account": "s", "namespace": "n"},
-    {"provisioning": "spot"},
-    {"provisioning": "flex_start", "slice": slices.find_slice("v6e-8")},
-    {"provisioning": "reserved", "reservation": "r", "slice": slices.find_slice("v4-32")},
-]
-
-
-@pytest.mark.parametrize("wish", WISHES)
-def test_the_jobset_is_one_by_its_own_definition(definition, wish):
-    hosts = wish.get("slice", slices.find_slice("v5e-16")).hosts
-    assert faults(body(run(hosts), **wish), definition) == []
-
-
-def test_a_misspelling_is_found(definition):
-    made = body()
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {},
+        {"queue": "q", "service_account": "s", "namespace": "n"},
+        {"provisioning": "spot"},
+        {"provisioning": "flex_start", "slice": slices.find_slice("v6e-8")},
+        {"provisioning": "reserved", "reservation": "r", "slice": slices.find_slice("v4-32")},
+    ],
+)
+def test_the_jobset_is_one_by_its_own_definition_and_its_job_by_that_of_kubernetes(definition, wish):
+    made = body(**wish)
+    assert list(definition.iter_errors(made)) == []
     (replicated,) = made["spec"]["replicatedJobs"]
-    replicated["template"]["spec"]["podFailurePolicies"] = 1
-    assert [fault.endswith(".podFailurePolicies: unknown") for fault in faults(made, definition)] == [True]
-    made = body()
-    made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # of 0.11
-    assert len(faults(made, definition)) == 1
-
-
-@pytest.mark.parametrize("wish", WISHES)
-def test_its_job_is_one_of_kubernetes(wish):
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    hosts = wish.get("slice", slices.find_slice("v5e-16")).hosts
-    (replicated,) = body(run(hosts), **wish)["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **replicated["template"]}
-    kubernetes_validate.validate(job, "1.33", strict=True)
-    job["spec"]["backofLimit"] = 0
-    with pytest.raises(kubernetes_validate.ValidationError, match="backofLimit"):
-        kubernetes_validate.validate(job, "1.33", strict=True)
+    pytest.importorskip("kubernetes_validate").validate(job, "1.33", strict=True)
+    job["spec"]["podFailurePolicies"] = made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # of 0.11
+    assert len(list(definition.iter_errors(made))) == 2
+
+
+@pytest.mark.parametrize(
+    "reason, said, action",
+    [
+        ("PodFailurePolicy", EXIT.format(code=2, index=0), "FailJobSet"),
+        ("PodFailurePolicy", EXIT.format(code=70, index=0), "FailJobSet"),
+        ("PodFailurePolicy", EXIT.format(code=124, index=0), "FailJobSet"),
+        ("PodFailurePolicy", EXIT.format(code=42, index=2), "RestartJobSetAndIgnoreMaxRestarts"),
+        ("PodFailurePolicy", DISRUPTED, "RestartJobSetAndIgnoreMaxRestarts"),
+        ("BackoffLimitExceeded", "Job has reached the specified backoff limit", "RestartJobSet"),
+        ("DeadlineExceeded", "Job was active longer than specified deadline", "FailJobSet"),
+    ],
+)
+def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
+    """By JobSet's pkg/controllers/failure_policy.go (v0.10.1): the first rule that matches acts, else it restarts."""
+    spec = body()["spec"]
+    assert spec["failurePolicy"]["maxRestarts"] == 3 and spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+    of_pods = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    if "DisruptionTarget" in said:
+        assert of_pods[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    elif "exit code" in said:  # the rule that the message names is the first with the code
+        code, index = map(int, re.search(r"code (\d+) .* (\d)$", said).groups())
+        exits = [rule.get("onExitCodes", {"values": []}) for rule in of_pods]
+        assert [code in values["values"] for values in exits].index(True) == index
+        assert exits[index]["containerName"] == "axial"
+    patterns = "onJobFailureMessagePatterns"
+    found = (
+        rule["action"]
+        for rule in spec["failurePolicy"]["rules"]
+        if reason in rule["onJobFailureReasons"] and any(re.search(part, said) for part in rule.get(patterns, [""]))
+    )
+    assert next(found, "RestartJobSet") == action
 
 
 def test_what_a_pod_gets():
@@ -117,6 +117,7 @@ def test_what_a_pod_gets():
     (replicated,) = made["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
+    assert (job["completionMode"], job["template"]["spec"]["restartPolicy"]) == ("Indexed", "Never")
     assert 4150 < job["activeDeadlineSeconds"] <= 4200  # the backstop, ten minutes after the deadline
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     pod = job["template"]["spec"]
@@ -129,6 +130,8 @@ def test_what_a_pod_gets():
     assert container["command"] == runs.SUPERVISOR.split()
     assert container["resources"]["limits"] == {"google.com/tpu": "4"}
     values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert container["env"][0] == {"name": "AXIAL_HOST", "valueFrom": {"fieldRef": {"fieldPath": index}}}
     assert values["AXIAL_HOSTS"] == "run-slice-0-0.run,run-slice-0-1.run,run-slice-0-2.run,run-slice-0-3.run"
     assert json.loads(values[runs.VARIABLE])["model_dir"] == "gs://b/run"
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"

@@ -56,13 +56,6 @@ def test_all_names_are_those_of_the_schema(name, spot):
     assert re.match("tpu-vm-tf-", made["resources"]["accelerator_args"]["runtime_version"])
 
 
-@pytest.mark.parametrize("group, name", [("job_recovery", "recover_on_exit_code"), ("accelerator_args", "runtime")])
-def test_a_misspelling_is_found(group, name):
-    made = task()
-    made["resources"][group][name] = 1
-    assert unknown(made) == [name]
-
-
 def test_where_the_servers_are_those_of_the_image():
     assert not engine().run_options()["own_server"] and not engine().kernels
     with_kernels = engine(runtime="v2-alpha-tpuv5-lite")

@@ -1,9 +1,7 @@
 """What runs on each host of a slice: its ends and their codes, its deadline, its lease, lost hosts."""
 
-import contextlib
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pytest
 from axial.cloud import runs
 from axial.errors import InputError
 from axial.io.lease import FILE, Lease
-from tests.cloud.slice_fixture import kill, until, untouched
+from tests.cloud.slice_fixture import below, kill, until, untouched
 
 
 def finish(process, seconds=30):
@@ -52,28 +50,20 @@ def test_the_trainer_gets_the_run_of_one_host(here):
     assert not {"TPU_NAME", "TPU_LOAD_LIBRARY"} & set(variables)
 
 
-def test_a_request_to_stop_reaches_the_trainer(here):
-    here.plan("4 hang")
-    process = here.start()
-    until(lambda: here.weights()[0] == 4 if (here.model / "weights").exists() else False)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process) == 42 and len(here.starts()) == 1
-    assert finish(here.start()) == 0 and here.weights() == untouched()
+CONTAINER = "unshare --user --map-root-user --pid --fork --mount-proc --kill-child".split()
 
 
-def test_the_first_process_of_a_container_hears_sigterm(here):
+@pytest.mark.parametrize("inside", [[], CONTAINER], ids=["host", "container"])
+def test_a_request_to_stop_reaches_the_trainer(here, inside):
     """The kernel drops a signal that process 1 of a container has no handler for."""
-    inside = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine makes no process namespaces")
     here.plan("4 hang")
     process = here.start(command=[*inside, *runs.SUPERVISOR.split()])
     until(lambda: here.saved() == 4)
-    proc = pathlib.Path("/proc")
-    (first,) = (proc / f"{process.pid}/task/{process.pid}/children").read_text().split()
-    assert "axial.cloud.supervisor" in (proc / first / "cmdline").read_text()
-    os.kill(int(first), signal.SIGTERM)
-    assert finish(process) == 42 and "SIGTERM" not in here.log and here.weights()[0] == 4
+    os.kill(below(process.pid)[0] if inside else process.pid, signal.SIGTERM)
+    assert finish(process) == 42 and len(here.starts()) == 1 and here.saved() == 4
+    assert finish(here.start()) == 0 and here.weights() == untouched()
 
 
 def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
@@ -228,24 +218,13 @@ def test_a_trainer_that_fails_for_a_lost_host_is_no_bad_input(here):
     processes = [here.start(host) for host in range(3)]
     until(lambda: here.saved() == 8)
     processes[2].send_signal(signal.SIGSTOP)  # its connection stands
-    (server,) = [pid for pid in servers(here) if "AXIAL_HOST=2" in environment_of(pid)]
+    (server,) = below(processes[2].pid)
     os.kill(server, signal.SIGKILL)
     (here.model / "hold").unlink()
     assert [finish(process) for process in processes[:2]] == [42, 42]
     assert "a host is lost, the trainer has ended with 2" in here.output()
     processes[2].send_signal(signal.SIGCONT)
     assert finish(processes[2]) == 42
-
-
-def servers(here):
-    found = subprocess.check_output(["pgrep", "-f", "--", f"server.*--port={here.run.port}"], text=True)
-    return [int(pid) for pid in found.split()]
-
-
-def environment_of(pid):
-    with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return []
 
 
 def test_a_host_that_shall_stop_lets_the_trainer_save(here):
