@@ -199,22 +199,6 @@ def test_every_place_that_builds_a_path_from_data_is_known():
     assert sorted(reviewed - found) == [], "these are no longer there"
 
 
-def test_the_search_finds_what_it_is_for():
-    source = """
-def f(folder, record, name):
-    os.path.join(folder, "a", f"{record}.png")
-    path = f"{folder}/{record}.png"
-    write_whole(path, print)
-    open(folder + name)
-    self.path = f"{folder}/{self.split}.json"
-    write_json(self.path, {})
-    read_file(f"{folder}.index")
-    os.path.join(folder, NAME, f"{int(record)}-{name:05d}.png")
-"""
-    found = [part for _, _, part in places_in("module.py", source)]
-    assert found == ["f'{record}.png'", "{record}", "name", "{self.split}"]
-
-
 # === Names of outputs ===
 
 NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8)

@@ -16,31 +16,12 @@ from axial.errors import InputError
 from axial.io import gfile, write
 from axial.io.lock import locked, locked_file
 from axial.io.paths import LONGEST
-from axial.io.write import (
-    file_digest,
-    folder_digests,
-    make_folder,
-    new_folder,
-    output_file,
-    output_folder,
-    partial_path,
-    refuse_links,
-    remove_folder,
-    try_file,
-    try_folder,
-    try_new_folder,
-    write_block,
-    write_image,
-    write_json,
-    write_text,
-    write_whole,
-)
 from tests.conftest import ROOT
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "file.json"
-    write_json(str(path), {"a": float("nan"), "b": [1, 2]})
+    write.write_json(str(path), {"a": float("nan"), "b": [1, 2]})
     assert json.loads(path.read_text()) == {"a": None, "b": [1, 2]}
 
     def fail(temporary):
@@ -49,19 +30,19 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        write_whole(str(path), fail)
+        write.write_whole(str(path), fail)
     assert json.loads(path.read_text()) == {"a": None, "b": [1, 2]}
 
 
 def test_a_block_replaces_itself_alone(tmp_path):
     path = tmp_path / "page.md"
-    write_block(str(path), "tables", "one")
+    write.write_block(str(path), "tables", "one")
     assert path.read_text() == "<!-- tables:begin -->\none\n<!-- tables:end -->\n"
     path.write_text(f"before\n{path.read_text()}after\n")
-    write_block(str(path), "tables", "two")
+    write.write_block(str(path), "tables", "two")
     assert path.read_text() == "before\n<!-- tables:begin -->\ntwo\n<!-- tables:end -->\nafter\n"
     with pytest.raises(InputError, match="holds no lines <!-- zoo:begin -->"):
-        write_block(str(path), "zoo", "three")
+        write.write_block(str(path), "zoo", "three")
     assert "two" in path.read_text()
 
 
@@ -82,23 +63,23 @@ def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
     os.mkfifo(tmp_path / "pipe")
     suffixes = (".png",) if path.endswith((".gif", ".png")) else ()
     with pytest.raises(InputError, match=f"^--json={tmp_path}.*: {words}"):
-        try_file("json", f"{tmp_path}/{path}", suffixes)
+        write.try_file("json", f"{tmp_path}/{path}", suffixes)
     with pytest.raises(InputError, match="a file, a folder is expected"):
-        try_folder("report", str(tmp_path / "file"))
+        write.try_folder("report", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot be written"):
-        try_folder("report", str(tmp_path / "file" / "below"))
+        write.try_folder("report", str(tmp_path / "file" / "below"))
     with pytest.raises(InputError, match="exists; it is never overwritten"):
-        try_new_folder("output_dir", str(tmp_path))
+        write.try_new_folder("output_dir", str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "pipe"]
 
 
 def test_what_can_be_written_is_left_alone(tmp_path):
     (tmp_path / "there.json").write_text("kept")
-    try_file("json", str(tmp_path / "there.json"))
-    try_file("json", str(tmp_path / "new.json"))
-    try_folder("report", str(tmp_path / "report"))
+    write.try_file("json", str(tmp_path / "there.json"))
+    write.try_file("json", str(tmp_path / "new.json"))
+    write.try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
-    try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
+    write.try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
     assert os.listdir(tmp_path) == ["there.json"]  # the folder comes with its first file
 
 
@@ -109,12 +90,12 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
 
     with pytest.raises(InputError, match="no"), locked(str(tmp_path / "a" / "b"), "model_dir"):
         fail(tmp_path / "a" / "b")
-    with pytest.raises(InputError, match="no"), new_folder(str(tmp_path / "c" / "d" / "e"), "last") as folder:
+    with pytest.raises(InputError, match="no"), write.new_folder(str(tmp_path / "c" / "d" / "e"), "last") as folder:
         fail(folder)
     assert os.listdir(tmp_path) == []
     (tmp_path / "there").mkdir()
     with locked(str(tmp_path / "there"), "model_dir"), locked(str(tmp_path / "there" / "b"), "model_dir"):
-        write_text(str(tmp_path / "there" / "b" / "file"), "x")
+        write.write_text(str(tmp_path / "there" / "b" / "file"), "x")
     assert os.listdir(tmp_path / "there" / "b") == ["file"]
     (tmp_path / "there" / "b" / "file").unlink()
     with locked(str(tmp_path / "there"), "model_dir"):
@@ -129,11 +110,11 @@ def test_a_link_that_comes_back_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "remove", lambda path: remove(path) if kept else kept.append(path))
     os.symlink(tmp_path / "theirs", link)
     with pytest.raises(OSError, match="symbolic links"):
-        write_text(str(tmp_path / "ours"), "x")
+        write.write_text(str(tmp_path / "ours"), "x")
     os.unlink(link)
     os.link(tmp_path / "theirs", link)
     kept.clear()
-    write_text(str(tmp_path / "ours"), "x")
+    write.write_text(str(tmp_path / "ours"), "x")
     assert kept == [link] and (tmp_path / "theirs").read_text() == "kept"
 
 
@@ -146,7 +127,7 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     while None in [writer.poll() for writer in writers]:
         assert path.read_text() in ("c", 9999 * "a", 9999 * "b")
     assert [writer.returncode for writer in writers] == [0, 0] and os.listdir(tmp_path) == ["file"]
-    write_whole(str(path), lambda temporary: (write_text(str(path), "inner"), os.truncate(temporary, 0)))
+    write.write_whole(str(path), lambda temporary: (write.write_text(str(path), "inner"), os.truncate(temporary, 0)))
     assert path.read_text() == "" and os.listdir(tmp_path) == ["file"]
 
 
@@ -154,25 +135,25 @@ def test_a_new_folder_of_a_bucket_gets_its_last_file_last(monkeypatch):
     made = []
     upload = write._upload
     monkeypatch.setattr(write, "_upload", lambda local, path: made.append(path) or upload(local, path))
-    with new_folder("ram://new_folder/export/", "b") as folder:
+    with write.new_folder("ram://new_folder/export/", "b") as folder:
         for name in ("a", "b", "c/d"):
-            write_text(os.path.join(folder, name), name)
+            write.write_text(os.path.join(folder, name), name)
     assert made == [f"ram://new_folder/export/{name}" for name in ("a", "c/d", "b")]
     for path in made:
         assert gfile.open_binary(path, "rb").read().decode() == path.removeprefix("ram://new_folder/export/")
-    with pytest.raises(InputError, match="export: exists; it is never overwritten"), new_folder(made[0][:-2], "b"):
+    with pytest.raises(InputError, match="export: exists; it is never"), write.new_folder(made[0][:-2], "b"):
         pass
 
 
 def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
     (tmp_path / ".partial.export" / "variables").mkdir(parents=True)
     (tmp_path / ".partial.file.json").write_text("half")
-    try_new_folder("output_dir", f"{tmp_path}/export/")
+    write.try_new_folder("output_dir", f"{tmp_path}/export/")
     assert os.listdir(tmp_path) == [".partial.file.json"]
-    write_json(f"{tmp_path}/file.json", 1)
+    write.write_json(f"{tmp_path}/file.json", 1)
     (tmp_path / ".partial.export" / "variables").mkdir(parents=True)
-    with new_folder(f"{tmp_path}/export", "last") as folder:
-        write_text(f"{folder}/last", "x")
+    with write.new_folder(f"{tmp_path}/export", "last") as folder:
+        write.write_text(f"{folder}/last", "x")
     assert sorted(os.listdir(tmp_path)) == ["export", "file.json"] and os.listdir(tmp_path / "export") == ["last"]
 
 
@@ -241,11 +222,11 @@ def test_no_file_is_written_through_a_link(victim, kind):
     link(out / ".lock", kind)
     if kind != "home":  # a folder is expected to stay one
         link(out / "page.html", kind)
-    write_json(f"{out}/scores.json", {"a": 1})
-    write_text(f"{out}/page.html", "new")
-    write_image(f"{out}/picture.png", Image.new("RGB", (2, 2)), format="PNG")
-    try_file("json", f"{out}/try.json")
-    try_folder("report", f"{out}")
+    write.write_json(f"{out}/scores.json", {"a": 1})
+    write.write_text(f"{out}/page.html", "new")
+    write.write_image(f"{out}/picture.png", Image.new("RGB", (2, 2)), format="PNG")
+    write.try_file("json", f"{out}/try.json")
+    write.try_folder("report", f"{out}")
     with locked(f"{out}", "model_dir"):
         assert json.loads((out / ".lock").read_text())["process"] == os.getpid()
         assert stat.S_ISREG(os.lstat(out / ".lock").st_mode)
@@ -259,11 +240,11 @@ def test_a_new_folder_takes_the_place_of_a_link(victim):
     for kind in ("home", "victim", "nothing"):
         out = victim / f"of {kind}"
         link(victim / f".partial.of {kind}", kind)
-        with new_folder(str(out), "last") as folder:
-            write_text(f"{folder}/last", "x")
+        with write.new_folder(str(out), "last") as folder:
+            write.write_text(f"{folder}/last", "x")
         assert not out.is_symlink() and os.listdir(out) == ["last"]
         link(victim / f"link to {kind}", kind)
-        for call in (try_new_folder, lambda _, path: new_folder(path, "last").__enter__()):
+        for call in (write.try_new_folder, lambda _, path: write.new_folder(path, "last").__enter__()):
             with pytest.raises(InputError, match="exists; it is never overwritten"):
                 call("output_dir", f"{victim}/link to {kind}")
 
@@ -272,9 +253,9 @@ def test_folders_are_removed_without_what_links_lead_to(victim):
     left = victim / "run" / "ckpt-1_temp"
     link(left / "below", "home")
     link(left / "file", "victim")
-    remove_folder(str(left))
+    write.remove_folder(str(left))
     link(left, "home")
-    remove_folder(str(left))
+    write.remove_folder(str(left))
     assert not os.listdir(victim / "run")
 
 
@@ -286,42 +267,42 @@ def test_a_folder_below_the_users_may_not_lead_out(victim):
     for name, kind in (("out", "home"), ("nowhere", "nothing"), ("large/out", "home")):
         link(victim / "own" / name, kind)
     run = f"{victim}/run"
-    assert output_folder(run, "best", "--model_dir") == f"{run}/best"
-    assert output_folder(run, "new/er", "--model_dir") == f"{run}/new/er"
-    assert output_file(run, "best/x.json", "--model_dir") == f"{run}/best/x.json"
-    write_json(output_file(run, "best/x.json", "--model_dir"), 1)
+    assert write.output_folder(run, "best", "--model_dir") == f"{run}/best"
+    assert write.output_folder(run, "new/er", "--model_dir") == f"{run}/new/er"
+    assert write.output_file(run, "best/x.json", "--model_dir") == f"{run}/best/x.json"
+    write.write_json(write.output_file(run, "best/x.json", "--model_dir"), 1)
     assert (victim / "own" / "large" / "x.json").exists()
     for name in ("out", "out/below", "out/new", "nowhere", "nowhere/new", "best/out", "large/out/below"):
-        for call in (output_folder, lambda folder, name, what: output_file(folder, f"{name}/x.json", what)):
+        for call in (write.output_folder, lambda folder, name, what: write.output_file(folder, f"{name}/x.json", what)):
             with pytest.raises(InputError, match=f"^{run}/{name}: a link that leads out of {run}"):
                 call(run, name, "--model_dir")
     with pytest.raises(InputError, match="leaves its folder"):
-        output_folder(run, "../home", "--split")
-    assert output_folder("gs://b/run", "best", "--model_dir") == "gs://b/run/best"
+        write.output_folder(run, "../home", "--split")
+    assert write.output_folder("gs://b/run", "best", "--model_dir") == "gs://b/run/best"
 
 
 def test_folders_of_other_libraries_have_no_links(victim):
     (victim / "work" / "journal").mkdir(parents=True)
-    refuse_links(f"{victim}/work")
+    write.refuse_links(f"{victim}/work")
     link(victim / "work" / "journal" / "journal_0", "victim")
     with pytest.raises(InputError, match="journal/journal_0: a link, where"):
-        refuse_links(f"{victim}/work")
+        write.refuse_links(f"{victim}/work")
 
 
 def test_pipes_and_links_that_lead_back_are_named(tmp_path):
     (tmp_path / "export" / "variables").mkdir(parents=True)
-    write_text(f"{tmp_path}/export/variables/a", "x")
+    write.write_text(f"{tmp_path}/export/variables/a", "x")
     (tmp_path / "elsewhere").mkdir()
-    write_text(f"{tmp_path}/elsewhere/b", "x")
+    write.write_text(f"{tmp_path}/elsewhere/b", "x")
     (tmp_path / "export" / "linked").symlink_to("../elsewhere")
-    assert list(folder_digests(f"{tmp_path}/export")) == ["linked/b", "variables/a"]
+    assert list(write.folder_digests(f"{tmp_path}/export")) == ["linked/b", "variables/a"]
     os.mkfifo(tmp_path / "elsewhere" / "pipe")
     with pytest.raises(InputError, match="linked/pipe: a pipe, device or socket"):
-        folder_digests(f"{tmp_path}/export")
+        write.folder_digests(f"{tmp_path}/export")
     for name in "xy":  # two of them double the paths at every step
         (tmp_path / "export" / "variables" / name).symlink_to("..")
     with pytest.raises(InputError, match="a link to a folder that is there already"):
-        folder_digests(f"{tmp_path}/export")
+        write.folder_digests(f"{tmp_path}/export")
 
 
 def test_the_lock_of_a_file_has_a_name_of_its_own(tmp_path):
@@ -333,10 +314,10 @@ def test_the_lock_of_a_file_has_a_name_of_its_own(tmp_path):
 
 def test_a_file_may_have_the_longest_name(tmp_path):
     path = f"{tmp_path}/{'x' * (LONGEST - 4)}.png"
-    try_file("json", path)
-    write_text(path, "x")
+    write.try_file("json", path)
+    write.write_text(path, "x")
     assert os.listdir(tmp_path) == [os.path.basename(path)]
-    assert partial_path("a/b.json") == "a/.partial.b.json"
+    assert write.partial_path("a/b.json") == "a/.partial.b.json"
 
 
 # === Power cuts ===
@@ -368,18 +349,18 @@ def calls(tmp_path, monkeypatch):
 
 
 def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, calls):
-    write_text(f"{tmp_path}/new/er/file", "x")
+    write.write_text(f"{tmp_path}/new/er/file", "x")
     assert calls == [
         *[("fsync", "new"), ("fsync", ".")],  # the names of the new folders
         *[("fsync", "new/er/.partial.file"), ("rename", "new/er/.partial.file", "new/er/file"), ("fsync", "new/er")],
     ]
     calls.clear()
-    write_text(f"{tmp_path}/new/er/file", "y")
+    write.write_text(f"{tmp_path}/new/er/file", "y")
     assert len(calls) == 3 and (tmp_path / "new" / "er" / "file").read_text() == "y"
 
 
 def test_a_new_folder_is_on_the_disk_before_it_has_its_name(tmp_path, calls):
-    with new_folder(f"{tmp_path}/export", "spec") as folder:
+    with write.new_folder(f"{tmp_path}/export", "spec") as folder:
         os.mkdir(f"{folder}/variables")
         for name in ("spec", "variables/data"):
             with open(f"{folder}/{name}", "w") as file:
@@ -396,7 +377,7 @@ def test_a_new_folder_is_on_the_disk_before_it_has_its_name(tmp_path, calls):
 def test_what_cannot_be_synced_keeps_the_old_file(tmp_path, monkeypatch):
     """But a file system that has no fsync is used as it is."""
     path = f"{tmp_path}/file"
-    write_text(path, "old")
+    write.write_text(path, "old")
 
     def failing(number):
         def fsync(_):
@@ -406,17 +387,17 @@ def test_what_cannot_be_synced_keeps_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
-        write_text(path, "new")
+        write.write_text(path, "new")
     assert (tmp_path / "file").read_text() == "old"
     monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
-    write_text(path, "new")
+    write.write_text(path, "new")
     assert (tmp_path / "file").read_text() == "new"
 
 
 def test_a_folder_that_must_not_be_read_is_written_to(tmp_path):
-    make_folder(f"{tmp_path}/drop")
+    write.make_folder(f"{tmp_path}/drop")
     os.chmod(tmp_path / "drop", 0o300)
     with contextlib.ExitStack() as stack:
         stack.callback(os.chmod, tmp_path / "drop", 0o700)
-        write_text(f"{tmp_path}/drop/file", "x")
-        assert file_digest(f"{tmp_path}/drop/file")[0] == 1
+        write.write_text(f"{tmp_path}/drop/file", "x")
+        assert write.file_digest(f"{tmp_path}/drop/file")[0] == 1
