@@ -2,7 +2,6 @@
 
 import codecs
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -177,7 +176,7 @@ def read_rows(path, schema):
     check_unique(path, "the column", reader.fieldnames or ())
     for number, fields in enumerate(reader, 2):
         where = f"{path}:{number}: "
-        if dataclasses.is_dataclass(schema) and (unknown := fields.keys() - typing.get_type_hints(schema).keys()):
+        if unknown := fields.keys() - typing.get_type_hints(schema).keys():
             raise InputError(f"{where}has an unknown column {min(map(str, unknown))}")
         yield where, convert(where, {str(name): value for name, value in fields.items()}, schema, strict=False)
 

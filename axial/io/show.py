@@ -22,6 +22,7 @@ import html as html_of_python
 import io
 import re
 import sys
+import textwrap
 import threading
 import time
 import urllib.parse
@@ -235,13 +236,10 @@ def markdown_table(header, rows):
 
 def broken(command):
     """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
-    lines = [""]
-    for i, part in enumerate(command.split(" --")):
-        part = part if i == 0 else f"--{part}"
-        if len(lines[-1]) + len(part) > 100:
-            lines.append("   ")
-        lines[-1] = f"{lines[-1]} {part}"
-    return [f"   {line} \\" for line in lines[:-1]] + [f"   {lines[-1]}"]
+    kept = re.sub(" (?!--)", "\0", command)  # where no line ends
+    start = {"initial_indent": "    ", "subsequent_indent": "       "}
+    lines = textwrap.wrap(kept, 104, break_long_words=False, break_on_hyphens=False, **start)
+    return [line.replace("\0", " ") for line in [*(f"{line} \\" for line in lines[:-1]), lines[-1]]]
 
 
 def csv_text(rows):

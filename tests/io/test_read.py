@@ -4,7 +4,6 @@ import codecs
 import contextlib
 import copy
 import dataclasses
-import gc
 import json
 import os
 import socket
@@ -164,20 +163,12 @@ def test_scalars_are_those_of_pyyaml(text):
 
 @pytest.mark.parametrize("item", ["1:", "a: {b: c}, ", "&a b, ", "? a\n "])
 def test_the_time_of_yaml_is_linear(item):
-    """Ten times as much takes at most thirty times as long."""
-
-    def seconds(count):
-        text = f"classes: [{count * item}]" if "? " not in item else count * item
-        gc.disable()  # a collection takes as long as all other tests have left objects
-        started = time.thread_time()
-        try:
-            with contextlib.suppress(yaml.YAMLError, ValueError):
-                read._plain_yaml(text)
-            return time.thread_time() - started
-        finally:
-            gc.enable()
-
-    assert seconds(100_000) < 30 * max(seconds(10_000), 0.01)
+    """What is not takes minutes."""
+    text = f"classes: [{100_000 * item}]" if "? " not in item else 100_000 * item
+    started = time.thread_time()
+    with contextlib.suppress(yaml.YAMLError, ValueError):
+        read._plain_yaml(text)
+    assert time.thread_time() - started < 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,14 +207,16 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        read_file(str(tmp_path / "none"))
-    with pytest.raises(InputError, match="a folder, a file is expected"):
-        read_file(str(tmp_path))
     (tmp_path / "large").write_bytes(bytes(100))
-    with pytest.raises(InputError, match="100 bytes, at most 99 are read"):
-        read_file(str(tmp_path / "large"), 99)
     (tmp_path / "latin").write_bytes(b"a\xe9b")
+    for name, words in {
+        "none": "no such file",
+        "": "a folder, a file is expected",
+        "large": "100 bytes, at most 99 are read",
+        "large/below": "cannot be read .Not a directory",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            read_file(str(tmp_path / name), 99)
     with pytest.raises(InputError, match="not UTF-8 .*at byte 1"):
         read_text(str(tmp_path / "latin"))
 
