@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from axial.errors import InputError
 from axial.io.paths import LONGEST, inside, output_names
 from tests.conftest import ROOT
+from tests.io.test_writers import found_in
 
 RIGHT = (
     *("a.png", "aachen/aachen_000.png", "...", "..a", "a..", ".hidden", " a b ", "~", "-a", "C:", "été/写真 1.jpg"),
@@ -170,23 +171,20 @@ def places():
 
 def places_in(file, source):
     tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    owner = {id(node): f.name for f in functions for node in ast.walk(f)}  # the innermost comes last
     assigned = {  # a name within its function, an attribute within the file
-        (isinstance(target, ast.Name) and owner.get(id(node)), ast.unparse(target)): node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
+        (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
+        for node, where in found_in(tree, ast.Assign)
         for target in node.targets
     }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not node.args:
+    for node, where in found_in(tree, ast.Call):
+        called, parts = ast.unparse(node.func), []
+        if not node.args:
             continue
-        where, called, parts = owner.get(id(node), ""), ast.unparse(node.func), []
         if called == "os.path.join":
             parts = node.args[1:]
         elif called == "inside" or called.rpartition(".")[2] in TAKE_A_PATH:
             path = node.args[0]
-            name = isinstance(path, ast.Name) and owner.get(id(node)), ast.unparse(path)
+            name = isinstance(path, ast.Name) and where, ast.unparse(path)
             parts = parts_behind(assigned.get(name, path))
         yield from ((file, where, ast.unparse(part)) for part in parts if not is_fixed(part))
 
