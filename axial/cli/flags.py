@@ -12,7 +12,6 @@ from absl import flags as absl
 
 from axial.errors import InputError, nearest
 from axial.io.check import convert_diameter, is_remote
-from axial.io.loopback import LISTEN as _LISTEN
 from axial.io.write import try_file, try_folder, try_new_folder
 
 # What a flag's path names. Inputs are looked for before the work begins, and outputs are tried.
@@ -292,7 +291,13 @@ THRESHOLDS = Flag(
     "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
     read=thresholds,
 )
-LISTEN = Flag(str, _LISTEN["help"], _LISTEN["default"], choices=tuple(_LISTEN["enum_values"]))
+LISTEN = Flag(
+    str,
+    "who reaches the server that this starts: this machine alone, or all that reach any of its addresses. The server "
+    "has no authentication: with 'all' a firewall must keep strangers out (SECURITY.md).",
+    "loopback",
+    choices=("loopback", "all"),
+)
 
 
 class Devices(Flags):

@@ -9,7 +9,7 @@ from absl import app, flags
 
 from axial.cloud.runs import SERVER_PORT
 from axial.errors import InputError
-from axial.io.loopback import LISTEN, keep_local
+from axial.io.loopback import keep_local
 from axial.io.show import say
 
 FLAGS = flags.FLAGS
@@ -34,6 +34,6 @@ def _main(_):
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum(**LISTEN)
+    flags.DEFINE_enum("listen", "loopback", ["loopback", "all"], "who reaches it; it has no authentication.")
     flags.DEFINE_integer("port", SERVER_PORT, "port to listen on.")
     app.run(_main)

@@ -39,13 +39,10 @@ AGAIN = 10.0  # before another start of the trainer
 LOOK, STOP = 0.5, b"stop\n"  # between two looks; what a host that gets SIGTERM says to the first
 # Variables by which a process takes itself for a part of a slice; one that an image has left hangs a start on another
 # (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first (python/tpu/client/client.py), libtpu
-# the others: a server and a trainer without one need them, a trainer beside a server must not have them.
+# those that begin like the others: a server and a trainer without one need them, a trainer beside a server must not
+# have them.
 OF_TENSORFLOW = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
-OF_LIBTPU = """CLOUD_TPU_TASK_ID TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_ACCELERATOR_TYPE TPU_TOPOLOGY TPU_HOST_BOUNDS
-    TPU_CHIPS_PER_HOST_BOUNDS TPU_CHIPS_PER_PROCESS_BOUNDS TPU_PROCESS_BOUNDS TPU_PROCESS_ADDRESSES TPU_PROCESS_PORT
-    TPU_VISIBLE_CHIPS TPU_VISIBLE_DEVICES TPU_SKIP_MDS_QUERY TPU_MESH_CONTROLLER_ADDRESS TPU_MESH_CONTROLLER_PORT
-    TPU_HOSTNAME_OVERRIDE MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID
-    MEGASCALE_PORT""".split()
+OF_LIBTPU = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 
 
 class End(Exception):
@@ -258,7 +255,7 @@ class Supervisor:
         own = {"AXIAL_TPU": self.run.generation, "PYTHONUNBUFFERED": "1", **self.run.environment}
         if self.run.hosts == 1:
             return {**_without(OF_TENSORFLOW), **own}
-        return {**_without(OF_TENSORFLOW + OF_LIBTPU), "TPU_LOAD_LIBRARY": "0", **own}
+        return {**_without(OF_TENSORFLOW, OF_LIBTPU), "TPU_LOAD_LIBRARY": "0", **own}
 
     def _checkpoint(self):
         """What names the latest checkpoint, or nothing."""
@@ -267,10 +264,10 @@ class Supervisor:
         return None
 
 
-def _without(names):
-    """The variables of this process for another one."""
+def _without(names, starts=()):
+    """The variables of this process for another one, but for those of some names, or that begin so."""
     names = *names, "TPU_LOAD_LIBRARY", runs.VARIABLE
-    return {name: value for name, value in os.environ.items() if name not in names}
+    return {name: value for name, value in os.environ.items() if name not in names and not name.startswith(starts)}
 
 
 def _start(command, environment):

@@ -69,14 +69,13 @@ def checked(configurable):
 def convert_argument(name, value, kind):
     """A value as its annotation wants it. Raises InputError with the argument's name."""
     where = f"{name} = {shortened(value)}"
-    if dataclasses.is_dataclass(kind):
+    configured = typing.get_args(kind)[0] if typing.get_origin(kind) is types.UnionType else kind
+    if dataclasses.is_dataclass(configured):
         if isinstance(value, kind):
             return value
-        raise InputError(f"{where}: expected @{kind.__name__}()")
-    if typing.get_origin(kind) is types.UnionType and dataclasses.is_dataclass(typing.get_args(kind)[0]):
-        if isinstance(value, kind):
-            return value
-        raise InputError(f"{where}: expected a {typing.get_args(kind)[0].__name__}, or None for that of the data")
+        name = configured.__name__
+        wanted = f"@{name}()" if configured is kind else f"a {name}, or None for that of the data"
+        raise InputError(f"{where}: expected {wanted}")
     if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
         choices = typing.get_args(kind)
         raise InputError(f"{where}: expected one of {', '.join(choices)}{nearest(value, choices)}")

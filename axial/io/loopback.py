@@ -15,14 +15,6 @@ import stat
 from axial.errors import InputError
 
 NAMES = ("localhost", "127.0.0.1", "[::1]")
-# Arguments of `flags.DEFINE_enum` for the commands that start such a server.
-LISTEN = dict(
-    name="listen",
-    default="loopback",
-    enum_values=["loopback", "all"],
-    help="who reaches the server that this starts: this machine alone, or all that reach any of its addresses. The "
-    "server has no authentication: with 'all' a firewall must keep strangers out (SECURITY.md).",
-)
 
 
 def keep_local(port):

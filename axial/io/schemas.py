@@ -316,11 +316,11 @@ class RunStatus(Struct):
 class EvaluationState(Struct):
     """The state of an evaluation that goes on. Its annotations are those of `Evaluation.results`."""
 
-    identity: dict[str, typing.Any]
+    identity: dict[str, Any]
     complete: bool
     spec: Spec
-    annotations: list[dict[str, typing.Any]]
-    scores: dict[str, typing.Any]
+    annotations: list[dict[str, Any]]
+    scores: dict[str, Any]
     kind: str = "panoptic"
     model: str = ""
 
@@ -372,10 +372,10 @@ class WeightsCard(Struct):
     format: typing.Literal[1]
     model: Text
     num_classes: Annotated[int, Meta(ge=1, le=2**24)]
-    arguments: dict[str, typing.Any]
+    arguments: dict[str, Any]
     norm: Norm
     source: Text
-    preprocessing: dict[str, typing.Any] = {}
+    preprocessing: dict[str, Any] = {}
     parameters: Count = 0
     input: dict[str, str] = {}
     unused: dict[str, str] = {}
