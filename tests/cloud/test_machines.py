@@ -89,6 +89,7 @@ if sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
     """On CPUs: TensorFlow's resolver takes the addresses, and its operations run in the servers' processes."""
     ports = free_port(), free_port()

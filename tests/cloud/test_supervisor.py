@@ -86,7 +86,7 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
     first = here.start(0)
     until(here.starts)
     here.describe("--steps=100000", pace=0.05, name="other")
-    impatient = "from axial.cloud import supervisor; supervisor.PATIENCE = 100; raise SystemExit(supervisor.main())"
+    impatient = "from axial.cloud import supervisor; supervisor.PATIENCE = 80; raise SystemExit(supervisor.main())"
     assert finish(here.start(0, command=[sys.executable, "-c", impatient])) == 2
     assert "run trains there, on" in here.output() and "one trainer a folder" in here.output()
     assert len(here.starts()) == 1 and first.poll() is None
@@ -236,6 +236,7 @@ def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     assert here.weights()[0] == 5  # 4 was the last of its own
 
 
+@pytest.mark.slow
 def test_the_deadline_of_several_hosts(here):
     here.plan("3 hang")
     processes = together(here, seconds=15)
