@@ -15,10 +15,10 @@ def check_identity(path, identity, flag):
     Raises:
         InputError: the file holds another identity. The message names the first difference.
     """
-    if not gfile.exists(path):
+    if gfile.exists(path):
+        compare_identity(path, read_json(path, dict[str, typing.Any])[1], identity, flag)
+    else:
         write_json(path, identity)
-        return
-    compare_identity(path, read_json(path, dict[str, typing.Any])[1], identity, flag)
 
 
 def compare_identity(path, found, wanted, flag):

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import io
 import os
+import pathlib
 import shutil
 import stat
 import tempfile
@@ -298,11 +299,7 @@ def _is_taken(path):
 
 
 def write_bytes(path, data):
-    def write(temporary):
-        with open(temporary, "wb") as file:
-            file.write(data)
-
-    write_whole(path, write)
+    write_whole(path, lambda temporary: pathlib.Path(temporary).write_bytes(data))
 
 
 def name_broken(path, messages, what):
