@@ -87,15 +87,6 @@ def wrong(words, flags):
     return f"{name} {verb}: unknown {unknown}" if unknown else None
 
 
-def test_a_command_that_does_not_exist_is_found(flags):
-    assert "no command" in wrong(["axial-tran"], flags)
-    assert "unknown ['knob']" in wrong(["axial-evaluate", "merge", "--knob=x"], flags)
-    assert "no verb 'coko'" in wrong(["axial-convert", "coko"], flags)
-    assert wrong(["axial-convert", "coco", "--output_dir=x"], flags) is None
-    found = [*commands_of("    A='{1}' axial-train \\\n      --x=1  # why\nsee `axial-tpu logs`")]
-    assert found == [["axial-train", "--x=1"], ["axial-tpu", "logs"]]
-
-
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
@@ -113,14 +104,6 @@ def test_scripts_of_commands_exist_and_have_their_flags():
             defined = (ROOT / script).read_text()
             for flag in re.findall(r"--([a-z_]+)", arguments):
                 assert f'"{flag}"' in defined, f"{script} --{flag}"
-
-
-def test_each_command_is_on_one_page():
-    place = {}
-    for path in PAGES:
-        for words in commands_of(path.read_text()):
-            if len(words) > 2:  # a mere name may be mentioned anywhere
-                assert place.setdefault(tuple(words), path) == path, f"{' '.join(words)}: on {place[tuple(words)].name}"
 
 
 def test_the_readme_leads_to_every_page():

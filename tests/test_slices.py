@@ -36,24 +36,15 @@ def test_every_slice_is_consistent():
         assert slices.find_slice(f"{found.generation}-{found.topology}") is found
 
 
-@pytest.mark.parametrize(
-    "name, near",
-    [("v5e-17", "v5e-16"), ("v4-100", "v4-128"), ("v6-16", "v6e-16"), ("v5litepod-9", "v5e-8"), ("v3-2", "v3-8")],
-)
-def test_an_unknown_slice_names_the_nearest(name, near):
-    with pytest.raises(InputError, match=rf"^--slice={name}: no such slice \(did you mean '{near}'\?\)"):
-        slices.find_slice(name)
+NEAREST = [("v5e-17", "v5e-16"), ("v4-100", "v4-128"), ("v6-16", "v6e-16"), ("v5litepod-9", "v5e-8"), ("v3-2", "v3-8")]
+UNKNOWN = [(name, rf"no such slice \(did you mean '{near}'\?\)") for name, near in NEAREST]
+UNKNOWN += [(name, "no such slice") for name in ("", "-", "v5e-", "v5e-0", "v5e-x", "pod", "é-1")]
+UNKNOWN += [(name, "TensorFlow on TPUs ends at v6e") for name in ("tpu7x-8", "v7x-8", "7x-2x2x1", "TPU7X-16")]
 
 
-@pytest.mark.parametrize("name", ["", "-", "v5e-", "v5e-0", "v5e-x", "pod", "é-1"])
-def test_what_is_no_slice_at_all(name):
-    with pytest.raises(InputError, match="no such slice"):
-        slices.find_slice(name)
-
-
-@pytest.mark.parametrize("name", ["tpu7x-8", "v7x-8", "7x-2x2x1", "TPU7X-16"])
-def test_tpu7x_has_no_tensorflow(name):
-    with pytest.raises(InputError, match=rf"^--slice={name}: TensorFlow on TPUs ends at v6e"):
+@pytest.mark.parametrize("name, words", UNKNOWN)
+def test_an_unknown_slice_is_named_with_the_nearest(name, words):
+    with pytest.raises(InputError, match=rf"^--slice={name}: {words}"):
         slices.find_slice(name)
 
 

@@ -9,14 +9,12 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
-from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
-from axial.data.specs import CITYSCAPES, COCO
+from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
 from axial.io.images import LEVELS
 from axial.tasks.segmentation.feed import evaluation_dataset
-from tests.data.cityscapes_fixture import CityscapesFolder, street
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import convert as convert_items
 from tests.data.conversion import records
@@ -36,24 +34,11 @@ def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
     assert done["photos"] == 0
 
 
-def coco(root):
-    folder = CocoFolder(root)
+def test_killed_many_times_it_ends_with_the_same_bytes(tmp_path):
+    folder = CocoFolder(tmp_path / "in")
     for i in range(60):
         folder.add(i, stripes(120, 160, [i + 1, 900 + i]), {i + 1: PERSON, 900 + i: SKY})
-    return coco_items, [str(root), "val"], COCO
-
-
-def cityscapes(root):
-    folder = CityscapesFolder(root)
-    for frame in range(60):
-        folder.add("mine", frame, street(seed=frame))
-    return cityscapes_items, [str(root), "val"], CITYSCAPES
-
-
-@pytest.mark.parametrize("make,times", [(coco, 5), pytest.param(cityscapes, 20, marks=pytest.mark.slow)])
-def test_killed_many_times_it_ends_with_the_same_bytes(tmp_path, make, times):
-    items_of, arguments, spec = make(tmp_path / "in")
-    check_killed(items_of, arguments, "val", spec, tmp_path / "out", times=times)
+    check_killed(coco_items, [str(folder.root), "val"], "val", COCO, tmp_path / "out", times=5)
 
 
 def test_a_folder_with_another_split_of_that_name_is_left_alone(tmp_path):
@@ -187,27 +172,6 @@ def test_without_the_flag_a_split_has_every_photo(tmp_path):
     convert(tmp_path / "coco", tmp_path / "anew", **options)
     for path in (tmp_path / "anew").glob("*.tfrecord"):
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
-
-
-def test_a_stopped_conversion_goes_on_without_broken_files(tmp_path, monkeypatch):
-    """After every shard, the same call goes on, and in the end the files are those of one call."""
-    broken_folder(tmp_path / "coco")
-    whole, _ = convert(tmp_path / "coco", tmp_path / "whole", shards=6, skip_broken=True)
-    for kept in (1, 3, 5):
-        out, written = tmp_path / str(kept), []
-
-        def stop(path, *arguments, write=convert_module.write_items, written=written, kept=kept, **options):
-            if len(written) == kept:
-                raise KeyboardInterrupt
-            written.append(path)
-            return write(path, *arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(convert_module, "write_items", stop)
-            with pytest.raises(KeyboardInterrupt):
-                convert(tmp_path / "coco", out, shards=6, skip_broken=True)
-        assert convert(tmp_path / "coco", out, shards=6, skip_broken=True)[0] == whole
-        assert sorted(os.listdir(out)) == sorted(os.listdir(tmp_path / "whole"))
 
 
 def test_deep_photos_and_pages_are_counted_once_and_the_levels_are_kept(tmp_path, capsys):

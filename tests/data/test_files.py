@@ -140,13 +140,6 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
     np.testing.assert_array_equal(decode(record["image/encoded"]), values)
 
 
-def test_pages_that_are_not_read_are_said(tmp_path, capsys):
-    path = str(tmp_path / "stack.tif")
-    picture("L").save(path, save_all=True, append_images=[picture("L")] * 3)
-    load_photo(path)
-    assert capsys.readouterr().err == f"{path}: page 1 of 4 is read\n"
-
-
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     assert (np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH)) == np.arange(256)[:, None]).all()

@@ -68,7 +68,6 @@ def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_
 
 
 CASES = [(7, 1, 1, 0, 3), (10, 3, 3, 5, 11), (23, 4, 5, 100, 30)]
-CASES += [pytest.param(595, 8, 12, 100, 400, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("records,hosts,shards,shuffle,step", CASES)

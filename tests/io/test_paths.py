@@ -118,7 +118,6 @@ REVIEWED = {
         ("data/converters/cityscapes.py", "_city_items", "frame + suffix"),
         ("data/converters/cityscapes.py", "cityscapes_items", "odd"),
         ("data/files.py", "names_in", "os.fsdecode(error.object)"),
-        ("data/converters/folder.py", "folder_items", "lacks"),
         ("data/converters/imagenet.py", "_listed", "split"),
         ("data/converters/mapillary.py", "mapillary_items", "f'{name}.png'"),
         ("serving/predictor.py", "check_export", "name"),

@@ -41,12 +41,10 @@ def tfds_items(input_dir, split, spec=COCO):
         InputError: an unknown split; no data set that is prepared; classes that the spec does not have, or objects of a
             class that is no thing of it; a photo that only one of the two data sets has.
     """
-    if split not in SPLITS:
-        raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
     builders, missing = {}, []
     for name in (PANOPTIC, BOXES):
         try:
-            builders[name] = prepared(input_dir, name, SPLITS[split])
+            builders[name] = prepared(input_dir, name, split, SPLITS)
         except InputError as error:
             missing.append(error)
     if not builders:
@@ -63,24 +61,27 @@ def tfds_items(input_dir, split, spec=COCO):
     return [items[number] for number in sorted(items)], f"{' '.join(source)} {split} {len(items)}".encode()
 
 
-def prepared(input_dir, name, split=None):
+def prepared(input_dir, name, split=None, splits=()):
     """tensorflow-datasets' builder of a data set, of the newest version that is prepared.
 
     Args:
         input_dir: tensorflow-datasets' data_dir.
         name: of the data set and, after a slash, of its configuration.
-        split: tensorflow-datasets' name of a split that is needed; None for any.
+        split: the split that is needed; None for any.
+        splits: dict from the splits that axial knows to tensorflow-datasets' names.
 
     Raises:
-        InputError: it is not prepared there, or does not have the split.
+        InputError: an unknown split; the data set is not prepared there, or does not have the split.
     """
+    if split and split not in splits:
+        raise InputError(f"--split={split}: one of {', '.join(splits)}{nearest(split, splits)}")
     folder = os.path.join(input_dir, name)
     versions = gfile.glob(folder, "/*/dataset_info.json")
     if not versions:
         raise InputError(f"{folder}: not prepared; run tfds build {name} --data_dir={input_dir} first")
     builder = tfds.builder_from_directory(os.path.dirname(max(versions, key=_version)))
-    if split and split not in builder.info.splits:
-        raise InputError(f"{builder.data_dir}: the split {split!r} is not prepared")
+    if split and splits[split] not in builder.info.splits:
+        raise InputError(f"{builder.data_dir}: the split {splits[split]!r} is not prepared")
     return builder
 
 

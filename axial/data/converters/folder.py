@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.converters.coco import check_annotations, checked_labels, coco_items
-from axial.data.files import PHOTOS, by_name, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, check_paired, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
@@ -65,9 +65,8 @@ def folder_items(input_dir, split, spec):
     beside = {"panoptic": (".json",)}
     layers = {layer: by_name(os.path.join(folder, layer), (".png",), beside.get(layer, ())) for layer in there}
     for layer, images in layers.items():
-        for odd in sorted(set(photos) ^ set(images)):
-            has, lacks, near = (photos, layer, images) if odd in photos else (images, "photos", photos)
-            raise InputError(f"{has[odd]}: has no image in {os.path.join(folder, lacks)}{nearest(odd, near)}")
+        label_path = functools.partial("{}/{}/{}.png".format, folder, layer)
+        check_paired(photos, images, os.path.join(folder, "photos"), label_path)
     items = []
     for number, (name, photo) in enumerate(sorted(photos.items())):
         files = {layer: layers[layer][name] for layer in there}

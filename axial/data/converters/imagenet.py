@@ -50,17 +50,12 @@ def classes_spec(name, folders, names=None):
     )
 
 
-def class_folders(input_dir):
-    """Sorted names of the folders of classes, of all splits together. A folder without photos is no class.
+def _classes(input_dir):
+    """The sets of the folders that have photos in a split, the classes, and of those that have none in any.
 
     Raises:
         InputError: no split of `input_dir` has folders of photos.
     """
-    return sorted(_classes(input_dir)[0])
-
-
-def _classes(input_dir):
-    """The sets of the folders that have photos in a split, and of those that have none in any."""
     found, empty = set(), set()
     for split in list_folder(input_dir):
         folder = os.path.join(input_dir, split)
@@ -78,7 +73,7 @@ def imagenet_spec(input_dir):
     path, names = os.path.join(input_dir, NAMES), {}
     if tf.io.gfile.exists(path):
         names = dict(line.split(" ", 1) for line in read_text(path).splitlines() if " " in line)
-    return classes_spec(os.path.basename(os.path.normpath(input_dir)), class_folders(input_dir), names)
+    return classes_spec(os.path.basename(os.path.normpath(input_dir)), sorted(_classes(input_dir)[0]), names)
 
 
 def imagenet_items(input_dir, split):
@@ -158,9 +153,7 @@ def tfds_items(input_dir, split):
     Raises:
         InputError: another split; a data set that is not prepared.
     """
-    if split not in TFDS_SPLITS:
-        raise InputError(f"--split={split}: one of {', '.join(TFDS_SPLITS)}{nearest(split, TFDS_SPLITS)}")
-    builder, items = prepared(input_dir, "imagenet2012", TFDS_SPLITS[split]), []
+    builder, items = prepared(input_dir, "imagenet2012", split, TFDS_SPLITS), []
     for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
         for place, fields in record_fields(path, ("file_name", "label")):
             photo = inside(path, fields["file_name"].bytes_list.value[0].decode(), f"{path}: file_name")

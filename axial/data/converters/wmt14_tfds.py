@@ -5,7 +5,7 @@ import hashlib
 import tensorflow_datasets as tfds
 
 from axial.data.converters.coco_tfds import prepared
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 
 # tensorflow-datasets' development set of Hindi is newsdev2014, which has the place of newstest2013.
 SPLITS = {"train": "train", "newstest2013": "validation", "newstest2014": "test"}
@@ -26,12 +26,10 @@ def read_pairs(input_dir, split, languages):
         InputError: another split; languages without English; a data set that is not prepared; no sentence that is not
             empty, or one that is not UTF-8.
     """
-    if split not in SPLITS:
-        raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
     others = [language for language in languages if language != "en"]
     if len(others) != 1:
         raise InputError(f"--languages={','.join(languages)}: expected en and one other, as in en,de")
-    builder = prepared(input_dir, f"wmt14_translate/{others[0]}-en", SPLITS[split])
+    builder = prepared(input_dir, f"wmt14_translate/{others[0]}-en", split, SPLITS)
     in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     records = builder.as_dataset(split=SPLITS[split], shuffle_files=False, read_config=in_order)
     digest, pairs, count = hashlib.sha256(), [], 0

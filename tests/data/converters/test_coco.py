@@ -17,7 +17,6 @@ from axial.data.specs import COCO
 from axial.errors import InputError
 from axial.io import schemas
 from axial.tasks.segmentation.feed import segment_map
-from tests.conftest import DATA
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import cut, delete, records, replace
 
@@ -61,21 +60,6 @@ def test_segments_keep_the_order_of_the_json(ignored):
     record = {"panoptic/encoded": found.png, "segment/id": np.array(kept, np.int64)}
     np.testing.assert_array_equal(segment_map(record), wanted)
     np.testing.assert_array_equal(numbered(ids, kept), wanted)
-
-
-def test_real_photos_keep_their_labels(tmp_path):
-    folder = DATA / "coco"
-    if not folder.is_dir():
-        pytest.skip(f"needs the COCO photos in {folder}; set AXIAL_DATA")
-    convert(folder, tmp_path, "val2017")
-    content = json.loads((folder / "annotations" / "panoptic_val2017.json").read_text())
-    areas = {(a["image_id"], s["id"]): s["area"] for a in content["annotations"] for s in a["segments_info"]}
-    found = {}
-    for record in records(tmp_path, "val2017"):
-        counts = np.bincount(segment_map(record).numpy().ravel())
-        for i, identity in enumerate(record["segment/id"].numpy(), 1):
-            found[int(record["image/id"]), int(identity)] = counts[i]
-    assert found == areas
 
 
 def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
@@ -137,8 +121,6 @@ FLAT = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things)
     "category,words",
     [
         ({"id": 1, "name": "weed", "isthing": 0}, r"category 1 is .weed. \(stuff\), .*calls it .person. \(thing\)"),
-        ({"id": 1, "name": "weed"}, "category 1 is 'weed', the spec"),
-        ({"id": 1, "name": "person", "isthing": 0}, r"category 1 is 'person' \(stuff\)"),
         ({"id": SKY, "isthing": 1}, r"category 187 is None \(thing\)"),
         ({"id": 1, "name": 7}, "category 1 is '7'"),
         ({"id": SKY, "name": "Sky_other merged", "isthing": False}, None),

@@ -288,7 +288,7 @@ SEMANTIC, INSTANCE, PHOTO = map(image_of, ("semantic", "instance", "photos"))
 BAD = [
     (lambda folder: shutil.rmtree(folder.split / "instance"), "'car' is a thing in .* but there are no instances"),
     (moved("instance", "Instance"), "but there are no instances.*did you mean 'Instance'"),
-    (moved("semantic/a.png", "semantic/b.png"), "a.png: has no image in .*semantic"),
+    (moved("semantic/a.png", "semantic/b.png"), "semantic/a.png: missing, though .*photos/a.png is there"),
     (both, "either panoptic/, or semantic/ and instance/"),
     (twins, "a.png: .*a.jpg has the same name"),
     (replace(INSTANCE, grey(0, height=29)), "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
