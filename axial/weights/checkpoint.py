@@ -47,10 +47,10 @@ def read_checkpoint(path):
             temporary folder, and only the files of checkpoints are.
     """
     if not re.search(r"\.(tar|tar\.gz|tgz)$", path):
-        return _read_prefix(path, _find(path))
+        return dict(_tensors(path, _find(path)))
     with tempfile.TemporaryDirectory() as folder:
         _unpack(path, folder)
-        return _read_prefix(path, _find(folder, path))
+        return dict(_tensors(path, _find(folder, path)))
 
 
 def _find(path, called=None):
@@ -97,10 +97,6 @@ def check_whole(prefix):
     """Reads all tensors of a checkpoint. Raises InputError if a file is missing, cut short or damaged."""
     for _ in _tensors(prefix, prefix):
         pass
-
-
-def _read_prefix(called, prefix):
-    return dict(_tensors(called, prefix))
 
 
 def _tensors(called, prefix):

@@ -219,8 +219,10 @@ def initialize(model, path, config=None, random_frozen=True):
     """
     (found,) = find_weights(path)
     with refuse_what_cannot_be_restored(found):
-        weights, shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, model, config)
-        match = Match(weights, shapes, _added_weights(model))
+        shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
+        weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
+        added = [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
+        match = Match(weights, shapes, added)
         match.check(found, model.backbone)
         if not random_frozen:
             check_frozen(model, config, found, [weights[name] for name in match.taken])
@@ -229,8 +231,8 @@ def initialize(model, path, config=None, random_frozen=True):
     return "\n".join([f"init_checkpoint: {found}{what}", *match.lines()])
 
 
-def _of_tensors(path, model, config):
-    """(the model's weights, shapes of those in a safetensors file, function that reads one, remark), all by name.
+def _of_tensors(path, config):
+    """(shapes of the weights in a safetensors file, function that reads one, remark), both by name.
 
     The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
     """
@@ -239,21 +241,19 @@ def _of_tensors(path, model, config):
     source = built_of_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
     stored = {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}
-    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
-    return weights, {name: array.shape for name, array in stored.items()}, stored.get, ""
+    return {name: array.shape for name, array in stored.items()}, stored.get, ""
 
 
-def _of_checkpoint(prefix, model, config):
+def _of_checkpoint(prefix, config):
     """`_of_tensors`, but of a checkpoint, where a weight has the name of the object that holds it."""
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
         check_card(card, read_json(card, schemas.WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     stored = _stored_weights(reader)
-    weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
     averaged = any(key.startswith("averages/") for _, key in stored.values())
     shapes = {name: shape for name, (shape, _) in stored.items()}
-    return weights, shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
+    return shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -284,11 +284,6 @@ def plain_path(path):
     kernel of a `DeformableConv` is not below a layer 'conv', so that it is at '.../middle/conv/kernel' in both.
     """
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
-
-
-def _added_weights(model):
-    """A list for each module that starts as the identity: its weights."""
-    return [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
 
 
 def _stored_weights(reader):
@@ -347,7 +342,7 @@ class Match:
         if share < LEAST:
             raise InputError(
                 f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
-                f"expected; it lacks, or has in another shape, {_parts(missing, set(self.weights) - set(missing))}"
+                f"expected; it lacks, or has in another shape, {_parts(missing, self.weights)}"
             )
 
     def lines(self):
@@ -356,35 +351,31 @@ class Match:
         unmatched = [name for name in self.weights if name not in {*self.stored, *self.new}]
         left = [name for name in self.stored if name not in self.weights]
         taken = f"{len(self.taken)} of {len(self.weights)} weights, {count / 1e6:.3f} M numbers"
-        lines = [f"  taken      {taken}: {_parts(self.taken, set(self.weights) - set(self.taken))}"]
+        lines = [f"  taken      {taken}: {_parts(self.taken, self.weights)}"]
         if left:
-            lines.append(f"  left       {counted(len(left), 'weight')}: {_parts(left, set(self.stored) - set(left))}")
+            lines.append(f"  left       {counted(len(left), 'weight')}: {_parts(left, self.stored)}")
         if self.new:
-            parts = _parts(self.new, set(self.weights) - set(self.new))
             new = counted(len(self.new), "weight")
-            lines.append(f"  new        {new} of modules that start as the identity: {parts}")
+            lines.append(f"  new        {new} of modules that start as the identity: {_parts(self.new, self.weights)}")
         if unmatched:
-            others = set(self.weights) - set(unmatched)
             random = counted(len(unmatched), "weight")
-            lines.append(f"  unmatched  {random} that start random: {_parts(unmatched, others)}")
+            lines.append(f"  unmatched  {random} that start random: {_parts(unmatched, self.weights)}")
         if self.reshaped:
             name = self.reshaped[0]
             shapes = f"{list(self.weights[name].shape)} here, {list(self.stored[name])} there"
-            others = set(self.weights) - set(self.reshaped)
-            lines.append(
-                f"  unmatched  {len(self.reshaped)} of another shape ({shapes}): {_parts(self.reshaped, others)}"
-            )
+            parts = _parts(self.reshaped, self.weights)
+            lines.append(f"  unmatched  {len(self.reshaped)} of another shape ({shapes}): {parts}")
         return lines
 
 
-def _parts(paths, others, most=6):
-    """The fewest parts of a model that hold all of some paths and none of the others, as text."""
+def _parts(paths, known, most=6):
+    """The fewest parts of a model that hold all of some paths and none of the others known, as text."""
 
     def prefixes(path):
         names = path.split("/")
         return ["/".join(names[: i + 1]) for i in range(len(names))]
 
-    mixed = {part for path in others for part in prefixes(path)}
+    mixed = {part for path in set(known) - set(paths) for part in prefixes(path)}
     parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
     names = ["everything" if part == "model" else part.removeprefix("model/") for part in parts]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

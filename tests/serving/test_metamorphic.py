@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from axial.data.labels import colors_of, encode_rgb
-from axial.data.streams import decode_photo
 from axial.data.tfrecord import encode_example, parse_example
 from axial.evaluation.loop import evaluate
 from axial.layers.batch_norm import BatchNormConfig
@@ -25,9 +22,6 @@ from tests.conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
 MAPS = ("panoptic", "semantic", "instance")
-RUNS = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]  # slow to trace
 
 
@@ -61,25 +55,15 @@ def one_by_one(network):
     return [{name: x[0] for name, x in task.maps(model, e["image"][None]).items()} for e in examples]
 
 
-@pytest.mark.slow
-@RUNS
-@given(batch=st.lists(st.integers(0, 7), min_size=1, max_size=5), padding=st.integers(0, 2))
-def test_any_batch_is_its_photos_one_by_one(network, one_by_one, batch, padding):
-    check_batch(network, one_by_one, batch, padding)
-
-
 def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
-    check_batch(network, one_by_one, [3, 0, 3], 1)
-
-
-def check_batch(network, one_by_one, batch, padding):
-    """Batches of any order and size, with photos that occur twice, and with noise as padding.
+    """A batch has a photo that occurs twice, and noise as padding.
 
     The maps are equal up to rounding: a library may add up in another order if the batch has another size. Classes are
     equal where the best is clearly ahead. The grouping has no such freedom: equal maps give equal segments.
     """
     task, model, examples = network
-    noise = tf.random.stateless_uniform([padding, *CANVAS, 3], [0, 1], -1, 1)
+    batch = [3, 0, 3]
+    noise = tf.random.stateless_uniform([1, *CANVAS, 3], [0, 1], -1, 1)
     maps = task.maps(model, tf.concat([tf.stack([examples[i]["image"] for i in batch]), noise], 0))
     segments = task.segment(maps)
     for place, number in enumerate(batch):
@@ -165,54 +149,30 @@ def share_in_pairs(ours, theirs):
     return sum(area for area, *_ in partners) / np.size(ours)
 
 
-def assert_mirrored(turned, plain, differ=0.0):
-    """The segments of the mirrored photo are the mirrored segments of the photo, but for a share of the pixels.
+def assert_mirrored(turned, plain):
+    """The segments of the mirrored photo are the mirrored segments of the photo.
 
     Numbers of instances follow raster order, so they differ.
     """
     turned = {name: np.asarray(turned[name])[:, ::-1] for name in MAPS}
-    assert np.mean(turned["semantic"] != plain["semantic"]) <= differ
+    np.testing.assert_array_equal(turned["semantic"], plain["semantic"])
     for name in ("instance", "panoptic"):
-        assert share_in_pairs(turned[name], plain[name]) >= 1 - max(differ, 0.001)
-
-
-@pytest.mark.slow
-@RUNS
-@given(number=st.integers(0, 7), length=st.integers(1, 65), less=st.integers(0, 1))
-def test_flip_of_any_mirrored_photo_is_the_mirrored_result(two_sided, small_photos, number, length, less):
-    check_mirrored(two_sided, small_photos, number, length, less)
+        assert share_in_pairs(turned[name], plain[name]) >= 0.999
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos, number):
-    check_mirrored(two_sided, small_photos, number, 65, 0)
-
-
-def check_mirrored(two_sided, small_photos, number, length, less):
-    """Photos as large as the canvas, or a pixel smaller, are not resampled. So both sides show the same pixels.
+    """Photos as large as the canvas are not resampled. So both sides show the same pixels.
 
     Then classes are equal to the last bit. So are segments, but for a pixel that points between two centres. A narrower
     photo has padding on its right, like its mirror image. A centre that the network sees in there takes other pixels
     from the one than from the other.
     """
     photo = small_photos[number]
-    tall = photo.shape[0] == 65
-    photo = photo[: 65 - less, :length] if tall else photo[:length, : 65 - less]
     turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
     np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])
     if photo.shape[1] == CANVAS[1]:
         assert_mirrored(turned, plain)
-
-
-@pytest.mark.slow
-def test_flip_of_a_resampled_photo(two_sided, network):
-    """Photos of five times the canvas' size. Rounding in their resizing decides near-ties of classes and centres."""
-    for e in network[2]:
-        photo = decode_photo(e).numpy()
-        turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
-        assert np.mean(turned["semantic"][:, ::-1] != plain["semantic"]) < 0.01
-        if int(e["content"][1]) == CANVAS[1]:
-            assert_mirrored(turned, plain, 0.05)
 
 
 def test_flip_of_a_photo_a_pixel_larger_than_the_canvas(two_sided):

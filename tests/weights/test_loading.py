@@ -81,7 +81,6 @@ def test_weights_of_the_converter(photos, tmp_path):
         ("axial_resnet_nano", 32, {}),
         ("axial_deeplab_nano", 16, {}),
         ("dilated_resnet_50", 8, dict(width=0.25, repeats=(1, 1, 1, 1))),
-        pytest.param("xception_71", 32, {}, marks=pytest.mark.slow),
     ],
 )
 def test_features(name, last, arguments):
