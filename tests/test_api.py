@@ -309,7 +309,7 @@ def test_axial_predict_takes_the_name(command, tmp_path):
     result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
     assert result.code == 0 and (tmp_path / f"{PHOTOS[0].stem}.json").exists(), result.err
     result = command("predict", "--model=nuclei", "--model_dir=RUN", f"--output_dir={tmp_path}", PHOTOS[0])
-    assert result.code == 2 and "one --model is needed" in result.line, result.err
+    assert result.code == 2 and "give one of them" in result.line, result.err
 
 
 def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):

@@ -158,7 +158,7 @@ def progress(items=None, what=None, **options):
     stream = options.get("file", sys.stderr)
     if stream is not None and not stream.isatty():
         options |= {"file": _Lines(stream), "mininterval": PAUSE, "miniters": 1, "ncols": 0, "position": 0}
-        options |= {"delay": 1e-9}  # no line at the start
+        options |= {} if options.get("postfix") else {"delay": 1e-9}  # a line at the start only for what it says
     return tqdm(items, what and plain(what), **options)
 
 

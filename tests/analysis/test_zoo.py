@@ -118,7 +118,7 @@ def test_the_other_commands_parse(command, tmp_path):
     kinds = {(e.row.source, "--model" in e.convert): e for e in PUBLIC}  # they differ in their files only
     assert len(kinds) == 4
     commands = {entry.convert: f"{os.path.basename(entry.row.file)}: no such" for entry in kinds.values()}
-    commands[WHOLE[0].commands[1]] = f"{tmp_path}/WEIGHTS: no model or file has this name"
+    commands[WHOLE[0].commands[1]] = f"{tmp_path}: no split 'val'"
     commands[BACKBONES[0].commands[2]] = f"{tmp_path}/RUN/config.gin: no such"
     for text, words in commands.items():
         for name, path in {"WEIGHTS": tmp_path / "WEIGHTS", "RUN": tmp_path / "RUN", "DATA": tmp_path}.items():

@@ -40,6 +40,7 @@ def evaluate(command, *arguments, verb=()):
     return result.out
 
 
+@pytest.mark.slow  # a minute; the contract of tasks compares runs and exports
 def test_run_and_export_have_equal_scores(command, root, colours_dir):
     outputs = f"--csv={root}/scores.csv", f"--report={root}/report", f"--picture={root}/picture.png"
     text = evaluate(command, f"--model_dir={root}/run", f"--json={root}/run.json", *outputs)

@@ -44,6 +44,7 @@ def root(command, sample_dir, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow  # a minute; the contract of tasks has one size
 def test_the_export_is_the_checkpoint_at_every_size(root):
     task, model = configuration.restore_run(str(root / "run"))
     rng = np.random.default_rng(0)

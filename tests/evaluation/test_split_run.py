@@ -40,7 +40,7 @@ def colours_split(folder, colours, **_):
 
 def texts_split(folder, texts, **_):
     spec = read_manifest(texts, "val")["spec"]
-    items, source = text.listed_pairs(texts.removesuffix("data") + "texts", "val", ("en", "de"), spec)
+    items, source = text.listed_pairs(text.read_pairs, texts.removesuffix("data") + "texts", "val", ("en", "de"), spec)
     options = dict(output_dir=folder, source=source, progress=False)
     convert.convert_split(items, text.encode_pair, spec, "val", **options)
     return "val"

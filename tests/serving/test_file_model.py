@@ -186,7 +186,8 @@ def run(command, sample_dir, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", ["tflite", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow  # minutes
+@pytest.mark.parametrize("name", ["tflite", "onnx"])
 def test_commands(command, run, name, tmp_path):
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
     assert result.code == 0, result.err

@@ -153,6 +153,7 @@ for command, *flags in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow  # a minute
 def test_commands_take_a_users_task(colours_dir, tmp_path):
     """One line registers it. It is trained, scored, exported and used, and its data are checked."""
     recipe, run, export = (tmp_path / name for name in ("toy.gin", "run", "export"))

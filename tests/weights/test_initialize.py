@@ -222,6 +222,7 @@ def test_frozen_weights_need_a_checkpoint_that_has_them(tmp_path):
     assert initialize(model, saved(tiny("resnet_50"), tmp_path), config, random_frozen=False)
 
 
+@pytest.mark.slow  # a minute
 def test_a_training_with_random_frozen_weights_is_refused_before_its_first_step(sample_dir, tmp_path):
     task = make_task(sample_dir, (33, 33), model={"norm": BatchNormConfig(frozen=True)})
     with pytest.raises(InputError, match="frozen weights would stay random"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.convert import convert_split
-from axial.data.converters.coco import SAMPLE_DIR, coco_items, encode_item
+from axial.data.convert import convert_split, encode_item
+from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, preprocess
 from axial.data.specs import COCO
 from axial.data.streams import name_damaged_records
