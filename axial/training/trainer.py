@@ -142,6 +142,8 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         if not is_labelled(task.data_dir, split):
             raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
     make_folder(model_dir)
+    # A link that leads out of the run is refused before anything of the run is written.
+    best, _ = (output_folder(model_dir, name, "--model_dir") for name in ("best", ".evaluating"))
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
         start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
@@ -157,7 +159,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
                 if when_ready:
                     when_ready()
                 keep_settings(model_dir, settings, step if latest else None)
-                for folder in (model_dir, output_folder(model_dir, "best", "--model_dir")):
+                for folder in (model_dir, best):
                     remove_unfinished(folder)
             served = {"service": service} if service else {}
             loop.train_dataset = strategy.distribute_datasets_from_function(
