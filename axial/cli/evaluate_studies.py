@@ -26,8 +26,13 @@ class OfRun(flags.Devices, flags.Looks):
             raise InputError("--model_dir: one run; stress takes two")
 
 
-class Stress(OfRun):
+class Study(OfRun):
+    """A study of a run, or of two."""
+
     model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)
+
+
+class Stress(Study):
     checkpoint = flags.CHECKPOINT
     ratios = Flag(
         list,
@@ -46,8 +51,7 @@ class Stress(OfRun):
             raise InputError("--split: stress takes one")
 
 
-class Sweep(OfRun):
-    model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)
+class Sweep(Study):
     checkpoint = flags.CHECKPOINT
     knob = Flag(tuple, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs.", needed=True)
     outputs_dir = flags.OUTPUTS_DIR
@@ -55,8 +59,7 @@ class Sweep(OfRun):
     thresholds = flags.THRESHOLDS
 
 
-class Watch(OfRun):
-    model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)
+class Watch(Study):
     timeout = Flag(int, "seconds to wait for the next checkpoint.", 3600, least=0)
     json = flags.JSON
     csv = flags.CSV
