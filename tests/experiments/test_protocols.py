@@ -11,8 +11,13 @@ import published
 from axial import configuration
 from axial.layers import device
 from axial.models.registry import VARIANTS, find_variant, plain_classifier, zeros
-from tests.test_configuration import CLASSIFIERS, DETECTORS, LEAVES, PANOPTIC, ROOT, TRANSLATORS
+from tests.test_configuration import LEAVES, ROOT, recipe_of
 from tpu_compile import as_on_tpu
+
+CLASSIFIERS, DETECTORS, TRANSLATORS, PANOPTIC = (
+    [name for name in LEAVES if recipe_of(name) == recipe]
+    for recipe in ("classification", "detection", "translation", "panoptic")
+)
 
 
 def build(leaf, sample_dir, *more):
