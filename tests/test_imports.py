@@ -57,7 +57,10 @@ def test_imports_point_one_way():
 
 
 NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "evaluation", "serving", "configuration", "api")]
-NAME_NO_TASK += [PACKAGE / "data/service.py", *(PACKAGE / f"cli/{name}.py" for name in ("train", "export", "predict"))]
+NAME_NO_TASK += [
+    PACKAGE / "data/service.py",
+    *(PACKAGE / f"cli/{name}.py" for name in ("train", "export", "export_files", "predict")),
+]
 
 
 def test_what_serves_every_task_imports_none():

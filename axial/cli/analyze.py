@@ -27,7 +27,6 @@ from axial.cli.analyze_attention import run_attention
 from axial.cli.analyze_speed import run_input
 from axial.cli.checks import check_page
 from axial.cli.flags import Flag, Flags
-from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
 from axial.statements import experiments_dir, run_file
 
@@ -53,17 +52,16 @@ def _models(given: Models):
 
 def _count_models(classes):
     """The `Counts` of every registered model."""
-    names = model_names()
-    say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
-
     from axial.analysis.model_counts import Counts, count_models
     from axial.models.registry import find_variant
 
-    jobs = [(name, (65, 65), classes) for name in names]
-    counts = pages.counted(lambda step: count_models(jobs, step), len(names))
+    names = model_names()
+    say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
+    jobs = {name: (name, (65, 65), classes) for name in names}
+    counts = pages.counted(lambda step: count_models(list(jobs.values()), step), len(names))
     found = []
-    for name in names:
-        variant, (parameters, norms, _) = find_variant(name), counts[name, (65, 65), classes]
+    for name, variant in zip(names, map(find_variant, names)):
+        parameters, norms, _ = counts[jobs[name]]
         numbers = dict(classes=classes or variant.classes, parameters=parameters, attention_norms=norms)
         found.append(Counts(name, variant.task, **numbers))
     return found
@@ -73,14 +71,12 @@ def _count_models(classes):
 
 
 class Recipes(Flags):
-    takes = "RECIPE"
+    takes, most = "[RECIPE]", 1
     settings = Flag(bool, "all that a gin binding may set, with defaults, in place of the recipes.", False)
     csv = flags.CSV
 
 
 def _recipes(given: Recipes):
-    if len(given.arguments) > 1:
-        raise InputError("recipes takes the name of one recipe, or none")
     found = recipes.read_recipes()
     if given.csv:
         _count_steps(found, given.csv)
@@ -123,7 +119,7 @@ def _count_steps(found, path):
 
 
 class Model(Flags):
-    takes = "NAME"
+    takes, least, most = "NAME", 1, 1
     classes = CLASSES
     diff = Flag(str, "another model to compare with.")
     batch = flags.BATCH
@@ -132,17 +128,15 @@ class Model(Flags):
 
 
 def _model(given: Model):
-    if len(given.arguments) != 1:
-        raise InputError("model takes one name; axial-analyze models lists them")
     names = [*given.arguments, *filter(None, [given.diff])]
     for name in names:
         check_model_name(name)
     with working(f"counting {' and '.join(names)}"):
-        stages = {name: _stages(name, given) for name in names}
+        stages = [_stages(name, given) for name in names]
     if given.diff:
-        _print_difference(stages, *names)
+        _print_difference(*names, *stages)
     else:
-        _print_stages(stages[names[0]])
+        _print_stages(*stages)
 
 
 def _stages(name, given):
@@ -170,15 +164,15 @@ def _print_stages(rows):
     print_table(header, cells, [("all", "", "", "", *_figures(_total(rows)))])
 
 
-def _print_difference(stages, name, other):
-    ours, theirs = ({row.part: row for row in stages[n]} for n in (name, other))
+def _print_difference(name, other, ours, theirs):
     header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
+    total, of_other = _total(ours), _total(theirs)
+    ours, theirs = ({row.part: row for row in rows} for rows in (ours, theirs))
 
     def line(part, own, of_other):
         return part, *(text for pair in zip(_figures(own), _figures(of_other)) for text in pair)
 
     rows = [line(part, ours.get(part), theirs.get(part)) for part in dict.fromkeys([*ours, *theirs])]
-    total, of_other = _total(ours.values()), _total(theirs.values())
     change = (
         f"{of_other.params - total.params:+,}",
         f"{of_other.params + of_other.norms - total.params - total.norms:+,}",
@@ -209,13 +203,11 @@ def _figures(row):
 
 
 class Curves(Flags):
-    takes = "RUN ..."
-    figure = flags.FIGURE
+    takes, least = "RUN ...", 1
+    figure = flags.FIGURE.but(needed=True)
 
 
 def _curves(given: Curves):
-    if not given.arguments or not given.figure:
-        raise InputError("curves takes the folders of one run or more and --figure=FILE.png")
     paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
         run_file(path)
@@ -233,13 +225,11 @@ def _curves(given: Curves):
 
 
 class Page(Flags):
-    takes = "RUN"
+    takes, least, most = "RUN", 1, 1
     html = flags.HTML.but(needed=True)
 
 
 def _page(given: Page):
-    if len(given.arguments) != 1:
-        raise InputError("page takes the folder of one run and --html=FILE.html")
     (model_dir,) = given.arguments
     run_file(model_dir)
     with working(f"making the page of {model_dir}"):
@@ -280,16 +270,5 @@ VERBS = {
 }
 
 
-# What was a verb before and is a script now.
-_FOLDERS = {
-    "paper": ("spans", "study", "tables"),
-    "speed": ("benchmark", "gpu"),
-    "tpu": ("ops", "pod", "tpu"),
-}
-MOVED = {name: f"experiments/{folder}/{name}.py" for folder, names in _FOLDERS.items() for name in names}
-MOVED["compile"] = "experiments/tpu/seconds.py"
-MOVED["scaling"] = "experiments/speed/benchmark.py --suite=scaling"
-
-
 def main():
-    app.run(VERBS, sys.modules[__name__], moved=MOVED)
+    app.run(VERBS, sys.modules[__name__])

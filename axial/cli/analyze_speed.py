@@ -5,12 +5,10 @@ import os
 
 from absl import flags
 
-from axial.chips import CHIPS
 from axial.cli import flags as declared
 from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag, Flags
 from axial.cli.pages import report
-from axial.errors import InputError, nearest
 from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
@@ -41,19 +39,9 @@ class Input(Flags):
     data_dir = declared.DATA_DIR
     batch = declared.BATCH
     step_seconds = Flag(float, "time of a training step of the slice.", least=1e-6)
-    cycles = Flag(float, "in place of --step_seconds: cycles of a step on a chip of --slice.", least=1)
-    slice = Flag(str, "the TPU slice, like v5e:4x4.", "v5e:1x1")
     cores = Flag(int, "CPU cores of a host or worker; by default this machine's.", least=1)
     json = declared.JSON
     quick = Flag(bool, "fewer works and rounds.", False)
-
-    def check(self):
-        if self.cycles and self.step_seconds:
-            raise InputError("--cycles, --step_seconds: one of them is the time of a step, not both")
-        chip = self.slice.partition(":")[0]
-        if self.cycles and chip not in CHIPS:
-            known = f"{nearest(chip, CHIPS)}: {', '.join(CHIPS)}"
-            raise InputError(f"--slice={self.slice}: no clock of {chip} is known{known}")
 
 
 def run_input(given: Input):
@@ -70,8 +58,7 @@ def run_input(given: Input):
             result = input_speed.measure(task, given.quick, report)
     for stage, speed in result.items():
         say(f"{stage:32s} {speed:10.1f} {unit}/s")
-    seconds = given.cycles / CHIPS[given.slice.partition(":")[0]].clock if given.cycles else given.step_seconds
-    if seconds:
+    if seconds := given.step_seconds:
         of_step = dict(batch=given.batch or training.batch, step_seconds=seconds, cores=given.cores or os.cpu_count())
         result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
         say(*input_speed.demand_lines(result["demand"], **of_step, unit=unit))

@@ -34,7 +34,7 @@ CLOSED = 128 + signal.SIGPIPE
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
-def run(verbs, module, default=None, moved=()):
+def run(verbs, module, default=None):
     """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
@@ -46,7 +46,6 @@ def run(verbs, module, default=None, moved=()):
             annotated with. Without an annotation it takes the flags that the module itself defines for absl.
         module: the command's module. Its docstring is the help; '%s' in it becomes the command's name.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
-        moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
@@ -60,8 +59,6 @@ def run(verbs, module, default=None, moved=()):
     def parse(argv):
         for argument in argv[1:]:
             check_text(argument)
-        if argv[1:] and argv[1] in moved:  # a later argument may be a folder of this name
-            raise InputError(f"{argv[1]} is a script of a clone now: python {moved[argv[1]]}")
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
             say(f"{program} {axial.__version__}")
             sys.exit(0)
@@ -90,8 +87,10 @@ def run(verbs, module, default=None, moved=()):
             if FLAGS[flag].present:
                 takes = ", ".join(f"--{name}" for name in sorted(kind.declared()))
                 raise InputError(f"--{flag}: {call} does not take it; it takes {takes}")
-        if arguments and not kind.takes:
-            raise InputError(f"{call} takes no argument: got {arguments[0]!r}")
+        if len(arguments) < kind.least:
+            raise InputError(f"{call}: {kind.takes} is needed")
+        if len(arguments) > (kind.most if kind.takes else 0):
+            raise InputError(f"{call} takes {kind.takes or 'no argument'}: got {arguments[-1]!r}")
         return name, arguments
 
     def work(argv):
@@ -99,10 +98,9 @@ def run(verbs, module, default=None, moved=()):
         logging.set_verbosity(logging.ERROR)
         name, arguments = find_verb(argv[1:])
         given = kinds[name].parsed(arguments)
-        check_schemes(given)
         given.check()
-        given.look_for_inputs()
-        given.try_outputs()
+        given.look_at_paths()
+        given.look()
         return verbs[name](given)
 
     _prepare_streams()
@@ -198,22 +196,6 @@ def check_text(text):
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{text}: {NOT_UTF8}") from None
-
-
-def check_schemes(given):
-    """Raises InputError for a path like http://..., of a file system that TensorFlow does not have."""
-    named = [("", argument) for argument in given.arguments]
-    for where, path in [*named, *((f"--{name}=", path) for name, path, _ in given.paths())]:
-        scheme = re.match(r"([a-zA-Z][0-9a-zA-Z.]*)://", path)  # as TensorFlow reads it
-        if scheme and scheme[1] != "gs":
-            import tensorflow as tf
-
-            known = tf.io.gfile.get_registered_schemes()
-            if scheme[1] not in known:
-                raise InputError(
-                    f"{where}{path}: TensorFlow has no file system for {scheme[0]}; expected a local path, or one of "
-                    f"{', '.join(f'{name}://' for name in sorted(filter(None, known)))}"
-                )
 
 
 # What the system says of disks, limits and devices. Libraries wrap it in errors of every class.

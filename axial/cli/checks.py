@@ -3,13 +3,10 @@
 Each of these functions raises InputError. A path of a bucket is left for later, as TensorFlow reads it.
 """
 
-import os
-
 from absl import flags
 
 from axial import statements
 from axial.cli import app
-from axial.errors import InputError
 from axial.io import gfile
 from axial.io.check import is_remote
 from axial.weights.source import no_checkpoint, resolve, shipped_folder
@@ -67,15 +64,3 @@ def check_page(name):
 
     if FLAGS.markdown:
         around_block(FLAGS.markdown, name)
-
-
-def check_folder(name, path, what=""):
-    """A folder that a flag or an argument names; `what` is for the message."""
-    if not is_remote(path) and not os.path.isdir(path):
-        raise InputError(f"{name and f'--{name}='}{path}: no such folder{what}")
-
-
-def check_weights(path):
-    """A file of weights of any implementation, a checkpoint's prefix, or a folder of one."""
-    if not is_remote(path) and not (os.path.exists(path) or os.path.exists(f"{path}.index")):
-        raise InputError(f"{path}: no such file or folder")

@@ -35,18 +35,17 @@ import sys
 
 from axial.builders import check_model_name
 from axial.cli import app, flags
-from axial.cli.checks import SOURCES, TARGETS, check_splits, check_weights
+from axial.cli.checks import SOURCES, TARGETS, check_splits
 from axial.cli.flags import Flag, Flags, check_choice
 from axial.errors import InputError, check_installed
 from axial.io import gfile
+from axial.io.check import is_remote
 from axial.io.lock import locked
 from axial.io.show import broken, counted, say
 from axial.io.write import try_file, try_new_folder, write_text
 from axial.recipes import read_recipe
 from axial.statements import experiments_dir
 
-# About 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's photos.
-PHOTOS_A_SHARD = {"coco": 512, "coco_tfds": 512, "imagenet": 391, "imagenet_tfds": 391, "nuclei": 512}
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
@@ -57,6 +56,7 @@ SPLIT = flags.SPLIT.but(needed=True)
 class Conversion(Flags):
     """Flags of every conversion of data."""
 
+    spec, labels, skip_broken = None, None, False  # flags of some
     input_dir = Flag(
         str, "folder to read; for coco and nuclei by default the samples that come with axial.", path=flags.IN_FOLDER
     )
@@ -108,28 +108,33 @@ class Texts(Conversion):
             raise InputError(f"--languages={','.join(self.languages)}: expected two, as in en,de")
 
 
-# === Data sets: each function lists the items of a split, with bytes that identify their source ===
+# === Data sets ===
+
+# Of each the flags, the function of `data.converters` that lists the items of a split, with bytes that identify their
+# source, and the photos of a shard: about 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's.
+DATA_SETS = {
+    "coco": (Labelled, "coco.coco_items", 512),
+    "coco_tfds": (Labelled, "coco_tfds.tfds_items", 512),
+    "cityscapes": (Cityscapes, "cityscapes.cityscapes_items", 50),
+    "mapillary": (Mapillary, "mapillary.mapillary_items", 50),
+    "nuclei": (Photos, "nuclei.nuclei_items", 512),
+    "imagenet": (Photos, "imagenet.imagenet_items", 391),
+    "imagenet_tfds": (Photos, "imagenet.tfds_items", 391),
+    "folder": (Labelled, "folder.folder_items", 50),
+}
 
 
 def _items(name, given, split, spec):
     """The function of nothing that lists the items of a split."""
-    module, function = {
-        "coco": ("coco", "coco_items"),
-        "coco_tfds": ("coco_tfds", "tfds_items"),
-        "cityscapes": ("cityscapes", "cityscapes_items"),
-        "mapillary": ("mapillary", "mapillary_items"),
-        "imagenet": ("imagenet", "imagenet_items"),
-        "imagenet_tfds": ("imagenet", "tfds_items"),
-        "nuclei": ("nuclei", "nuclei_items") if given.input_dir else ("folder", "folder_items"),
-        "folder": ("folder", "folder_items"),
-    }[name]
+    listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
+    module, function = listed.split(".")
     list_items = getattr(importlib.import_module(f"axial.data.converters.{module}"), function)
-    arguments = [given.input_dir or _sample_dir(name), split, spec][: 2 if name.startswith("imagenet") else 3]
+    list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
+    if name.startswith("imagenet"):
+        return list_items
     if name == "cityscapes":
-        return functools.partial(list_items, *arguments, given.labels or "gtFine", partial=given.partial)
-    if name == "mapillary":
-        arguments.append(given.version)
-    return functools.partial(list_items, *arguments)
+        return functools.partial(list_items, spec, given.labels or "gtFine", partial=given.partial)
+    return functools.partial(list_items, spec, *([given.version] if name == "mapillary" else []))
 
 
 def _sample_dir(name):
@@ -145,13 +150,12 @@ def _spec(name, given):
         from axial.data.converters import imagenet
 
         return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(given.input_dir)
-    spec = getattr(given, "spec", None)
-    if spec == "json":
+    if given.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
         return json_spec(given.input_dir or _sample_dir("coco"), given.split or SAMPLE_SPLITS["coco"])
-    if spec:
-        return find_spec(spec)
+    if given.spec:
+        return find_spec(given.spec)
     if name == "mapillary":
         from axial.data.converters.mapillary import mapillary_spec
 
@@ -159,19 +163,14 @@ def _spec(name, given):
     return find_spec(given.need("spec") if name == "folder" else name.removesuffix("_tfds"))
 
 
-def _default_splits(name, given):
-    """The splits of a data set's sample; of the nuclei's release the one with masks. None for other data sets."""
-    return ("stage1_train",) if name == "nuclei" and given.input_dir else SAMPLE_SPLITS.get(name)
-
-
 def _convert(given, name):
     """Converts the splits of a data set."""
-    splits = given.split or _default_splits(name, given) or given.need("split")
+    sample = ("stage1_train",) if name == "nuclei" and given.input_dir else SAMPLE_SPLITS.get(name)
+    splits = given.split or sample or given.need("split")
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
-    labels = getattr(given, "labels", None)
     if name != "cityscapes":
-        check_choice("labels", labels or "upright", ("upright", "stored"))
+        check_choice("labels", given.labels or "upright", ("upright", "stored"))
     spec = _spec(name, given)  # before TensorFlow is imported
 
     from axial.data.convert import encode_item, of_stored_pixels
@@ -180,19 +179,11 @@ def _convert(given, name):
     with locked(given.output_dir, "output_dir"):
         for split in splits:
             listing = _items(name, given, split, spec)
-            if labels == "stored":
+            if given.labels == "stored":
                 listing = functools.partial(of_stored_pixels, listing)
             items, source = listing()
-            _write(
-                given,
-                items,
-                split,
-                spec,
-                encode=encode_item,
-                source=source,
-                listing=listing,
-                per=PHOTOS_A_SHARD.get(name, 50),
-            )
+            how = dict(encode=encode_item, source=source, listing=listing, per=DATA_SETS[name][2])
+            _write(given, items, split, spec, **how)
             if all(item.get("labels", item) is None for item in items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
@@ -213,19 +204,9 @@ def _write(given, items, split, spec, *, encode, source, listing, per, unit="pho
 
         options = beam.make_options(given.runner, given.beam_option)
         write = beam.shard_writer(listing, encode, options, workers=given.workers)
-    manifest, done = convert_split(
-        items,
-        encode,
-        spec,
-        split,
-        output_dir=given.output_dir,
-        source=source,
-        shards=given.shards or min(-(-len(items) // per), MOST_SHARDS),
-        workers=given.workers,
-        unit=unit,
-        write=write,
-        skip_broken=getattr(given, "skip_broken", False),
-    )
+    shards = given.shards or min(-(-len(items) // per), MOST_SHARDS)
+    how = dict(output_dir=given.output_dir, source=source, shards=shards, workers=given.workers, unit=unit)
+    manifest, done = convert_split(items, encode, spec, split, **how, write=write, skip_broken=given.skip_broken)
     say(summary(split, manifest, done, unit))
 
 
@@ -235,23 +216,21 @@ def _convert_text(given, name):
 
     from axial.data.converters import text
 
-    reader, data_set = text, name.removesuffix("_tfds")
-    if name != data_set:
-        from axial.data.converters import wmt14_tfds as reader
+    data_set = name.removesuffix("_tfds")
+    reader = text if name == data_set else importlib.import_module("axial.data.converters.wmt14_tfds")
     read = functools.cache(lambda split: reader.read_pairs(input_dir, split, given.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(given.output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
-        sizes = given.vocabulary, given.vocabulary_size
-        model = text.find_vocabulary(given.output_dir, sizes[0], pairs, sizes[1], default=text.SIZES[data_set])
+        size = given.vocabulary_size
+        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[data_set])
         spec = text.text_spec(data_set, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
-            source = reader.read_pairs, input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             items = text.pair_items(pairs, spec)
-            listing = functools.partial(text.listed_pairs, *source, spec)
+            listing = functools.partial(text.listed_pairs, reader.read_pairs, input_dir, split, given.languages, spec)
             of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
             _write(given, items, split, spec, encode=text.encode_pair, **of_pairs)
 
@@ -375,7 +354,8 @@ class Weights(Flags):
             if self.model:
                 check_model_name(self.model)
             try_new_folder("output", self.output)
-        check_weights(self.input)
+        if not is_remote(self.input) and not (os.path.exists(self.input) or os.path.exists(f"{self.input}.index")):
+            raise InputError(f"{self.input}: no such file or folder")
 
 
 def _weights(given: Weights):
@@ -392,17 +372,8 @@ def _weights(given: Weights):
 
 
 VERBS = {
-    "coco": _verb("coco", Labelled),
-    "coco_tfds": _verb("coco_tfds", Labelled),
-    "cityscapes": _verb("cityscapes", Cityscapes),
-    "mapillary": _verb("mapillary", Mapillary),
-    "nuclei": _verb("nuclei", Photos),
-    "imagenet": _verb("imagenet", Photos),
-    "imagenet_tfds": _verb("imagenet_tfds", Photos),
-    "folder": _verb("folder", Labelled),
-    "multi30k": _verb("multi30k", Texts, _convert_text),
-    "wmt14": _verb("wmt14", Texts, _convert_text),
-    "wmt14_tfds": _verb("wmt14_tfds", Texts, _convert_text),
+    **{name: _verb(name, kind) for name, (kind, *_) in DATA_SETS.items()},
+    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14", "wmt14_tfds")},
     "check": _check,
     "weights": _weights,
     "zip": _zip,

@@ -18,7 +18,6 @@ import threading
 import time
 
 from axial.cli import app, flags
-from axial.cli.checks import check_folder
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.lock import locked
@@ -58,7 +57,7 @@ class Worker(Server):
 
 
 class Arrivals(Flags):
-    model_dir = flags.MODEL_DIR.but(needed=True)
+    model_dir = flags.MODEL_DIR.but(path=flags.IN_FOLDER, needed=True)
 
 
 def _dispatcher(given: Dispatcher):
@@ -127,7 +126,6 @@ def _serve(kind, config, given, host):
 
 
 def _arrivals(given: Arrivals):
-    check_folder("model_dir", given.model_dir)
     from axial.data.service import arrival_lines
 
     say(*arrival_lines(os.path.join(given.model_dir, "arrivals")))

@@ -35,18 +35,13 @@ Studies of a run
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
-import functools
 import sys
 
-from axial.cli import app, evaluate_sources, flags
-from axial.cli.checks import check_folder, check_model, check_recipe, check_splits
-from axial.cli.evaluate_studies import OfRun, look_for, run_stress, run_sweep, run_watch
+from axial.cli import app, flags
+from axial.cli.checks import check_checkpoint, check_model, check_recipe, check_run, check_splits
 from axial.cli.flags import Flag, Flags
-from axial.cli.tables import append_scores, print_rows, print_scores
 from axial.errors import InputError, check_installed
 from axial.io.check import is_remote
-from axial.io.show import say
-from axial.io.write import write_json, write_whole
 
 _SIDE = r"([1-9]\d{0,4})"
 _SIZE = flags.matched(rf"{_SIDE}(?:x{_SIDE})?", "SIDE or HEIGHTxWIDTH in pixels, as in 224 or 224x320")
@@ -69,6 +64,7 @@ def _shard(name, text):
 class Written(Flags):
     """What is written of scores."""
 
+    shard = submission_dir = cityscapes_dir = None  # flags of run alone
     json = flags.JSON
     csv = flags.CSV
     report = Flag(
@@ -90,6 +86,31 @@ class Scored(Written):
     )
     picture = flags.PICTURE
     thresholds = flags.THRESHOLDS
+
+    def look(self):
+        check_splits(self.data_dir, self.split)
+
+
+class OfRun(flags.Devices, flags.Looks):
+    """A run, and how it looks at which photos."""
+
+    # What has a flag of some verbs alone.
+    checkpoint = outputs_dir = submission_dir = diameter = thresholds = model = None
+    average, gin_file, runs = 1, (), 1
+    model_dir = flags.MODEL_DIR.but(kind=tuple)
+    data_dir = flags.DATA_DIR
+    split = flags.SPLIT
+    gin_binding = flags.GIN_BINDING
+
+    def check(self):
+        if len(self.model_dir) > self.runs:
+            raise InputError("--model_dir: one run; stress takes two")
+
+    def look(self):
+        for model_dir in self.model_dir:
+            check_run(model_dir, self.gin_binding)
+        check_checkpoint(self.checkpoint)
+        check_splits(self.data_dir, self.split)
 
 
 class Run(OfRun, Scored):
@@ -145,177 +166,73 @@ class Results(Scored):
 
 
 class Merge(Written):
-    results_dir = Results.declared()["results_dir"].but(needed=True)
+    results_dir = Results.declared()["results_dir"].but(path=flags.IN_FOLDER, needed=True)
     split = flags.SPLIT.but(needed=True)
 
 
-# === run, results, merge ===
+class Study(OfRun):
+    """A study of a run, or of two."""
+
+    model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)
+    json = flags.JSON
+
+
+class Stress(Study):
+    runs = 2
+    checkpoint = flags.CHECKPOINT
+    ratios = Flag(
+        list,
+        "resolutions to score at, as ratios of the canvas' sides; not with a DataConfig.photo_scale.",
+        read=flags.positive_numbers,
+        needed=True,
+    )
+    picture = flags.PICTURE
+    caption = flags.CAPTION
+
+    def check(self):
+        super().check()
+        if len(self.split) > 1:
+            raise InputError("--split: stress takes one")
+
+
+class Sweep(Study):
+    checkpoint = flags.CHECKPOINT
+    knob = Flag(tuple, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs.", needed=True)
+    outputs_dir = flags.OUTPUTS_DIR
+    thresholds = flags.THRESHOLDS
+
+
+class Watch(Study):
+    model_dir = Study.declared()["model_dir"].but(path=flags.IN_FOLDER)
+    timeout = Flag(int, "seconds to wait for the next checkpoint.", 3600, least=0)
+    csv = flags.CSV
+
+    def look(self):
+        check_splits(self.data_dir, self.split)
 
 
 def _run(given: Run):
-    look_for(given)
     model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
     if given.gin_file:
         check_recipe(whole=False)
-    source = evaluate_sources.source(given, model)
-    if given.image_size:
-        _score_sizes(source, given)
-    else:
-        _score(source, given)
+    from axial.cli import evaluate_verbs
+
+    evaluate_verbs.run(given, model)
 
 
-def _results(given: Results):
-    check_splits(given.data_dir, given.split)
-    _score(evaluate_sources.Results(given), given)
+def _verb(kind):
+    """The name of a verb that takes a kind of `Flags`, and its function."""
+    name = kind.__name__.lower()
+
+    def verb(given: kind):
+        from axial.cli import evaluate_verbs
+
+        getattr(evaluate_verbs, name)(given)
+
+    return name, verb
 
 
-def _score_sizes(run, given):
-    """Prints a table with a row for each size of the network's input."""
-    rows, table = {}, {}
-    for canvas in given.image_size:
-        run.resize(canvas)
-        size = "x".join(map(str, canvas))
-        for scored in [_SplitScores(run, split, given) for split in given.split or [run.split]]:
-            split = scored.split
-            table[f"{split} at {size}"] = scores = scored.score()
-            rows.setdefault(split, []).append({"image_size": size, **run.evaluation.headline(scores)})
-            if given.csv:
-                append_scores(given.csv, run.evaluation, scores, model=run.name, split=split, image_size=size)
-    for split, found in rows.items():
-        print_rows(split, found)
-    if given.json:
-        write_json(given.json, table)
-
-
-def _score(source, given):
-    """Scores each split of a source, photo by photo."""
-    from axial.evaluation.pictures import save_picture_table
-    from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
-
-    splits, cityscapes_dir = given.split or [source.split], getattr(given, "cityscapes_dir", None)
-    for split in splits:
-        if cityscapes_dir:
-            check_cityscapes(cityscapes_dir, split)
-    runs = [_SplitScores(source, split, given) for split in splits]
-    scores = {}
-    for run in runs:
-        scores[run.split] = run.score()
-        _publish(run.run, scores[run.split], given)
-    if given.json:
-        write_json(given.json, scores)
-    if given.picture:
-        blocks, how = [run.block() for run in runs], source.evaluation.pictures
-        write_whole(given.picture, lambda path: save_picture_table(path, blocks, how, given.caption))
-    if cityscapes_dir:  # last, so that an error loses no scores
-        for split in splits:
-            theirs = cityscapes_scores(cityscapes_dir, given.submission_dir, split)
-            scores[split]["cityscapesscripts"] = theirs
-            say("cityscapesscripts: " + " ".join(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
-        if given.json:
-            write_json(given.json, scores)
-
-
-class _SplitScores:
-    """The scoring of one split, with the outputs that a `Run` or `Results` of flags asks for."""
-
-    PICTURES = 8
-
-    def __init__(self, source, split, given):
-        from axial.data.tfrecord import fingerprint, read_manifest
-        from axial.evaluation.split_run import SplitRun
-        from axial.tasks.segmentation.submission import CityscapesResults
-
-        self.source, self.split, self.given, self.rows = source, split, given, []
-        submission_dir = getattr(given, "submission_dir", None)
-        self.manifest = read_manifest(source.data_dir, split)
-        self.run = SplitRun(
-            source.evaluation,
-            source.spec,
-            split,
-            results_dir=given.results_dir if isinstance(given, Run) else None,
-            report=_make_report(given, split, source.evaluation, source.spec),
-            data_dir=source.data_dir,
-            shard=getattr(given, "shard", None) or (0, 1),
-            identity={**source.identity, "data": fingerprint(source.data_dir, split)},
-            model=source.name,
-            thresholds=given.thresholds or (),
-        )
-        self.run.restore()
-        self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed
-        self.files = submission_dir and CityscapesResults(submission_dir, source.spec, split)
-
-    def score(self):
-        from axial.data.streams import name_damaged_records
-        from axial.tasks.segmentation.evaluation import submitted
-
-        shard = self.run.shard
-        total = len(range(shard[0], self.manifest["examples"], shard[1]))
-        predictions = self.predictions
-        if self.files:
-            predictions = submitted(predictions, self.files, self.source.spec)
-        with name_damaged_records(self.source.data_dir, self.split):
-            if self.given.picture or self.given.report:  # draws the photos that an earlier call has scored
-                stored = zip(self._examples(shard, 0), self.run.stored())
-                for photo, (example, seen) in zip(self.run.scores.photos, stored):
-                    self._watch(example, seen)
-                    if self.run.report:
-                        self.run.report.add(example, seen, photo)
-            self.scores = self.run.run(self._examples, predictions, total, watch=self._watch)
-        if self.files:
-            self.files.close(name for _, name, _ in self.run.scores.photos)
-        return self.scores
-
-    def _examples(self, shard, skip):
-        return self.source.examples(self.split, shard, skip)
-
-    def _watch(self, example, seen):
-        if self.given.picture and len(self.rows) < self.PICTURES:
-            self.rows.append(self.source.evaluation.draw(example, seen, self.source.spec))
-
-    def block(self):
-        """The split's part of the picture, for `save_picture_table`."""
-        return self.split, self.rows, f"{self.source.evaluation.lines(self.scores)[-1].split()[0]} %"
-
-
-def _make_report(given, split, evaluation, spec):
-    from axial.evaluation.report import Report
-
-    return Report(evaluation, given.report, split, spec, caption=given.caption) if given.report else None
-
-
-def _publish(run, scores, given):
-    """Writes the report and the CSV of a split, and prints its table."""
-    if run.report:
-        say(f"report {run.report.write(run.scores)}")
-    photos, shard = len(run.scores.photos), getattr(given, "shard", None)
-    if given.csv:
-        about = dict(model=run.model, split=run.split, photos=photos, shard=shard and "/".join(map(str, shard)))
-        append_scores(given.csv, run.evaluation, scores, **about)
-    print_scores(run.evaluation, run.split, scores, photos)
-
-
-def _merge(given: Merge):
-    check_folder("results_dir", given.results_dir)
-    from axial.evaluation.split_run import merge
-    from axial.tasks.registry import find_evaluation
-
-    scores = {}
-    for split in given.split:
-        run = merge(given.results_dir, split, find_evaluation, functools.partial(_make_report, given, split))
-        scores[split] = run.scores.result()
-        _publish(run, scores[split], given)
-    if given.json:
-        write_json(given.json, scores)
-
-
-VERBS = {
-    "run": _run,
-    "results": _results,
-    "merge": _merge,
-    "stress": run_stress,
-    "sweep": run_sweep,
-    "watch": run_watch,
-}
+VERBS = {"run": _run, **dict(map(_verb, (Results, Merge, Stress, Sweep, Watch)))}
 
 
 def main():

@@ -3,12 +3,30 @@
 Each class has a `evaluation`, a `spec`, the default `data_dir` and `split`, a `name` for people, and an `identity`. The
 identity is a dict that differs if the predictions may differ: it has the weights and every setting that predictions
 depend on, and no path. `examples(split, shard, skip)` are photos, and `predictions(split)` is a function of them; see
-`evaluate`.
+`evaluate`. `stores` tells whether --results_dir keeps them. Imports TensorFlow.
 """
 
+from axial import configuration
 from axial.cli import app
 from axial.cli.flags import as_path
+from axial.data.converters.coco import sample_data_dir
+from axial.data.converters.nuclei import nuclei_data_dir
+from axial.data.specs import NUCLEI, difference
+from axial.data.tfrecord import find_splits, fingerprint, read_manifest
 from axial.errors import InputError
+from axial.io.write import folder_digests
+from axial.serving.predictor import Predictor
+from axial.serving.zoom import Zoomed
+from axial.tasks.registry import evaluation_of_results
+from axial.tasks.segmentation.predictions import NetworkOutputs, OutputStore
+from axial.tasks.segmentation.studies import refuse_scaled
+from axial.training.strategy import make_strategy
+from axial.weights.card import PAGE
+from axial.weights.interchange import weights_digest
+from axial.weights.loading import read_weights
+from axial.weights.names import weight_names
+from axial.weights.restore import find_weights
+from axial.weights.source import resolve
 
 
 def needs(evaluation, study, name):
@@ -34,13 +52,6 @@ def check_things(given, evaluation, spec, instances=True):
         raise InputError("--thresholds: matches things, and the run's task has no instances")
 
 
-def zoomed(predictor, diameter):
-    """The function of examples that predicts photos at the zoom of a diameter. Raises InputError; see `Zoomed`."""
-    from axial.serving.zoom import Zoomed
-
-    return Zoomed(predictor, diameter).examples
-
-
 def source(given, model=None):
     """What is evaluated, a `Run` or an `Export`, as the flags name it. Raises InputError.
 
@@ -63,13 +74,9 @@ class Run:
         name: for people; by default the path of the checkpoint.
     """
 
+    stores = True
+
     def __init__(self, given, what, checkpoint=None, name=None):
-        from axial import configuration
-        from axial.training.strategy import make_strategy
-        from axial.weights.interchange import weights_digest
-        from axial.weights.names import weight_names
-        from axial.weights.restore import find_weights
-        from axial.weights.source import resolve
 
         app.silence_xla()
         self.given, checkpoint = given, checkpoint or given.checkpoint
@@ -100,7 +107,6 @@ class Run:
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
-        from axial.tasks.segmentation.studies import refuse_scaled
 
         if self.evaluation.takes != "photo":
             raise InputError(f"--image_size: not for {self.evaluation.name}")
@@ -114,21 +120,17 @@ class Run:
         if self.given.outputs_dir:
             return self.outputs().predictions(self.store(split))
         if self.given.diameter is not None:
-            from axial.serving.predictor import Predictor
-
-            return zoomed(Predictor.of_task(self.task, self.model, self.scales, self.flip), self.given.diameter)
+            predictor = Predictor.of_task(self.task, self.model, self.scales, self.flip)
+            return Zoomed(predictor, self.given.diameter).examples
         return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def outputs(self):
         """`NetworkOutputs` of the run."""
-        from axial.tasks.segmentation.predictions import NetworkOutputs
 
         return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def store(self, split):
         """`OutputStore` of --outputs_dir, or None."""
-        from axial.data.tfrecord import fingerprint
-        from axial.tasks.segmentation.predictions import OutputStore
 
         if not self.given.outputs_dir:
             return None
@@ -139,8 +141,6 @@ class Run:
 
 def _restored(given, source, checkpoint, name):
     """(task, model with its weights) of a `Source`, by its own recipe or by that of --gin_file."""
-    from axial import configuration
-    from axial.weights.loading import read_weights
 
     splits = given.split or [None]
     if given.gin_file:
@@ -165,14 +165,9 @@ class Export:
         source: `Source` of the export.
     """
 
+    stores = True
+
     def __init__(self, given, source):
-        from axial import configuration
-        from axial.data.converters.coco import sample_data_dir
-        from axial.data.converters.nuclei import nuclei_data_dir
-        from axial.data.specs import NUCLEI, difference
-        from axial.data.tfrecord import find_splits
-        from axial.io.write import folder_digests
-        from axial.weights.card import PAGE
 
         for flag in ("gin_file", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "image_size"):
             if given.has(flag):
@@ -195,18 +190,16 @@ class Export:
 
     def predictions(self, split):
         if self.given.diameter is not None:
-            return zoomed(self._predictor, self.given.diameter)
+            return Zoomed(self._predictor, self.given.diameter).examples
         return self._predictor.examples
 
 
 class Results:
     """Predictions from files that were made elsewhere."""
 
-    split = None
+    split, stores = None, False
 
     def __init__(self, given):
-        from axial.data.tfrecord import read_manifest
-        from axial.tasks.registry import evaluation_of_results
 
         self.given, self.data_dir = given, given.data_dir
         self.evaluation = evaluation_of_results(given.results_json)

@@ -95,7 +95,9 @@ class Flags:
     """
 
     arguments: tuple = ()
-    takes: typing.ClassVar[str] = ""  # name of its arguments in messages, like 'NAME'; '' if it takes none
+    takes: typing.ClassVar[str] = ""  # its arguments in messages, like 'NAME'; '' if it takes none
+    least: typing.ClassVar[int] = 0  # of how many it takes
+    most: typing.ClassVar[float] = float("inf")
 
     def __init_subclass__(cls):
         for name, flag in list(vars(cls).items()):
@@ -151,6 +153,9 @@ class Flags:
     def check(self):
         """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
 
+    def look(self):
+        """Raises InputError for what cannot be done, after outputs are tried. For subclasses."""
+
     def _check_together(self):
         declared = self.declared()
         for name in filter(self.has, declared):
@@ -163,26 +168,23 @@ class Flags:
             if flag.needed:
                 self.need(name)
 
-    def paths(self, *kinds):
-        """(name, path, `Flag`) of each flag that names a path of these kinds, or of any."""
+    def paths(self):
+        """(name, path, `Flag`) of each flag that names a path."""
         for name, flag in self.declared().items():
             value = getattr(self, name)
-            if flag.path and value and (not kinds or flag.path in kinds):
+            if flag.path and value:
                 yield from ((name, path, flag) for path in (value if isinstance(value, tuple) else [value]))
 
-    def look_for_inputs(self):
-        """Raises InputError unless the local folders and files are there that flags name for input."""
-        for name, path, flag in self.paths(IN_FILE, IN_FOLDER):
-            if not is_remote(path) and not (os.path.isdir if flag.path == IN_FOLDER else os.path.exists)(path):
-                what = "folder" if flag.path == IN_FOLDER else "file"
-                raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
-
-    def try_outputs(self):
-        """Raises InputError unless all that flags name for output can be written."""
-        for name, path, flag in self.paths(OUT_FILE, OUT_FOLDER, NEW_FOLDER):
-            if flag.path == OUT_FILE:
+    def look_at_paths(self):
+        """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
+        for name, path, flag in self.paths():
+            if flag.path in (IN_FILE, IN_FOLDER):
+                folder = flag.path == IN_FOLDER
+                if not is_remote(path) and not (os.path.isdir if folder else os.path.exists)(path):
+                    raise InputError(f"--{name}={path}: no such {'folder' if folder else 'file'}{nearest(path, ())}")
+            elif flag.path == OUT_FILE:
                 try_file(name, path, flag.suffixes)
-            else:
+            elif flag.path != PATH:
                 (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
 
 
@@ -202,29 +204,26 @@ def check_choice(name, value, known):
         raise InputError(f"--{name}={value}: expected one of {', '.join(known)}{nearest(value, known)}")
 
 
-def positive_numbers(name, texts):
-    """Tuple of the numbers of a list flag. Raises InputError, which names the flag, unless all are positive."""
-    values = _numbers(texts)
-    if not values or not all(0 < value < float("inf") for value in values):
-        raise InputError(f"--{name}={','.join(texts)}: expected positive numbers, as in 0.5,1,2")
-    return values
+def numbers(expected, fit):
+    """A function for `Flag.read`: tuple of the numbers of a list flag, which fit as a whole."""
+
+    def read(name, texts):
+        try:
+            values = tuple(map(float, texts))
+        except ValueError:
+            values = ()
+        if not values or not fit(values):
+            raise InputError(f"--{name}={','.join(texts)}: expected {expected}")
+        return values
+
+    return read
 
 
-def thresholds(name, texts):
-    """Tuple of the IoUs of a list flag. Raises InputError, which names the flag."""
-    values = _numbers(texts)
-    if not values or len(set(values)) < len(values) or not all(0 < value <= 1 for value in values):
-        given = ",".join(texts)
-        raise InputError(f"--{name}={given}: expected different IoUs, above 0 and at most 1, as in 0.5,0.75")
-    return values
-
-
-def _numbers(texts):
-    """Tuple of the numbers in texts; empty if one is none."""
-    try:
-        return tuple(float(text) for text in texts)
-    except ValueError:
-        return ()
+positive_numbers = numbers("positive numbers, as in 0.5,1,2", lambda values: all(0 < x < float("inf") for x in values))
+_ious = numbers(
+    "different IoUs, above 0 and at most 1, as in 0.5,0.75",
+    lambda values: len(set(values)) == len(values) and all(0 < x <= 1 for x in values),
+)
 
 
 def diameter(name, text):
@@ -289,7 +288,7 @@ CAPTION = Flag(str, "title of the picture and the report.", "")
 THRESHOLDS = Flag(
     list,
     "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
-    read=thresholds,
+    read=_ious,
 )
 LISTEN = Flag(
     str,

@@ -155,21 +155,14 @@ def _predict_photos(predictor, names, given):
             continue
         try:
             result = Result.of(predictor, image, photo)
-            labels = result.labels if given.label_image else None
-        except InputError as error:  # its size does not suit the scale, or it has too many instances
-            broken.append(f"{photo}: {error}")
-            continue
-        if given.label_image and labels is None:
-            raise InputError(f"--label_image={given.label_image}: the network finds no pixels of instances")
-        files = result.paths(os.path.join(given.output_dir, name), given.label_image).values()
-        lost = [path for path in files if os.path.realpath(path) in photos]
-        if lost:
-            broken.append(f"{photo}: {lost[0]} is another photo, and is not overwritten; choose another --output_dir")
-            continue
-        try:
-            result.write(os.path.join(given.output_dir, name), given.label_image)
-        except (OSError, InputError) as error:
-            broken.append(f"{photo}: its prediction cannot be written ({first_line(error)})")
+            stem = os.path.join(given.output_dir, name)
+            files = result.paths(stem, given.label_image).values()
+            for path in files:
+                if os.path.realpath(path) in photos:
+                    raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
+            result.write(stem, given.label_image)
+        except (OSError, InputError) as error:  # as of its size, which does not suit the scale
+            broken.append(f"{photo}: {first_line(error)}")
             continue
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
         for warning in result.warnings:

@@ -13,6 +13,7 @@ A resumed run keeps the data, model, losses and optimizer that it began with. ax
 import contextlib
 import functools
 import os
+import shlex
 import sys
 
 from axial import statements
@@ -64,6 +65,7 @@ def _main(given: Train):
     from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
+    from axial.weights.restore import find_checkpoint, latest_checkpoint
     from axial.weights.source import RUN_CARD
 
     app.silence_xla()
@@ -81,14 +83,8 @@ def _main(given: Train):
             with working("measuring the objects of the training photos"):
                 task.objects = objects_of(data_dir, task.data.train_split)
         configuration.save(model_dir, task.spec, task.objects)
-        write_json(
-            os.path.join(model_dir, RUN_CARD),
-            make_card(
-                *(task.model, task.spec, task.canvas),
-                photo_scale=task.photo_scale,
-                num_classes=task.num_classes,
-            ),
-        )
+        about = dict(photo_scale=task.photo_scale, num_classes=task.num_classes)
+        write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas, **about))
 
     if given.strategy != "tpu":  # who has TPUs has chosen them
         _warn_of_a_long_step(task, training, strategy)
@@ -105,35 +101,25 @@ def _main(given: Train):
             service=service,
             change=list(given.change),
         )
-    if is_chief(strategy):
-        _say_what_is_next(model_dir)
-
-
-def _say_what_is_next(model_dir):
-    """Prints what a training has made, and the commands that use it."""
-    import shlex
-
-    from axial.weights.restore import find_checkpoint, latest_checkpoint
-
-    latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
-    chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
-    run = shlex.quote(model_dir)
-    say(
-        f"trained: {latest}{chosen}",
-        f"To score it: axial-evaluate --model_dir={run}",
-        f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
-    )
+    if is_chief(strategy):  # what was made, and the commands that use it
+        latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
+        chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
+        run = shlex.quote(model_dir)
+        say(
+            f"trained: {latest}{chosen}",
+            f"To score it: axial-evaluate --model_dir={run}",
+            f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
+        )
 
 
 def _warn_of_a_long_step(task, training, strategy):
     """Says in one line that a step does not suit this device. Who has several workers has chosen them."""
     from axial.analysis import own_data, step_cost
-    from axial.statements import experiments_dir
     from axial.training.strategy import cluster_workers
 
     if cluster_workers() > 1:
         return
-    steps = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))
+    steps = step_cost.read_steps(os.path.join(statements.experiments_dir(), "steps.csv"))
     if task.model.name in steps:
         step = steps[task.model.name]
         if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):

@@ -5,24 +5,12 @@ import re
 import shutil
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from axial.analysis.counts import trace
 from axial.data.converters.coco import SAMPLE_DIR
 
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
-REFUSED = {
-    "gpu is a script of a clone now: python experiments/speed/gpu.py": ("gpu", "--quick"),
-    "compile is a script of a clone now: python experiments/tpu/seconds.py": ("compile", "--csv={}/a.csv"),
-    "--slice=v9:1x1: no clock of v9 is known": ("input", "--cycles=1e9", "--slice=v9:1x1"),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_is_one_line(command, tmp_path, message):
-    result = command("analyze", *(text.format(tmp_path) for text in REFUSED[message]))
-    assert result.code == 2 and message in result.line, result.err
 
 
 def test_analyze_shows_the_parts_of_a_model_and_their_sums(command):

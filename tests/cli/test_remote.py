@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 
-import pytest
+from axial.data.converters.coco import SAMPLE_DIR
+from tests.conftest import ROOT
 
 SCRIPT = """
 import importlib, json, os, sys
@@ -34,7 +35,6 @@ run("convert", "coco", "--output_dir=ram://bucket/data")
 with gfile.GFile("ram://bucket/my.gin", "w") as file:
     file.write("include 'sample/overfit.gin'\\ninclude 'tiny/panoptic.gin'\\n")
 run("train", "--gin_file=ram://bucket/my.gin", "--data_dir=ram://bucket/data", "--model_dir=ram://bucket/run")
-run("train", "--gin_file=ram://bucket/my.gin", "--data_dir=ram://bucket/data", "--model_dir=ram://bucket/run")
 run("evaluate", "--model_dir=ram://bucket/run", "--results_dir=ram://bucket/results", "--json=ram://bucket/scores.json",
     "--report=ram://bucket/report")
 run("analyze", "page", "ram://bucket/run", "--html=ram://bucket/run.html")
@@ -47,47 +47,17 @@ print(json.dumps([os.path.join(place, name) for place, _, names in gfile.walk("r
 """
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The files in the bucket, and what was in the folder where the commands ran."""
-    import axial
+WANTED = """
+data/train2017.json run/config.gin run/checkpoint run/status.json run/card.json run/objects.json scores.json run.html
+report/val2017.html export/saved_model.pb export/assets.extra/spec.json export/assets.extra/objects.json out/a.json
+"""
 
-    place = tmp_path_factory.mktemp("here")
-    sample = os.path.join(os.path.dirname(axial.__file__), "data", "sample", "val2017")
-    root = os.path.dirname(os.path.dirname(axial.__file__))
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(sample=sample)],
-        check=False,
-        cwd=place,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+
+def test_the_whole_path_leaves_its_files_in_the_bucket_and_none_elsewhere(tmp_path):
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    call = [sys.executable, "-c", SCRIPT.format(sample=f"{SAMPLE_DIR}/val2017")]
+    done = subprocess.run(call, check=False, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1]), os.listdir(place)
-
-
-def test_the_whole_path_leaves_its_files_in_the_bucket(found):
-    names = {name.removeprefix("ram://bucket/") for name in found[0]}
-    for name in (
-        "data/train2017.json",
-        "run/config.gin",
-        "run/checkpoint",
-        "run/status.json",
-        "run/card.json",
-        "run/objects.json",
-        "scores.json",
-        "run.html",
-        "report/val2017.html",
-        "export/saved_model.pb",
-        "export/assets.extra/spec.json",
-        "export/assets.extra/objects.json",
-        "out/a.json",
-    ):
-        assert name in names, (name, sorted(names))
-    assert not [name for name in names if "partial" in name], sorted(names)
-
-
-def test_nothing_is_left_outside_of_the_bucket(found):
-    assert found[1] == []
+    names = {name.removeprefix("ram://bucket/") for name in json.loads(done.stdout.splitlines()[-1])}
+    assert set(WANTED.split()) <= names and not [name for name in names if "partial" in name], sorted(names)
+    assert os.listdir(tmp_path) == []

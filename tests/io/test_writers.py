@@ -49,7 +49,7 @@ REVIEWED = {
         ("weights/convert.py", "convert", "tf.train.Checkpoint(model=model).save"),
     ],
     "TensorFlow writes, to a folder of `output_folder` or under a name that nobody can foresee": [
-        ("cli/evaluate_studies.py", "writer", "tf.summary.create_file_writer"),
+        ("cli/evaluate_verbs.py", "writer", "tf.summary.create_file_writer"),
         ("data/service.py", "write", "tf.io.write_file"),
         ("training/monitor.py", "before", "tf.profiler.experimental.start"),
         ("training/trainer.py", "_run", "orbit.utils.SummaryManager"),
