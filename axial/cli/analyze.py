@@ -3,7 +3,7 @@
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
 %s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
 %s recipes --settings   the same without a recipe
-%s models               every registered model with its parameters; --classes=N counts them anew (minutes)
+%s models               every registered model with its parameters; --csv counts them anew (minutes)
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
@@ -30,40 +30,36 @@ from axial.cli.flags import Flag, Flags
 from axial.io.show import counted, print_table, say, working
 from axial.statements import experiments_dir, run_file
 
-CLASSES = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
 
 class Models(Flags):
-    classes = CLASSES.but(alone=("csv",))
     csv = flags.CSV
 
 
 def _models(given: Models):
     from axial.analysis.model_counts import COLUMNS, read_models, write_models
 
-    anew = given.csv or given.classes
-    models = _count_models(given.classes) if anew else read_models(os.path.join(experiments_dir(), "models.csv"))
+    models = _count_models() if given.csv else read_models(os.path.join(experiments_dir(), "models.csv"))
     if given.csv:
         write_models(given.csv, models)
     print_table(COLUMNS, (model.cells() for model in models))
 
 
-def _count_models(classes):
+def _count_models():
     """The `Counts` of every registered model."""
     from axial.analysis.model_counts import Counts, count_models
     from axial.models.registry import find_variant
 
     names = model_names()
     say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
-    jobs = {name: (name, (65, 65), classes) for name in names}
+    jobs = {name: (name, (65, 65), None) for name in names}
     counts = pages.counted(lambda step: count_models(list(jobs.values()), step), len(names))
     found = []
     for name, variant in zip(names, map(find_variant, names)):
         parameters, norms, _ = counts[jobs[name]]
-        numbers = dict(classes=classes or variant.classes, parameters=parameters, attention_norms=norms)
-        found.append(Counts(name, variant.task, **numbers))
+        found.append(Counts(name, variant.task, variant.classes, parameters, norms))
     return found
 
 
@@ -106,13 +102,15 @@ def _count_steps(found, path):
 
     models = {recipe.model: recipe.canvas for recipe in reversed(found) if recipe.canvas}
     models = {name: canvas for name, canvas in models.items() if find_variant(name).task in step_cost.COUNTED}
-    bar, step = pages.progress_bar(len(models))
     steps = []
-    for name, canvas in sorted(models.items()):
-        steps.append(step_cost.count(name, canvas))
-        step(len(steps), len(models), name)
-        step_cost.write_steps(path, steps)
-    bar.close()
+
+    def count(step):
+        for name, canvas in sorted(models.items()):
+            steps.append(step_cost.count(name, canvas))
+            step(len(steps), len(models), name)
+            step_cost.write_steps(path, steps)
+
+    pages.counted(count, len(models))
 
 
 # === model ===
@@ -120,7 +118,7 @@ def _count_steps(found, path):
 
 class Model(Flags):
     takes, least, most = "NAME", 1, 1
-    classes = CLASSES
+    classes = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
     diff = Flag(str, "another model to compare with.")
     batch = flags.BATCH
     height = SIDE

@@ -8,7 +8,7 @@ from absl import flags
 from axial.cli import flags as declared
 from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag, Flags
-from axial.cli.pages import report
+from axial.cli.pages import finish, report
 from axial.io.show import say, working
 
 FLAGS = flags.FLAGS
@@ -50,7 +50,6 @@ def run_input(given: Input):
     with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
         from axial.analysis import input_speed
         from axial.data.streams import name_damaged_records
-        from axial.io.write import write_json
 
         task, training, _ = recipe()
         unit = "tokens" if task.evaluation.takes == "text" else "images"
@@ -62,5 +61,4 @@ def run_input(given: Input):
         of_step = dict(batch=given.batch or training.batch, step_seconds=seconds, cores=given.cores or os.cpu_count())
         result["demand"] = input_speed.demand(task, result["pipeline"], **of_step)
         say(*input_speed.demand_lines(result["demand"], **of_step, unit=unit))
-    if given.json:
-        write_json(given.json, result)
+    finish(result)

@@ -139,13 +139,10 @@ def _named_ends(program):
         except Closed:
             raise
         except Exception as error:
-            reason = describe(error)
-            if reason:
+            if reason := describe(error):
                 fail(reason)
             say(*traceback.format_exc().splitlines(), error=True)
-            fail(
-                f"this is a fault of axial {axial.__version__}, not of its input; please report the lines above", FAULT
-            )
+            fail(f"this is a fault of axial {axial.__version__}; please report the lines above", FAULT)
     except Closed:
         sys.exit(CLOSED)
 
@@ -198,20 +195,11 @@ def check_text(text):
         raise InputError(f"{text}: {NOT_UTF8}") from None
 
 
-# What the system says of disks, limits and devices. Libraries wrap it in errors of every class.
-_OF_THE_SYSTEM = (
-    "No space left on device",
-    "Read-only file system",
-    "File too large",
-    "Too many open files",
-    "Input/output error",
-    "Cannot allocate memory",
-    "can't start new thread",
-    "Disk quota exceeded",
-    "Stale file handle",  # of a network's file system, as are the next ones
-    "Remote I/O error",
-    "Connection timed out",
-    "Transport endpoint is not connected",
+# What the system says of disks, limits, devices and remote file systems. Libraries wrap it in errors of any class.
+_OF_THE_SYSTEM = re.compile(
+    "No space left on device|Read-only file system|File too large|Too many open files|Input/output error|"
+    "Cannot allocate memory|can't start new thread|Disk quota exceeded|Stale file handle|Remote I/O error|"
+    "Connection timed out|Transport endpoint is not connected"
 )
 
 
@@ -222,10 +210,9 @@ def describe(error):
         None if the error is a fault of axial.
     """
     message = getattr(error, "message", "") or str(error)
-    system = next((text for text in _OF_THE_SYSTEM if text in message), None)
-    if system:
+    if system := _OF_THE_SYSTEM.search(message):
         named = f" ({error.filename})" if getattr(error, "filename", None) else ""
-        return f"{system}{named}; what was finished is kept"
+        return f"{system[0]}{named}; what was finished is kept"
     if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):

@@ -36,8 +36,8 @@ import sys
 from axial.builders import check_model_name
 from axial.cli import app, flags
 from axial.cli.checks import SOURCES, TARGETS, check_splits
-from axial.cli.flags import Flag, Flags, check_choice
-from axial.errors import InputError, check_installed
+from axial.cli.flags import Flag, Flags
+from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.lock import locked
@@ -169,8 +169,9 @@ def _convert(given, name):
     splits = given.split or sample or given.need("split")
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
-    if name != "cityscapes":
-        check_choice("labels", given.labels or "upright", ("upright", "stored"))
+    if name != "cityscapes" and given.labels not in (known := (None, "upright", "stored")):
+        near = nearest(given.labels, known[1:])
+        raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
     spec = _spec(name, given)  # before TensorFlow is imported
 
     from axial.data.convert import encode_item, of_stored_pixels
@@ -337,8 +338,8 @@ def _zip(given: Zip):
 
 
 class Weights(Flags):
-    source = Flag(str, "whose weights: csrhddlam, deeplab2 or keras_applications.")
-    target = Flag(str, "for whom to write converted weights: csrhddlam.")
+    source = Flag(str, "whose weights.", choices=SOURCES)
+    target = Flag(str, "for whom to write converted weights.", choices=TARGETS)
     input = Flag(str, "the file of weights; with --target the folder of converted ones.", path=flags.PATH, needed=True)
     output = Flag(str, "a new folder; with --target a new .pth file.", path=flags.PATH, needed=True)
     model = Flag(str, "registered model of the weights; by default the one that their sizes tell.", alone=("target",))
@@ -347,10 +348,8 @@ class Weights(Flags):
         if (self.source is None) == (self.target is None):
             raise InputError("--source or --target is needed, one of them")
         if self.target:
-            check_choice("target", self.target, TARGETS)
             try_file("output", self.output, (".pth", ".pt"))
         else:
-            check_choice("source", self.source, SOURCES)
             if self.model:
                 check_model_name(self.model)
             try_new_folder("output", self.output)

@@ -9,6 +9,7 @@ Without --listen=all a server answers its own machine alone. It has no authentic
 A dispatcher that is started again with the same port and --work_dir goes on. SIGTERM ends both.
 """
 
+import contextlib
 import ipaddress
 import os
 import signal
@@ -28,6 +29,7 @@ from axial.io.write import refuse_links
 
 
 class Server(Flags):
+    work_dir = None
     port = Flag(int, "port to listen at; 0 for any free one.", 0, least=0, most=2**16 - 1)
     listen = flags.LISTEN
     host = Flag(str, "this machine's name or address for others; by default found on its own.")
@@ -45,9 +47,7 @@ class Server(Flags):
 
 class Dispatcher(Server):
     work_dir = Flag(
-        str,
-        "folder of the dispatcher's journal; without one it cannot be started again.",
-        path=flags.OUT_FOLDER,
+        str, "folder of the dispatcher's journal; without one it cannot be started again.", path=flags.OUT_FOLDER
     )
 
 
@@ -65,13 +65,11 @@ def _dispatcher(given: Dispatcher):
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    if not given.work_dir:
-        _serve(service.DispatchServer, service.DispatcherConfig(port=given.port), given, host)
-        return
-    config = service.DispatcherConfig(port=given.port, work_dir=given.work_dir, fault_tolerant_mode=True)
-    with locked(given.work_dir, "work_dir"):
-        refuse_links(given.work_dir)
-        _serve(service.DispatchServer, config, given, host)
+    kept = dict(work_dir=given.work_dir, fault_tolerant_mode=True) if given.work_dir else {}
+    with locked(given.work_dir, "work_dir") if kept else contextlib.nullcontext():
+        if kept:
+            refuse_links(given.work_dir)
+        _serve(service.DispatchServer, service.DispatcherConfig(port=given.port, **kept), given, host)
 
 
 def _worker(given: Worker):
@@ -107,14 +105,14 @@ def _serve(kind, config, given, host):
     """Runs a server until SIGTERM or SIGINT. Prints its address when it answers."""
     import tensorflow as tf
 
-    name, work_dir = type(given).__name__.lower(), getattr(given, "work_dir", None)
+    name = type(given).__name__.lower()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
         server = kind(config)
     except tf.errors.OpError as error:
-        where = f"--work_dir={work_dir}: " if work_dir else ""
+        where = f"--work_dir={given.work_dir}: " if given.work_dir else ""
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
     port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
     if given.listen == "loopback":

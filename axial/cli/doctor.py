@@ -5,6 +5,7 @@ what does not fit together.
 %s --step          runs one training step of a tiny model too
 """
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
@@ -19,10 +20,8 @@ OPTIONAL = ("tensorflow-tpu", "libtpu", "jax", "cloud-tpu-client", "keras", "pro
 
 def version_of(package):
     """The installed version of a package, or None."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def requirements():
@@ -45,12 +44,9 @@ def problems(versions, wanted):
     """
     from packaging.version import Version
 
-    found = []
-    on_tpu = versions.get("tensorflow-tpu")
+    found, on_tpu = [], versions.get("tensorflow-tpu")
     for package, specifier in wanted.items():
-        version = versions.get(package)
-        if package == "tensorflow" and on_tpu:
-            version = version or on_tpu
+        version = versions.get(package) or (on_tpu if package == "tensorflow" else None)
         if version is None:
             found.append(f"{package} is not installed: pip install '{package}{specifier}'")
         elif not specifier.contains(version, prereleases=True):
@@ -65,10 +61,7 @@ def problems(versions, wanted):
         found.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):
-        found.append(
-            f"protobuf {protobuf} is too old for TensorFlow 2.20; did cloud-tpu-client pull it in? "
-            "pip install --no-deps cloud-tpu-client oauth2client rsa, then pip install -U protobuf"
-        )
+        found.append(f"protobuf {protobuf} is too old for TensorFlow 2.20: pip install -U protobuf")
     return found
 
 
@@ -90,9 +83,8 @@ def image_problems(environment, tensorflow):
             "install the image's version, or take an image without TensorFlow"
         )
     try:
-        slice_ = slices.find_slice(environment.get("ACCELERATOR_TYPE", "")) if image else None
-        if slice_:
-            slices.check_runtime(slice_, image)
+        if image:
+            slices.check_runtime(slices.find_slice(environment.get("ACCELERATOR_TYPE", "")), image)
     except InputError as error:
         found.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
     return found
@@ -102,8 +94,7 @@ def _describe_image(environment):
     """Prints the image of a TPU VM, and the TPU software versions that fit axial."""
     from axial import slices
 
-    image = environment.get("RUNTIME_VERSION")
-    if image:
+    if image := environment.get("RUNTIME_VERSION"):
         accelerator, worker = environment.get("ACCELERATOR_TYPE", "?"), environment.get("WORKER_ID", "?")
         say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
     else:
@@ -142,14 +133,11 @@ def _main(given: Doctor):
     import tensorflow as tf
 
     for kind in ("CPU", "GPU", "TPU"):
-        found = tf.config.list_physical_devices(kind)
-        if found:
+        if found := tf.config.list_physical_devices(kind):
             say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-    say(
-        "  axial-train: XLA "
-        + ("compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile")
-    )
+    compiles = "compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile"
+    say(f"  axial-train: XLA {compiles}")
     if given.step:
         with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):
             loss = _step()

@@ -77,7 +77,6 @@ class Run:
     stores = True
 
     def __init__(self, given, what, checkpoint=None, name=None):
-
         app.silence_xla()
         self.given, checkpoint = given, checkpoint or given.checkpoint
         self.strategy = make_strategy(given.strategy, given.tpu)
@@ -107,7 +106,6 @@ class Run:
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
-
         if self.evaluation.takes != "photo":
             raise InputError(f"--image_size: not for {self.evaluation.name}")
         refuse_scaled(self.task, "--image_size")
@@ -126,12 +124,10 @@ class Run:
 
     def outputs(self):
         """`NetworkOutputs` of the run."""
-
         return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
 
     def store(self, split):
         """`OutputStore` of --outputs_dir, or None."""
-
         if not self.given.outputs_dir:
             return None
         of_network = {name: value for name, value in self.identity.items() if name != "grouping"}
@@ -168,7 +164,6 @@ class Export:
     stores = True
 
     def __init__(self, given, source):
-
         for flag in ("gin_file", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "image_size"):
             if given.has(flag):
                 raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
@@ -200,7 +195,6 @@ class Results:
     split, stores = None, False
 
     def __init__(self, given):
-
         self.given, self.data_dir = given, given.data_dir
         self.evaluation = evaluation_of_results(given.results_json)
         self.spec = read_manifest(self.data_dir, given.split[0])["spec"]

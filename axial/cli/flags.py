@@ -168,24 +168,20 @@ class Flags:
             if flag.needed:
                 self.need(name)
 
-    def paths(self):
-        """(name, path, `Flag`) of each flag that names a path."""
-        for name, flag in self.declared().items():
-            value = getattr(self, name)
-            if flag.path and value:
-                yield from ((name, path, flag) for path in (value if isinstance(value, tuple) else [value]))
-
     def look_at_paths(self):
         """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
-        for name, path, flag in self.paths():
-            if flag.path in (IN_FILE, IN_FOLDER):
-                folder = flag.path == IN_FOLDER
-                if not is_remote(path) and not (os.path.isdir if folder else os.path.exists)(path):
-                    raise InputError(f"--{name}={path}: no such {'folder' if folder else 'file'}{nearest(path, ())}")
-            elif flag.path == OUT_FILE:
-                try_file(name, path, flag.suffixes)
-            elif flag.path != PATH:
-                (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
+        for name, flag in self.declared().items():
+            value = getattr(self, name) if flag.path else None
+            for path in value if isinstance(value, tuple) else filter(None, [value]):
+                if flag.path in (IN_FILE, IN_FOLDER):
+                    folder = flag.path == IN_FOLDER
+                    if not is_remote(path) and not (os.path.isdir if folder else os.path.exists)(path):
+                        what = "folder" if folder else "file"
+                        raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
+                elif flag.path == OUT_FILE:
+                    try_file(name, path, flag.suffixes)
+                elif flag.path != PATH:
+                    (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
 
 
 # === Values ===
@@ -196,12 +192,6 @@ def as_path(path):
     from axial.weights.source import shipped_names
 
     return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
-
-
-def check_choice(name, value, known):
-    """Raises InputError, which names the flag and the nearest, unless its value is one of the `known`."""
-    if value not in known:
-        raise InputError(f"--{name}={value}: expected one of {', '.join(known)}{nearest(value, known)}")
 
 
 def numbers(expected, fit):

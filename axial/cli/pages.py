@@ -15,8 +15,8 @@ def report(line):
     say(line, error=True)
 
 
-def progress_bar(total=None):
-    """A progress bar on standard error, and the function that advances it."""
+def counted(count, total=None):
+    """count(progress), behind a progress bar on standard error; progress is a function of (done, of, name)."""
     bar = progress(total=total, unit="model")
 
     def step(done, of, name):
@@ -24,12 +24,6 @@ def progress_bar(total=None):
         bar.set_postfix_str(plain(name), refresh=False)
         bar.update(done - bar.n)
 
-    return bar, step
-
-
-def counted(count, total=None):
-    """count(progress), behind a bar."""
-    bar, step = progress_bar(total)
     results = count(step)
     bar.close()
     return results

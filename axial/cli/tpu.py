@@ -61,8 +61,8 @@ class Which(Flags):
                 raise InputError(f"--{name} does not go with --engine={kind.name}")
         for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):
             self.need(name)
-        of_launch = {**{name: flag.default for name, flag in Launch.declared().items()}, **vars(self)}
-        return kind(Request(slice=slice_, **{name: of_launch[name] for name in (*kind.flags, "name", "provisioning")}))
+        names = filter(vars(self).__contains__, (*kind.flags, "name", "provisioning"))
+        return kind(Request(slice=slice_, **{name: getattr(self, name) for name in names}))
 
     def verb(self, verb):
         """The command line of another verb for the same run."""
@@ -98,11 +98,8 @@ class Launch(Which):
 
     def check(self):
         for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
-            value = self.need(name)
-            if name.endswith("_dir") and not is_remote(value):
-                raise InputError(
-                    f"--{name}={value}: expected a folder in a bucket, gs://...; hosts have no other in common"
-                )
+            if not is_remote(value := self.need(name)) and name.endswith("_dir"):
+                raise InputError(f"--{name}={value}: expected a folder in a bucket, as hosts have no other in common")
         check_plain(self.model_dir)
 
 

@@ -36,5 +36,3 @@ def test_the_command_prints_the_table(command):
     assert result.code == 0 and not result.err, result.err
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.out.splitlines() if "│" in line]
     assert rows == [list(map(str, row.cells())) for row in MODELS.values()]
-    result = command("analyze", "models", "--classes=3", "--csv=models.csv")
-    assert result.code == 2 and "--classes does not go with --csv" in result.line

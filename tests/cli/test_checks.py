@@ -73,7 +73,7 @@ CASES = {
     "convert check --data_dir=FOLDER --split=val": "folder: no split 'val', the folder has no",
     "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "one of <v1.2|v2.0>",
     "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
-    "convert weights --source=deeplab --input=FILE --output=OUT": "did you mean 'deeplab2'",
+    "convert weights --source=deeplab --input=FILE --output=OUT": "should be one of <csrhddlam|deeplab2|keras_",
     "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
     # axial-analyze
     "analyze recipes coco/axial_deeplab_x.gin": "no recipe has this name (did you mean",
