@@ -27,7 +27,9 @@ from axial.cli.analyze_attention import run_attention
 from axial.cli.analyze_speed import run_input
 from axial.cli.checks import check_page
 from axial.cli.flags import Flag, Flags
+from axial.io.paths import output_names
 from axial.io.show import counted, print_table, say, working
+from axial.io.write import write_whole
 from axial.statements import experiments_dir, run_file
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
@@ -211,8 +213,6 @@ def _curves(given: Curves):
         run_file(path)
 
     from axial.analysis.curves import draw_curves, read_curves
-    from axial.io.paths import output_names
-    from axial.io.write import write_whole
 
     names = output_names([os.path.basename(path) for path in paths], paths)
     with working(f"drawing the curves of {', '.join(paths)}"):

@@ -5,7 +5,9 @@ import os
 from axial.cli import app, flags
 from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
+from axial.data.files import load_photo
 from axial.errors import InputError
+from axial.io.images import PERCENTILES
 from axial.io.show import say, working
 from axial.weights.source import without_recipe
 
@@ -24,9 +26,6 @@ class Attention(Flags):
 
 def run_attention(given: Attention):
     """Writes a picture for each way in which a block attends, and prints their names."""
-    from axial.data.files import load_photo
-    from axial.io.images import PERCENTILES
-
     photo = load_photo(given.image)
     height, width = photo.shape[:2]
     x, y = given.query or (width // 2, height // 2)

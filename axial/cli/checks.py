@@ -7,8 +7,10 @@ from absl import flags
 
 from axial import statements
 from axial.cli import app
+from axial.data.files import find_manifest
 from axial.io import gfile
 from axial.io.check import is_remote
+from axial.io.write import around_block
 from axial.weights.source import no_checkpoint, resolve, shipped_folder
 
 FLAGS = flags.FLAGS
@@ -52,15 +54,11 @@ def check_checkpoint(path):
 def check_splits(data_dir, splits):
     """Converted splits of a folder. None is looked for where a flag gives no folder."""
     if data_dir and not is_remote(data_dir):
-        from axial.data.files import find_manifest
-
         for split in splits or ():
             find_manifest(data_dir, split)
 
 
 def check_page(name):
     """--markdown is a new file, or has a block of that name."""
-    from axial.io.write import around_block
-
     if FLAGS.markdown:
         around_block(FLAGS.markdown, name)

@@ -6,6 +6,7 @@ Scripts of experiments/ use it too, with flags of their own.
 from absl import flags
 
 from axial.io.show import plain, progress, say
+from axial.io.write import write_block, write_json
 
 FLAGS = flags.FLAGS
 
@@ -31,8 +32,6 @@ def counted(count, total=None):
 
 def finish(result):
     """Writes --json if it is given."""
-    from axial.io.write import write_json
-
     if FLAGS.json:
         write_json(FLAGS.json, result)
 
@@ -45,8 +44,6 @@ def write_page(page, results, markdown):
         results: list of what has `to_json`.
         markdown: function of the results that returns the block.
     """
-    from axial.io.write import write_block
-
     finish([result.to_json() for result in results])
     if FLAGS.markdown:
         write_block(FLAGS.markdown, page, markdown(results))

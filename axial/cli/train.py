@@ -22,8 +22,10 @@ from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag
 from axial.errors import InputError
 from axial.io.gfile import check_plain
+from axial.io.lock import locked
 from axial.io.loopback import host_and_port, keep_local
 from axial.io.show import say, working
+from axial.io.write import output_folder, retried, write_json
 
 
 class Train(flags.Devices):
@@ -60,8 +62,6 @@ def _main(given: Train):
 
     from axial import configuration
     from axial.data.objects import objects_of, read_objects
-    from axial.io.lock import locked
-    from axial.io.write import retried, write_json
     from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import train
     from axial.weights.interchange import make_card
@@ -90,17 +90,8 @@ def _main(given: Train):
         _warn_of_a_long_step(task, training, strategy)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(given.data_service, model_dir, strategy) as service:
-        train(
-            task,
-            model_dir,
-            optimizer,
-            training,
-            strategy=strategy,
-            when_ready=functools.partial(retried, model_dir, save),
-            profile=given.profile,
-            service=service,
-            change=list(given.change),
-        )
+        how = dict(strategy=strategy, profile=given.profile, service=service, change=list(given.change))
+        train(task, model_dir, optimizer, training, when_ready=functools.partial(retried, model_dir, save), **how)
     if is_chief(strategy):  # what was made, and the commands that use it
         latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
         chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
@@ -142,7 +133,6 @@ def data_service(address, model_dir, strategy):
         yield None
         return
     from axial.data.service import arrival_lines, connect, random_job
-    from axial.io.write import output_folder
     from axial.training.strategy import is_chief, total_over_workers
 
     folder = output_folder(model_dir, "arrivals", "--model_dir")
