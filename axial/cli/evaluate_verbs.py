@@ -87,7 +87,7 @@ def _scoring(source, split, given):
         source.evaluation,
         source.spec,
         split,
-        results_dir=source.stores and given.results_dir,
+        results_dir=given.results_dir if source.stores else None,
         report=_make_report(given, split, source.evaluation, source.spec),
         data_dir=source.data_dir,
         shard=given.shard or (0, 1),
