@@ -98,7 +98,8 @@ class Launch(Which):
 
     def check(self):
         for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
-            if not is_remote(value := self.need(name)) and name.endswith("_dir"):
+            value = self.need(name)
+            if name.endswith("_dir") and not is_remote(value):
                 raise InputError(f"--{name}={value}: expected a folder in a bucket, as hosts have no other in common")
         check_plain(self.model_dir)
 
