@@ -61,7 +61,7 @@ def _count_models():
     found = []
     for name, variant in zip(names, map(find_variant, names)):
         parameters, norms, _ = counts[jobs[name]]
-        found.append(Counts(name, variant.task, variant.classes, parameters, norms))
+        found.append(Counts(name, variant.task, variant.classes, parameters=parameters, attention_norms=norms))
     return found
 
 
