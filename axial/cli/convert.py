@@ -228,10 +228,11 @@ def _convert_text(given, name):
         spec = text.text_spec(data_set, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
+            source = reader.read_pairs, input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             items = text.pair_items(pairs, spec)
-            listing = functools.partial(text.listed_pairs, reader.read_pairs, input_dir, split, given.languages, spec)
+            listing = functools.partial(text.listed_pairs, *source, spec)
             of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
             _write(given, items, split, spec, encode=text.encode_pair, **of_pairs)
 
