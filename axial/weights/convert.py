@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 
-import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
@@ -113,18 +112,11 @@ def csrhddlam(path, name=None):
         **OWN_ARGUMENTS["csrhddlam"],
     )
     num_classes, arguments = _shape(arrays, "fc.weight", 2)[0], _changes(name, wanted)
-    model = built(name, num_classes, _TORCH_NORM, arguments)
-    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weight_names(model).items()}), unused)
-    values = csrhddlam_weights({n: a.astype(np.float32) for n, a in arrays.items() if n not in unused})
-    return Conversion(
-        name,
-        num_classes,
-        arguments,
-        norm=_TORCH_NORM,
-        values=values,
-        unused=unused,
-        photo=wanted["table_photo"],
-    )
+    weights = weight_names(built(name, num_classes, _TORCH_NORM, arguments))
+    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weights.items()}), unused)
+    values = csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()})
+    own = dict(norm=_TORCH_NORM, values=values, unused=unused, photo=wanted["table_photo"])
+    return Conversion(name, num_classes, arguments, **own)
 
 
 def _check_like(arrays, wanted, unused):

@@ -104,7 +104,7 @@ def without_classes(path):
     [
         (external, "compressed or in another file"),
         (bomb, "compressed or in another file"),
-        (other, "no weight is like 'head/kernel'"),
+        (other, "no weight is called 'head/kernel'"),
         (less, "does not fit its bias|no value for"),
         (without_classes, "'predictions/kernel' has shape .*, expected 2 axes of length 1 or more"),
         (wrong, "'backbone/stage3_block2/reduce/conv/kernel' has shape"),
