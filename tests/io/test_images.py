@@ -3,7 +3,6 @@
 import io
 import itertools
 import math
-import re
 import struct
 import time
 import zlib
@@ -16,7 +15,7 @@ from PIL import EpsImagePlugin, Image, ImageOps, TiffImagePlugin
 
 from axial.data.files import to_rgb
 from axial.errors import InputError
-from axial.io import images, read
+from axial.io import images
 from axial.io.images import LARGEST_PIXELS, open_image, upright
 from tests.io import image_fixture as small
 from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, TEXT, deep_png, encoded, picture, png, tiff, tiff_of
@@ -237,41 +236,6 @@ def test_a_limit_is_the_most_that_is_read(monkeypatch, limit, make, value):
         open_image("photo", make())
 
 
-def test_run_lengths_are_of_their_pixels(monkeypatch):
-    """More bytes than every pixel needs, and a header's, are skipped work. Bytes of a scan in a PNG are no scans."""
-    monkeypatch.setattr(images, "MOST_SCANNED", 0)
-    open_image("photo", encoded(picture("L"), "PNG") + 9 * b"\xff\xda")
-    data = small.of_run_lengths((60, 20))
-    most = data.ljust(4 * 1200 + 2**16, b"\0")
-    assert open_image("photo", most).size == (60, 20)
-    with pytest.raises(InputError, match="^photo: run lengths of 1200 pixels in 70337 bytes"):
-        open_image("photo", most + b"\0")
-
-
-@pytest.mark.filterwarnings("ignore:Tag data larger than file")
-def test_tags_may_copy_four_times_the_file():
-    data = small.of_shared_tags(60)
-    with pytest.raises(InputError) as error:
-        open_image("photo", data)
-    copied = int(re.search(r"tags of (\d+) bytes in a file of", str(error.value))[1])
-    least = -(-copied // 4)
-    assert open_image("photo", data.ljust(least, b"\0")).size == (1, 1)
-    with pytest.raises(InputError, match=f"tags of {copied} bytes in a file of {least - 1}"):
-        open_image("photo", data.ljust(least - 1, b"\0"))
-
-
-def test_the_limits():
-    """What a file from a stranger may cost."""
-    assert (read.LARGEST_TEXT, read.LARGEST_JSON, read.LARGEST_IMAGE) == (2**24, 2**32, 2**29)
-    assert (images.LARGEST_PIXELS, images.LARGEST_TILE, images.LARGEST_RUNS) == (2**28, 2**24, 2**24)
-    assert (images.MOST_STRIPS, images.MOST_SCANNED) == (2**20, 2**34)
-
-
-def test_the_types_of_tiff_are_those_of_pillow():
-    sizes = {kind: size for kind, (size, _) in TiffImagePlugin.ImageFileDirectory_v2._load_dispatch.items()}
-    assert sizes == images._TIFF_BYTES
-
-
 def test_the_tags_of_a_big_tiff_are_counted():
     def big(count, tags=b""):
         return b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, count) + tags
@@ -319,11 +283,6 @@ def test_bright_spots_decide_but_neither_hot_pixels_nor_noise():
     assert np.abs(plain.astype(int) - found)[spots == hot].max() <= 1
     assert images.eight_bits(ground, "percentiles").max() < 100  # noise alone
     assert not images.eight_bits(np.full([5, 5], 700, np.uint16), "percentiles").any()
-
-
-def test_what_deep_values_are_divided_by():
-    edges = {255: 1, 256: 4, 1023: 4, 1024: 16, 4095: 16, 4096: 64, 16383: 64, 16384: 256, 65535: 256}
-    assert {largest: images.deep_divisor(largest) for largest in edges} == edges
 
 
 def test_only_the_first_picture_of_a_file_is_decoded():

@@ -250,8 +250,3 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
     for reader in readers:
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
             reader(special)
-
-
-def test_the_first_line_of_an_error():
-    assert read.first_line(ValueError("\n  one\ntwo\n")) == "one"
-    assert read.first_line(KeyError()) == "KeyError"

@@ -103,21 +103,6 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
     assert os.listdir(tmp_path) == ["there"]  # which was there before
 
 
-def test_a_link_that_comes_back_is_not_followed(tmp_path, monkeypatch):
-    """Somebody else puts a link in the place of a file that is being made."""
-    (tmp_path / "theirs").write_text("kept")
-    link, remove, kept = write.partial_path(str(tmp_path / "ours")), os.remove, []
-    monkeypatch.setattr(os, "remove", lambda path: remove(path) if kept else kept.append(path))
-    os.symlink(tmp_path / "theirs", link)
-    with pytest.raises(OSError, match="symbolic links"):
-        write.write_text(str(tmp_path / "ours"), "x")
-    os.unlink(link)
-    os.link(tmp_path / "theirs", link)
-    kept.clear()
-    write.write_text(str(tmp_path / "ours"), "x")
-    assert kept == [link] and (tmp_path / "theirs").read_text() == "kept"
-
-
 def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     """Each file is whole, none fails, and none waits for a writer that is suspended."""
     path, script = tmp_path / "file", "import sys; from axial.io.write import try_file, write_text\n"

@@ -61,13 +61,6 @@ def test_the_whole_model_computes_the_same(converted):
         assert relative_error(found, golden[f"head/{name}"]) < tolerance, name
 
 
-def test_the_card_says_what_was_done(converted):
-    _, _, card = converted
-    assert card["unfilled"] == [] and card["preprocessing"]["pixels"] == "symmetric"
-    assert "global_step" in card["unused"]
-    assert all(name == "global_step" or name.endswith("batch_norm_similarity/beta") for name in card["unused"])
-
-
 @pytest.fixture(scope="module")
 def arrays():
     return read_checkpoint(str(CHECKPOINTS / "max_deeplab_s_backbone_os16.tar.gz"))

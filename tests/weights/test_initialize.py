@@ -178,19 +178,6 @@ def test_all_of_the_plain_classifiers_backbone_arrives(name, tmp_path):
     assert not [line for line in lines if "backbone" in line and line not in (lines[1], *new)]
 
 
-@pytest.mark.slow
-def test_ccnet_takes_all_of_a_plain_resnet_but_its_stem_and_what_that_changes(tmp_path):
-    """Another output stride changes no weight: only dilations."""
-    model = tiny("ccnet_resnet_50_1111", 5, width=0.375)
-    lines = initialize(model, saved(tiny("resnet_50", width=0.375), tmp_path)).splitlines()
-    assert lines[2] == "  left       5 weights: backbone/stem"
-    assert lines[3].startswith("  new        ") and lines[3].endswith(
-        ": " + ", ".join(["attended", *(f"backbone/stages/{i}/0/middle/attended" for i in (2, 3))])
-    )
-    assert lines[4].endswith(" start random: auxiliary_head, backbone/stem, fuse, reduce, smooth")
-    assert lines[5].endswith(": backbone/stages/0/0/reduce/conv, backbone/stages/0/0/shortcut/conv, logits")
-
-
 def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
     """0010 has a gate and a value, and lacks the query of 1111: a gate that is open would let random numbers in."""
     model = tiny("faster_rcnn_attended_resnet_50_1111")

@@ -56,16 +56,6 @@ def test_safetensors_there_and_back(model, photos, saved):
     assert set(arrays) == set(weight_names(model))
 
 
-def test_other_programs_read_it(saved, model):
-    """By the library's own functions, without axial's."""
-    import safetensors
-
-    with safetensors.safe_open(str(saved), "numpy") as file:
-        assert json.loads(file.metadata()["axial"])["model"] == "axial_resnet_nano"
-        name = "backbone/stem/conv/kernel"
-        np.testing.assert_array_equal(file.get_tensor(name), weight_names(model)[name])
-
-
 def test_weights_of_the_converter(photos, tmp_path):
     """With the arguments that it wrote."""
     _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
@@ -91,11 +81,6 @@ def test_features(name, last, arguments):
     assert set(maps) == set(features.strides)
     for key, stride in features.strides.items():
         assert maps[key].shape[1:3] == (64 // stride, 96 // stride), key
-
-
-def test_features_have_the_weights(model, photos, saved):
-    maps = axial.load(saved, features_only=True)(photos)
-    np.testing.assert_array_equal(maps["res5"], model.backbone(photos)["res5"])
 
 
 def test_a_plain_checkpoint_takes_arguments(model, photos, tmp_path):
