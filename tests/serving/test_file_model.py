@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -25,7 +23,7 @@ from axial.serving.files import FileModel, write_lite, write_onnx
 from axial.serving.fold import fold
 from axial.serving.parity import map_differences
 from axial.weights.source import LITE, ONNX
-from tests.conftest import ROOT, free_graphs, make_task
+from tests.conftest import free_graphs, make_task
 
 
 def photos(task, count=3):
@@ -210,19 +208,3 @@ def test_weights_with_a_card(command, run, tmp_path):
         np.testing.assert_array_equal(weights(image)[key], value)
     result = command("export", f"--model_dir={run}", f"--output_dir={out}", "--format=safetensors")
     assert result.code == 2 and "exists" in result.line
-
-
-def test_notes_of_native_code_are_hidden_and_our_lines_are_not():
-    """LiteRT and TFLite write to the file of standard error, whatever the level of their logs."""
-    text = (
-        "import os, sys\n"
-        "from axial.serving.files import _without_notes\n"
-        "with _without_notes():\n"
-        "    os.write(2, b'HIDDEN')\n"
-        "    print('ours é', file=sys.stderr)\n"
-        "os.write(2, b'error')\n"
-        "print('later', file=sys.stderr)\n"
-    )
-    call = [sys.executable, "-X", "utf8", "-c", text]
-    result = subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT, encoding="utf-8")
-    assert result.stderr.endswith("ours é\nerrorlater\n") and "HIDDEN" not in result.stderr
