@@ -214,15 +214,8 @@ def deeplab2(path, name=None):
         raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
     model = built(name, classes, _DEEPLAB2_NORM, arguments)
     heads = [n for n in weight_names(model) if not n.startswith("backbone/")]
-    return Conversion(
-        name,
-        classes,
-        arguments,
-        norm=_DEEPLAB2_NORM,
-        values=values,
-        unused=unused,
-        unfilled=[] if decodes else heads,
-    )
+    own = dict(norm=_DEEPLAB2_NORM, values=values, unused=unused, unfilled=[] if decodes else heads)
+    return Conversion(name, classes, arguments, **own)
 
 
 def _decoder_channels(arrays):
@@ -257,16 +250,11 @@ def keras_applications(path, name=None):
     width = _shape(arrays, "conv2_block1_1_conv/kernel", 4)[3] / 64
     wanted = dict(width=width, repeats=repeats, **OWN_ARGUMENTS["keras_applications"])
     arguments = _changes(name, wanted, **_PLAIN_RESNET)
-    top = "predictions/kernel" in arrays
-    return Conversion(
-        name,
-        _shape(arrays, "predictions/kernel", 2)[1] if top else 1000,
-        arguments,
-        norm=_KERAS_NORM,
-        values=keras_weights(arrays),
-        unfilled=[] if top else ["logits/conv/kernel", "logits/conv/bias"],
-        photo=224,
-    )
+    classes, unfilled = 1000, ["logits/conv/kernel", "logits/conv/bias"]
+    if "predictions/kernel" in arrays:
+        classes, unfilled = _shape(arrays, "predictions/kernel", 2)[1], []
+    own = dict(norm=_KERAS_NORM, values=keras_weights(arrays), unfilled=unfilled, photo=224)
+    return Conversion(name, classes, arguments, **own)
 
 
 # === What sources share ===

@@ -1,6 +1,5 @@
 """Finds and loads checkpoints, with clear messages for those that do not fit."""
 
-import contextlib
 import os
 import re
 
@@ -12,12 +11,9 @@ from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
-from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, run_checkpoints
+from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
 from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
-
-# What TensorFlow raises for a damaged checkpoint, or for one of another model.
-UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 
@@ -125,7 +121,7 @@ def restore_model(model, prefix):
         InputError: a damaged checkpoint, or one of another model. The message names the first weight that does not fit.
     """
     check_fits(model, prefix)
-    with refuse_what_cannot_be_restored(prefix):
+    with refused(prefix, "cannot be restored"):
         status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
@@ -144,39 +140,23 @@ def restore_average(model, prefixes):
         weight.assign((total / len(prefixes)).astype(weight.dtype.as_numpy_dtype))
 
 
-@contextlib.contextmanager
-def refuse_what_cannot_be_restored(prefix):
-    """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError."""
-    try:
-        yield
-    except UNREADABLE as error:
-        if not prefix or isinstance(error, InputError):
-            raise
-        raise InputError(f"{prefix}: cannot be restored ({first_line(error)})") from None
-
-
 def check_fits(model, prefix):
     """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
-    try:
-        stored = {
-            name.removesuffix(VALUE): tuple(shape)
-            for name, shape in tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map().items()
-        }
-    except UNREADABLE as error:
-        raise InputError(f"{prefix}: not a whole checkpoint ({first_line(error)})") from None
+    with refused(prefix, "not a whole checkpoint"):
+        stored = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map()
     for path, weight in object_paths(model, "model").items():
-        if path not in stored:
+        if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
-        if stored[path] != tuple(weight.shape):
+        if shape != list(weight.shape):
             raise InputError(
-                f"{prefix}: of another model or another number of classes, its {path!r} has shape "
-                f"{list(stored[path])} where {list(weight.shape)} is wanted"
+                f"{prefix}: of another model or another number of classes, its {path!r} has shape {shape} where "
+                f"{list(weight.shape)} is wanted"
             )
 
 
 def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
-    with refuse_what_cannot_be_restored(prefix):
+    with refused(prefix, "cannot be restored"):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         names = _stored_names(reader)
         steps = f"optimizer/_iterations{VALUE}"
@@ -218,7 +198,7 @@ def initialize(model, path, config=None, random_frozen=True):
             weights that need other arguments.
     """
     (found,) = find_weights(path)
-    with refuse_what_cannot_be_restored(found):
+    with refused(found, "cannot be restored"):
         shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
         fitting = {id(w) for name, w in weights.items() if shapes.get(name) == tuple(w.shape)}

@@ -43,12 +43,6 @@ def test_a_line_has_no_hidden_character(text):
 TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit marks of Unicode's UAX #9
 
 
-def test_a_share_is_shown_in_percent():
-    shares = (0.12345, 1, None, float("nan"))
-    assert [show.percent(share) for share in shares] == ["12.3", "100.0", "-", "-"]
-    assert show.percent(0.12345, decimals=2) == "12.35"
-
-
 def test_a_command_is_broken_at_its_flags():
     short, long = "--a=" + 39 * "x", "--a=" + 40 * "x"
     assert show.broken(f"axial-train {short} {short} --b=1") == [
@@ -114,14 +108,6 @@ def test_a_narrow_terminal_cuts_no_word(lines_of_table, columns, blocks):
     assert all(words.count(cell) == 2 for cell in ("12,063,612,424", "axial_deeplab_s", "gs://bucket/folder/run"))
     assert max(map(len, lines)) <= columns and lines[0] == title
     assert ("parameters                    12,063,612,424" in lines) == blocks
-
-
-@every_name
-def test_a_progress_bar_shows_its_name(name):
-    out = io.StringIO()
-    show.progress(range(2), name, file=out).close()
-    assert show.plain(name).strip() in out.getvalue()
-    assert not set(out.getvalue().replace("\n", "")) & set(map(chr, range(32)))
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):

@@ -9,7 +9,6 @@ import tf_keras as keras
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.outputs import CLASS, PROBABILITY
-from axial.serving.export import export
 from axial.serving.predictor import Predictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions
@@ -17,7 +16,6 @@ from tests.conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
 MAPS = ("panoptic", "semantic", "instance")
-NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]  # slow to trace
 
 
 @functools.cache
@@ -86,20 +84,6 @@ def assert_same(found, wanted):
 
 def results(predictions, examples):
     return [result for _, result in predictions(examples)]
-
-
-@pytest.mark.slow  # traces a network for each of eight sizes
-@pytest.mark.parametrize("name", NAMES)
-def test_an_export_has_no_memory(sample_dir, tmp_path, name):
-    """Its signature takes one photo. So the order of photos, or a photo in between, does not change a bit."""
-    task, model, examples = make_network(sample_dir, name)
-    export(task, model, str(tmp_path / "export"))
-    predict = Predictor.of_saved_model(str(tmp_path / "export")).examples
-    wanted = results(predict, examples)
-    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 3, 0, 3]):
-        assert_same(results(predict, [examples[i] for i in order]), [wanted[i] for i in order])
-    assert len(np.unique(wanted[0]["instance"])) > 5
-    assert np.any(wanted[3]["panoptic"] != wanted[5]["panoptic"])  # two photos of one size
 
 
 def test_replicas_change_nothing(sample_dir):

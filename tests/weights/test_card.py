@@ -127,25 +127,6 @@ def test_every_model_says_what_it_is_for():
         assert {name for name, _ in variant.head.maps} <= set(MEANINGS)
 
 
-class Ages(ClassificationTask):
-    """A task of a user's, with a model of axial's."""
-
-    served = (("years", "float32", "[]", "the age of who is on the photo"),)
-
-    def serve(self, model, image):
-        raise NotImplementedError  # a card needs no prediction
-
-
-def test_a_card_of_a_users_task(colours_dir):
-    """It says what the task returns, not what the task of axial's that shares the model returns."""
-    task = make("resnet_nano", Ages, ClassificationData, colours_dir)
-    head, body = parts_of(page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task))
-    assert head["pipeline_tag"] == "image-classification" and "Classification: SavedModel" in body
-    assert "| years | float32 | \\[\\] |" in body and "| probability |" not in body
-    task.served = ()
-    assert "What `Ages.serve` returns." in page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task)
-
-
 def test_a_card_shows_names_as_they_are():
     """Names of classes and files, and everything else that a card may have from a stranger, stay in their cells."""
     names = [name for name in NAMES if name.isprintable()]

@@ -97,20 +97,6 @@ def test_averages_take_the_place_of_weights(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run(command, sample_dir, photos, tmp_path):
-    """Its config.gin has what was trained."""
-    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
-    pixels = "--gin_binding=ModelConfig.arguments = {'pixels': 'caffe'}"
-    result = command("train", *tiny, pixels, f"--data_dir={sample_dir}", f"--model_dir={tmp_path / 'run'}")
-    assert result.code == 0, result.err
-    loaded = axial.load(str(tmp_path / "run"))
-    assert loaded.backbone.pixels == "caffe"
-    assert loaded(photos)["semantic_logits"].shape[-1] == 133
-    (tmp_path / "run" / "card.json").unlink()  # runs of before have none
-    assert axial.load(tmp_path / "run").spec == loaded.spec
-
-
-@pytest.mark.slow
 def test_zero_steps_make_a_run_of_converted_weights(command, colours_dir, photos, tmp_path):
     """Its moving averages, which evaluations take, are the weights too."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
