@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
-from axial.errors import InputError, pip_install
+from axial.errors import InputError, check_installed
 from axial.io.read import first_line, read_file
 from axial.io.show import progress
 from axial.io.write import write_bytes
@@ -78,10 +78,9 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
 
 def write_onnx(model, canvas, path):
     """Writes an ONNX file in float32; see `write_lite`. Raises InputError where tf2onnx is missing."""
-    try:
-        import tf2onnx
-    except ImportError as error:
-        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
+    check_installed("ONNX needs", "onnx", "tf2onnx")
+    import tf2onnx
+
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     network = _network(model, canvas)
     with device.portable():  # tf2onnx rounds TensorFlow's own resizing to another size
@@ -148,10 +147,9 @@ def _open_lite(data):
 
 def _open_onnx(data):
     """See `_open_lite`."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
+    check_installed("ONNX needs", "onnx", "onnxruntime")
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     shapes = {output.name: tuple(output.shape) for output in session.get_outputs()}
     canvas = tuple(session.get_inputs()[0].shape[1:3])

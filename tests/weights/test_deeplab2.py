@@ -91,7 +91,6 @@ QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
         (lambda a: a.pop(QKV), "no value for the weight 'backbone/stage4_block2/attention/height/kernel'"),
         (lambda a: a.update({QKV: a[QKV][1:]}), "'backbone/stage4_block2/attention/height/kernel' has shape"),
         (lambda a: a.pop("encoder/_stem/_conv1_bn_act/_conv/kernel"), "no tensor 'encoder/stem/conv1_bn_act"),
-        (lambda a: a.pop("instance_decoder/_low_level_conv2/_conv/kernel"), "no tensor 'instance_decoder/low_level"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(arrays, change, words, tmp_path):
