@@ -16,6 +16,7 @@ from axial.io.read import first_line
 
 SHIPPED_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
+SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
 SUFFIX = ".safetensors"
 LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
 CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and in a run
