@@ -88,7 +88,6 @@ QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
     "change,words",
     [
         (lambda a: a.update({"encoder/_decoder_stage1/kernel": a[QKV]}), "decoder_stage1/kernel"),
-        (lambda a: a.pop(QKV), "no value for the weight 'backbone/stage4_block2/attention/height/kernel'"),
         (lambda a: a.update({QKV: a[QKV][1:]}), "'backbone/stage4_block2/attention/height/kernel' has shape"),
         (lambda a: a.pop("encoder/_stem/_conv1_bn_act/_conv/kernel"), "no tensor 'encoder/stem/conv1_bn_act"),
     ],
