@@ -146,9 +146,6 @@ def write_csrhddlam(folder, output):
     Raises:
         InputError: the model is not one of its networks.
     """
-    card_file = os.path.join(folder, CARD)
-    if not gfile.exists(card_file):
-        raise InputError(f"{card_file}: no such file; what axial-convert weights wrote is expected")
     model, card = load_weights(folder)
     arguments = {**find_variant(card.model).arguments, **card.arguments}
     needed = dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32)

@@ -125,7 +125,7 @@ def test_the_command(command, folder, tmp_path):
         (["--source=csrhddlam", f"--input={FILE}", f"--output={out}"], "exists"),
         ([f"--input={FILE}", f"--output={tmp_path / 'b'}"], "--source or --target is needed"),
         (["--source=csrhddlam", "--model=axial_deeplab_l", f"--input={FILE}", f"--output={tmp_path / 'b'}"], "classif"),
-        (["--target=csrhddlam", f"--input={FILE}", f"--output={tmp_path / 'b.pth'}"], "model.json"),
+        (["--target=csrhddlam", f"--input={FILE}", f"--output={tmp_path / 'b.pth'}"], "this file is none of"),
     ):
         result = command("convert", "weights", *flags)
         assert result.code == 2 and words in result.line, result.err
