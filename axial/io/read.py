@@ -12,7 +12,7 @@ import typing
 import msgspec
 import yaml
 
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import gfile
 from axial.io.check import is_remote
 
@@ -96,7 +96,7 @@ def decode_json(path, data, schema):
             json.loads(data.decode(errors="surrogateescape"), object_pairs_hook=search, strict=False, parse_int=bool)
         return content
     except msgspec.ValidationError as error:
-        raise InputError(f"{path}: {_plain(error, schema)}") from None
+        raise InputError(f"{path}: {_plain(error)}") from None
     except (msgspec.DecodeError, json.JSONDecodeError, UnicodeError) as error:
         raise InputError(f"{path}: not JSON ({first_line(error)})") from None
     except RecursionError:
@@ -190,7 +190,7 @@ def convert(where, value, schema, strict=True):
     try:
         return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where}{_plain(error, schema)}") from None
+        raise InputError(f"{where}{_plain(error)}") from None
     except RecursionError:
         raise InputError(f"{where}nested too deeply") from None
 
@@ -204,30 +204,14 @@ def check_unique(path, field, values):
         seen.add(value)
 
 
-def _plain(error, schema):
-    """msgspec's message with the field first, and with the nearest name of an unknown field."""
-    text, _, place = str(error).partition(" - at ")
-    unknown = re.search(r"unknown field `(.*)`", text)
-    hint = nearest(unknown[1], sorted(_fields(schema))) if unknown else ""
-    text = text.replace("`", "")
+def _plain(error):
+    """msgspec's message with the field first."""
+    text, _, place = str(error).replace("`", "").partition(" - at ")
     for json_word, word in (("object", "a mapping"), ("array", "a list")):
         text = re.sub(rf"\b(Expected |got ){json_word}\b", rf"\1{word}", text)
     text = re.sub(r"^Object (contains|missing)", lambda m: "has an" if m[1] == "contains" else "is missing the", text)
-    field = place.strip("`").removeprefix("$").removeprefix(".")
-    return f"{field + ': ' if field else ''}{text[:1].lower() + text[1:]}{hint}"
-
-
-def _fields(schema):
-    """Names of all fields of the structs that a schema is made of."""
-    names, queue, seen = set(), [schema], set()
-    while queue:
-        kind = queue.pop()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
-            seen.add(kind)
-            names.update(kind.__struct_encode_fields__)
-            queue += typing.get_type_hints(kind).values()
-        queue += typing.get_args(kind)
-    return names
+    field = place.removeprefix("$").removeprefix(".")
+    return f"{field + ': ' if field else ''}{text[:1].lower() + text[1:]}"
 
 
 def first_line(error):

@@ -134,12 +134,9 @@ def remove_folder(path):
 def sync(path):
     """Waits until the bytes of a file, or the names in a folder, are on the disk.
 
-    A file system without fsync is left to itself, and so is a file or folder that must not be read.
+    A file system without fsync is left to itself.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        return
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:

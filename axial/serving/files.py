@@ -3,18 +3,16 @@
 The network of a file is folded and takes one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1, as 'image'.
 """
 
-import contextlib
 import logging
 import os
 import re
-import sys
 import warnings
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
-from axial.errors import InputError, pip_install
+from axial.errors import InputError, check_installed
 from axial.io.read import first_line, read_file
 from axial.io.show import progress
 from axial.io.write import write_bytes
@@ -69,7 +67,7 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
 
         converter.representative_dataset = seen
     try:
-        with _without_notes(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")  # TensorFlow's own use
             data = converter.convert()
     except ConverterError as error:
@@ -80,10 +78,9 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
 
 def write_onnx(model, canvas, path):
     """Writes an ONNX file in float32; see `write_lite`. Raises InputError where tf2onnx is missing."""
-    try:
-        import tf2onnx
-    except ImportError as error:
-        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
+    check_installed("ONNX needs", "onnx", "tf2onnx")
+    import tf2onnx
+
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     network = _network(model, canvas)
     with device.portable():  # tf2onnx rounds TensorFlow's own resizing to another size
@@ -134,38 +131,15 @@ class FileModel:
         return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
 
 
-@contextlib.contextmanager
-def _without_notes():
-    """Hides what TFLite's own code writes to standard error, as that has no level. Python's text still goes there."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, kept)
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream without a file
-            if (ours := sys.stderr).fileno() == 2:
-                ours.flush()
-                stack.callback(setattr, sys, "stderr", ours)
-                text = dict(encoding=ours.encoding, errors="backslashreplace", buffering=1)
-                sys.stderr = stack.enter_context(open(os.dup(kept), "w", **text))
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        stack.callback(os.dup2, kept, 2)
-        yield
-
-
 def _open_lite(data):
     """(canvas, dict of the maps' shapes, function of a canvas) of a TFLite file."""
     try:
         from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow, but not on TPU workers
     except ImportError as error:
         raise InputError(f"TFLite needs pip install ai-edge-litert ({error})") from None
-    with _without_notes():
-        interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
-        interpreter.allocate_tensors()
-        run = interpreter.get_signature_runner()
+    interpreter = Interpreter(model_content=data, num_threads=os.cpu_count())
+    interpreter.allocate_tensors()
+    run = interpreter.get_signature_runner()
     shapes = {name: tuple(map(int, about["shape"])) for name, about in run.get_output_details().items()}
     canvas = tuple(map(int, run.get_input_details()["image"]["shape"][1:3]))
     return canvas, shapes, lambda image: run(image=image)
@@ -173,10 +147,9 @@ def _open_lite(data):
 
 def _open_onnx(data):
     """See `_open_lite`."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError(f"ONNX needs {pip_install('onnx')} ({error})") from None
+    check_installed("ONNX needs", "onnx", "onnxruntime")
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     shapes = {output.name: tuple(output.shape) for output in session.get_outputs()}
     canvas = tuple(session.get_inputs()[0].shape[1:3])

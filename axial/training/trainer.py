@@ -29,14 +29,13 @@ from axial.training.strategy import (
     set_precision,
     total_over_workers,
 )
-from axial.weights.checkpoint import remove_unfinished, traces
+from axial.weights.checkpoint import refused, remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
     check_frozen,
     find_weights,
     initialize,
     latest_checkpoint,
-    refuse_what_cannot_be_restored,
     slot_names,
     stored_optimizer,
 )
@@ -272,7 +271,7 @@ def _restored(loop, latest, start):
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
     if latest:
         check_fits(model, latest)
-        with refuse_what_cannot_be_restored(latest):
+        with refused(latest, "cannot be restored"):
             _restore(checkpoint, optimizer, latest)
     elif start:
         say(*initialize(model, start, loop.task.model, loop.config.random_frozen).splitlines(), error=True)

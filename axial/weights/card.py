@@ -18,6 +18,9 @@ from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant
 
 PAGE = "README.md"
+NO_LICENCE = (
+    "Nobody has told the licence of these weights; `axial-export --license` states it. axial itself is Apache-2.0."
+)
 UNKNOWN = "unknown"  # the hub's word for a licence that nobody has told
 FORMS = {
     "saved_model": "SavedModel, its batch norms folded",
@@ -55,27 +58,38 @@ def page(card, form, files, *, task=None, outputs=None):
     """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
     network = find_variant(card.model).head
     about = task or network
+    header = ("name", "type", "shape", "what it is")
+    if form == "saved_model":
+        inputs, returned = SERVER_INPUTS[task.evaluation.takes], task.served
+        other = f"What `{type(task).__name__}.serve` returns."
+    else:
+        inputs, returned = [network.input_row], _maps(card, network, outputs)
+        other = f"What axial's {network.title} model returns; see its docstring."
+    if form in ("tflite", "onnx"):
+        height, width = card.preprocessing["photo"]
+        inputs = [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
+    made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
+    sections = {
+        "Input": [*show.markdown_table(header, inputs), "", *_preparation(card)],
+        "Output": show.markdown_table(header, returned) if returned else [other],
+        "Data": [*_data(card), *_objects(task and task.objects)],
+        "Scores": _scores(card),
+        "Weights": _weights(card),
+        "Files": [*_digests(files), *made_from],
+        "Licence": [f"{show.markdown(card.license)}, of the weights." if card.license else NO_LICENCE],
+        "Commands": _commands(card, form, task),
+    }
     head = yaml.safe_dump(_head(card, form, about), sort_keys=False, allow_unicode=True)
     lines = ["---", *head.splitlines(), "---", "", f"# {show.markdown(card.model)}", ""]
-    lines += [f"{about.title.capitalize()}: {FORMS[form]}, by axial.", ""]
-    header = ("name", "type", "shape", "what it is")
-    inputs = _inputs(card, form, network, task)
-    lines += ["## Input", "", *show.markdown_table(header, inputs), "", *_preparation(card), ""]
-    rows, other = _maps(card, network, outputs), f"axial's {network.title} model returns; see its docstring"
-    if form == "saved_model":
-        rows, other = task.served, f"`{type(task).__name__}.serve` returns"
-    lines += ["## Output", "", *(show.markdown_table(header, rows) if rows else [f"What {other}."]), ""]
-    lines += [*_data(card), *_objects(task and task.objects), ""]
-    lines += ["## Scores", "", *_scores(card), ""]
-    lines += ["## Weights", "", *_weights(card), ""]
-    names = [(show.code(name), show.code(digest)) for name, digest in files.items()]
-    lines += ["## Files", "", *show.markdown_table(("file", "SHA-256"), names), ""]
-    if card.input:
-        names = [(show.code(name), show.code(digest)) for name, digest in card.input.items()]
-        lines += ["They are made from:", "", *show.markdown_table(("file", "SHA-256"), names), ""]
-    lines += ["## Licence", "", _licence(card), ""]
-    lines += ["## Commands", "", *_commands(card, form, task), ""]
-    return "\n".join(lines)
+    lines.append(f"{about.title.capitalize()}: {FORMS[form]}, by axial.")
+    for title, part in sections.items():
+        lines += ["", f"## {title}", "", *part]
+    return "\n".join(lines) + "\n"
+
+
+def _digests(files):
+    """The table of a dict from files to their SHA-256."""
+    return show.markdown_table(("file", "SHA-256"), [tuple(map(show.code, file)) for file in files.items()])
 
 
 def _head(card, form, about):
@@ -116,37 +130,26 @@ def _data_name(card):
     return card.spec.name if card.spec else UNKNOWN
 
 
-def _inputs(card, form, network, task):
-    if form == "saved_model":
-        return SERVER_INPUTS[task.evaluation.takes]
-    if form in ("tflite", "onnx"):
-        height, width = card.preprocessing["photo"]
-        return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
-    return [network.input_row]
-
-
 def _preparation(card):
     """What is done to a photo, and at which size."""
     told = card.preprocessing
     if not told:
         return []
-    photo = told.get("photo")
+    photo, lines = told.get("photo"), []
     size = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    lines = []
     if "photo_scale" in told:
-        lines += [
+        lines = [
             f"- scale: {told['photo_scale']} times the photo's own",
             f"- largest canvas: {size} pixels (height x width); axial cuts larger photos into tiles",
         ]
     elif size:
-        lines.append(f"- canvas: {size} pixels (height x width), which axial fits photos to")
+        lines = [f"- canvas: {size} pixels (height x width), which axial fits photos to"]
     mean, deviation = show.code(told.get("mean")), show.code(told.get("deviation"))
-    return [
-        *lines,
+    lines += [
         f"- pixels: the network brings them to the mean {mean} and the deviation",
         f"  {deviation} of 0 to 255",
-        *(["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else []),
     ]
+    return lines + (["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else [])
 
 
 def _maps(card, network, outputs):
@@ -161,10 +164,10 @@ def _maps(card, network, outputs):
 def _data(card):
     spec = card.spec
     if spec is None:
-        return ["## Data", "", f"{card.num_classes} classes; the source does not name them."]
-    what = "words" if not isinstance(spec.class_names, list) or not spec.class_names else "classes"
+        return [f"{card.num_classes} classes; the source does not name them."]
+    what = "classes" if isinstance(spec.class_names, list) and spec.class_names else "words"
     names = f": {', '.join(spec.class_names)}" if spec.class_names else ""
-    lines = ["## Data", "", f"- {show.markdown(spec.name)}, {card.num_classes} {what}{show.markdown(names)}"]
+    lines = [f"- {show.markdown(spec.name)}, {card.num_classes} {what}{show.markdown(names)}"]
     if card.trained:
         lines.append(f"- trained on the split {show.code(card.trained.split)}{_photos(card.trained.photos)}")
     return lines
@@ -213,25 +216,15 @@ def _weights(card):
     ]
 
 
-def _licence(card):
-    if card.license:
-        return f"{show.markdown(card.license)}, of the weights."
-    return (
-        "Nobody has told the licence of these weights; `axial-export --license` states it. axial itself is Apache-2.0."
-    )
-
-
 def _commands(card, form, task):
-    made = [f"    {show.plain(line)}" for line in card.made]
     use = {
-        "saved_model": "axial-predict --saved_model=FOLDER --output_dir=OUT PHOTO",
         "safetensors": "axial-predict --model=FOLDER --output_dir=OUT PHOTO",
         "weights": "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA",
     }
-    used = [use.get(form, use["saved_model"])]
+    used = [use.get(form, "axial-predict --saved_model=FOLDER --output_dir=OUT PHOTO")]
     if task and task.evaluation.takes == "text":
         used = [used[0].partition(" --output_dir")[0] + ' --text="A sentence."']
-    if form in ("safetensors", "weights"):
+    if form in use:
         used += ["python -c \"import axial; model = axial.load('FOLDER')\""]
-    made = ["It was made by:", "", *made, ""] if made else []
+    made = ["It was made by:", "", *(f"    {show.plain(line)}" for line in card.made), ""] if card.made else []
     return [*made, "FOLDER is the folder of this page. It is used by:", "", *(f"    {line}" for line in used)]

@@ -101,7 +101,7 @@ def check_whole(prefix):
 
 def _tensors(called, prefix):
     """Yields (path, array) of a checkpoint's variables. TensorFlow compares each with its checksum."""
-    with _refused(called):
+    with refused(called, "not a whole checkpoint", passing=_AWAY):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
@@ -161,13 +161,20 @@ def _names(folder):
 
 
 @contextlib.contextmanager
-def _refused(called):
+def refused(prefix, what, passing=()):
+    """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError.
+
+    Args:
+        prefix: of the checkpoint.
+        what: what is wrong with it, for the message.
+        passing: exceptions that go on as they are.
+    """
     try:
         yield
     except _UNREADABLE as error:
-        if isinstance(error, (InputError, *_AWAY)):
+        if isinstance(error, (InputError, *passing)):
             raise
-        raise InputError(f"{called}: not a whole checkpoint ({first_line(error)})") from None
+        raise InputError(f"{prefix}: {what} ({first_line(error)})") from None
 
 
 def read_h5(path):

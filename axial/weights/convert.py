@@ -8,7 +8,6 @@ import dataclasses
 import os
 import re
 
-import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError, nearest
@@ -113,18 +112,11 @@ def csrhddlam(path, name=None):
         **OWN_ARGUMENTS["csrhddlam"],
     )
     num_classes, arguments = _shape(arrays, "fc.weight", 2)[0], _changes(name, wanted)
-    model = built(name, num_classes, _TORCH_NORM, arguments)
-    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weight_names(model).items()}), unused)
-    values = csrhddlam_weights({n: a.astype(np.float32) for n, a in arrays.items() if n not in unused})
-    return Conversion(
-        name,
-        num_classes,
-        arguments,
-        norm=_TORCH_NORM,
-        values=values,
-        unused=unused,
-        photo=wanted["table_photo"],
-    )
+    weights = weight_names(built(name, num_classes, _TORCH_NORM, arguments))
+    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weights.items()}), unused)
+    values = csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()})
+    own = dict(norm=_TORCH_NORM, values=values, unused=unused, photo=wanted["table_photo"])
+    return Conversion(name, num_classes, arguments, **own)
 
 
 def _check_like(arrays, wanted, unused):
@@ -154,9 +146,6 @@ def write_csrhddlam(folder, output):
     Raises:
         InputError: the model is not one of its networks.
     """
-    card_file = os.path.join(folder, CARD)
-    if not gfile.exists(card_file):
-        raise InputError(f"{card_file}: no such file; what axial-convert weights wrote is expected")
     model, card = load_weights(folder)
     arguments = {**find_variant(card.model).arguments, **card.arguments}
     needed = dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32)
@@ -222,15 +211,8 @@ def deeplab2(path, name=None):
         raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
     model = built(name, classes, _DEEPLAB2_NORM, arguments)
     heads = [n for n in weight_names(model) if not n.startswith("backbone/")]
-    return Conversion(
-        name,
-        classes,
-        arguments,
-        norm=_DEEPLAB2_NORM,
-        values=values,
-        unused=unused,
-        unfilled=[] if decodes else heads,
-    )
+    own = dict(norm=_DEEPLAB2_NORM, values=values, unused=unused, unfilled=[] if decodes else heads)
+    return Conversion(name, classes, arguments, **own)
 
 
 def _decoder_channels(arrays):
@@ -265,16 +247,11 @@ def keras_applications(path, name=None):
     width = _shape(arrays, "conv2_block1_1_conv/kernel", 4)[3] / 64
     wanted = dict(width=width, repeats=repeats, **OWN_ARGUMENTS["keras_applications"])
     arguments = _changes(name, wanted, **_PLAIN_RESNET)
-    top = "predictions/kernel" in arrays
-    return Conversion(
-        name,
-        _shape(arrays, "predictions/kernel", 2)[1] if top else 1000,
-        arguments,
-        norm=_KERAS_NORM,
-        values=keras_weights(arrays),
-        unfilled=[] if top else ["logits/conv/kernel", "logits/conv/bias"],
-        photo=224,
-    )
+    classes, unfilled = 1000, ["logits/conv/kernel", "logits/conv/bias"]
+    if "predictions/kernel" in arrays:
+        classes, unfilled = _shape(arrays, "predictions/kernel", 2)[1], []
+    own = dict(norm=_KERAS_NORM, values=keras_weights(arrays), unfilled=unfilled, photo=224)
+    return Conversion(name, classes, arguments, **own)
 
 
 # === What sources share ===

@@ -26,7 +26,7 @@ def load_weights(what, name=None, *, num_classes=None, **arguments):
     Raises:
         InputError: there are no weights at the path, they are damaged, or they are those of another model.
     """
-    path, (card, arrays, prefix) = resolve(what).path, _read(what)
+    path, card, arrays, fill = _read(what)
     if card:
         check_asked(path, card.model, card.num_classes, (name, num_classes))
         model = built_of_card(card, path, arguments, arrays=arrays)
@@ -34,7 +34,7 @@ def load_weights(what, name=None, *, num_classes=None, **arguments):
         model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), arguments)
     else:
         raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
-    _fill(model, path, arrays, prefix)
+    fill(model)
     return model, card
 
 
@@ -51,26 +51,21 @@ def read_weights(what):
     Raises:
         InputError: there are no weights at the path, they are damaged, or some of them are random.
     """
-    path, (card, arrays, prefix) = resolve(what).path, _read(what)
+    path, card, _, fill = _read(what)
     if card and card.unfilled:
         raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
-    return card, lambda model: _fill(model, path, arrays, prefix)
+    return card, fill
 
 
 def _read(what):
-    """(`WeightsCard` or None, arrays of a safetensors file or None, prefix of a checkpoint or None)."""
+    """(path, `WeightsCard` or None, arrays of a safetensors file or None, function that gives them to a model)."""
     source = resolve(what)
-    (file,) = find_weights(source)
+    (file,), path = find_weights(source), source.path
     if file.endswith(SUFFIX):
-        return *read_safetensors(file), None
-    return read_json(source.card, WeightsCard)[1] if source.card else None, None, file
-
-
-def _fill(model, path, arrays, prefix):
-    if arrays is None:
-        restore_model(model, prefix)
-    else:
-        assign_tensors(model, path, arrays)
+        card, arrays = read_safetensors(file)
+        return path, card, arrays, lambda model: assign_tensors(model, path, arrays)
+    card = read_json(source.card, WeightsCard)[1] if source.card else None
+    return path, card, None, lambda model: restore_model(model, file)
 
 
 def check_asked(path, model, num_classes, asked):

@@ -1,6 +1,5 @@
 """Finds and loads checkpoints, with clear messages for those that do not fit."""
 
-import contextlib
 import os
 import re
 
@@ -12,12 +11,9 @@ from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
 from axial.models.registry import FREE, PLAIN, find_variant
-from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, run_checkpoints
+from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
 from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
-
-# What TensorFlow raises for a damaged checkpoint, or for one of another model.
-UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError)
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 
@@ -33,20 +29,20 @@ def find_checkpoint(path):
     gfile.check_plain(path)
     if tf.io.gfile.exists(path + ".index"):
         return path
-    if tf.io.gfile.isdir(path):
-        problem = None
-        for folder in (os.path.join(path, "best"), path):
-            try:
-                latest = latest_checkpoint(folder)
-            except InputError as error:
-                problem = problem or error
-                continue
-            if latest and problem:
-                say(f"{problem}; {latest} is taken in its place", error=True)
-            if latest:
-                return latest
-        raise problem or InputError(f"{path}: no checkpoint here")
-    raise InputError(no_checkpoint(path))
+    if not tf.io.gfile.isdir(path):
+        raise InputError(no_checkpoint(path))
+    problem = None
+    for folder in (os.path.join(path, "best"), path):
+        try:
+            latest = latest_checkpoint(folder)
+        except InputError as error:
+            problem = problem or error
+            continue
+        if latest and problem:
+            say(f"{problem}; {latest} is taken in its place", error=True)
+        if latest:
+            return latest
+    raise problem or InputError(f"{path}: no checkpoint here")
 
 
 def find_weights(what, count=1):
@@ -125,7 +121,7 @@ def restore_model(model, prefix):
         InputError: a damaged checkpoint, or one of another model. The message names the first weight that does not fit.
     """
     check_fits(model, prefix)
-    with refuse_what_cannot_be_restored(prefix):
+    with refused(prefix, "cannot be restored"):
         status = tf.train.Checkpoint(model=model).read(prefix)
         status.assert_existing_objects_matched().expect_partial()
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
@@ -144,39 +140,23 @@ def restore_average(model, prefixes):
         weight.assign((total / len(prefixes)).astype(weight.dtype.as_numpy_dtype))
 
 
-@contextlib.contextmanager
-def refuse_what_cannot_be_restored(prefix):
-    """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError."""
-    try:
-        yield
-    except UNREADABLE as error:
-        if not prefix or isinstance(error, InputError):
-            raise
-        raise InputError(f"{prefix}: cannot be restored ({first_line(error)})") from None
-
-
 def check_fits(model, prefix):
     """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
-    try:
-        stored = {
-            name.removesuffix(VALUE): tuple(shape)
-            for name, shape in tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map().items()
-        }
-    except UNREADABLE as error:
-        raise InputError(f"{prefix}: not a whole checkpoint ({first_line(error)})") from None
+    with refused(prefix, "not a whole checkpoint"):
+        stored = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map()
     for path, weight in object_paths(model, "model").items():
-        if path not in stored:
+        if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
-        if stored[path] != tuple(weight.shape):
+        if shape != list(weight.shape):
             raise InputError(
-                f"{prefix}: of another model or another number of classes, its {path!r} has shape "
-                f"{list(stored[path])} where {list(weight.shape)} is wanted"
+                f"{prefix}: of another model or another number of classes, its {path!r} has shape {shape} where "
+                f"{list(weight.shape)} is wanted"
             )
 
 
 def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
-    with refuse_what_cannot_be_restored(prefix):
+    with refused(prefix, "cannot be restored"):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         names = _stored_names(reader)
         steps = f"optimizer/_iterations{VALUE}"
@@ -218,17 +198,21 @@ def initialize(model, path, config=None, random_frozen=True):
             weights that need other arguments.
     """
     (found,) = find_weights(path)
-    with refuse_what_cannot_be_restored(found):
+    with refused(found, "cannot be restored"):
         shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
+        fitting = {id(w) for name, w in weights.items() if shapes.get(name) == tuple(w.shape)}
+        # A module that starts as the identity is new if the checkpoint lacks any of its weights.
         added = [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
-        match = Match(weights, shapes, added)
-        match.check(found, model.backbone)
+        lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
+        new = [name for name, w in weights.items() if id(w) in lacking]
+        taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
+        _check_backbone(found, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
         if not random_frozen:
-            check_frozen(model, config, found, [weights[name] for name in match.taken])
-        for name in match.taken:
+            check_frozen(model, config, found, [weights[name] for name in taken])
+        for name in taken:
             weights[name].assign(read(name))
-    return "\n".join([f"init_checkpoint: {found}{what}", *match.lines()])
+    return "\n".join([f"init_checkpoint: {found}{what}", *_summary(weights, shapes, taken, new)])
 
 
 def _of_tensors(path, config):
@@ -303,69 +287,53 @@ def _stored_weights(reader):
     return found
 
 
-class Match:
-    """Which weights of a model a checkpoint has.
+def _check_backbone(prefix, backbone, weights, taken):
+    """Raises InputError unless enough of a layer is taken.
 
-    Attributes:
-        taken: names of the weights that it has.
-        new: names of the weights of new modules. A module is new if the checkpoint lacks any of its weights: others
-            make no sense without these.
-        reshaped: names of the other weights that it has in another shape.
+    Args:
+        prefix: of the checkpoint.
+        backbone: the layer.
+        weights: dict from the paths of the model's weights to them, without those of new modules.
+        taken: the paths of those that the checkpoint has.
+    """
+    if not taken:
+        raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
+    own = {id(w) for w in backbone.weights}
+    wanted = [name for name, w in weights.items() if id(w) in own]
+    missing = [name for name in wanted if name not in set(taken)]
+
+    def count(names):  # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
+        return sum(weights[name].shape.num_elements() for name in names if weights[name].trainable)
+
+    share = 1 - count(missing) / count(wanted)
+    if share < LEAST:
+        raise InputError(
+            f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
+            f"expected; it lacks, or has in another shape, {_parts(missing, weights)}"
+        )
+
+
+def _summary(weights, stored, taken, new):
+    """Lines on what was taken, left, new and unmatched.
 
     Args:
         weights: dict from the paths of the model's weights to them.
         stored: dict from the paths of the checkpoint's weights to their shapes.
-        added: a list for each module that starts as the identity: its weights.
+        taken, new: see `initialize`.
     """
-
-    def __init__(self, weights, stored, added=()):
-        self.weights, self.stored = weights, stored
-        fitting = {id(w) for name, w in weights.items() if stored.get(name) == tuple(w.shape)}
-        lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
-        self.new = [name for name, w in weights.items() if id(w) in lacking]
-        self.taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
-        known = {*self.new, *self.taken}
-        self.reshaped = [name for name in weights if name in stored and name not in known]
-
-    def check(self, prefix, backbone):
-        """Raises InputError unless enough of the layer `backbone` is taken. New modules do not count."""
-        if not self.taken:
-            raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
-        own, new, taken = {id(w) for w in backbone.weights}, set(self.new), set(self.taken)
-        wanted = [name for name, w in self.weights.items() if id(w) in own and name not in new]
-        missing = [name for name in wanted if name not in taken]
-
-        def count(names):  # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
-            return sum(self.weights[name].shape.num_elements() for name in names if self.weights[name].trainable)
-
-        share = 1 - count(missing) / count(wanted)
-        if share < LEAST:
-            raise InputError(
-                f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
-                f"expected; it lacks, or has in another shape, {_parts(missing, self.weights)}"
-            )
-
-    def lines(self):
-        """What was taken, left, new and unmatched."""
-        count = sum(self.weights[name].shape.num_elements() for name in self.taken)
-        unmatched = [name for name in self.weights if name not in {*self.stored, *self.new}]
-        left = [name for name in self.stored if name not in self.weights]
-        taken = f"{len(self.taken)} of {len(self.weights)} weights, {count / 1e6:.3f} M numbers"
-        lines = [f"  taken      {taken}: {_parts(self.taken, self.weights)}"]
-        if left:
-            lines.append(f"  left       {counted(len(left), 'weight')}: {_parts(left, self.stored)}")
-        if self.new:
-            new = counted(len(self.new), "weight")
-            lines.append(f"  new        {new} of modules that start as the identity: {_parts(self.new, self.weights)}")
-        if unmatched:
-            random = counted(len(unmatched), "weight")
-            lines.append(f"  unmatched  {random} that start random: {_parts(unmatched, self.weights)}")
-        if self.reshaped:
-            name = self.reshaped[0]
-            shapes = f"{list(self.weights[name].shape)} here, {list(self.stored[name])} there"
-            parts = _parts(self.reshaped, self.weights)
-            lines.append(f"  unmatched  {len(self.reshaped)} of another shape ({shapes}): {parts}")
-        return lines
+    numbers = sum(weights[name].shape.num_elements() for name in taken)
+    left = [name for name in stored if name not in weights]
+    random = [name for name in weights if name not in {*stored, *new}]
+    reshaped = [name for name in weights if name in stored and name not in {*taken, *new}]
+    shapes = [f"{list(weights[name].shape)} here, {list(stored[name])} there" for name in reshaped[:1]]
+    rows = (
+        ("taken", f"{len(taken)} of {len(weights)} weights, {numbers / 1e6:.3f} M numbers", taken, weights),
+        ("left", counted(len(left), "weight"), left, stored),
+        ("new", f"{counted(len(new), 'weight')} of modules that start as the identity", new, weights),
+        ("unmatched", f"{counted(len(random), 'weight')} that start random", random, weights),
+        ("unmatched", f"{len(reshaped)} of another shape ({''.join(shapes)})", reshaped, weights),
+    )
+    return [f"  {word:<10} {text}: {_parts(names, known)}" for word, text, names, known in rows if names]
 
 
 def _parts(paths, known, most=6):

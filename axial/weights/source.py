@@ -10,14 +10,13 @@ import re
 
 from axial.builders import model_names
 from axial.errors import InputError, check_installed, nearest
-from axial.io import gfile, schemas
+from axial.io import gfile
 from axial.io.paths import inside
-from axial.io.read import first_line, read_rows
-from axial.statements import experiments_dir
+from axial.io.read import first_line
 
 SHIPPED_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
-SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
+SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
 SUFFIX = ".safetensors"
 LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
 CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and in a run
@@ -62,17 +61,9 @@ def unknown(name):
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
         return f"{name}: no model or file has this name{nearest(name, [*shipped, *models])}; {ships}"
-    rows = [row for _, row in read_rows(os.path.join(experiments_dir(), "zoo.csv"), schemas.ZooRow)]
-    public = [
-        f"axial-convert weights --source={row.source} --input={os.path.basename(row.file)} --output=WEIGHTS "
-        f"--model={name}, with {row.file}"
-        for row in rows
-        if row.model == name and row.source != SHIPPED
-    ]
-    converted = f"; public ones are converted by: {'; or '.join(public)}" if public else ""
     return (
-        f"{name}: no weights of this model are here, and {ships}{converted}; axial.models.build_model({name!r}, "
-        "num_classes=N) makes it with random weights"
+        f"{name}: no weights of this model are here, and {ships}; `axial-analyze zoo` lists public ones; "
+        f"axial.models.build_model({name!r}, num_classes=N) makes it with random weights"
     )
 
 

@@ -1,6 +1,5 @@
 """Servers that are kept to this machine, as the kernel sees them."""
 
-import os
 import socket
 
 import pytest
@@ -45,16 +44,6 @@ def test_the_address_of_a_dispatcher_has_a_host_and_a_port():
     for address in ("here:1", "grpc://here", "grpc://here:0", "grpc://here:65536", "grpc://:1", "grpc://a b:1"):
         with pytest.raises(InputError, match=f"^--data_service={address}: expected the address of a dispatcher"):
             host_and_port("data_service", address)
-
-
-def test_no_file_is_left_open(servers, tmp_path):
-    """A copy of a pipe that stays open keeps its reader waiting."""
-    (tmp_path / "file").touch()
-    reads, writes = os.pipe()
-    with (tmp_path / "file").open(), open(reads, "rb"), open(writes, "wb"):
-        before = os.listdir("/proc/self/fd")
-        keep_local(servers[0].getsockname()[1])
-        assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_port_where_nothing_listens_is_named():

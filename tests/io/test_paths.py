@@ -209,14 +209,3 @@ def test_no_two_outputs_have_one_name(names):
     assert len(set(found)) == len(names)
     for stem, name in zip(stems, found):
         assert stems.count(stem) > 1 or name == stem
-
-
-@given(NAMES, st.data())
-def test_names_of_outputs_do_not_depend_on_the_order_of_different_photos(names, data):
-    names = sorted(set(names))
-    order = data.draw(st.permutations(range(len(names))))
-
-    def of(names):
-        return output_names([os.path.splitext(name)[0] for name in names], [f"{name}.x" for name in names])
-
-    assert [of(names)[i] for i in order] == of([names[i] for i in order])

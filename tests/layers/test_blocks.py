@@ -13,7 +13,7 @@ from axial.layers.spatial_attention.transformer import EncoderLayer
 from axial.models import xception
 from axial.models.panoptic_deeplab import ASPP
 from axial.models.xception import XceptionBlock
-from axial.weights.names import assign_weights, deeplab2_weights, pytorch_weights, weight_names
+from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, to_csrhddlam_block, weight_names
 from tests.conftest import (
     check_golden,
     golden_files,
@@ -37,7 +37,8 @@ def golden_block(meta):
         block = Bottleneck(planes, 2 * planes, pair, norm, stride, name="block")
 
         def convert(arrays):
-            return pytorch_weights(arrays, meta["groups"])
+            shapes = {name: w.shape for name, w in weight_names(block).items()}
+            return csrhddlam_weights(arrays, shapes, meta["groups"], to_csrhddlam_block)
 
         return block, convert, lambda a: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
     statistics = meta["batch_norms"]

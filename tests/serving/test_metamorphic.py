@@ -7,22 +7,15 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.labels import colors_of, encode_rgb
-from axial.data.tfrecord import encode_example, parse_example
-from axial.evaluation.loop import evaluate
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.outputs import CLASS, PROBABILITY
-from axial.serving.export import export
 from axial.serving.predictor import Predictor
-from axial.tasks.segmentation.evaluation import PANOPTIC, segment_table
-from axial.tasks.segmentation.feed import evaluation_example
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.predictions import CheckpointPredictions
 from tests.conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
 MAPS = ("panoptic", "semantic", "instance")
-NAMES = ["panoptic_deeplab_resnet_nano", pytest.param("axial_deeplab_nano", marks=pytest.mark.slow)]  # slow to trace
 
 
 @functools.cache
@@ -93,20 +86,6 @@ def results(predictions, examples):
     return [result for _, result in predictions(examples)]
 
 
-@pytest.mark.slow  # traces a network for each of eight sizes
-@pytest.mark.parametrize("name", NAMES)
-def test_an_export_has_no_memory(sample_dir, tmp_path, name):
-    """Its signature takes one photo. So the order of photos, or a photo in between, does not change a bit."""
-    task, model, examples = make_network(sample_dir, name)
-    export(task, model, str(tmp_path / "export"))
-    predict = Predictor.of_saved_model(str(tmp_path / "export")).examples
-    wanted = results(predict, examples)
-    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 3, 0, 3]):
-        assert_same(results(predict, [examples[i] for i in order]), [wanted[i] for i in order])
-    assert len(np.unique(wanted[0]["instance"])) > 5
-    assert np.any(wanted[3]["panoptic"] != wanted[5]["panoptic"])  # two photos of one size
-
-
 def test_replicas_change_nothing(sample_dir):
     """Two replicas take two photos at a time, one each. The last of an odd number is repeated, and comes out once."""
     task, model, examples = make_network(sample_dir, "panoptic_deeplab_resnet_nano")
@@ -173,38 +152,3 @@ def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos
     np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])
     if photo.shape[1] == CANVAS[1]:
         assert_mirrored(turned, plain)
-
-
-def test_flip_of_a_photo_a_pixel_larger_than_the_canvas(two_sided):
-    assert two_sided(np.zeros([66, 66, 3], np.uint8))["panoptic"].shape == (66, 66)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_flip_scores_mirrored_photos_alike(sample_dir, small_photos, name):
-    """Over two scales. In the truth every second segment has a wrong class, so the scores are neither 0 nor 100."""
-    task, model, _ = make_network(sample_dir, name)
-    predictions = CheckpointPredictions(task, model, scales=(0.5, 1.0), flip=True)
-    photos = [photo for photo in small_photos if photo.shape[1] == CANVAS[1]][:4]
-    plain, turned = [], []
-    for photo, result in zip(photos, results(predictions, map(on_canvas, photos))):
-        segments, classes, _ = segment_table(result, task.spec)
-        classes[::2] = (classes[::2] + 1) % task.spec.num_classes
-        plain.append(labelled(photo, segments, classes))
-        turned.append(labelled(photo[:, ::-1], segments[:, ::-1], classes))
-    wanted, found = (PANOPTIC.summaries(evaluate(examples, predictions, task.scores())) for examples in (plain, turned))
-    assert all(1 < wanted[name] < 99 for name in ("pq_all", "pq_things", "pq_stuff", "miou", "ap"))
-    assert found == pytest.approx(wanted, abs=0.1)  # in percent, for pixels that point between two centres
-
-
-def on_canvas(photo):
-    return evaluation_example({"image/encoded": encode_rgb(photo)}, CANVAS)
-
-
-def labelled(photo, segments, classes):
-    """`evaluation_example` of a photo and its segments."""
-    ids = range(1, len(classes) + 1)
-    fields = {"image/encoded": encode_rgb(photo), "image/file_name": "photo.png", "image/id": 0}
-    fields |= {"image/height": photo.shape[0], "image/width": photo.shape[1]}
-    fields |= {"segment/id": ids, "segment/class": classes, "segment/crowd": [0 for _ in ids]}
-    record = encode_example({**fields, "panoptic/encoded": encode_rgb(colors_of(segments))})
-    return evaluation_example(parse_example(record), CANVAS)

@@ -1,6 +1,5 @@
 """What predictions are written as: read back by Pillow, NumPy and pycocotools."""
 
-import copy
 import json
 import os
 
@@ -14,7 +13,6 @@ from pycocotools import mask as masks
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.serving.result import Result
-from axial.tasks.base import Description
 from axial.tasks.classification.evaluation import CLASSIFICATION
 from axial.tasks.detection.evaluation import DETECTION, SHOWN
 from axial.tasks.segmentation import evaluation as panoptic
@@ -143,20 +141,6 @@ def instances_of_a_pixel(count):
     return {"panoptic": panoptic, "semantic": (instance > 0) * 1, "instance": instance, "score": np.ones(count)}
 
 
-def test_a_label_image_has_room_for_as_many_instances_as_16_bits_have_numbers():
-    most = np.iinfo(np.uint16).max
-
-    def labels(largest):
-        evaluation = copy.copy(PANOPTIC)
-        said = Description({}, "", draw=None, label_image=lambda: np.array([[0, largest]]))
-        evaluation.describe = lambda *_: said
-        return result_of({}, evaluation, size=(1, 2)).labels
-
-    assert labels(most).dtype == np.uint16 and labels(most).tolist() == [[0, most]]
-    with pytest.raises(InputError, match="^65536 instances in one photo; .* of 16 bits has numbers for 65535$"):
-        labels(most + 1)
-
-
 def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
     """Ids are numbers of segments, so that no label_divisor makes them large. A label image has no room for them."""
     result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
@@ -273,15 +257,13 @@ def test_pictures_of_every_kind_are_saved(tmp_path):
     assert text.json()["translation"] == "Zwei Hunde." and not (tmp_path / "label.overlay.png").exists()
 
 
-@pytest.mark.parametrize("name", ["out.gif", "out", "out.npy", ".png"])
-def test_a_picture_has_a_known_suffix(tmp_path, name):
-    with pytest.raises(InputError, match=rf"{name}: a picture's name ends in \.png, \.jpg, \.jpeg, \.tif, \.tiff$"):
-        result_of(instances_of_a_pixel(9), spec=CELLS).save(str(tmp_path / name))
-    assert not os.listdir(tmp_path)
-
-
-def test_a_side_that_jpeg_does_not_hold(tmp_path):
-    result = result_of({"probability": np.ones(4) / 4}, CLASSIFICATION, size=(65600, 1))
-    with pytest.raises(InputError, match=r"out\.jpg: JPEG holds at most 65500 pixels along a side; save it as PNG"):
-        result.save(tmp_path / "out.jpg")
+def test_pictures_that_are_not_saved(tmp_path):
+    long = result_of({"probability": np.ones(4) / 4}, CLASSIFICATION, size=(65600, 1))
+    for name, words in (
+        ("out.jpg", r"JPEG holds at most 65500 pixels along a side; save it as PNG"),
+        ("out.gif", r"a picture's name ends in \.png, \.jpg, \.jpeg, \.tif, \.tiff$"),
+        (".png", "a picture's name ends in"),
+    ):
+        with pytest.raises(InputError, match=f"{name}: {words}"):
+            long.save(tmp_path / name)
     assert not os.listdir(tmp_path)

@@ -56,7 +56,7 @@ def found(result, truth):
     return [(a & b).sum() / (a | b).sum() for a, b in masks]
 
 
-@pytest.mark.parametrize("diameter", [6, 10, 20, 40, 80, 150])
+@pytest.mark.parametrize("diameter", [6, 40, 150])
 def test_objects_are_found_at_every_magnification(diameter):
     """And all that is written is in pixels of the photo."""
     photo, truth = photo_of(diameter)

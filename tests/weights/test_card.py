@@ -121,47 +121,10 @@ def test_every_form_says_what_goes_in_and_comes_out(form, name, sample_dir, colo
         assert "| semantic_logits | float32 | \\[N, h / 8, w / 8, C\\] |" in returned
 
 
-def test_classes_without_things_have_no_instance_branch():
-    stuff = DatasetSpec("two", ("a", "b"), (1, 2), (False, False))
-    assert "offset_map" in page(make_card(PANOPTIC, SPEC, (33, 33)), "safetensors", {})
-    assert "offset_map" not in page(make_card(PANOPTIC, stuff, (33, 33)), "safetensors", {})
-
-
 def test_every_model_says_what_it_is_for():
     for variant in VARIANTS.values():
         assert variant.head.title and variant.head.hub.islower()
         assert {name for name, _ in variant.head.maps} <= set(MEANINGS)
-
-
-class Ages(ClassificationTask):
-    """A task of a user's, with a model of axial's."""
-
-    served = (("years", "float32", "[]", "the age of who is on the photo"),)
-
-    def serve(self, model, image):
-        raise NotImplementedError  # a card needs no prediction
-
-
-def test_a_card_of_a_users_task(colours_dir):
-    """It says what the task returns, not what the task of axial's that shares the model returns."""
-    task = make("resnet_nano", Ages, ClassificationData, colours_dir)
-    head, body = parts_of(page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task))
-    assert head["pipeline_tag"] == "image-classification" and "Classification: SavedModel" in body
-    assert "| years | float32 | \\[\\] |" in body and "| probability |" not in body
-    task.served = ()
-    assert "What `Ages.serve` returns." in page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task)
-
-
-def test_a_user_names_a_task(colours_dir):
-    class Named(Ages):
-        """Its title is not that of its model."""
-
-        title, hub = "age estimation", "image-feature-extraction"
-
-    task = make("resnet_nano", Named, ClassificationData, colours_dir)
-    head, body = parts_of(page(make_card(NANO, SPEC, (33, 33)), "saved_model", {}, task=task))
-    assert head["pipeline_tag"] == "image-feature-extraction" and "age-estimation" in head["tags"]
-    assert "Age estimation: SavedModel" in body
 
 
 def test_a_card_shows_names_as_they_are():

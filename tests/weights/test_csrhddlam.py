@@ -95,13 +95,9 @@ def cut(name, where):
         (lambda a: a.update(extra=np.ones([2], np.float32)), "no tensor of this network is called 'extra'"),
         (lambda a: a.update({"layer1.0.bn3.weight": a["bn1.weight"]}), "did you mean 'layer1.0.bn"),
         (lambda a: a.pop("layer2.1.bn2.weight"), "no tensor 'layer2.1.bn2.weight', and lacks 1 of"),
-        (lambda a: a.pop("conv1.weight"), "no tensor 'conv1.weight'"),
-        (lambda a: a.pop("fc.bias"), "no tensor 'fc.bias'"),
         (cut("layer3.0.hight_block.relative", np.s_[:, 1:]), "'layer3.0.hight_block.relative' has shape"),
         (cut("conv1.weight", np.s_[0]), "'conv1.weight' has shape .*, expected 4 axes"),
-        (cut("conv1.weight", np.s_[:3]), "width"),
         (cut("fc.weight", np.s_[:0]), "'fc.weight' has shape .*, expected 2 axes of length 1 or more"),
-        (cut("fc.weight", np.s_[:, :8]), "'fc.weight' has shape"),
         (lambda a: a.update({"bn1.weight": a["bn1.weight"].astype(np.int64)}), "holds int64"),
         (lambda a: [a.pop(n) for n in list(a) if n.startswith("layer4")], "3 stages"),
     ],
@@ -112,18 +108,6 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_pa
         convert.convert("csrhddlam", path, str(output))
     assert str(error.value).startswith(path) and "\n" not in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["a.pth"]
-
-
-def test_another_model_is_not_written_for_csrhddlam(folder, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in folder.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    card = json.loads((other / "model.json").read_text())
-    card["arguments"]["average_pool"] = False
-    (other / "model.json").write_text(json.dumps(card))
-    with pytest.raises(InputError, match="average_pool = True, this False"):
-        convert.write_csrhddlam(str(other), str(tmp_path / "a.pth"))
 
 
 def test_the_command(command, folder, tmp_path):
@@ -141,7 +125,7 @@ def test_the_command(command, folder, tmp_path):
         (["--source=csrhddlam", f"--input={FILE}", f"--output={out}"], "exists"),
         ([f"--input={FILE}", f"--output={tmp_path / 'b'}"], "--source or --target is needed"),
         (["--source=csrhddlam", "--model=axial_deeplab_l", f"--input={FILE}", f"--output={tmp_path / 'b'}"], "classif"),
-        (["--target=csrhddlam", f"--input={FILE}", f"--output={tmp_path / 'b.pth'}"], "model.json"),
+        (["--target=csrhddlam", f"--input={FILE}", f"--output={tmp_path / 'b.pth'}"], "this file is none of"),
     ):
         result = command("convert", "weights", *flags)
         assert result.code == 2 and words in result.line, result.err

@@ -9,19 +9,6 @@ from axial.layers.axial_attention import AxialAttention
 from axial.weights.names import assign_weights, weight_names
 
 
-@pytest.fixture
-def layer():
-    layer = AxialAttention(8, 16, "width", name="attention")
-    layer(tf.zeros([1, 2, 3, 4]))
-    return layer
-
-
-def test_round_trip(layer):
-    values = {name: np.full(w.shape, 0.5, np.float32) for name, w in weight_names(layer).items()}
-    assign_weights(layer, values)
-    assert all(np.all(w.numpy() == 0.5) for w in layer.weights)
-
-
 @pytest.mark.parametrize(
     "change,words",
     [
@@ -30,10 +17,14 @@ def test_round_trip(layer):
         (lambda v: v.update(kernel=np.zeros([1, 1])), "shape"),
     ],
 )
-def test_mismatches_are_named(layer, change, words):
-    values = {name: w.numpy() for name, w in weight_names(layer).items()}
+def test_mismatches_are_named(change, words):
+    layer = AxialAttention(8, 16, "width", name="attention")
+    layer(tf.zeros([1, 2, 3, 4]))
+    values = {name: np.full(w.shape, 0.5, np.float32) for name, w in weight_names(layer).items()}
+    assign_weights(layer, values)
+    assert all(np.all(w.numpy() == 0.5) for w in layer.weights)
+    values = {name: value + 1 for name, value in values.items()}
     change(values)
-    before = layer.kernel.numpy().copy()
     with pytest.raises(InputError, match=words):
         assign_weights(layer, values)
-    np.testing.assert_array_equal(layer.kernel, before)
+    assert np.all(layer.kernel.numpy() == 0.5)

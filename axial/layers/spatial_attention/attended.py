@@ -102,7 +102,7 @@ class Attended(Layer):
 
     @property
     def added_weights(self):
-        """The weights that a network without this module does not have; see `weights.restore.Match`."""
+        """The weights that a network without this module does not have; see `weights.restore.initialize`."""
         return self.weights
 
     def folded_weights(self):

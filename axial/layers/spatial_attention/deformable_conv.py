@@ -329,7 +329,7 @@ class DeformableConv(Layer):
 
     @property
     def added_weights(self):
-        """The weights that a regular convolution does not have; see `weights.restore.Match`."""
+        """The weights that a regular convolution does not have; see `weights.restore.initialize`."""
         return [self.offset_kernel, self.offset_bias]
 
     def folded_weights(self):
