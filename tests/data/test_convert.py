@@ -74,13 +74,6 @@ def test_shards_that_were_cut_or_whose_files_changed_are_converted_again(tmp_pat
     assert convert(coco.root, tmp_path / "out", shards=2)[1]["photos"] == 1
 
 
-def test_a_plan_without_shards_holds_nobody_up(tmp_path):
-    """After a mistake in the spec is mended, the same command converts."""
-    (tmp_path / ".val2017.plan").write_text("{}")
-    convert(SAMPLE_DIR, tmp_path, "val2017", shards=2)
-    assert tfrecord.read_manifest(str(tmp_path), "val2017")["examples"] == 8
-
-
 # === Broken photos and label files ===
 
 
@@ -123,14 +116,6 @@ def test_all_broken_files_are_named_at_once_and_whole_shards_stay(tmp_path, caps
     assert manifest["examples"] == 12 and done["photos"] == 12 - 2 * len(shards)
     assert {name: (out / name).stat().st_mtime_ns for name in shards} == times
     assert not (out / "val.broken.txt").exists()
-
-
-def test_the_first_twenty_are_printed(tmp_path, capsys):
-    broken_folder(tmp_path / "coco", count=25, broken=range(1, 25), bad_labels=())
-    with pytest.raises(InputError, match="^24 of 25 photos are broken"):
-        convert(tmp_path / "coco", tmp_path / "out")
-    listed = (tmp_path / "out" / "val.broken.txt").read_text().splitlines()
-    assert len(listed) == 24 and capsys.readouterr().err.splitlines() == listed[:20]
 
 
 def test_whatever_a_library_raises_is_of_the_photo(tmp_path, monkeypatch):

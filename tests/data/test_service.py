@@ -40,7 +40,7 @@ def address():
     where = dispatcher.target.removeprefix("grpc://")
     workers = [api.WorkerServer(api.WorkerConfig(where, heartbeat_interval_ms=1000)) for _ in range(3)]
     yield dispatcher.target
-    for server in (dispatcher, *workers):
+    for server in (*workers, dispatcher):
         server._stop()
 
 

@@ -1,6 +1,5 @@
 """COCO's boxes: from instances_SPLIT.json to records, old records, and what a detector sees of them."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -123,12 +122,6 @@ def test_old_records_have_the_boxes_of_their_things(converted):
     np.testing.assert_array_equal(objects["area"], [48 * 64])
     masks, known = (x.numpy() for x in record_masks(record, COCO))
     assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64 and known.all()
-
-
-def test_a_spec_without_things_takes_no_boxes(folder, tmp_path):
-    flat = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things))
-    (record, *_) = evaluation_photos(folder.convert(tmp_path / "data", flat), "val", flat, (64, 64))
-    assert record["object/box"].shape == (0, 4)
 
 
 SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]

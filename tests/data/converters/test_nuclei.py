@@ -125,13 +125,6 @@ def test_masks_of_one_channel_and_any_value(tmp_path, mode):
     np.testing.assert_array_equal(numbers_of(record), nuclei())
 
 
-def test_a_few_shared_pixels_are_of_the_later_mask(tmp_path):
-    release = Release(tmp_path)
-    release.write_mask("1.png", (nuclei() == 1) | (np.arange(SIZE[1]) == 2) & (np.arange(SIZE[0]) == 10)[:, None])
-    (record,) = release.records()
-    np.testing.assert_array_equal(numbers_of(record), nuclei())
-
-
 # === Splits ===
 
 
