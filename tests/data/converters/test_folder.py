@@ -189,15 +189,9 @@ def test_specs_from_yaml_and_python_are_equal(tmp_path):
     "old,new,words",
     [
         ("id: 7", "id: 0", "category ids must differ, 0 is there twice"),
-        ("name: car", "name: road", "class names must differ, 'road' is there twice"),
-        ("[255]", "[7]", "category ids must differ, 7 is there twice"),
         ("thing: true", "things: true", r"classes\[1\]: has an unknown field things \(did you mean 'thing'"),
-        ("thing: true", "thing: 3", r"classes\[1\].thing: expected bool, got int"),
         ("id: 300", "id: sky", r"classes\[2\].id: expected int, got str"),
-        ("id: 300, ", "", r"classes\[2\]: is missing the required field id"),
-        ("[0, 0, 142]", "[0, 0, 256]", r"classes\[1\].color\[2\]: expected int <= 255"),
         ("color: [0, 0, 142], ", "", "one colour for each class, or none at all"),
-        ("name: mine", "", "is missing the required field name"),
         ("classes:", "classes: [", "not YAML"),
         ("ignored_ids: [255]", "ignored_ids: 255", "ignored_ids: expected a list, got int"),
     ],
@@ -269,16 +263,12 @@ def deep(value):
 SEMANTIC, INSTANCE, PHOTO = map(image_of, ("semantic", "instance", "photos"))
 BAD = [
     (lambda folder: shutil.rmtree(folder.split / "instance"), "'car' is a thing in .* but there are no instances"),
-    (moved("instance", "Instance"), "but there are no instances.*did you mean 'Instance'"),
     (moved("semantic/a.png", "semantic/b.png"), "semantic/a.png: missing, though .*photos/a.png is there"),
     (both, "either panoptic/, or semantic/ and instance/"),
     (twins, "a.png: .*a.jpg has the same name"),
     (replace(INSTANCE, grey(0, height=29)), "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
     (replace(SEMANTIC, grey(0, mode="RGB")), "semantic/a.png: in colour"),
-    (replace(SEMANTIC, Image.new("LA", (60, 30))), r"semantic/a.png: with transparency \(LA\)"),
     (replace(SEMANTIC, grey(0), format="JPEG"), "semantic/a.png: its content is JPEG, which changes"),
-    (replace(SEMANTIC, grey(0, mode="RGB"), format="WEBP"), "semantic/a.png: its content is WEBP, which changes"),
-    (replace(SEMANTIC, deep(65535)), "semantic/a.png: label 65535, which the spec"),
     (other_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
     (
         replace(SEMANTIC, grey(9)),
