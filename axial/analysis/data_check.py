@@ -15,7 +15,7 @@ from scipy.ndimage import label
 from axial.data import tfrecord
 from axial.data.decode import orientation
 from axial.data.labels import numbered
-from axial.data.streams import decode_mask, decode_photo, field_checks, reason_of, record_fault
+from axial.data.streams import decode_photo, reason_of, record_fault
 from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress
@@ -24,7 +24,7 @@ from axial.tasks.segmentation.drawing import overlay
 
 TINY = 16  # pixels
 # Findings that make a record useless. All other findings may be intended.
-ERRORS = ("unreadable", "sizes differ", "unknown class", "unknown id", "segment without pixels", "no label")
+ERRORS = ("unreadable", "unknown id", "segment without pixels", "no label")
 VOID = (255, 65535)  # numbers that many programs write for "no object"
 
 
@@ -107,7 +107,6 @@ def check_split(data_dir, split, sample=20, seed=0):
     manifest = tfrecord.read_manifest(data_dir, split)
     report = SplitCheck(split, manifest["spec"], manifest["labels"])
     report.photos_of, report.segments_of, report.pixels_of = np.zeros([3, len(report.class_names)], np.int64)
-    check_record = _check_segmentation if report.labels == "panoptic" else _check_record
     drawn = np.random.default_rng(seed).choice(manifest["examples"], min(sample, manifest["examples"]), replace=False)
     chosen, void, pixels = set(drawn.tolist()), 0, 0
     with progress(None, f"check {split}", total=manifest["examples"], unit="record", leave=False) as bar:
@@ -119,7 +118,7 @@ def check_split(data_dir, split, sample=20, seed=0):
                 number, report.photos = report.photos, report.photos + 1
                 bar.update()
                 where = f"{name}: record {place}"
-                found = check_record(serialized, report, where, number in chosen)
+                found = _check_record(serialized, report, where, number in chosen)
                 void, pixels = void + found[0], pixels + found[1]
     if report.photos != manifest["examples"] and not report.errors():
         report.add("unreadable", split, f"{counted(report.photos, 'record')} where {manifest['examples']} were written")
@@ -166,73 +165,54 @@ def _records(path, report):
 
 
 def _check_record(serialized, report, where, draw):
-    """Adds a record of other labels than segments to the report. Returns (0, 0)."""
+    """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if it has no such labels."""
     if fault := record_fault(serialized.numpy(), report.spec, report.labels):
         report.add("unreadable", where, fault.lstrip(": "))
         return 0, 0
     record = tfrecord.parse_example(serialized, report.labels)
     if "image/encoded" not in record:
         return 0, 0
-    name = _check_photo(record, report)
-    for key, counts in (("image/class", report.photos_of), ("box/class", report.segments_of)):
-        if key in record:
-            classes = np.atleast_1d(record[key])
-            np.add.at(counts, classes, 1)
-    if "box/class" in record:
-        report.photos_of[np.unique(record["box/class"])] += 1
-    if draw:
-        report.sample.append((name, decode_photo(record).numpy()))
-    return 0, 0
-
-
-def _check_photo(record, report):
-    """Adds a photo that came before, and one that is turned, to the report. Returns the photo's name."""
-    name = record["image/file_name"].numpy().decode(errors="replace")
+    name = record["image/file_name"].numpy().decode()
     digest = hashlib.sha256(record["image/encoded"].numpy()).digest()
     if digest in report.hashes:
         report.add("photo twice", name, f"the same file as {report.hashes[digest]}")
     report.hashes[digest] = name
-    return name
+    photo = decode_photo(record).numpy() if draw else None
+    if report.labels == "panoptic":
+        return _check_segments(record, report, name, photo)
+    if draw:
+        report.sample.append((name, photo))
+    if "image/class" in record:
+        report.photos_of[record["image/class"]] += 1
+    else:
+        report.photos_of[np.unique(record["box/class"])] += 1
+        np.add.at(report.segments_of, record["box/class"], 1)
+    return 0, 0
 
 
-def _check_segmentation(serialized, report, where, draw):
-    """Adds one record to the report. Returns (pixels without a label, all pixels), zeros if the record is useless."""
-    try:
-        record = tfrecord.parse_example(serialized)
-    except tf.errors.InvalidArgumentError as error:  # fields that are missing, or of another type
-        report.add("unreadable", where, reason_of(error))
-        return 0, 0
-    name = _check_photo(record, report)
-    try:
-        photo = decode_photo(record).numpy()
-        ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
-        masks = [decode_mask(png).shape for png in record["box/mask"]]
-    except tf.errors.InvalidArgumentError as error:
-        report.add("unreadable", name, reason_of(error))
-        return 0, 0
+def _check_segments(record, report, name, photo):
+    """Adds the segments of a record to the report; see `_check_record`. `photo` is None, or drawn with them."""
     _check_turn(record, report, name)
-    stated = (int(record["image/height"]), int(record["image/width"]))
-    masks = {tuple(mask) for mask in masks} - {(1, 1)}  # of an object without one
-    if not photo.shape[:2] == ids.shape == stated or masks - {stated}:
-        sizes = ", ".join(f"{w}x{h}" for h, w in (photo.shape[:2], ids.shape, stated, *sorted(masks)))
-        report.add("sizes differ", name, f"photo, labels, record{', masks' if masks else ''}: {sizes}")
-        return 0, 0
-    faults = [text for right, text in field_checks(record) if not right]
-    if faults:
-        report.add("unreadable", name, "; ".join(faults))
-        return 0, 0
-    boxes, known, classes = (record[key].numpy() for key in ("box/class", "segment/id", "segment/class"))
-    for index in sorted(set(boxes.tolist()) - set(range(report.spec.num_classes))):
-        report.add("unknown class", name, f"class index {index} of {report.spec.num_classes}")
-    if not _check_segments(report, name, ids, list(zip(known.tolist(), classes.tolist()))):
-        return 0, 0
+    ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
+    known, classes, crowd = (record[f"segment/{key}"].numpy() for key in ("id", "class", "crowd"))
+    for identity in np.setdiff1d(ids, [0, *known]):
+        report.add("unknown id", name, f"{np.count_nonzero(ids == identity)} pixels of id {identity} have no segment")
+    if not known.size:
+        report.add("no segment", name, "the whole photo is unlabelled")
     segments = numbered(ids, known)
-    things = np.array(report.spec.things)[classes] & (record["segment/crowd"].numpy() == 0)
-    areas = np.bincount(segments.ravel(), minlength=len(classes) + 1)[1:]
+    areas = np.bincount(segments.ravel(), minlength=len(known) + 1)[1:]
+    for identity, index, area in zip(known, classes, areas):
+        if area < TINY:
+            kind = "tiny segment" if area else "segment without pixels"
+            report.add(kind, name, f"{report.class_names[index]}, id {identity}: {area} pixels")
+    report.photos_of[np.unique(classes)] += 1
+    np.add.at(report.segments_of, classes, 1)
+    np.add.at(report.pixels_of, classes, areas)
+    things = np.array(report.spec.things)[classes] & (crowd == 0)
     _count_numbers(report, segments, known, classes=classes, things=things)
     report.sizes.append(ids.shape)
     report.objects.append(np.sqrt(areas[things & (areas > 0)]))
-    if draw:
+    if photo is not None:
         report.sample.append((name, overlay(photo, segments, classes, report.spec)))
     return int((segments == 0).sum()), ids.size
 
@@ -263,30 +243,6 @@ def _check_turn(record, report, name):
         )
 
 
-def _check_segments(report, name, ids, segments):
-    """Counts a record's segments, a list of (id, class index). Returns False if a class index does not exist."""
-    painted, areas = np.unique(ids, return_counts=True)
-    areas = dict(zip(painted.tolist(), areas.tolist()))
-    for identity in sorted(set(areas) - {identity for identity, _ in segments} - {0}):
-        report.add("unknown id", name, f"{areas[identity]} pixels of id {identity} have no segment")
-    if not segments:
-        report.add("no segment", name, "the whole photo is unlabelled")
-    names = report.spec.class_names
-    for _, index in segments:
-        if not 0 <= index < len(names):
-            report.add("unknown class", name, f"class index {index} of {len(names)}")
-            return False
-    for identity, index in segments:
-        area = areas.get(identity, 0)
-        report.segments_of[index] += 1
-        report.pixels_of[index] += area
-        if area < TINY:
-            kind = "tiny segment" if area else "segment without pixels"
-            report.add(kind, name, f"{names[index]}, id {identity}: {area} pixels")
-    report.photos_of[sorted({index for _, index in segments})] += 1
-    return True
-
-
 def across_splits(reports):
     """Adds photos that occur in two splits to the report of the later one."""
     seen = {}
@@ -300,13 +256,16 @@ def across_splits(reports):
 # === Output ===
 
 
+def _classes(report):
+    """Rows of the classes: name, photos, segments and percent of the labelled pixels."""
+    shares = [f"{share:.2f}" for share in 100 * report.pixels_of / max(report.pixels_of.sum(), 1)]
+    return list(zip(report.class_names, report.photos_of, report.segments_of, shares))
+
+
 def print_report(report, most=12):
     """Prints the classes of a report, and the first `most` findings of each kind."""
-    total, classes = max(report.pixels_of.sum(), 1), []
-    for i, name in enumerate(report.class_names):
-        share = f"{100 * report.pixels_of[i] / total:.2f}"
-        thing = "yes" if report.spec.things[i] else ""
-        classes.append((name, thing, report.photos_of[i], report.segments_of[i], share))
+    things = ("yes" if thing else "" for thing in report.spec.things) if report.class_names else ()
+    classes = [(name, thing, *numbers) for (name, *numbers), thing in zip(_classes(report), things)]
     columns = ("class", "thing", "photos", "segments", "% of pixels")
     print_table(columns, classes, title=f"{report.split}: {report.title}")
     findings = []
@@ -333,12 +292,10 @@ def _sections(report):
     firsts = {kind: next(f"{p} {detail}" for k, p, detail in report.findings if k == kind) for kind in report.counts()}
     found = [(kind, number, firsts[kind]) for kind, number in report.counts().items()]
     yield f"{split}: findings", pages.table(("kind", "number", "first"), found, words=True)
-    total, classes = max(report.pixels_of.sum(), 1), []
-    for i, name in enumerate(report.class_names):
-        color = "#{:02x}{:02x}{:02x}".format(*tuple(report.spec.colors[i].tolist()))
-        shown = Html(f'<i style="background:{html(color)}"></i>{html(name)}')
-        share = f"{100 * report.pixels_of[i] / total:.2f}"
-        classes.append((shown, report.photos_of[i], report.segments_of[i], share))
+    classes = []
+    for i, (name, *numbers) in enumerate(_classes(report)):
+        color = "#{:02x}{:02x}{:02x}".format(*report.spec.colors[i].tolist())
+        classes.append((Html(f'<i style="background:{html(color)}"></i>{html(name)}'), *numbers))
     yield f"{split}: classes", pages.table(("class", "photos", "segments", "% of pixels"), classes)
     pictures = "\n".join(_picture(name, picture) for name, picture in report.sample)
     yield f"{split}: random photos with their labels", pictures

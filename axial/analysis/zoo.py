@@ -7,6 +7,8 @@ Models that axial ships have rows too, of the source 'axial' and without a file 
 import dataclasses
 import os
 
+import msgspec
+
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.errors import InputError
@@ -63,8 +65,7 @@ class Entry:
         ]
 
     def to_json(self):
-        row = {name: getattr(self.row, name) for name in self.row.__struct_fields__}
-        return {**row, "params": self.params, "macs": self.macs, "commands": self.commands}
+        return {**msgspec.structs.asdict(self.row), "params": self.params, "macs": self.macs, "commands": self.commands}
 
 
 def read_zoo(path):
@@ -108,18 +109,7 @@ def _count(row):
     return sum(w.shape.num_elements() for w in part.trainable_weights), total(products)
 
 
-COLUMNS = (
-    "checkpoint",
-    "model",
-    "holds",
-    "data",
-    "parameters",
-    "multiply-adds",
-    "published",
-    "ours",
-    "file",
-    "licence",
-)
+COLUMNS = "checkpoint model holds data parameters multiply-adds published ours file licence".split()
 
 
 def cells(entry):

@@ -5,8 +5,8 @@ be resumed. Every run writes the same bytes. A shard is converted again if the s
 label files has changed since.
 
 A broken photo or label file does not stop the conversion. All of them are named at its end. Without `skip_broken` their
-shards are missing then, and the next run converts these alone. With it their items have no record. The manifest lists
-them. Until there is a manifest, a hidden file beside each shard does.
+shards are missing then, and the next run converts these alone. With it their items have no record, and the manifest
+lists them. Such a shard of a run that was killed is converted again: a hidden file beside it says so.
 
 Each data set provides a list of items; everything else is here. An item is a dict:
 
@@ -121,10 +121,15 @@ def convert_split(
         "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
         "permutation": permutation,
     }
-    broken = _left_out(earlier, parts, order)
+    reasons = dict(earlier.left_out) if isinstance(earlier, schemas.Manifest) else {}
+    broken = {
+        path: [(place, reasons[n]) for place, n in enumerate(order[first:last].tolist()) if n in reasons]
+        for path, (first, last) in parts.items()
+    }
+    again = set() if isinstance(earlier, schemas.Manifest) else _marks(parts)
     # Without the flag every item has a record.
     wanted = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
-    wanted = {path: records for path, records in wanted.items() if skip_broken or not broken[path]}
+    wanted = {p: n for p, n in wanted.items() if (skip_broken or not broken[p]) and _mark(p) not in again}
     manifest, kept = _kept(earlier, list(parts), plan, wanted=wanted, manifest_path=manifest_path, plan_path=plan_path)
     todo = {path: part for path, part in parts.items() if path not in kept}
     converted = sum(last - first for first, last in todo.values())
@@ -152,7 +157,7 @@ def convert_split(
         write_json(manifest_path, manifest)
     else:
         manifest = msgspec.to_builtins(manifest)
-    for path in (plan_path, *_lists_beside(parts)):
+    for path in (plan_path, *_marks(parts)):
         _remove(path)
     seconds = time.perf_counter() - start
     return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
@@ -213,39 +218,21 @@ def _tell_remarks(stages):
     return {name: seconds for name, seconds in stages.items() if not name.startswith(REMARK)}
 
 
-def _left_out(earlier, parts, order):
-    """dict from each shard's path to (place in the shard, reason) of the items that an earlier run left out.
-
-    Args:
-        earlier: of `_earlier`.
-        parts: dict from paths to the first record and the one after the last.
-        order: `tfrecord.item_numbers` of all items.
-    """
-    if isinstance(earlier, schemas.Manifest):
-        reasons = dict(earlier.left_out)
-        return {
-            path: [(place, reasons[n]) for place, n in enumerate(order[first:last].tolist()) if n in reasons]
-            for path, (first, last) in parts.items()
-        }
-    there = _lists_beside(parts)
-    return {path: read_json(_beside(path), list[schemas.Broken])[1] if _beside(path) in there else [] for path in parts}
-
-
 def _remove(path):
     if tf.io.gfile.exists(path):
         tf.io.gfile.remove(path)
 
 
-def _beside(path):
-    """Path of the hidden file that lists what a shard lacks."""
+def _mark(path):
+    """Path of the hidden file that says that a shard lacks items, until there is a manifest."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.broken")
 
 
-def _lists_beside(parts):
+def _marks(parts):
     """Paths of those hidden files of some shards that are there, by one request."""
     there = set(names_in(os.path.dirname(next(iter(parts)))))
-    return {file for file in map(_beside, parts) if os.path.basename(file) in there}
+    return {file for file in map(_mark, parts) if os.path.basename(file) in there}
 
 
 def _identity(source, shards, permutation):
@@ -353,14 +340,14 @@ def write_items(path, items, encode, pool, *, skip_broken=False, bar=None):
         are broken.
     """
     stages, broken = collections.Counter(), []
-    _remove(_beside(path))
+    _remove(_mark(path))
 
     def records():
         yield from _encoded(pool, encode, items, stages=stages, broken=broken, bar=bar)
         if broken and not (skip_broken and len(broken) < len(items)):
             raise _Incomplete
         if broken:  # before the shard has its name
-            write_json(_beside(path), broken)
+            write_json(_mark(path), broken)
 
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
@@ -372,18 +359,13 @@ def _encoded(pool, encode, items, *, stages, broken, bar):
 
     An item that cannot be encoded has no record, but its place and the message in the list `broken`.
     """
-    done = itertools.count()
-    waiting = collections.deque()
-    items = iter(items)
+    items, waiting = iter(items), collections.deque()
     try:
-        while True:
-            for item in items:
-                waiting.append((item, pool.submit(encode, item)))
-                if len(waiting) >= 64:
-                    break
+        for place in itertools.count():
+            waiting.extend((item, pool.submit(encode, item)) for item in itertools.islice(items, 64 - len(waiting)))
             if not waiting:
                 return
-            place, (item, future) = next(done), waiting.popleft()
+            item, future = waiting.popleft()
             try:
                 fields, seconds = future.result()
             except Exception as error:  # whatever a library raises for an image is of this image

@@ -82,12 +82,6 @@ def check_ids(path, images):
         )
 
 
-def other_kind(image_id, known):
-    """' (...)' if an image id is not `known` but would be as a text or as a number, or ''."""
-    other = str(image_id) if isinstance(image_id, int) else int(image_id) if image_id.isdecimal() else None
-    return f" ({other!r} is there, which is another id)" if other in known else ""
-
-
 def list_folder(path):
     """Names in a folder, of `names_in` without hidden ones. Raises InputError if it is missing."""
     if not gfile.isdir(path):

@@ -23,7 +23,7 @@ import json
 import os
 import runpy
 
-from axial.data.specs import SPECS, DatasetSpec
+from axial.data.specs import SPECS, DatasetSpec, named_file
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
@@ -65,7 +65,7 @@ def json_spec(input_dir, splits):
         if missing:
             raise InputError(f"--spec=json: {path}: category {row.id}: is missing the field {missing}")
     colors = [row.color for row in rows]
-    try:
+    with named_file(f"--spec=json: {path}"):
         return DatasetSpec(
             name=os.path.basename(os.path.abspath(input_dir)) or "json",
             class_names=tuple(str(row.name) for row in rows),
@@ -74,8 +74,6 @@ def json_spec(input_dir, splits):
             palette=tuple(convert("categories: color: ", colors, list[schemas.Color])) if all(colors) else (),
             ignore=max(255, len(rows)),
         )
-    except InputError as error:
-        raise InputError(f"--spec=json: {path}: {error}") from None
 
 
 def boxes_alone(input_dir, split):
@@ -89,12 +87,9 @@ def _from_python(path):
     read_file(path)
     try:
         spec = runpy.run_path(path).get("SPEC")
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the file may even end the process
-        raise InputError(f"{path}: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # the file may even end the process
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(f"{path}: {kind}{error}") from None
     if not isinstance(spec, DatasetSpec):
         raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
     fields = json.loads(json.dumps(spec.to_json(), default=str))

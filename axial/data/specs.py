@@ -3,6 +3,7 @@
 import base64
 import collections
 import colorsys
+import contextlib
 import dataclasses
 import functools
 import os
@@ -16,6 +17,15 @@ from axial.io import schemas
 from axial.io.check import shortened
 from axial.io.images import DEPTH
 from axial.io.read import LARGEST_TEXT, first_line, read_json, read_yaml
+
+
+@contextlib.contextmanager
+def named_file(path):
+    """An InputError that is raised within begins with the path of a file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +58,22 @@ class DatasetSpec:
     def __post_init__(self):
         if not len(self.class_names) == len(self.category_ids) == len(self.things):
             raise InputError(f"spec {self.name!r}: one name, id and thing flag for each class")
-        ids = (*self.category_ids, *self.ignored_ids)
+        ids, classes = (*self.category_ids, *self.ignored_ids), len(self.class_names)
         for values, what in ((ids, "category ids"), (self.class_names, "class names")):
             twice = [value for value, count in collections.Counter(values).items() if count > 1]
             if twice:
                 raise InputError(f"spec {self.name!r}: {what} must differ, {twice[0]!r} is there twice")
-        if (len(self.class_names) + 1) * self.label_divisor > 1 << 24:
-            raise InputError(f"spec {self.name!r}: label_divisor {self.label_divisor} makes ids beyond 24 bits")
-        if self.palette and len(self.palette) != len(self.class_names):
-            raise InputError(f"spec {self.name!r}: one colour for each class, or none at all")
-        if len(self.class_names) > self.ignore:
-            raise InputError(f"spec {self.name!r}: at most {self.ignore} classes")
-        if (self.ignore + 1) * self.label_divisor > 1 << 31:
-            raise InputError(f"spec {self.name!r}: ignore x label_divisor makes labels beyond 31 bits")
+        for right, expected in (
+            (
+                (classes + 1) * self.label_divisor <= 1 << 24,
+                "label_divisor makes ids beyond 24 bits",
+            ),
+            (len(self.palette) in (0, classes), "one colour for each class, or none at all"),
+            (classes <= self.ignore, f"at most {self.ignore} classes"),
+            ((self.ignore + 1) * self.label_divisor <= 1 << 31, "ignore x label_divisor makes labels beyond 31 bits"),
+        ):
+            if not right:
+                raise InputError(f"spec {self.name!r}: {expected}")
 
     @property
     def num_classes(self):
@@ -107,17 +120,15 @@ class DatasetSpec:
         """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
         of_text = {name: fields.pop(name) for name in ("languages", "vocabulary")}
-        try:
+        with named_file(path):
             return TextSpec(fields["name"], **of_text) if spec.vocabulary else cls(**fields)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     @classmethod
     def from_yaml(cls, path):
         """The spec of a YAML file of classes. Raises InputError."""
         content = read_yaml(path, schemas.SpecFile)
         rows = content.classes
-        try:
+        with named_file(path):
             return cls(
                 name=content.name,
                 class_names=tuple(row.name for row in rows),
@@ -128,8 +139,6 @@ class DatasetSpec:
                 label_divisor=content.label_divisor,
                 ignore=content.ignore,
             )
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     @classmethod
     def read(cls, path):

@@ -50,14 +50,6 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
     assert "http" not in text  # it needs no network
 
 
-def test_a_page_without_a_status_and_without_the_spread_of_its_times(run, tmp_path):
-    write_page(str(run), str(tmp_path / "run.html"))
-    assert "none yet" in (tmp_path / "run.html").read_text()
-    write_json(str(run / schemas.STATUS), status(seconds_per_step=0.5))
-    write_page(str(run), str(tmp_path / "run.html"))
-    assert "0.5 (90 %: ?, 99 %: ?)" in (tmp_path / "run.html").read_text()
-
-
 def test_in_a_browser(run, tmp_path):
     write_page(str(run), str(tmp_path / "run.html"))
     found = look(tmp_path / "run.html", tmp_path / "profile")

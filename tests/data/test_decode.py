@@ -146,18 +146,12 @@ def test_photos_are_turned_as_pillow_turns_them(way):
 # === Orientation ===
 
 
-# struct's letters of the types of TIFF.
-KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
-
-
-def block(way, order="<", kind=3):
-    """An EXIF block whose tag has a type of `KINDS`, as SHORT."""
-    value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
-    far = value[4:] and value
+def block(way, order="<"):
+    """An EXIF block whose tag is a SHORT."""
     head = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010F, 2, 1, bytes(4)), (0x0112, kind, 1, struct.pack(order + "L", 38) if far else value)]
-    body = b"".join(struct.pack(order + "HHL", *entry[:3]) + entry[3] for entry in entries)
-    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4) + far
+    entries = [(0x010F, 2, 1, 0, 0), (0x0112, 3, 1, way, 0)]
+    body = b"".join(struct.pack(order + "HHLHH", *entry) for entry in entries)
+    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4)
 
 
 def xmp(way, element=False):
@@ -176,47 +170,30 @@ def placed(way):
     """dict from descriptions to files that say their orientation in one place."""
     tag, name = b"http://ns.adobe.com/xap/1.0/\0", b"Raw profile type exif\0"
     title = b"XML:com.adobe.xmp\0"
-    found = {
+    return {
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
-        "JPEG, big end first": jpeg_with((0xE1, block(way, ">"))),
-        "JPEG, far": jpeg_with(*[(0xE2, bytes(60_000))] * 2, (0xE1, block(way))),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),
-        "JPEG, twice named": jpeg_with((0xE1, b"Exif\0\0" + block(way))),
         "JPEG, XMP": jpeg_with((0xE1, tag + xmp(way))),
-        "JPEG, XMP element": jpeg_with((0xE1, tag + xmp(way, True))),
         "JPEG, XMP beside": jpeg_with((0xE1, tag + xmp(3)), (0xE1, block(way))),
         "JPEG, in the second picture": encoded(picture("RGB"), "JPEG") + jpeg_with((0xE1, block(way))),
         "PNG": png_with([(b"eXIf", block(way)[6:])]),
-        "PNG, at the end": png_with([(b"eXIf", block(way, ">")[6:])], before=b"IEND"),
         "PNG, behind many chunks": png_with(200 * [(b"tEXt", b"a\0b")] + [(b"eXIf", block(way)[6:])], before=b"IEND"),
-        "PNG, a text that is none": png_with([(b"tEXt", b"note\0eXIf" + block(way))]),
         "PNG, profile": png_with([(b"tEXt", name + profile(block(way)))]),
         "PNG, packed profile": png_with([(b"zTXt", name + b"\0" + zlib.compress(profile(block(way))))]),
-        "PNG, damaged profile": png_with([(b"tEXt", name + profile(block(way))[:-5] + b"x")]),
         "PNG, XMP": png_with([(b"iTXt", title + b"\0\0\0\0" + xmp(way))]),
         "PNG, packed XMP": png_with([(b"iTXt", title + b"\1\0en\0title\0" + zlib.compress(xmp(way, True)))]),
         "WebP": encoded(picture("RGB"), "WEBP", exif=block(way)),
-        "WebP, without a name": webp_with((b"EXIF", block(way)[6:])),
         "WebP, XMP": webp_with((b"XMP ", xmp(way))),
         "WebP, odd": webp_with((b"NOTE", b"123"), (b"EXIF", block(way, ">"))),
     }
-    return found
 
 
-@pytest.mark.parametrize("way", [0, 1, 6, 8, 9])
+@pytest.mark.parametrize("way", [0, 6, 9])
 def test_the_orientation_is_the_one_that_pillow_finds(way):
-    not_there = ("JPEG, in the second picture", "PNG, a text that is none", "PNG, damaged profile")
     for name, data in placed(way).items():
         found = int(orientation(data))
         assert found == images.orientation(images.open_image("photo", data)), name
-        assert found == (way if 1 <= way <= 8 and name not in not_there else 1), name
-
-
-def test_the_tag_may_have_other_types():
-    for kind, order in [*((kind, "<") for kind in KINDS), (3, ">"), (9, ">")]:
-        photo = jpeg_with((0xE1, block(6, order, kind)))
-        found = images.orientation(images.open_image("photo", photo))
-        assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
+        assert found == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
 
 
 def test_a_block_that_ends_early_is_no_error():

@@ -28,7 +28,7 @@ from axial.tasks.translation.task import TranslationTask
 from tests.cloud.slice_fixture import free_port
 from tests.conftest import reached_by
 
-SHARDS, A_SHARD = 12, 100
+SHARDS, A_SHARD = 12, 40
 RECORDS = SHARDS * A_SHARD
 
 
@@ -40,7 +40,7 @@ def address():
     where = dispatcher.target.removeprefix("grpc://")
     workers = [api.WorkerServer(api.WorkerConfig(where, heartbeat_interval_ms=1000)) for _ in range(3)]
     yield dispatcher.target
-    for server in (dispatcher, *workers):
+    for server in (*workers, dispatcher):
         server._stop()
 
 
@@ -75,7 +75,7 @@ def arrived(dataset, after=None, then=None):
 # === Tickets ===
 
 
-@pytest.mark.parametrize("shuffle,tickets", [(0, 1), (200, 64)])
+@pytest.mark.parametrize("shuffle,tickets", [(0, 1), (200, 24)])
 def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets, monkeypatch):
     monkeypatch.setattr(service_module, "TICKETS", tickets)
     found = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
@@ -90,7 +90,7 @@ def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets
     assert (epochs[0] != epochs[1]) == bool(shuffle)
 
 
-@pytest.mark.parametrize("used", [0, 137, RECORDS - 1, 3 * RECORDS + 450])
+@pytest.mark.parametrize("used", [0, 3 * RECORDS + 450])
 def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used):
     wanted = np.arange(RECORDS) % 3 > 0
     tickets = Tickets(*numbers_dir, seed=1, shuffle=8, wanted=wanted)

@@ -41,8 +41,7 @@ def sorted_dir(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts):
+def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts=2):
     streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
     steps = zip(*(one.as_numpy_iterator() for one in streams))
     found = [len(np.unique([part["class"] for part in parts])) for parts in steps]
@@ -67,7 +66,7 @@ def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_
 # === Hosts ===
 
 
-CASES = [(7, 1, 1, 0, 3), (10, 3, 3, 5, 11), (23, 4, 5, 100, 30)]
+CASES = [(7, 1, 1, 0, 3), (10, 3, 3, 5, 11)]
 
 
 @pytest.mark.parametrize("records,hosts,shards,shuffle,step", CASES)
@@ -114,17 +113,13 @@ def older_stream(folder, seed, shuffle):
     def epoch_records(epoch):
         key = tf.random.experimental.stateless_fold_in([seed, 0], epoch)
         order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
-        dataset = tf.data.Dataset.from_tensor_slices(files)
-        if shuffle:
-            dataset = dataset.shuffle(len(files), order)
-        dataset = dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16))
-        return dataset.shuffle(shuffle, order) if shuffle else dataset
+        dataset = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files), order)
+        return dataset.interleave(tf.data.TFRecordDataset, min(len(files), 16)).shuffle(shuffle, order)
 
     return tf.data.Dataset.range(99).flat_map(epoch_records)
 
 
-@pytest.mark.parametrize("shuffle", [0, 7])
-def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle):
+def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle=7):
     records = older_stream(older_dir, 3, shuffle).take(120)
     wanted = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
     options = dict(batch=4, shuffle=shuffle, seed=3)

@@ -126,18 +126,6 @@ def test_other_bad_input_is_named(texts_dir):
         feed.Sentences(texts_dir, feed.TextData("val", "val", (2,)), spec_of(texts_dir))
 
 
-def test_a_vocabulary_without_padding_is_refused():
-    import io
-
-    import sentencepiece
-
-    model, lines = io.BytesIO(), iter(["ab cd ef gh"] * 9)
-    options = dict(model_type="bpe", vocab_size=14, minloglevel=2)
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **options)
-    with pytest.raises(InputError, match="pad_id is -1 and eos_id 2; expected .* --pad_id=0"):
-        text.text_spec("mirror", ("en", "de"), model.getvalue())
-
-
 # === Batches ===
 
 

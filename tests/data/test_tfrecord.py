@@ -2,24 +2,11 @@
 
 import json
 import shutil
-import threading
 
 import pytest
-import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.errors import InputError
-from axial.io.write import write_json
-
-
-def test_a_failed_write_leaves_nothing(tmp_path):
-    def records():
-        yield b"one"
-        raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError):
-        tfrecord.write_shard(str(tmp_path / "a.tfrecord"), records())
-    assert not (tmp_path / "a.tfrecord").exists()
 
 
 def test_a_shard_cut_short_is_named(sample_dir, tmp_path):
@@ -31,40 +18,6 @@ def test_a_shard_cut_short_is_named(sample_dir, tmp_path):
     shard.unlink()
     with pytest.raises(InputError, match="missing"):
         tfrecord.read_manifest(str(tmp_path), "train2017")
-
-
-def test_a_bucket_is_asked_once_for_each_shard_and_for_many_at_a_time(sample_dir, monkeypatch):
-    folder, count, asked, together = "ram://asked", 64, [], threading.Barrier(16, timeout=60)
-    tf.io.gfile.makedirs(folder)
-    content = json.loads(tf.io.gfile.GFile(f"{sample_dir}/val2017.json").read())
-    shards = [tfrecord.shard_name("val2017", i, count) for i in range(count)]
-    for name in shards:
-        tfrecord.write_shard(f"{folder}/{name}", [b"x" * 100])
-    content |= {"examples": count, "shards": [[name, 1, 116] for name in shards], "hashes": []}
-    write_json(f"{folder}/val2017.json", content)
-    stat, exists = tf.io.gfile.stat, tf.io.gfile.exists
-
-    def slow(path):
-        if path.endswith(".tfrecord"):
-            asked.append(path)
-            together.wait()  # until 16 are asked for
-        return stat(path)
-
-    def no_shard(path):
-        assert not path.endswith(".tfrecord")
-        return exists(path)
-
-    monkeypatch.setattr(tf.io.gfile, "stat", slow)
-    monkeypatch.setattr(tf.io.gfile, "exists", no_shard)
-    for _ in range(3):
-        assert tfrecord.read_manifest(folder, "val2017")["examples"] == count
-    assert sorted(asked) == [f"{folder}/{name}" for name in shards]
-    monkeypatch.setattr(tf.io.gfile, "stat", stat)
-    write_json(f"{folder}/val2017.json", content | {"source": "of other photos"})
-    tf.io.gfile.remove(f"{folder}/{shards[5]}")
-    for _ in range(2):
-        with pytest.raises(InputError, match=f"{shards[5]}: the shard is missing"):
-            tfrecord.read_manifest(folder, "val2017")
 
 
 def test_missing_splits_are_named(sample_dir, tmp_path):

@@ -123,7 +123,7 @@ REVIEWED = {
         ("serving/predictor.py", "check_export", "name"),
     ],
     "it makes these paths, of names that it or its caller has checked": [
-        ("data/convert.py", "_beside", "f'.{name}.broken'"),
+        ("data/convert.py", "_mark", "f'.{name}.broken'"),
         ("data/files.py", "names_below", "below"),
         ("io/lock.py", "locked", "name"),
         ("io/paths.py", "inside", "name"),

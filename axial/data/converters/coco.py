@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from axial.data.convert import convert_sample
 from axial.data.converters.instances import read_instances
-from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, other_kind, tell_left_out
+from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
 from axial.data.spec_file import boxes_alone
 from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
@@ -58,18 +58,13 @@ def coco_items(input_dir, split, spec=COCO):
     items, source = panoptic_items(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")
     if any(spec.things) and tf.io.gfile.exists(path):
-        source += _add_boxes(path, items, spec)
+        boxes, data = read_instances(path, spec)
+        source += data
+        for image_id, item in items.items():
+            if image_id not in boxes:
+                raise InputError(f"{path}: image {image_id!r} of the panoptic JSON is missing")
+            item["boxes"] = boxes[image_id]
     return list(items.values()), source
-
-
-def _add_boxes(path, items, spec):
-    """Gives items, a dict from the JSONs' ids, the boxes of an instances JSON. Returns its bytes. Raises InputError."""
-    _, boxes, data = read_instances(path, spec)
-    for image_id, item in items.items():
-        if image_id not in boxes:
-            raise InputError(f"{path}: image {image_id} of the panoptic JSON is missing{other_kind(image_id, boxes)}")
-        item["boxes"] = boxes[image_id]
-    return data
 
 
 def panoptic_content(path, spec):
@@ -122,8 +117,7 @@ def panoptic_items(path, photos, labels, spec):
     annotations = {annotation.image_id: annotation for annotation in content.annotations}
     for image_id in annotations:
         if image_id not in images:
-            hint = other_kind(image_id, images)
-            raise InputError(f"{path}: an annotation names image {image_id}, images do not{hint}")
+            raise InputError(f"{path}: an annotation names image {image_id!r}, images do not")
     annotated = [image for image in content.images if image.id in annotations]
     photo_of, others = _found(path, "images", photos, annotated)
     png_of, _ = _found(path, "annotations", labels, content.annotations)

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as masks
 
-from axial.data.files import check_ids, other_kind, tell_left_out
+from axial.data.files import check_ids, tell_left_out
 from axial.data.specs import ANOTHER_SPEC, check_categories
 from axial.errors import InputError
 from axial.io import schemas
@@ -27,8 +27,8 @@ def read_instances(path, spec):
         spec: `DatasetSpec`; objects of its ignored_ids are dropped.
 
     Returns:
-        `schemas.Instances`, a dict from image id to a function of the photo's size that returns the fields of the
-        image's boxes, and the bytes.
+        A dict from image id to a function of the photo's size that returns the fields of the image's boxes, and the
+        bytes.
 
     Raises:
         InputError: not COCO's JSON; an id that is there twice; an object of an image or a category that the JSON or the
@@ -44,8 +44,7 @@ def read_instances(path, spec):
     for annotation in content.annotations:
         where = f"{path}: annotation {annotation.id}"
         if annotation.image_id not in images:
-            hint = other_kind(annotation.image_id, images)
-            raise InputError(f"{where}: of image {annotation.image_id}, which images do not have{hint}")
+            raise InputError(f"{where}: of image {annotation.image_id!r}, which images do not have")
         if annotation.category_id not in known:
             raise InputError(f"{where}: category_id {annotation.category_id}, which categories do not have")
         _check_box(where, annotation.bbox, images[annotation.image_id])
@@ -65,16 +64,13 @@ def read_instances(path, spec):
     tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
     tell_left_out(path, "objects without a mask, in what needs masks", unmasked)
-    fields = {
-        key: functools.partial(_fields_by_json, path, (image.height, image.width), objects[key])
-        for key, image in images.items()
-    }
-    return content, fields, data
+    fields = {key: functools.partial(_fields_of, path, image, objects[key]) for key, image in images.items()}
+    return fields, data
 
 
-def _fields_by_json(path, size, objects, photo):
+def _fields_of(path, image, objects, photo):
     del photo  # whose size the JSON has
-    return box_fields(path, size, objects)
+    return box_fields(path, (image.height, image.width), objects)
 
 
 def _check_box(where, box, image):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.converters.coco import check_annotations
-from axial.data.files import missing_files, names_below, other_kind
+from axial.data.files import missing_files, names_below
 from axial.data.labels import colors_of, decode_rgb, numbered, open_label, read_ids
 from axial.data.specs import check_categories
 from axial.data.streams import photo_names
@@ -157,9 +157,8 @@ class ResultPredictions:
         missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
             names = _several([f"{number} ({wanted[number]})" for number in missing])
-            hint = other_kind(missing[0], self._of_image)
             raise InputError(
-                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}{hint}"
+                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}"
             )
         names = {a.file_name for a in annotations}
         missing = missing_files(folder, names, f"{path}: annotations: file_name")

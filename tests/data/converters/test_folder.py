@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from axial.data.convert import encode_item
-from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.folder import folder_items
 from axial.data.labels import colors_of, read_ids
 from axial.data.spec_file import find_spec
-from axial.data.specs import CITYSCAPES, COCO, DatasetSpec
+from axial.data.specs import CITYSCAPES, DatasetSpec
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
 from tests.data.conversion import convert, records, replace
@@ -113,22 +111,6 @@ def test_photos_alone_are_a_split_without_labels(tmp_path):
     assert record["segment/id"].shape == (0,) and segment_map(record).shape == (30, 60)
 
 
-def test_cocos_layout():
-    items, _ = folder_items(SAMPLE_DIR, "val2017", COCO)
-    fields, _ = encode_item(items[0])
-    assert len(items) == 8 and fields["image/id"] == 285 and len(fields["segment/id"])
-
-
-def test_many_instances_keep_apart(tmp_path):
-    spec = DatasetSpec("many", ("dot",), (1,), (True,), label_divisor=65536)
-    folder = Folder(tmp_path, "semantic", "instance", spec=spec)
-    numbers = np.arange(1, 1 + 250 * 260).reshape(250, 260)
-    Image.fromarray(np.ones([250, 260], np.uint8)).save(folder.split / "semantic" / "a.png")
-    Image.fromarray(numbers.astype(np.uint16)).save(folder.split / "instance" / "a.png")
-    Image.fromarray(np.zeros([250, 260, 3], np.uint8)).save(folder.split / "photos" / "a.png")
-    np.testing.assert_array_equal(segment_map(folder.record()), numbers)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_ids_are_the_numbers_of_the_file_whatever_its_depth(tmp_path, bits):
     """Pillow spreads grey of 2 and 4 bits over 0 to 255."""
@@ -207,15 +189,9 @@ def test_specs_from_yaml_and_python_are_equal(tmp_path):
     "old,new,words",
     [
         ("id: 7", "id: 0", "category ids must differ, 0 is there twice"),
-        ("name: car", "name: road", "class names must differ, 'road' is there twice"),
-        ("[255]", "[7]", "category ids must differ, 7 is there twice"),
         ("thing: true", "things: true", r"classes\[1\]: has an unknown field things \(did you mean 'thing'"),
-        ("thing: true", "thing: 3", r"classes\[1\].thing: expected bool, got int"),
         ("id: 300", "id: sky", r"classes\[2\].id: expected int, got str"),
-        ("id: 300, ", "", r"classes\[2\]: is missing the required field id"),
-        ("[0, 0, 142]", "[0, 0, 256]", r"classes\[1\].color\[2\]: expected int <= 255"),
         ("color: [0, 0, 142], ", "", "one colour for each class, or none at all"),
-        ("name: mine", "", "is missing the required field name"),
         ("classes:", "classes: [", "not YAML"),
         ("ignored_ids: [255]", "ignored_ids: 255", "ignored_ids: expected a list, got int"),
     ],
@@ -287,16 +263,12 @@ def deep(value):
 SEMANTIC, INSTANCE, PHOTO = map(image_of, ("semantic", "instance", "photos"))
 BAD = [
     (lambda folder: shutil.rmtree(folder.split / "instance"), "'car' is a thing in .* but there are no instances"),
-    (moved("instance", "Instance"), "but there are no instances.*did you mean 'Instance'"),
     (moved("semantic/a.png", "semantic/b.png"), "semantic/a.png: missing, though .*photos/a.png is there"),
     (both, "either panoptic/, or semantic/ and instance/"),
     (twins, "a.png: .*a.jpg has the same name"),
     (replace(INSTANCE, grey(0, height=29)), "instance/a.png: 60x29 pixels, but .*semantic/a.png has 60x30"),
     (replace(SEMANTIC, grey(0, mode="RGB")), "semantic/a.png: in colour"),
-    (replace(SEMANTIC, Image.new("LA", (60, 30))), r"semantic/a.png: with transparency \(LA\)"),
     (replace(SEMANTIC, grey(0), format="JPEG"), "semantic/a.png: its content is JPEG, which changes"),
-    (replace(SEMANTIC, grey(0, mode="RGB"), format="WEBP"), "semantic/a.png: its content is WEBP, which changes"),
-    (replace(SEMANTIC, deep(65535)), "semantic/a.png: label 65535, which the spec"),
     (other_form, r"did you mean '.*(u0301|xe9)'\? '.*' looks alike"),
     (
         replace(SEMANTIC, grey(9)),
@@ -312,11 +284,4 @@ def test_wrong_input_is_named(tmp_path, damage, words):
     folder = Folder(tmp_path, "semantic", "instance")
     damage(folder)
     with pytest.raises(InputError, match=words):
-        folder.record()
-
-
-def test_a_panoptic_image_of_one_channel_is_named(tmp_path):
-    folder = Folder(tmp_path, "panoptic")
-    replace(image_of("panoptic"), grey(0))(folder)
-    with pytest.raises(InputError, match="a panoptic PNG is RGB of 8 bits.*this one is L of 8 bits"):
         folder.record()

@@ -19,7 +19,7 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io.images import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
-from tests.data.conversion import cut, delete, replace
+from tests.data.conversion import delete, replace
 from tests.io.image_fixture import encoded
 
 SIZE = (40, 50)  # (height, width)
@@ -125,13 +125,6 @@ def test_masks_of_one_channel_and_any_value(tmp_path, mode):
     np.testing.assert_array_equal(numbers_of(record), nuclei())
 
 
-def test_a_few_shared_pixels_are_of_the_later_mask(tmp_path):
-    release = Release(tmp_path)
-    release.write_mask("1.png", (nuclei() == 1) | (np.arange(SIZE[1]) == 2) & (np.arange(SIZE[0]) == 10)[:, None])
-    (record,) = release.records()
-    np.testing.assert_array_equal(numbers_of(record), nuclei())
-
-
 # === Splits ===
 
 
@@ -168,27 +161,9 @@ def mask(number):
     return lambda release: release.masks / f"{number}.png"
 
 
-def two_photos(release):
-    release.write_photo(PHOTOS["bright field"][1], ".tif")
-    (release.photos / "f00d.tif").rename(release.photos / "other.tif")
-
-
-def empty_split(release):
-    (release.root / "stage1_train").rename(release.root / "elsewhere")
-    (release.root / "stage1_train").mkdir()
-
-
 def no_masks(release):
     shutil.rmtree(release.masks)
     release.masks.mkdir()
-
-
-def many_overlaps(release):
-    """Two masks share few of their pixels, with one that shares too many of its own."""
-    for number in (5, 6):
-        mask = np.zeros(SIZE, bool)
-        mask[4 * number + 11 : 4 * number + 15] = mask[15, number * 8 - 35 : number * 8 - 27] = True
-        release.write_mask(f"{number}.png", mask)
 
 
 def tiff(data):
@@ -209,7 +184,6 @@ PAGE = Image.fromarray(GREY)
 SHORT_TO_HALF = b"\x02\x01\x03\0\x01\0\0\0\x08\0", b"\x02\x01\x03\0\x01\0\0\0\x40\0"  # bits a sample: 8, 64
 BAD = [
     (delete(photo), "f00d/images: no photos, one is expected"),
-    (two_photos, "f00d/images: 2 photos, one is expected"),
     (lambda release: shutil.rmtree(release.photos), "f00d/images: no such folder"),
     (
         lambda release: (release.root / "stage1_train").rename(release.root / "stage1"),
@@ -219,13 +193,11 @@ BAD = [
         lambda release: setattr(release, "root", release.root / "stage1_train"),
         "stage1_train: itself a split; --input_dir is the folder that has it",
     ),
-    (empty_split, "stage1_train: the split is empty; expected folders"),
     (no_masks, "f00d/masks: no masks; expected one for each nucleus"),
     (
         lambda release: release.write_mask("3.png", (nuclei() == 3) | (nuclei() == 2)),
         r"masks/2.png: 209 of its 209 pixels are in other masks too, like 3.png; at most 5 % may be",
     ),
-    (many_overlaps, "masks/2.png: 15 of its 209 pixels are in other masks too, like 6.png"),
     (lambda release: release.write_mask("2.png", nuclei() > 4), "masks/2.png: an empty mask"),
     (
         lambda release: release.write_mask("1.png", nuclei()[:, 1:] == 1),
@@ -236,8 +208,6 @@ BAD = [
         "masks/1.png: 1 and 4, a mask has 0 and one other value",
     ),
     (replace(mask(1), Image.new("RGB", SIZE[::-1])), r"masks/1.png: in colour \(RGB\)"),
-    (replace(mask(1), Image.new("L", SIZE[::-1]), format="JPEG"), "masks/1.png: its content is JPEG"),
-    (cut(photo), "images/f00d.png: not a"),
     (
         tiff(encoded(PAGE, "TIFF", save_all=True, append_images=[PAGE])),
         "images/f00d.tif: a TIFF of several pages, one is expected",
@@ -246,10 +216,8 @@ BAD = [
         tiff(encoded(PAGE, "TIFF").replace(*SHORT_TO_HALF)),
         "images/f00d.tif: not a whole TIFF, or one of pixels, planes or a compression",
     ),
-    (listed("\n"), "stage1_train.txt: the split is empty"),
     (listed("stage1_train/f00d\nstage1_train/f00d"), "stage1_train.txt: the photo 'f00d' is there twice"),
     (listed("../f00d"), "stage1_train.txt: line 1: '../f00d': leaves its folder"),
-    (listed("stage1_train/f00"), "stage1_train/f00/images: no such folder"),
 ]
 
 

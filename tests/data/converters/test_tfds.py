@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 from tensorflow_datasets.object_detection import coco as tfds_coco
@@ -111,27 +110,15 @@ def test_folders_that_do_not_have_the_split_are_named(panoptic, boxed, tmp_path)
         tfds_items(str(tmp_path / "tfds"), "val2017")
 
 
-@pytest.mark.parametrize("left", [3, 11, 40], ids=["in the length", "in its checksum", "in the data"])
-def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path, left):
-    """The second record of the shard is cut after some bytes."""
+def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
     shutil.copytree(panoptic, tmp_path / "tfds")
     [shard] = (tmp_path / "tfds").rglob("*validation.tfrecord*")
     (offset, length), _ = next(record_fields(str(shard), ("image/id",)))
     second = offset + length + 4
-    shard.write_bytes(shard.read_bytes()[: second + left])
-    words = f"{shard.name}: {second + left} bytes end within the record at byte {second}"
+    shard.write_bytes(shard.read_bytes()[: second + 40])
+    words = f"{shard.name}: {second + 40} bytes end within the record at byte {second}"
     with pytest.raises(InputError, match=words):
         tfds_items(str(tmp_path / "tfds"), "val2017")
-
-
-def test_a_record_without_a_feature_is_named(tmp_path):
-    path = str(tmp_path / "records")
-    example = tf.train.Example()
-    example.features.feature["image/id"].int64_list.value.append(7)
-    with tf.io.TFRecordWriter(path) as writer:
-        writer.write(example.SerializeToString())
-    with pytest.raises(InputError, match="the record at byte 0 does not have image/id and image/filename; prepare"):
-        next(record_fields(path, ("image/id", "image/filename")))
 
 
 # === ImageNet ===
