@@ -75,6 +75,7 @@ GENERATIONS = {
     ),
     "v6e": Generation(cores=1, api="v6e-", base="v2-alpha-tpuv6e", gke="tpu-v6e-slice", topologies=_FLAT, one_host=8),
 }
+_EXAMPLES = ("v4-32", "v5e-16", "v5p-32", "v6e-16")
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
 
@@ -145,23 +146,10 @@ def find_slice(name):
     by_topology = [s for s in SLICES.values() if (s.generation, s.topology) == (generation, size)]
     found = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
     if found is None:
-        raise InputError(f"--slice={name}: no such slice{_nearest(generation, size)}; for example {_some(generation)}")
+        own = [s.name for s in SLICES.values() if s.generation == generation]
+        near = nearest(f"{generation}-{size}", SLICES)
+        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(own or _EXAMPLES)}")
     return found
-
-
-def _nearest(generation, size):
-    """The slice of this generation whose number is nearest, or the nearest name."""
-    own = [s for s in SLICES.values() if s.generation == generation]
-    if own and size.isdigit() and int(size):
-        number = int(size)
-        best = min(own, key=lambda s: abs(math.log(int(s.name.rpartition("-")[2]) / number)))
-        return f" (did you mean {best.name!r}?)"
-    return nearest(f"{generation}-{size}", SLICES)
-
-
-def _some(generation):
-    names = [s.name for s in SLICES.values() if s.generation == generation] or ["v4-32", "v5e-16", "v5p-32", "v6e-16"]
-    return ", ".join(names)
 
 
 # === Software ===
@@ -189,20 +177,13 @@ def supported_runtimes(slice_):
 
 def check_runtime(slice_, runtime):
     """Raises InputError if a TPU software version does not fit a slice or axial."""
-    where = f"--runtime={runtime}"
-    expected = " or ".join(supported_runtimes(slice_))
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", runtime):
-        raise InputError(f"{where}: not the name of a TPU software version; expected {expected} ({RUNTIMES_PAGE})")
+    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
+    expected = f"expected {' or '.join(supported_runtimes(slice_))} ({RUNTIMES_PAGE})"
     version = tensorflow_of(runtime)
-    if version is None:
-        if runtime.startswith("tpu-vm-tf"):
-            raise InputError(f"{where}: expected tpu-vm-tf-x.y.z[-pod]-pjrt, as in {expected} ({RUNTIMES_PAGE})")
-        return
-    if not OLDEST_TENSORFLOW <= version[:2] <= NEWEST_TENSORFLOW:
-        oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
-        raise InputError(f"{where}: axial runs on TensorFlow {oldest} to {newest}; expected {expected}")
-    if ("-pod" in runtime) != (slice_.hosts > 1):
+    if version is None and (runtime.startswith("tpu-vm-tf") or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", runtime)):
+        raise InputError(f"--runtime={runtime}: not the name of a TPU software version; {expected}")
+    if version and not OLDEST_TENSORFLOW <= version[:2] <= NEWEST_TENSORFLOW:
+        raise InputError(f"--runtime={runtime}: axial runs on TensorFlow {oldest} to {newest}; {expected}")
+    if version and (("-pod" in runtime) != (slice_.hosts > 1) or not runtime.endswith("-pjrt")):
         hosts = f"{slice_.hosts} host{'s' if slice_.hosts > 1 else ''}"
-        raise InputError(f"{where}: {slice_.name} has {hosts}; expected {expected}")
-    if not runtime.endswith("-pjrt"):
-        raise InputError(f"{where}: expected a name that ends in -pjrt, as in {expected} ({RUNTIMES_PAGE})")
+        raise InputError(f"--runtime={runtime}: does not fit {slice_.name}, which has {hosts}; {expected}")

@@ -55,11 +55,6 @@ def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_p
     assert RECIPES[recipe][1] in (tmp_path / "operative_config.gin").read_text()
 
 
-def test_every_leaf_says_its_command():
-    for name in LEAVES:
-        assert re.search("^# .*axial-train", (ROOT / name).read_text(), re.M), name
-
-
 def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
     configuration.load(["sample/overfit.gin"])
     with pytest.raises(InputError) as error:
@@ -69,32 +64,17 @@ def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
 
 WRONG = {
     "MODEL = %MODEL": "the macro 'MODEL' is set to itself",
-    "CANVAS = (0, 0)": r"DataConfig.canvas = \(0, 0\): expected int >= 1 \(in \[0\]\)",
     "MODEL = 'resnet_50'": "for classification; a model for panoptic is expected",
-    "ModelConfig.norm = 5": "expected @BatchNormConfig",
-    "PostprocessConfig.top_k = 1000": "top_k must be below the label_divisor 1000",
-    "PanopticTask.memory = 'kernel'": r"memory has another name since axial 0\.2 \(CHANGELOG\.md\)",
-    "PanopticTask.canvas = (65, 65)": "canvas has another name since axial 0",
     "INIT = 5": "init_checkpoint = 5: expected str",
-    "DataConfig.augmentation = None": "expected @Augmentation",
     "STEPS = (1": "not gin's syntax",
-    "Augmentation.scales = (2, 1)": r"expected \(smallest, largest\)",
     "PostprocessConfig.center_threshold = 1e999": "expected float <= 1.0",
     "TrainingConfig.precision = 'mixed_bfloat'": "did you mean 'mixed_bfloat16'",
-    "experiment.optimizer = 5": "expected @RAdamLookahead",
     "RAdamLookahead.learning_rate = @WarmupPoly": r"expected a number >= 0 or a schedule, like @WarmupPoly\(\)",
-    "RAdamLookahead.learning_rate = @BatchNormConfig()": "RAdamLookahead.learning_rate = BatchNormConfig",
-    "PanopticTask.spec = 'coco'": "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
     "BatchNormConfig.momentum = '" + 300 * "b" + "'": "bbb...: expected float",
     "PanopticTask.model = @PanopticTask()": "an argument of itself",
     "from os import path": "imports are refused",
     "STEPS = " + "(" * 3000: "not gin's syntax",
-    "STEPS = {[1]: 2}": "not gin's syntax",
     "foo/TrainingConfig.steps = 3": "foo/TrainingConfig has no effect, as nothing refers to @foo/TrainingConfig",
-    "foo/STEPS = 3": "the macro 'foo/STEPS' is not used anywhere",
-    "foo.TrainingConfig.steps = 3": "nothing is called 'foo.TrainingConfig'",
-    "PanopticTask.model = @foo.ModelConfig()": "nothing is called 'foo.ModelConfig'",
-    "macro.value = 3": "nothing is called 'macro'",
     "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
     "INIT = '\\ud800'": "surrogates not allowed",
     "STEPS = 0x" + "f" * 5000: r"a number above 2\*\*64",
@@ -122,13 +102,9 @@ def chain(number, end, value="%A{0}"):
     [
         ("ModelConfig.name = %A\nA = %B\nB = %A", "the macro 'B' is set to itself|the macro 'A' is set to itself"),
         ("experiment.task = %A\nA = [{'a': (%A,)}]", "the macro 'A' is set to itself"),
-        ("TrainingConfig.seed = %a/A\na/A = @WarmupPoly()\nWarmupPoly.peak = %a/A", "the macro 'a/A' is set to itself"),
-        (chain(4000, "A4000 = %A0"), "is set to itself"),
         (chain(4000, "A4000 = 1"), "leads to more than 1000 references"),
         (chain(60, "A60 = 1", "[%A{0}, %A{0}]"), "leads to more than 1000 references"),
-        ("INIT = " + "'a' " * 30000, "2000 quotes are read"),
         ("STEPS = 1\n" * 20000, "at most 131072 characters"),
-        ("TrainingConfig.seed = @" + "a/" * 60 + "WarmupPoly()", "more than 50 scopes"),
     ],
 )
 def test_no_text_takes_long(text, words):
@@ -146,7 +122,7 @@ def test_macros_in_a_row_are_one_line_however_deep_gin_goes():
         configuration.build("TrainingConfig")
 
 
-VALUES = ("'x'", "7", "-1", "1e999", "None", "[1, 'a']", "@BatchNormConfig()")
+VALUES = ("'x'", "7", "1e999", "None", "[1, 'a']")
 # Recipes of the builders that the recipe of panoptic segmentation lacks.
 RECIPE_OF = {
     **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
@@ -320,13 +296,6 @@ def parse(text):
 
 def refuse(name):
     raise InputError(f"{name}: no such gin file")
-
-
-def test_a_macro_that_only_a_block_uses_is_kept():
-    """gin reads all lines of a block before the first is a statement. A macro may have a configurable's name."""
-    block = "TrainingConfig:\n  seed = %PanopticTask\n  keep = 5"
-    configuration.load(["sample/overfit.gin"], [block, "PanopticTask = 7"])
-    assert configuration.query("TrainingConfig.seed", None) == 7 and configuration._task() == "PanopticTask"
 
 
 def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):

@@ -1,6 +1,6 @@
 """Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
 
-%s --json=F --markdown=experiments/RESULTS.md --figure=F.png
+%s --markdown=experiments/RESULTS.md --figure=F.png
 
 Each model is traced once for each image size.
 """
@@ -15,9 +15,9 @@ from absl import flags
 from axial.analysis.model_counts import count_models
 from axial.cli import app
 from axial.cli.checks import check_page
-from axial.cli.pages import counted, write_page
+from axial.cli.pages import counted
 from axial.io.show import broken, drawn, markdown_table, print_table, say
-from axial.io.write import write_whole
+from axial.io.write import write_block, write_whole
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
 
 FLAGS = flags.FLAGS
@@ -38,22 +38,6 @@ class Result:
     params: int | None = None
     attention_norms: int | None = None
     macs: int | None = None
-
-    def to_json(self):
-        def plain(value, unit):
-            return None if value is None else round(value * unit)
-
-        return {
-            "table": self.row.table,
-            "row": self.row.row,
-            "params": self.params,
-            "params_published": plain(self.row.params, 1e6),
-            "macs": self.macs,
-            "macs_published": plain(self.row.macs, 1e9),
-            "attention_bn_params": self.attention_norms,
-            "scores_published": self.row.scores,
-            "commands": self.row.commands(),
-        }
 
 
 def count_rows(rows=ROWS, **options):
@@ -206,17 +190,18 @@ def write_figure(path, results):
 
 
 def publish(page, module, results):
-    """Says how far results agree with the published ones and what trains them; --json, --markdown and --figure.
+    """Says how far results agree with the published ones and what trains them; --markdown and --figure.
 
     Args:
         page: name of the block of --markdown.
         module: has `agreement`, `commands`, `markdown` and `write_figure`, functions of the results.
-        results: list of what has `to_json`.
+        results: list of rows.
     """
     say(*module.agreement(results))
     for own, names in module.commands(results).items():
         say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
-    write_page(page, results, module.markdown)
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, page, module.markdown(results))
     if FLAGS.figure:
         module.write_figure(FLAGS.figure, results)
 
@@ -231,7 +216,6 @@ def _main(_):
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
     flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

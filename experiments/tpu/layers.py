@@ -13,7 +13,7 @@ from absl import flags
 import tpu_compile
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.cli.pages import finish, report
+from axial.cli.pages import report
 from axial.errors import InputError, check_installed, pip_install
 from axial.io.show import say, working
 from axial.layers.axial_attention import AxialAttention
@@ -35,13 +35,11 @@ def _compile_layers(layers):
         layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
     """
     set_precision("mixed_bfloat16")
-    result = {}
     for name, layer, shape in layers():
         with working(f"{FLAGS.slice}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
             program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
-        result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
         if not program.fits:
             say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
             continue
@@ -51,7 +49,6 @@ def _compile_layers(layers):
             f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
             f"custom calls: {', '.join(program.custom_calls) or 'none'}"
         )
-    finish(result)
 
 
 def _sides():
@@ -111,5 +108,4 @@ def _main(_):
 if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
     flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])

@@ -51,9 +51,3 @@ def test_what_is_refused_is_one_line(tmp_path, message):
     result = run_script("speed/gpu.py", *(text.format(tmp_path) for text in REFUSED[message]))
     assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow  # a minute
-def test_the_script_measures_small_programs(tmp_path):
-    result = run_script("speed/gpu.py", "--quick", "--programs=pair_9x17", f"--json={tmp_path}/gpu.json")
-    assert result.returncode == 0 and "pair_9x17" in result.stdout and (tmp_path / "gpu.json").exists()
