@@ -433,9 +433,13 @@ def write_figure(path, results):
         for kind, (marker, belongs) in kinds.items():
             members = [row for row in own if belongs(row)]
             axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=show.drawn(kind))
+            places = {}  # rows of one score and about the same GFLOPs share a label
             for row in members:
                 name = "w/o" if row.setting == "none" else str(row.window or row.setting)
-                axes.annotate(show.drawn(name), (row.gflops, row.score_published), fontsize=6, rotation=45)
+                places.setdefault((float(f"{row.gflops:.2g}"), row.score_published), []).append((row.gflops, name))
+            for (_, score), found in places.items():
+                names = ", ".join(name for _, name in found)
+                axes.annotate(show.drawn(f" {names}"), (found[0][0], score), fontsize=6, rotation=20)
         lowest, second, *_, highest = sorted(row.score_published for row in own)
         if second - lowest > 2 * (highest - second):  # one row far below would leave the others no room
             axes.set_ylim(second - 0.1, highest + 0.1)
@@ -451,6 +455,8 @@ def _main(_):
     results = counted(rows)
     show.print_table(COLUMNS, map(cells, results))
     publish("study", sys.modules[__name__], results)
+    if flags.FLAGS.figure:
+        write_figure(flags.FLAGS.figure, results)
 
 
 if __name__ == "__main__":  # who imports this has flags of its own

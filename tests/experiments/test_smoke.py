@@ -6,6 +6,9 @@ import benchmark
 from tests.conftest import run_script
 
 REFUSED = {
+    "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("speed/gpu.py", "--programs=pair_65x192"),
+    "--batches needs --gin_file": ("speed/gpu.py", "--export=new", "--batches=3"),
+    "exists; it is never overwritten": ("speed/gpu.py", "--export=docs"),
     "README.md: holds no lines <!-- tables:begin -->": ("paper/tables.py", "--markdown=README.md"),
     "--figure needs --suite=scaling": ("speed/benchmark.py", "--figure=a.png"),
     "must end in .png or": ("paper/study.py", "--figure=figure.txt"),
