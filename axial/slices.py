@@ -30,9 +30,8 @@ class Generation:
     """What the slices of a TPU generation share.
 
     Attributes:
-        cores: TensorCores of a chip.
+        cores: TensorCores of a chip that the number in a slice's name counts; 1 where it counts chips.
         topologies: of its slices, with spaces between them.
-        counts_cores: whether the number in a slice's name counts TensorCores; if not, it counts chips.
         api: prefix of its accelerator types in the Cloud TPU API.
         base: TPU software version without a framework.
         gke: label cloud.google.com/gke-tpu-accelerator; '' if GKE does not have it.
@@ -43,20 +42,18 @@ class Generation:
     topologies: str
     api: str
     base: str
-    counts_cores: bool = False
     gke: str = ""
     one_host: int = 4
 
 
 _CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-_TWO = {"cores": 2, "counts_cores": True}
 _BASE = "tpu-ubuntu2204-base"
 GENERATIONS = {
-    "v2": Generation(**_TWO, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
-    "v3": Generation(**_TWO, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
+    "v2": Generation(cores=2, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
+    "v3": Generation(cores=2, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
     "v4": Generation(
-        **_TWO, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
+        cores=2, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
     ),
     "v5e": Generation(
         cores=1,
@@ -67,7 +64,7 @@ GENERATIONS = {
         one_host=8,
     ),
     "v5p": Generation(
-        **_TWO,
+        cores=2,
         api="v5p-",
         base="v2-alpha-tpuv5",
         gke="tpu-v5p-slice",
@@ -87,7 +84,7 @@ class Slice:
         name: like 'v5e-16'.
         generation: key of `GENERATIONS`.
         topology: chips along each axis of the torus, '4x4'.
-        chips, cores, hosts: how many; cores are TensorCores.
+        chips, hosts: how many.
         accelerator_type: its name in the Cloud TPU API, 'v5litepod-16'.
     """
 
@@ -95,7 +92,6 @@ class Slice:
     generation: str
     topology: str
     chips: int
-    cores: int
     hosts: int
     accelerator_type: str
 
@@ -108,13 +104,12 @@ class Slice:
 def _slice(generation, topology):
     kind = GENERATIONS[generation]
     chips = math.prod(int(side) for side in topology.split("x"))
-    number = chips * kind.cores if kind.counts_cores else chips
+    number = chips * kind.cores
     return Slice(
-        name=f"{generation}-{number}",
-        generation=generation,
-        topology=topology,
-        chips=chips,
-        cores=chips * kind.cores,
+        f"{generation}-{number}",
+        generation,
+        topology,
+        chips,
         hosts=1 if chips <= kind.one_host else chips // 4,
         accelerator_type=f"{kind.api}{number}",
     )

@@ -65,19 +65,15 @@ def _main(_):
 
 def _print(result):
     """Prints the table of `measure_all`."""
-
-    def share(value):
-        return "-" if value is None else f"{value:.1%}"
-
     header = ("program", "median ms", "least ms", "peak GiB", "of bandwidth", "of products", "compile s")
     rows = []
     for name, found in result["programs"].items():
         if "failed" in found:
             rows.append((name, found["failed"], *[""] * 5))
             continue
-        peak = "-" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**30:.2f}"
+        peak = f"{found['peak_bytes'] / 2**30:.2f}" if found["peak_bytes"] else "-"
         times = f"{1000 * found['median_s']:.3f}", f"{1000 * found['least_s']:.3f}"
-        shares = share(found["of_bandwidth"]), share(found["of_products"])
+        shares = f"{found['of_bandwidth']:.1%}", f"{found['of_products']:.1%}"
         rows.append((name, *times, peak, *shares, f"{found['compile_s']:.1f}"))
     reached = result["limits"]
     title = (

@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 import sys
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ import tpu_compile
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.cli.pages import report
-from axial.errors import InputError, check_installed, pip_install
+from axial.errors import InputError, check_installed
 from axial.io.show import say, working
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
@@ -53,10 +54,9 @@ def _compile_layers(layers):
 
 def _sides():
     """(rows, length) of --layer."""
-    sides = FLAGS.layer.split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    return tuple(map(int, sides))
+    return tuple(map(int, FLAGS.layer.split("x")))
 
 
 def _axial_layers():
@@ -69,10 +69,8 @@ def _axial_layers():
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
     for form in ("xla", "kernel"):
         yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
-    try:
-        from flash import FlashAttention
-    except ImportError as error:
-        raise InputError(f"--layer wants {pip_install('analysis')} ({error})") from None
+    from flash import FlashAttention
+
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
 
 
