@@ -445,6 +445,7 @@ def write_figure(path, results):
             axes.set_ylim(second - 0.1, highest + 0.1)
         axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
         axes.grid(alpha=0.3)
+        axes.margins(x=0.25)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds))
     write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
 

@@ -1,5 +1,6 @@
 """Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
 
+import contextlib
 import re
 
 import pytest
@@ -57,30 +58,22 @@ def model_configs(name):
     return found
 
 
-@pytest.fixture(params=["kernels", "no kernels"])
-def machine(request, monkeypatch):
-    """A TPU with the kernels, or a machine without them."""
-    if request.param == "no kernels":
-        yield request.param
-        return
-    monkeypatch.setattr(device, "has_kernels", lambda: True)
-    with as_on_tpu():
-        yield request.param
-
-
 def one_of_each_kind():
     """Every variant. All but the first of each head and backbone are marked slow."""
     kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 
 
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("name", one_of_each_kind())
-def test_a_model_takes_what_its_recipes_bind(name, machine, monkeypatch):
-    """Training and evaluation take batch norms, an export has them folded."""
+def test_a_model_takes_what_its_recipes_bind(name, kernels, monkeypatch):
+    """Training and evaluation take batch norms, an export has them folded; on a TPU with kernels and elsewhere."""
     monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
-    for config in model_configs(name):
-        for folded in (False, True):
-            config.build(7, (16,) if find_variant(name).task == "translation" else (65, 65), folded)
+    monkeypatch.setattr(device, "has_kernels", lambda: kernels)
+    with as_on_tpu() if kernels else contextlib.nullcontext():
+        for config in model_configs(name):
+            for folded in (False, True):
+                config.build(7, (16,) if find_variant(name).task == "translation" else (65, 65), folded)
 
 
 STARTED = [leaf for leaf in LEAVES if leaf.startswith(("coco/", "cityscapes/", "mapillary/"))]
