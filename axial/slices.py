@@ -84,7 +84,7 @@ class Slice:
         name: like 'v5e-16'.
         generation: key of `GENERATIONS`.
         topology: chips along each axis of the torus, '4x4'.
-        chips, hosts: how many.
+        chips, cores, hosts: how many; cores are TensorCores.
         accelerator_type: its name in the Cloud TPU API, 'v5litepod-16'.
     """
 
@@ -92,6 +92,7 @@ class Slice:
     generation: str
     topology: str
     chips: int
+    cores: int
     hosts: int
     accelerator_type: str
 
@@ -106,10 +107,11 @@ def _slice(generation, topology):
     chips = math.prod(int(side) for side in topology.split("x"))
     number = chips * kind.cores
     return Slice(
-        f"{generation}-{number}",
-        generation,
-        topology,
-        chips,
+        name=f"{generation}-{number}",
+        generation=generation,
+        topology=topology,
+        chips=chips,
+        cores=number,
         hosts=1 if chips <= kind.one_host else chips // 4,
         accelerator_type=f"{kind.api}{number}",
     )
@@ -143,6 +145,9 @@ def find_slice(name):
     if found is None:
         own = [s.name for s in SLICES.values() if s.generation == generation]
         near = nearest(f"{generation}-{size}", SLICES)
+        if own and size.isdigit():
+            best = min(own, key=lambda known: abs(int(known.rpartition("-")[2]) - int(size)))
+            near = f" (did you mean {best!r}?)"
         raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(own or _EXAMPLES)}")
     return found
 
@@ -181,4 +186,4 @@ def check_runtime(slice_, runtime):
         raise InputError(f"--runtime={runtime}: axial runs on TensorFlow {oldest} to {newest}; {expected}")
     if version and (("-pod" in runtime) != (slice_.hosts > 1) or not runtime.endswith("-pjrt")):
         hosts = f"{slice_.hosts} host{'s' if slice_.hosts > 1 else ''}"
-        raise InputError(f"--runtime={runtime}: does not fit {slice_.name}, which has {hosts}; {expected}")
+        raise InputError(f"--runtime={runtime}: {slice_.name} has {hosts}; {expected}")

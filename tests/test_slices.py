@@ -32,7 +32,7 @@ def test_every_slice_is_consistent():
         assert slices.find_slice(f"{found.generation}-{found.topology}") is found
 
 
-NEAREST = [("v6-16", "v6e-16")]
+NEAREST = [("v6-16", "v6e-16"), ("v5e-17", "v5e-16")]
 UNKNOWN = [(name, rf"no such slice \(did you mean '{near}'\?\)") for name, near in NEAREST]
 UNKNOWN += [(name, "no such slice") for name in ("", "-", "v5e-", "v5e-0", "v5e-x", "pod", "é-1")]
 UNKNOWN += [(name, "TensorFlow on TPUs ends at v6e") for name in ("tpu7x-8", "v7x-8", "7x-2x2x1", "TPU7X-16")]
@@ -47,8 +47,8 @@ def test_an_unknown_slice_is_named_with_the_nearest(name, words):
 @pytest.mark.parametrize(
     "name, runtime, said",
     [
-        ("v5e-16", "tpu-vm-tf-2.18.0-pjrt", "which has 4 hosts; expected tpu-vm-tf-2.18.0-pod-pjrt"),
-        ("v5e-8", "tpu-vm-tf-2.18.0-pod-pjrt", "which has 1 host; expected tpu-vm-tf-2.18.0-pjrt"),
+        ("v5e-16", "tpu-vm-tf-2.18.0-pjrt", "has 4 hosts; expected tpu-vm-tf-2.18.0-pod-pjrt"),
+        ("v5e-8", "tpu-vm-tf-2.18.0-pod-pjrt", "has 1 host; expected tpu-vm-tf-2.18.0-pjrt"),
         ("v5e-8", "tpu-vm-tf-2.15.1-pjrt", "axial runs on TensorFlow 2.18 to 2.20"),
         ("v5e-8", "TF 2.18", "not the name of a TPU software version"),
     ],
