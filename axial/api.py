@@ -134,16 +134,14 @@ def predict(model, photos, diameter=None):
     if model.predictor is None:
         raise InputError(without_recipe(model.name))
     predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
-    several = isinstance(photos, (list, tuple))
-    given = photos if several else [photos]
-    if predictor.evaluation.takes == "text":
-        found = [_checked_text(predictor, f"text {i}", text) for i, text in enumerate(given, 1)]
-    else:
-        found = []
-        for number, photo in enumerate(given, 1):
-            folder = isinstance(photo, (str, os.PathLike)) and tf.io.gfile.isdir(photo)
-            several = several or folder
-            found += find_photos([os.fspath(photo)]) if folder else [_checked_photo(f"photo {number}", photo)]
+    several, found = isinstance(photos, (list, tuple)), []
+    for number, one in enumerate(photos if several else [photos], 1):
+        if predictor.evaluation.takes == "text":
+            found.append(_checked_text(predictor, f"text {number}", one))
+        elif isinstance(one, (str, os.PathLike)) and tf.io.gfile.isdir(one):
+            several, found = True, found + find_photos([os.fspath(one)])
+        else:
+            found.append(_checked_photo(f"photo {number}", one))
     if not found:
         raise InputError(f"no {predictor.evaluation.takes}: the list is empty")
     results = [_result(predictor, one) for one in found]

@@ -30,9 +30,8 @@ class Generation:
     """What the slices of a TPU generation share.
 
     Attributes:
-        cores: TensorCores of a chip.
+        cores: TensorCores of a chip that the number in a slice's name counts; 1 where it counts chips.
         topologies: of its slices, with spaces between them.
-        counts_cores: whether the number in a slice's name counts TensorCores; if not, it counts chips.
         api: prefix of its accelerator types in the Cloud TPU API.
         base: TPU software version without a framework.
         gke: label cloud.google.com/gke-tpu-accelerator; '' if GKE does not have it.
@@ -43,20 +42,18 @@ class Generation:
     topologies: str
     api: str
     base: str
-    counts_cores: bool = False
     gke: str = ""
     one_host: int = 4
 
 
 _CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-_TWO = {"cores": 2, "counts_cores": True}
 _BASE = "tpu-ubuntu2204-base"
 GENERATIONS = {
-    "v2": Generation(**_TWO, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
-    "v3": Generation(**_TWO, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
+    "v2": Generation(cores=2, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
+    "v3": Generation(cores=2, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
     "v4": Generation(
-        **_TWO, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
+        cores=2, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
     ),
     "v5e": Generation(
         cores=1,
@@ -67,7 +64,7 @@ GENERATIONS = {
         one_host=8,
     ),
     "v5p": Generation(
-        **_TWO,
+        cores=2,
         api="v5p-",
         base="v2-alpha-tpuv5",
         gke="tpu-v5p-slice",
@@ -75,6 +72,7 @@ GENERATIONS = {
     ),
     "v6e": Generation(cores=1, api="v6e-", base="v2-alpha-tpuv6e", gke="tpu-v6e-slice", topologies=_FLAT, one_host=8),
 }
+_EXAMPLES = ("v4-32", "v5e-16", "v5p-32", "v6e-16")
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
 
@@ -107,13 +105,13 @@ class Slice:
 def _slice(generation, topology):
     kind = GENERATIONS[generation]
     chips = math.prod(int(side) for side in topology.split("x"))
-    number = chips * kind.cores if kind.counts_cores else chips
+    number = chips * kind.cores
     return Slice(
         name=f"{generation}-{number}",
         generation=generation,
         topology=topology,
         chips=chips,
-        cores=chips * kind.cores,
+        cores=number,
         hosts=1 if chips <= kind.one_host else chips // 4,
         accelerator_type=f"{kind.api}{number}",
     )
@@ -145,23 +143,13 @@ def find_slice(name):
     by_topology = [s for s in SLICES.values() if (s.generation, s.topology) == (generation, size)]
     found = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
     if found is None:
-        raise InputError(f"--slice={name}: no such slice{_nearest(generation, size)}; for example {_some(generation)}")
+        own = [s.name for s in SLICES.values() if s.generation == generation]
+        near = nearest(f"{generation}-{size}", SLICES)
+        if own and size.isdigit():
+            best = min(own, key=lambda known: abs(int(known.rpartition("-")[2]) - int(size)))
+            near = f" (did you mean {best!r}?)"
+        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(own or _EXAMPLES)}")
     return found
-
-
-def _nearest(generation, size):
-    """The slice of this generation whose number is nearest, or the nearest name."""
-    own = [s for s in SLICES.values() if s.generation == generation]
-    if own and size.isdigit() and int(size):
-        number = int(size)
-        best = min(own, key=lambda s: abs(math.log(int(s.name.rpartition("-")[2]) / number)))
-        return f" (did you mean {best.name!r}?)"
-    return nearest(f"{generation}-{size}", SLICES)
-
-
-def _some(generation):
-    names = [s.name for s in SLICES.values() if s.generation == generation] or ["v4-32", "v5e-16", "v5p-32", "v6e-16"]
-    return ", ".join(names)
 
 
 # === Software ===
@@ -189,20 +177,13 @@ def supported_runtimes(slice_):
 
 def check_runtime(slice_, runtime):
     """Raises InputError if a TPU software version does not fit a slice or axial."""
-    where = f"--runtime={runtime}"
-    expected = " or ".join(supported_runtimes(slice_))
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", runtime):
-        raise InputError(f"{where}: not the name of a TPU software version; expected {expected} ({RUNTIMES_PAGE})")
+    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
+    expected = f"expected {' or '.join(supported_runtimes(slice_))} ({RUNTIMES_PAGE})"
     version = tensorflow_of(runtime)
-    if version is None:
-        if runtime.startswith("tpu-vm-tf"):
-            raise InputError(f"{where}: expected tpu-vm-tf-x.y.z[-pod]-pjrt, as in {expected} ({RUNTIMES_PAGE})")
-        return
-    if not OLDEST_TENSORFLOW <= version[:2] <= NEWEST_TENSORFLOW:
-        oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
-        raise InputError(f"{where}: axial runs on TensorFlow {oldest} to {newest}; expected {expected}")
-    if ("-pod" in runtime) != (slice_.hosts > 1):
+    if version is None and (runtime.startswith("tpu-vm-tf") or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{2,62}", runtime)):
+        raise InputError(f"--runtime={runtime}: not the name of a TPU software version; {expected}")
+    if version and not OLDEST_TENSORFLOW <= version[:2] <= NEWEST_TENSORFLOW:
+        raise InputError(f"--runtime={runtime}: axial runs on TensorFlow {oldest} to {newest}; {expected}")
+    if version and (("-pod" in runtime) != (slice_.hosts > 1) or not runtime.endswith("-pjrt")):
         hosts = f"{slice_.hosts} host{'s' if slice_.hosts > 1 else ''}"
-        raise InputError(f"{where}: {slice_.name} has {hosts}; expected {expected}")
-    if not runtime.endswith("-pjrt"):
-        raise InputError(f"{where}: expected a name that ends in -pjrt, as in {expected} ({RUNTIMES_PAGE})")
+        raise InputError(f"--runtime={runtime}: {slice_.name} has {hosts}; {expected}")

@@ -27,9 +27,6 @@ DEEPEST = 50  # brackets, files or scopes, each within the one before
 LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
 _LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
 _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
-_SINCE = "has another name since axial 0.2 (CHANGELOG.md); a run of axial 0.1 resumes with that version only"
-# Arguments of PanopticTask in version 0.1. The config.gin of such a run has them.
-_MOVED = "train_split eval_split canvas augmentation shuffle norm drop_path model memory".split()
 
 
 # === Files ===
@@ -298,8 +295,6 @@ class Statements(config_parser.ParserDelegate):
 
     def _check_argument(self, statement, name, place):
         argument, known = statement.arg_name, self._arguments[self._known(statement.selector, place)]
-        if name == "PanopticTask" and argument in _MOVED and (argument != "model" or isinstance(statement.value, str)):
-            raise InputError(f"{place}: {name}.{argument} {_SINCE}")
         if argument not in known:
             raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, known)}")
         if statement.scope:

@@ -4,10 +4,9 @@
 #
 #   scripts/mutants.sh                       300 mutants; prints the score and the survivors
 #   scripts/mutants.sh --sample=40 --seed=1  other mutants, drawn with that seed
-#   scripts/mutants.sh --again               tries survivors again, after tests were added
 #
-# It changes copies of the tree in build/mutants, and an interrupted run goes on where it was. The environment is
-# build/venv-mutants, 3 GB; AXIAL_VENV replaces build/venv in this name.
+# It changes copies of the tree in build/mutants. The environment is build/venv-mutants, 3 GB; AXIAL_VENV replaces
+# build/venv in this name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

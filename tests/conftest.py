@@ -25,7 +25,6 @@ from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask
 from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
-from tests.cloud.slice_fixture import here  # noqa: F401, a fixture
 from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture
 from tests.command_server import command  # noqa: F401, a fixture
 from tests.data.classification_fixture import colours_dir  # noqa: F401, a fixture
@@ -230,19 +229,3 @@ def sample_dir(tmp_path_factory):
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     return sample_data_dir()
-
-
-@pytest.fixture(scope="session")
-def whole(command, sample_dir, tmp_path_factory):  # noqa: F811
-    """A folder with what the campaigns disturb: data, a run, an export and photos."""
-    from axial.data.converters.coco import SAMPLE_DIR
-
-    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
-    root = tmp_path_factory.mktemp("whole")
-    shutil.copytree(sample_dir, root / "data")
-    assert command("train", *tiny, f"--data_dir={root}/data", f"--model_dir={root}/run").code == 0
-    assert command("export", f"--model_dir={root}/run", f"--output_dir={root}/export").code == 0
-    (root / "photos").mkdir()
-    for name in ("000000000285.jpg", "000000000785.jpg"):
-        shutil.copy(os.path.join(SAMPLE_DIR, "val2017", name), root / "photos")
-    return root

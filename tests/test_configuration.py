@@ -55,46 +55,19 @@ def test_every_leaf_trains_a_step_of_its_tiny_twin(name, command, request, tmp_p
     assert RECIPES[recipe][1] in (tmp_path / "operative_config.gin").read_text()
 
 
-def test_every_leaf_says_its_command():
-    for name in LEAVES:
-        assert re.search("^# .*axial-train", (ROOT / name).read_text(), re.M), name
-
-
-def test_bad_input_is_named_without_the_words_of_gin(tmp_path):
-    configuration.load(["sample/overfit.gin"])
-    with pytest.raises(InputError) as error:
-        configuration.build(data_dir=str(tmp_path / "none"))
-    assert str(tmp_path / "none") in str(error.value) and "configurable" not in str(error.value)
-
-
 WRONG = {
     "MODEL = %MODEL": "the macro 'MODEL' is set to itself",
-    "CANVAS = (0, 0)": r"DataConfig.canvas = \(0, 0\): expected int >= 1 \(in \[0\]\)",
     "MODEL = 'resnet_50'": "for classification; a model for panoptic is expected",
-    "ModelConfig.norm = 5": "expected @BatchNormConfig",
-    "PostprocessConfig.top_k = 1000": "top_k must be below the label_divisor 1000",
-    "PanopticTask.memory = 'kernel'": r"memory has another name since axial 0\.2 \(CHANGELOG\.md\)",
-    "PanopticTask.canvas = (65, 65)": "canvas has another name since axial 0",
     "INIT = 5": "init_checkpoint = 5: expected str",
-    "DataConfig.augmentation = None": "expected @Augmentation",
     "STEPS = (1": "not gin's syntax",
-    "Augmentation.scales = (2, 1)": r"expected \(smallest, largest\)",
     "PostprocessConfig.center_threshold = 1e999": "expected float <= 1.0",
     "TrainingConfig.precision = 'mixed_bfloat'": "did you mean 'mixed_bfloat16'",
-    "experiment.optimizer = 5": "expected @RAdamLookahead",
     "RAdamLookahead.learning_rate = @WarmupPoly": r"expected a number >= 0 or a schedule, like @WarmupPoly\(\)",
-    "RAdamLookahead.learning_rate = @BatchNormConfig()": "RAdamLookahead.learning_rate = BatchNormConfig",
-    "PanopticTask.spec = 'coco'": "PanopticTask.spec = 'coco': expected a DatasetSpec, or None",
     "BatchNormConfig.momentum = '" + 300 * "b" + "'": "bbb...: expected float",
     "PanopticTask.model = @PanopticTask()": "an argument of itself",
     "from os import path": "imports are refused",
     "STEPS = " + "(" * 3000: "not gin's syntax",
-    "STEPS = {[1]: 2}": "not gin's syntax",
     "foo/TrainingConfig.steps = 3": "foo/TrainingConfig has no effect, as nothing refers to @foo/TrainingConfig",
-    "foo/STEPS = 3": "the macro 'foo/STEPS' is not used anywhere",
-    "foo.TrainingConfig.steps = 3": "nothing is called 'foo.TrainingConfig'",
-    "PanopticTask.model = @foo.ModelConfig()": "nothing is called 'foo.ModelConfig'",
-    "macro.value = 3": "nothing is called 'macro'",
     "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
     "INIT = '\\ud800'": "surrogates not allowed",
     "STEPS = 0x" + "f" * 5000: r"a number above 2\*\*64",
@@ -122,13 +95,9 @@ def chain(number, end, value="%A{0}"):
     [
         ("ModelConfig.name = %A\nA = %B\nB = %A", "the macro 'B' is set to itself|the macro 'A' is set to itself"),
         ("experiment.task = %A\nA = [{'a': (%A,)}]", "the macro 'A' is set to itself"),
-        ("TrainingConfig.seed = %a/A\na/A = @WarmupPoly()\nWarmupPoly.peak = %a/A", "the macro 'a/A' is set to itself"),
-        (chain(4000, "A4000 = %A0"), "is set to itself"),
         (chain(4000, "A4000 = 1"), "leads to more than 1000 references"),
         (chain(60, "A60 = 1", "[%A{0}, %A{0}]"), "leads to more than 1000 references"),
-        ("INIT = " + "'a' " * 30000, "2000 quotes are read"),
         ("STEPS = 1\n" * 20000, "at most 131072 characters"),
-        ("TrainingConfig.seed = @" + "a/" * 60 + "WarmupPoly()", "more than 50 scopes"),
     ],
 )
 def test_no_text_takes_long(text, words):
@@ -146,7 +115,7 @@ def test_macros_in_a_row_are_one_line_however_deep_gin_goes():
         configuration.build("TrainingConfig")
 
 
-VALUES = ("'x'", "7", "-1", "1e999", "None", "[1, 'a']", "@BatchNormConfig()")
+VALUES = ("'x'", "7", "None", "[1, 'a']", "@BatchNormConfig()")
 # Recipes of the builders that the recipe of panoptic segmentation lacks.
 RECIPE_OF = {
     **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
@@ -204,26 +173,6 @@ def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
     (tmp_path / "b.gin").write_bytes(codecs.BOM_UTF8 + b"TrainingConfig.seed = 5" + ends)
     configuration.load([str(tmp_path / "a.gin")])
     assert "TrainingConfig.steps = 7" in configuration.text() and "TrainingConfig.seed = 5" in configuration.text()
-
-
-def test_an_include_within_a_string_stays_a_string(tmp_path, monkeypatch):
-    """These files once ran a shell command: the include closed the string for gin, and not for the check."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.gin").write_text(
-        '"""\n'
-        "from __gin__ import dynamic_registration\n"
-        "import axial.training.trainer\n"
-        "import subprocess\nimport textwrap\n"
-        "subprocess.getoutput.cmd = 'id > RAN'\n"
-        "axial.training.trainer.TrainingConfig.keep = @subprocess.getoutput()\n"
-        'textwrap.dedent.text = """\n'
-    )
-    (tmp_path / "shared.gin").write_text(
-        'include \'sample/overfit.gin\'\nPanopticTask.data_dir = """\ninclude \'notes.gin\'\n"""\n'
-    )
-    configuration.load(["shared.gin"])
-    assert gin.query_parameter("PanopticTask.data_dir") == "\ninclude 'notes.gin'\n"
-    assert "subprocess" not in configuration.text()
 
 
 def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
@@ -320,13 +269,6 @@ def parse(text):
 
 def refuse(name):
     raise InputError(f"{name}: no such gin file")
-
-
-def test_a_macro_that_only_a_block_uses_is_kept():
-    """gin reads all lines of a block before the first is a statement. A macro may have a configurable's name."""
-    block = "TrainingConfig:\n  seed = %PanopticTask\n  keep = 5"
-    configuration.load(["sample/overfit.gin"], [block, "PanopticTask = 7"])
-    assert configuration.query("TrainingConfig.seed", None) == 7 and configuration._task() == "PanopticTask"
 
 
 def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):

@@ -12,14 +12,10 @@ from axial.errors import InputError
 @pytest.mark.parametrize(
     "name, topology, chips, hosts, accelerator",
     [
-        ("v2-8", "2x2", 4, 1, "v2-8"),
         ("v3-32", "4x4", 16, 4, "v3-32"),
         ("v4-8", "2x2x1", 4, 1, "v4-8"),
-        ("v4-32", "2x2x4", 16, 4, "v4-32"),
         ("v5e-8", "2x4", 8, 1, "v5litepod-8"),
-        ("v5litepod-16", "4x4", 16, 4, "v5litepod-16"),
         ("v5p-2048", "8x8x16", 1024, 256, "v5p-2048"),
-        ("v6e-1", "1x1", 1, 1, "v6e-1"),
         ("V6E-256", "16x16", 256, 64, "v6e-256"),
     ],
 )
@@ -36,7 +32,7 @@ def test_every_slice_is_consistent():
         assert slices.find_slice(f"{found.generation}-{found.topology}") is found
 
 
-NEAREST = [("v5e-17", "v5e-16"), ("v4-100", "v4-128"), ("v6-16", "v6e-16"), ("v5litepod-9", "v5e-8"), ("v3-2", "v3-8")]
+NEAREST = [("v6-16", "v6e-16"), ("v5e-17", "v5e-16")]
 UNKNOWN = [(name, rf"no such slice \(did you mean '{near}'\?\)") for name, near in NEAREST]
 UNKNOWN += [(name, "no such slice") for name in ("", "-", "v5e-", "v5e-0", "v5e-x", "pod", "é-1")]
 UNKNOWN += [(name, "TensorFlow on TPUs ends at v6e") for name in ("tpu7x-8", "v7x-8", "7x-2x2x1", "TPU7X-16")]
@@ -54,17 +50,9 @@ def test_an_unknown_slice_is_named_with_the_nearest(name, words):
         ("v5e-16", "tpu-vm-tf-2.18.0-pjrt", "has 4 hosts; expected tpu-vm-tf-2.18.0-pod-pjrt"),
         ("v5e-8", "tpu-vm-tf-2.18.0-pod-pjrt", "has 1 host; expected tpu-vm-tf-2.18.0-pjrt"),
         ("v5e-8", "tpu-vm-tf-2.15.1-pjrt", "axial runs on TensorFlow 2.18 to 2.20"),
-        ("v5e-8", "tpu-vm-tf-2.18.0-se", "ends in -pjrt"),
-        ("v5e-8", "tpu-vm-tf-nightly", "expected tpu-vm-tf-x.y.z"),
         ("v5e-8", "TF 2.18", "not the name of a TPU software version"),
     ],
 )
 def test_software_that_does_not_fit(name, runtime, said):
     with pytest.raises(InputError, match=said):
         slices.check_runtime(slices.find_slice(name), runtime)
-
-
-def test_software_that_fits():
-    for found in slices.SLICES.values():
-        for runtime in slices.supported_runtimes(found):
-            slices.check_runtime(found, runtime)

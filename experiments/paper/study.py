@@ -1,6 +1,6 @@
 """Counts the GFLOPs of the spatial-attention study's Tables 2 and 3 and Fig. 3, beside the published ones (minutes).
 
-%s --json=F --markdown=experiments/RESULTS.md --figure=experiments/study.png
+%s --markdown=experiments/RESULTS.md --figure=experiments/study.png
 
 study_published.csv has what Zhu et al., ICCV 2019, print in Tables 2 and 3, and experiments/study.csv the scores of our
 own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
@@ -20,13 +20,10 @@ have the published totals. Translation is the whole network without its vocabula
 
 import dataclasses
 import functools
-import os
 import sys
-import typing
 
 import tensorflow as tf
 from absl import flags
-from msgspec import Meta
 
 import study_reference as reference
 from axial.analysis.counts import trace
@@ -35,8 +32,6 @@ from axial.cli import app
 from axial.cli.checks import check_page
 from axial.cli.pages import counted
 from axial.io import show
-from axial.io.read import read_rows
-from axial.io.schemas import Strict, Text
 from axial.io.write import write_whole
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
@@ -44,7 +39,6 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
-from axial.statements import experiments_dir
 from published import command, read_lines, start_command
 from tables import publish
 
@@ -149,53 +143,31 @@ class Row:
             return f"{self.gflops:.1f}" == f"{self.gflops_published:.1f}"
         return None if self.difference is None else abs(self.difference) <= 0.1
 
-    def to_json(self):
-        """A dict of plain values."""
-        row = dataclasses.asdict(self)
-        row["setting"] = self.label
-        found = {name: getattr(self, name) for name in ("added_published", "difference", "difference_whole")}
-        return {**row, "mechanism": self.setting, **found}
 
-
-_ADDED = ("added", "added_shipped")
-
-
-def rows(scores=None, progress=lambda done, of, name: None):
+def rows(progress=lambda done, of, name: None):
     """Every `Row`, table after table.
 
     Args:
-        scores: of `read_scores`, or None.
         progress: called before each row with how many are done, how many there are, and the row's setting.
     """
-    result, count = [], len(TASKS) * (len(TABLE_2) + len(TABLE_3)) + (len(TASKS) + 1) * len(SETTINGS)
-    for table, published in (("2", TABLE_2), ("3", TABLE_3)):
-        for (setting, window, deformable), numbers in published.items():
-            for task, (score, gflops) in zip(TASKS, numbers):
-                progress(len(result), count, setting)
-                own = dict(setting=setting, window=window, deformable=deformable)
-                row = Row(table, task, **own, **_added(task, **own), gflops=network_gflops(task, **own))
-                row = dataclasses.replace(row, gflops_published=gflops, score_published=score)
-                result.append(_with_system(row, scores or {}))
-    for task in (*TASKS, MEMORY):
-        for setting in SETTINGS:
-            progress(len(result), count, setting)
-            ours = dict(zip(_ADDED, (attention_gflops(task, setting, shipped=s) for s in (False, True))))
-            row = Row("Fig. 3", task, setting, window=None, deformable=False, **ours)
-            result.append(_with_system(row, scores or {}))
+    tables = {"2": TABLE_2, "3": TABLE_3}
+    keys = [(table, task, *own) for table, published in tables.items() for own in published for task in TASKS]
+    keys += [("Fig. 3", task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
+    result, scores = [], read_scores()
+    for table, *key in keys:
+        task, *own = key
+        progress(len(result), len(keys), own[0])
+        count = added_gflops if table in tables else _attention_gflops
+        added = (
+            (None, None) if tuple(own) == PLAIN else [count(task, *own, shipped=shipped) for shipped in (False, True)]
+        )
+        row = Row(table, *key, *added, commands=row_commands(*key), scores_ours=own_scores(scores.get(tuple(key), ())))
+        if table in tables:
+            score, gflops = tables[table][tuple(own)][TASKS.index(task)]
+            published = dict(gflops_published=gflops, score_published=score)
+            row = dataclasses.replace(row, gflops=network_gflops(task, *own), **published)
+        result.append(row)
     return result
-
-
-def _added(task, **row):
-    """dict of the `_ADDED` of a row; None for the plain network."""
-    if tuple(row.values()) == PLAIN:
-        return dict.fromkeys(_ADDED)
-    return dict(zip(_ADDED, (added_gflops(task, **row, shipped=shipped) for shipped in (False, True))))
-
-
-def _with_system(row, scores):
-    """A row with what is known of our system."""
-    key = row.task, row.setting, row.window, row.deformable
-    return dataclasses.replace(row, commands=row_commands(*key), scores_ours=own_scores(scores.get(key, ())))
 
 
 # === Systems ===
@@ -228,37 +200,22 @@ def row_commands(task, *row):
     return (*start, command(flags))
 
 
-class Score(Strict):
-    """A row of experiments/study.csv, of text alone: the score of one of our runs."""
-
-    task: typing.Literal["detection", "segmentation", "nmt"]
-    setting: Text
-    window: typing.Annotated[str, Meta(pattern=r"^\d{0,2}$")]
-    deformable: typing.Literal["yes", "no"]
-    data: Text
-    model: Text
-    score: typing.Annotated[str, Meta(pattern=r"^\d{1,3}\.\d$")]
-
-
-def read_scores(path):
-    """{(task, setting, window, deformable): list of `Score`} of a CSV with a row for each run.
-
-    Raises:
-        InputError: a missing or unknown column, or a value out of form.
-    """
+def read_scores():
+    """{(task, setting, window, deformable): list of lines} of experiments/study.csv, the scores of our runs."""
     found = {}
-    for where, row in read_rows(path, Score):
-        find_variant(row.model, where)
-        window = int(row.window) if row.window else None
-        found.setdefault((row.task, row.setting, window, row.deformable == "yes"), []).append(row)
+    for line in read_lines("../study.csv"):
+        window = int(line["window"]) if line["window"] else None
+        key = line["task"], line["setting"], window, line["deformable"] == "yes"
+        found.setdefault(key, []).append(line)
     return found
 
 
 def own_scores(rows):
     """'72.1, 71.9 on CamVid by ccnet_nano' of the scores of a configuration."""
-    places = dict.fromkeys((row.data, row.model) for row in rows)
-    scores = {place: ", ".join(row.score for row in rows if (row.data, row.model) == place) for place in places}
-    return "; ".join(f"{scores[data, model]} on {data} by {model}" for data, model in places)
+    found = {}
+    for row in rows:
+        found.setdefault(f"{row['data']} by {row['model']}", []).append(row["score"])
+    return "; ".join(f"{', '.join(scores)} on {place}" for place, scores in found.items())
 
 
 # === Networks ===
@@ -286,7 +243,7 @@ def added_gflops(task, setting, window, deformable, *, shipped):
     return (_increment(task, setting, window, shipped) + deformable * _moved(task, shipped)) / 1e9
 
 
-def attention_gflops(task, setting, *, shipped):
+def _attention_gflops(task, setting, *_, shipped):
     """GFLOPs of the attention that Fig. 3 studies: of all blocks, or of all layers of the Transformer."""
     if task in MAPS:
         return _increment(task, setting, None, shipped) / 1e9
@@ -463,80 +420,47 @@ def write_figure(path, results):
     """
     from matplotlib.figure import Figure
 
+    kinds = {
+        "w/o": ("*", lambda row: row.setting == "none" and not row.deformable),
+        "Transformer attention": ("o", lambda row: row.setting in SETTINGS and not (row.window or row.deformable)),
+        "0100 in a window": ("s", lambda row: row.setting in SETTINGS and row.window),
+        "dynamic convolution": ("^", lambda row: row.setting == "dynamic"),
+        "with deformable convolution": ("D", lambda row: row.deformable),
+    }
     figure = Figure(figsize=(18, 7.5), layout="constrained")
     for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
         own = [row for row in results if row.task == task and row.score_published is not None]
-        for (kind, belongs), (marker, corner) in zip(_KINDS.items(), _LOOKS):
+        for kind, (marker, belongs) in kinds.items():
             members = [row for row in own if belongs(row)]
             axes.plot([r.gflops for r in members], [r.score_published for r in members], marker, label=show.drawn(kind))
-            reach = 0.06 * (max(r.gflops for r in own) - min(r.gflops for r in own))
-            for place, names in _labels(members, reach):
-                sides = dict(zip(("va", "ha"), corner), fontsize=6, textcoords="offset points")
-                shift = {"left": 5, "right": -5, "center": 0}[corner[1]], 4 if corner[0] == "bottom" else -5
-                axes.annotate(show.drawn(names), place, xytext=shift, **sides)
-        axes.margins(x=0.25)
+            places = {}  # rows of one score and about the same GFLOPs share a label
+            for row in members:
+                name = "w/o" if row.setting == "none" else str(row.window or row.setting)
+                places.setdefault((float(f"{row.gflops:.2g}"), row.score_published), []).append((row.gflops, name))
+            for (_, score), found in places.items():
+                names = ", ".join(name for _, name in found)
+                axes.annotate(show.drawn(f" {names}"), (found[0][0], score), fontsize=6, rotation=20)
+        lowest, second, *_, highest = sorted(row.score_published for row in own)
+        if second - lowest > 2 * (highest - second):  # one row far below would leave the others no room
+            axes.set_ylim(second - 0.1, highest + 0.1)
         axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
         axes.grid(alpha=0.3)
-        _leave_out_an_outlier(axes, own)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_KINDS))
+        axes.margins(x=0.25)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds))
     write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
-
-
-def _leave_out_an_outlier(axes, members):
-    """Cuts the lowest score off where it would leave the others no room, and writes it down."""
-    lowest, second, *_, highest = sorted(members, key=lambda row: row.score_published)
-    spread = highest.score_published - second.score_published
-    if second.score_published - lowest.score_published > 2 * spread:
-        axes.set_ylim(second.score_published - 0.15 * spread, highest.score_published + 0.15 * spread)
-        note = f"{lowest.label}: {lowest.score_published} at {lowest.gflops:.2f}, far below"
-        axes.text(0.02, 0.02, show.drawn(note), transform=axes.transAxes, fontsize=7)
-
-
-_KINDS = {
-    "w/o": lambda row: row.setting == "none" and not row.deformable,
-    "Transformer attention": lambda row: row.setting in SETTINGS and not (row.window or row.deformable),
-    "0100 in a window": lambda row: row.setting in SETTINGS and row.window,
-    "dynamic convolution": lambda row: row.setting == "dynamic",
-    "with deformable convolution": lambda row: row.deformable,
-}
-
-
-# Of each kind: its marker, and the side of a point that its label aligns with.
-_LOOKS = (
-    ("*", ("top", "left")),
-    ("o", ("top", "center")),
-    ("s", ("bottom", "right")),
-    ("^", ("top", "left")),
-    ("D", ("bottom", "center")),
-)
-
-
-def _labels(members, reach):
-    """List of ((GFLOPs, score), short names): rows of one score share a label if they are less than `reach` apart."""
-    groups = []
-    for row in sorted(members, key=lambda row: (row.score_published, row.gflops)):
-        last = groups[-1][-1] if groups else None
-        near = last and last.score_published == row.score_published and row.gflops - last.gflops < reach
-        groups[-1].append(row) if near else groups.append([row])
-    return [((group[0].gflops, group[0].score_published), ", ".join(map(_short, group))) for group in groups]
-
-
-def _short(row):
-    """A row's setting, or the side of its window or kernel."""
-    return "w/o" if row.setting == "none" else str(row.window or row.setting)
 
 
 def _main(_):
     check_page("study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
-    scores = read_scores(os.path.join(experiments_dir(), "study.csv"))
-    results = counted(lambda step: rows(scores, step))
+    results = counted(rows)
     show.print_table(COLUMNS, map(cells, results))
     publish("study", sys.modules[__name__], results)
+    if flags.FLAGS.figure:
+        write_figure(flags.FLAGS.figure, results)
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
     flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

@@ -1,6 +1,6 @@
 """Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
 
-%s --json=F --markdown=experiments/RESULTS.md --figure=F.png
+%s --markdown=experiments/RESULTS.md
 
 Each model is traced once for each image size.
 """
@@ -15,9 +15,9 @@ from absl import flags
 from axial.analysis.model_counts import count_models
 from axial.cli import app
 from axial.cli.checks import check_page
-from axial.cli.pages import counted, write_page
-from axial.io.show import broken, drawn, markdown_table, print_table, say
-from axial.io.write import write_whole
+from axial.cli.pages import counted
+from axial.io.show import broken, markdown_table, print_table, say
+from axial.io.write import write_block
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
 
 FLAGS = flags.FLAGS
@@ -38,22 +38,6 @@ class Result:
     params: int | None = None
     attention_norms: int | None = None
     macs: int | None = None
-
-    def to_json(self):
-        def plain(value, unit):
-            return None if value is None else round(value * unit)
-
-        return {
-            "table": self.row.table,
-            "row": self.row.row,
-            "params": self.params,
-            "params_published": plain(self.row.params, 1e6),
-            "macs": self.macs,
-            "macs_published": plain(self.row.macs, 1e9),
-            "attention_bn_params": self.attention_norms,
-            "scores_published": self.row.scores,
-            "commands": self.row.commands(),
-        }
 
 
 def count_rows(rows=ROWS, **options):
@@ -172,53 +156,19 @@ def _markdown_table(results):
     return markdown_table(header, rows)
 
 
-# === As a picture ===
-
-# Lines of Fig. 3, by the start of a row's name in Tables 1 and 10.
-_FAMILIES = (
-    ("ResNet-50", "s"),
-    ("Conv-Stem + Attention", "v"),
-    ("Full Attention", "^"),
-    ("Conv-Stem + PS-Attention", "o"),
-    ("Conv-Stem + Axial-Attention", "D"),
-    ("Full Axial-Attention", "*"),
-)
-
-
-def write_figure(path, results):
-    """Writes Fig. 3: published accuracy over our parameters and over our multiply-adds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    for axes, (label, x) in zip(
-        figure.subplots(1, 2, sharey=True),
-        (("parameters, M", lambda r: r.params / 1e6), ("multiply-adds, B", lambda r: r.macs / 1e9)),
-    ):
-        for family, marker in _FAMILIES:
-            mine = [r for r in results if r.row.table in (1, 10) and r.row.row.startswith(family) and r.params]
-            mine = sorted({r.row.model: r for r in mine}.values(), key=x)
-            axes.plot([x(r) for r in mine], [r.row.scores["top1"] for r in mine], marker=marker, label=drawn(family))
-        axes.set_xlabel(drawn(label))
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("Top-1 on ImageNet as published, %")
-    figure.axes[1].legend(fontsize=8, loc="lower right")
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=130))
-
-
 def publish(page, module, results):
-    """Says how far results agree with the published ones and what trains them; --json, --markdown and --figure.
+    """Says how far results agree with the published ones and what trains them, and writes --markdown.
 
     Args:
         page: name of the block of --markdown.
-        module: has `agreement`, `commands`, `markdown` and `write_figure`, functions of the results.
-        results: list of what has `to_json`.
+        module: has `agreement`, `commands` and `markdown`, functions of the results.
+        results: list of rows.
     """
     say(*module.agreement(results))
     for own, names in module.commands(results).items():
         say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
-    write_page(page, results, module.markdown)
-    if FLAGS.figure:
-        module.write_figure(FLAGS.figure, results)
+    if FLAGS.markdown:
+        write_block(FLAGS.markdown, page, module.markdown(results))
 
 
 def _main(_):
@@ -231,7 +181,5 @@ def _main(_):
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

@@ -1,6 +1,6 @@
 """Measures our form of attention, the textbook's form and ResNet-101 on this machine: seconds and memory (minutes).
 
-%s --json=F             of layers and of Axial-ResNet-L
+%s                      of layers and of Axial-ResNet-L
 %s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
 %s --suite=runtime      the models of the paper's Table 8, one image at a time
 %s --suite=scaling --figure=scaling.png
@@ -13,6 +13,7 @@ process holds before its first step.
 """
 
 import csv
+import functools
 import importlib
 import os
 import platform
@@ -27,7 +28,7 @@ import tf_keras as keras
 from absl import flags
 
 from axial.cli import app
-from axial.cli.pages import finish, report
+from axial.cli.pages import report
 from axial.errors import InputError
 from axial.io.show import print_table, say, working
 from axial.io.write import write_whole
@@ -58,6 +59,7 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
+MODULES = {"study": "study_speed", "scaling": "scaling", "systems": "systems"}  # of the other suites
 
 
 def table_8():
@@ -158,22 +160,34 @@ def training_function(layer, input_gradient=True):
 # === Measures ===
 
 
-def time_in_turn(steps, rounds, report=lambda line: None):
-    """Times each of the `steps`, a dict of functions, `rounds` times, in turn. Each first runs twice to warm up.
+def measure(forms, make, rounds, peak=None):
+    """Times a step of each form, round by round, in turn. Each first runs twice to warm up.
+
+    Args:
+        forms: names or tuples.
+        make: function of a form that returns its step, a function without arguments.
+        rounds: how often each step is timed.
+        peak: `peak_memory`'s argument with '{!r}' in the place of the form; None if memory is not measured.
 
     Returns:
-        dict from the names of the steps to lists of seconds.
+        dict from forms to dicts of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
     """
-    for name, step in steps.items():
-        report(f"{name}: warming up")
+    found = {form: {} for form in forms}
+    for form in forms if peak else ():  # before the steps, with which this process holds gigabytes
+        report(f"{form}: peak memory")
+        found[form]["peak_bytes"] = peak_memory(peak.format(form))
+    steps, seconds = {form: make(form) for form in forms}, {form: [] for form in forms}
+    for form, step in steps.items():
+        report(f"{form}: warming up")
         step(), step()
-    seconds = {name: [] for name in steps}
     for _ in range(rounds):
-        for name, step in steps.items():
+        for form, step in steps.items():
             started = time.perf_counter()
             step()
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
+            seconds[form].append(time.perf_counter() - started)
+    for form, times in seconds.items():
+        found[form] |= {"median_s": statistics.median(times), "quartiles_s": np.percentile(times, [25, 75])}
+    return found
 
 
 def peak_memory(step):
@@ -207,157 +221,86 @@ def _resident(name):
         return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
 
 
-def machine():
-    """What the times were taken on."""
-    with open("/proc/cpuinfo") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    a = tf.random.normal([2048, 2048])
-    product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, a)))
-    seconds = time_in_turn({"product": lambda: product().numpy()}, 5)["product"]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gflops_float32": round(2 * 2048**3 / min(seconds) / 1e9),
-        "tensorflow": tf.__version__,
-        "load": round(os.getloadavg()[0], 2),
-    }
-
-
-def benchmark(quick=False, report=lambda line: None):
-    """Measures every work and computes the ratios that the README names.
+def benchmark(quick=False):
+    """(works, ratios): work -> form -> what `measure` returns, and the ratios by their names.
 
     Args:
         quick: whether to measure only the works of `QUICK`, in few rounds.
-        report: function that is called with a line of progress.
-
-    Returns:
-        dict of 'machine', 'works' (work -> form -> seconds and peak bytes), 'ratios', and the published times.
     """
-    result = {"machine": machine(), "works": {}}
+    works = {}
     for work in QUICK if quick else WORKS:
-        long = work == "model_train"
-        rounds = 7 if quick else 5 if long else 15
-        steps = {form: make_step(work, form) for form in WORKS[work]}
-        seconds = time_in_turn(steps, rounds, lambda line, work=work: report(f"{work} {line}"))
-        forms = {
-            form: {
-                "median_s": statistics.median(s),
-                "quartiles_s": np.percentile(s, [25, 75]).tolist(),
-                "least_s": min(s),
-                "runs": len(s),
-            }
-            for form, s in seconds.items()
-        }
-        if "train" in work:
-            for form in forms:
-                report(f"{work} {form}: peak memory")
-                forms[form]["peak_bytes"] = peak_memory(f"benchmark:make_step({work!r}, {form!r})")
-        result["works"][work] = forms
-    result["ratios"] = ratios(result["works"])
-    return result
+        peak = f"benchmark:make_step({work!r}, {{!r}})" if "train" in work else None
+        rounds = 7 if quick else 5 if work == "model_train" else 15
+        works[work] = measure(WORKS[work], functools.partial(make_step, work), rounds, peak)
+    return works, ratios(works)
 
 
-def runtime(quick=False, report=lambda line: None):
-    """Times the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded.
+def runtime(quick=False):
+    """(works, ratios) of the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded.
 
     Args:
         quick: whether to time 5 rounds, as many as the paper, in place of 15.
-        report: function that is called with a line of progress.
-
-    Returns:
-        dict of 'machine' and 'works' (row -> model, median seconds and published milliseconds on a V100).
     """
-    image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
-    rows, steps = table_8(), {}
-    for row in rows:
-        model = build_model(row["model"], 1000, None)
+    image, rows = tf.random.stateless_normal([1, 224, 224, 3], [0, 0]), {row["model"]: row for row in table_8()}
+
+    def make(name):
+        model = build_model(name, 1000, None)
         model(image)
-        steps[row["row"]] = inference_step(model, image)
-    seconds = time_in_turn(steps, 5 if quick else 15, report)
-    works = {
-        row["row"]: {
-            "model": row["model"],
-            "median_s": statistics.median(seconds[row["row"]]),
-            "published_v100_ms": float(row["ms"]),
-        }
-        for row in rows
-    }
-    return {"machine": machine(), "works": works}
+        return inference_step(model, image)
+
+    works, found = {"runtime": measure(rows, make, 5 if quick else 15)}, {}
+    for name, row in rows.items():
+        found[f"{name} over resnet_101"] = over(works, "runtime", name, "resnet_101")
+        found[f"{name} over resnet_101, published"] = float(row["ms"]) / float(rows["resnet_101"]["ms"])
+    return works, found
+
+
+def over(works, work, a, b, key="median_s"):
+    """How many times that of form `b` a measure of form `a` is."""
+    return works[work][a][key] / works[work][b][key]
 
 
 def ratios(works):
-    """The ratios, by the names that the README uses. A speedup is the textbook's time over ours."""
-
-    def time_of(work, form):
-        return works[work][form]["median_s"]
-
-    def over(work, a, b):
-        return time_of(work, a) / time_of(work, b)
-
+    """dict of the ratios that the pages have. A speedup is the textbook's time over ours."""
     found = {}
     for work in works:
         if "train" in work:
-            found[work.replace("_train", "_train_speedup")] = over(work, "textbook", "ours")
-            ours, textbook = (works[work][form]["peak_bytes"] for form in ("ours", "textbook"))
-            found[work.replace("_train", "_train_memory_ratio")] = ours / textbook
-            found[work.replace("_train", "_train_bfloat16_speedup")] = over(work, "ours", "bfloat16")
-    found["folded_speedup"] = over("model_batch1", "ours", "folded")
-    found["folded_textbook_speedup"] = over("model_batch1", "textbook", "folded")
-    found["folded_vs_resnet101"] = over("model_batch1", "folded", "resnet101")
+            found[work.replace("_train", "_train_speedup")] = over(works, work, "textbook", "ours")
+            found[work.replace("_train", "_train_memory_ratio")] = over(works, work, "ours", "textbook", "peak_bytes")
+            found[work.replace("_train", "_train_bfloat16_speedup")] = over(works, work, "ours", "bfloat16")
+    found["folded_speedup"] = over(works, "model_batch1", "ours", "folded")
+    found["folded_textbook_speedup"] = over(works, "model_batch1", "textbook", "folded")
+    found["folded_vs_resnet101"] = over(works, "model_batch1", "folded", "resnet101")
     return found
 
 
-# === Results ===
-
-
-def print_works(result):
-    """Prints the seconds and the peak memory of each form of each work, and the ratios."""
+def show(works, ratios):
+    """Prints the machine, the seconds and the peak memory of each form of each work, and the ratios."""
     rows = []
-    for work, forms in result["works"].items():
-        for form, measure in forms.items():
-            quartiles = " - ".join(f"{s:.4f}" for s in measure.get("quartiles_s", ()))
-            peak = f"{measure['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measure else ""
-            rows.append((work, form, f"{measure['median_s']:.4f}", quartiles, peak))
-    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=result["machine"])
-    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
-
-
-def _print_runtime(result):
-    """Each model's time, and how many times that of ResNet-101 it is, here and there."""
-    header, rows = ("row", "model", "ms", "by ResNet-101", "published ms, V100", "by ResNet-101"), []
-    base = result["works"]["ResNet-101"]
-    for name, own in result["works"].items():
-        ours, theirs = (f"{own[key] / base[key]:.2f}" for key in ("median_s", "published_v100_ms"))
-        rows.append((name, own["model"], f"{1000 * own['median_s']:.1f}", ours, own["published_v100_ms"], theirs))
-    print_table(header, rows, title=result["machine"])
-
-
-def _suite(name):
-    """(function that measures a suite, function that prints its result)."""
-    if name == "axial":
-        return benchmark, print_works
-    if name == "runtime":
-        return runtime, _print_runtime
-    module = importlib.import_module({"study": "study_speed"}.get(name, name))
-    return module.benchmark, module.show
+    for work, forms in works.items():
+        for form, found in forms.items():
+            median = f"{found['median_s']:.4f}" if "median_s" in found else ""
+            quartiles = " - ".join(f"{s:.4f}" for s in found.get("quartiles_s", ()))
+            peak = f"{found['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in found else ""
+            rows.append((work, str(form), median, quartiles, peak))
+    title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
+    print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=title)
+    say(*(f"{key}: {value:.2f}" for key, value in ratios.items()))
 
 
 def _main(_):
     if FLAGS.figure and FLAGS.suite != "scaling":
         raise InputError("--figure needs --suite=scaling")
+    suite = {"axial": benchmark, "runtime": runtime}.get(FLAGS.suite)
     with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        measure, show = _suite(FLAGS.suite)
-        result = measure(FLAGS.quick, report)
-    show(result)
-    finish(result | result["ratios"] if FLAGS.suite == "axial" else result)
-    if FLAGS.figure:  # after --json, as a figure that cannot be drawn would lose the measurements
-        write_whole(FLAGS.figure, lambda path: importlib.import_module("scaling").draw(result, path))
+        works, found = (suite or importlib.import_module(MODULES[FLAGS.suite]).benchmark)(FLAGS.quick)
+    show(works, found)
+    if FLAGS.figure:
+        write_whole(FLAGS.figure, lambda path: importlib.import_module("scaling").draw(works, path))
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_enum("suite", "axial", ["axial", "study", "runtime", "scaling", "systems"], "what is measured.")
+    flags.DEFINE_enum("suite", "axial", ["axial", "runtime", *MODULES], "what is measured.")
     flags.DEFINE_bool("quick", False, "fewer works and rounds.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     flags.DEFINE_string("figure", None, "picture of --suite=scaling to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

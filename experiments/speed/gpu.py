@@ -8,7 +8,6 @@
                         a recipe's training step and its batches, which that script trains for any time
 """
 
-import contextlib
 import sys
 
 from absl import flags
@@ -40,10 +39,8 @@ def _check():
     app.refuse_beside("export", ("json",))
     if FLAGS["gin_file"].present:
         app.refuse_beside("gin_file", ("programs", "quick"))
-        return
-    for name in OF_TRAINING:
-        if FLAGS[name].present:
-            raise InputError(f"--{name} needs --gin_file")
+    else:
+        app.refuse_without("gin_file", OF_TRAINING[1:])
     gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
 
 
@@ -62,32 +59,21 @@ def _main(_):
         )
     programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
     with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=_keep)
+        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=finish)
     _print(result)
-    finish(result)
-
-
-def _keep(result):
-    """Writes --json while the measures go on, as they may end early."""
-    with contextlib.suppress(OSError):  # `finish` says it at the end
-        finish(result)
 
 
 def _print(result):
     """Prints the table of `measure_all`."""
-
-    def share(value):
-        return "-" if value is None else f"{value:.1%}"
-
     header = ("program", "median ms", "least ms", "peak GiB", "of bandwidth", "of products", "compile s")
     rows = []
     for name, found in result["programs"].items():
         if "failed" in found:
             rows.append((name, found["failed"], *[""] * 5))
             continue
-        peak = "-" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**30:.2f}"
+        peak = f"{found['peak_bytes'] / 2**30:.2f}" if found["peak_bytes"] else "-"
         times = f"{1000 * found['median_s']:.3f}", f"{1000 * found['least_s']:.3f}"
-        shares = share(found["of_bandwidth"]), share(found["of_products"])
+        shares = f"{found['of_bandwidth']:.1%}", f"{found['of_products']:.1%}"
         rows.append((name, *times, peak, *shares, f"{found['compile_s']:.1f}"))
     reached = result["limits"]
     title = (
@@ -103,7 +89,7 @@ def _print(result):
 def _export():
     """Writes programs, run.py and programs.json to --export."""
     from axial.errors import check_installed
-    from axial.io.write import make_folder, remove_empty, try_new_folder
+    from axial.io.write import make_folder, try_new_folder
 
     try_new_folder("export", FLAGS.export)
     if FLAGS["gin_file"].present:
@@ -120,18 +106,17 @@ def _export():
     else:
         programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
         tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
-    made, entries = make_folder(folder), []
+    make_folder(folder)
+    gpu_export.write_script(folder)
+    entries = []
     for i, (name, write, arguments) in enumerate(tasks):
-        try:
-            with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
-                entries.append(alone(write, *arguments))
-        finally:
-            remove_empty(made)  # if the first one failed
-        gpu_export.write_script(folder)
+        with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
+            entries.append(alone(write, *arguments))
         gpu_export.write_list(folder, entries)  # after each, as all of them take long
-        calls = f", custom calls: {', '.join(entries[-1]['custom_calls'])}" if entries[-1]["custom_calls"] else ""
-        size = f"{entries[-1]['bytes'] / 2**20:.2f} MiB"
-        say(f"{entries[-1]['name']}: {counted(len(entries[-1]['inputs']), 'input')}, {size}{calls}")
+        entry = entries[-1]
+        calls = f", custom calls: {', '.join(entry['custom_calls'])}" if entry["custom_calls"] else ""
+        size = f"{entry['bytes'] / 2**20:.2f} MiB"
+        say(f"{entry['name']}: {counted(len(entry['inputs']), 'input')}, {size}{calls}")
     say(f"on a machine with a GPU and jax: python {folder}/{gpu_export.SCRIPT} --help")
 
 

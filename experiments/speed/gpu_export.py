@@ -17,14 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 import axial
-from axial.errors import InputError, pip_install
+from axial.errors import InputError
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
 from axial.training.loop import Loop
 from axial.training.strategy import set_precision
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
-from gpu_measures import make_step, multiply_adds  # which adds the folder of what follows
+from gpu_measures import hlo, make_step, multiply_adds  # which adds the folder of what follows
 from tpu_compile import CPU, custom_calls, for_compiler, trace
 
 SMALL = 64  # numbers of an input whose values are kept
@@ -60,29 +60,18 @@ def _write(folder, name, function, specs, variables=()):
         function, specs: see `compile.trace`.
         variables: dict from names to variables, whose inputs the entry names.
     """
-    from tensorflow.compiler.xla.service import hlo_pb2
-
     stage, captured = trace(function, specs, CPU)
     serialized = for_compiler(stage("hlo_serialized"))
-    module = hlo_pb2.HloModuleProto.FromString(serialized)
+    module = hlo.parse(serialized)
     shapes = [_shape(x) for x in module.host_program_shape.parameters]
     tensors = tf.nest.flatten(specs)
-    if len(shapes) != len(tensors) + len(captured):
-        raise ValueError(f"{name}: {len(shapes)} inputs of {len(tensors)} tensors and {len(captured)} captured ones")
     next_value = {x.parameter_number: x.output_shape_index[0] for x in module.input_output_alias.entries}
     names = {id(variable.handle): name for name, variable in dict(variables).items()}
     inputs = []
-    for i, (shape, dtype) in enumerate(shapes):
-        handle = captured[i - len(tensors)] if i >= len(tensors) else None
-        inputs.append(
-            {
-                "shape": shape,
-                "dtype": dtype,
-                "fill": _fill_of_input(dtype) if handle is None else _fill(handle),
-                "output": next_value.get(i),
-                "weight": names.get(id(handle)),
-            }
-        )
+    for i, ((shape, dtype), handle) in enumerate(zip(shapes, [None] * len(tensors) + list(captured), strict=True)):
+        fill = _fill(handle) if handle is not None else {"normal": [0.0, 1.0]} if "float" in dtype else {"values": 0}
+        given = {"shape": shape, "dtype": dtype, "fill": fill}
+        inputs.append({**given, "output": next_value.get(i), "weight": names.get(id(handle))})
     results = module.host_program_shape.result
     outputs = [dict(zip(("shape", "dtype"), _shape(x))) for x in results.tuple_shapes or [results]]
     file = f"{name}.stablehlo.xz"
@@ -108,10 +97,6 @@ def _shape(shape):
     return list(shape.dimensions), dtype
 
 
-def _fill_of_input(dtype):
-    return {"normal": [0.0, 1.0]} if "float" in dtype else {"values": 0}
-
-
 def _fill(captured):
     """How the values of a captured input are made: see `fill` in run.py."""
     if captured.dtype != tf.resource:
@@ -126,20 +111,17 @@ def _fill(captured):
     return {"values": value.tolist()}
 
 
-def _stablehlo(hlo):
+def _stablehlo(serialized):
     """Portable bytes of a serialised HLO module as StableHLO, which jax of twelve weeks earlier reads too."""
-    try:
-        from jax._src.interpreters import mlir
-        from jax._src.lib import _jax
-        from jax._src.lib.mlir import ir
-        from jax._src.lib.mlir.dialects import hlo as dialect
-    except ImportError as error:
-        raise InputError(f"an export wants {pip_install('analysis')} ({error})") from None
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo as dialect
 
     weeks = dialect.StablehloCompatibilityRequirement.WEEK_12
     version = dialect.get_version_from_compatibility_requirement(weeks)
     with mlir.make_ir_context():
-        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(serialized))
         return _jax.mlir.serialize_portable_artifact(module, version, False)
 
 
@@ -189,9 +171,6 @@ def write_training(folder, build, count):
     named = {name: averages.get(id(weight), weight) for name, weight in weights.items()}
     name = f"{task.model.name}_recipe"
     entry = _write(folder, name, step, [spec], variables={**named, "total_steps": schedule.steps})
-    missing = set(named) - {given["weight"] for given in entry["inputs"]}
-    if missing:
-        raise ValueError(f"{name}: the step does not use {sorted(missing)[0]}")
     total = next(i for i, given in enumerate(entry["inputs"]) if given["weight"] == "total_steps")
     entry["inputs"][total]["weight"] = None
     names, batches = sorted(spec), f"{name}.batches.npz"

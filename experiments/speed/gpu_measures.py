@@ -118,8 +118,8 @@ def measure(program, reached):
     Returns:
         'median_s', 'least_s' and 'runs' of a step, 'compile_s' of its first call, 'peak_bytes' (None without a GPU),
         'multiply_adds' that it needs and 'bytes' that the compiled program moves, and what share of the device's they
-        are in 'median_s': 'of_products' and 'of_bandwidth'. 'bytes' is None where XLA's text cannot be read. A program
-        that does not compile or run has 'failed' alone, a line that says why.
+        are in 'median_s': 'of_products' and 'of_bandwidth'. A program that does not compile or run has 'failed' alone,
+        a line that says why.
     """
     try:
         function, spec = make_step(program)

@@ -18,7 +18,6 @@ time.
 
 import argparse
 import concurrent.futures
-import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -26,10 +25,8 @@ import json
 import lzma
 import math
 import os
-import re
 import statistics
 import sys
-import tempfile
 import time
 
 import jax
@@ -263,11 +260,10 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         the rows of the losses.
 
     Raises:
-        SystemExit: a loss or a gradient is not finite, the minutes allow no more steps than the warm-up has, or the
-            weights cannot be written to the path.
+        SystemExit: a loss or a gradient is not finite, or the minutes allow no more steps than the warm-up has.
     """
     program = read_programs(folder)[name]
-    about, generator = program["trains"], np.random.default_rng(seed)
+    about, generator = program["trains"], np.random.default_rng(abs(seed))
     batches, unpack = read_batches(folder, program)
     say(f"{name}: {len(batches)} batches")
     compiled, _ = compile_program(folder, program)
@@ -291,11 +287,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         row = {"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(about["losses"], losses))}
         rows.append(row)
         say(" ".join(f"{key}={value:.4g}" for key, value in row.items()))
-        try:
-            if csv_path:
-                write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
-        except OSError as error:  # a full disk, which the weights may still fit
-            say(f"{csv_path}: {error.strerror}; the training goes on")
+        if csv_path:
+            write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
         if bad_step >= 0 or not np.isfinite(losses).all():  # from a bad step on the program changes nothing
             what = f"a loss or a gradient is not finite after {bad_step if bad_step >= 0 else done} steps"
             raise SystemExit(f"{name}: {what}; no weights are written")
@@ -323,12 +316,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
             report()
     if waiting:
         report()
-    try:
-        write_weights(path, program, state)
-    except OSError as error:  # the training must not be lost
-        kept = os.path.join(tempfile.mkdtemp(), os.path.basename(path))
-        write_weights(kept, program, state)
-        raise SystemExit(f"--weights={path}: {error.strerror}; the weights are in {kept}") from None
+    write_weights(path, program, state)
     say(f"{name}: {done} steps in {time.monotonic() - started:.0f} s: {path}")
     return rows
 
@@ -356,42 +344,28 @@ def write_weights(path, program, state):
 # === Command line ===
 
 
-def number(kind, zero=False):
-    """A function that makes a finite number above 0, or 0 if it may be, of a text."""
+def above_zero(kind):
+    """A function that makes a finite number above 0 of a text, as an argument."""
 
-    def parsed(text):
-        with contextlib.suppress(ValueError, OverflowError):
-            value = kind(text)
-            if math.isfinite(value) and (value > 0 or (zero and value == 0)):
-                return value
-        wanted = ("a whole number" if kind is int else "a number") + (", 0 or more" if zero else " above 0")
-        raise argparse.ArgumentTypeError(f"{text}: expected {wanted}")
+    def number(text):
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+        return value
 
-    return parsed
+    return number
 
 
 def output(text):
-    """A path that a file can be written to, as an argument."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected the name of a file")
+    """A path that a file can be written to, as an argument. Weights are never overwritten."""
+    if text.endswith(".safetensors") and os.path.lexists(text):
+        raise argparse.ArgumentTypeError(f"{text}: exists; it is never overwritten, choose another")
     try:
         with open(f"{text}.part", "wb"):
-            pass
-        os.remove(f"{text}.part")
+            os.remove(f"{text}.part")
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
-    if os.path.isdir(text):
-        raise argparse.ArgumentTypeError(f"{text}: is a folder")
     return text
-
-
-def new_weights(text):
-    """The path of a new file of weights, as an argument."""
-    if not re.fullmatch(r".+\.safetensors", text):
-        raise argparse.ArgumentTypeError(f"{text}: the name must end in .safetensors")
-    if os.path.lexists(text):
-        raise argparse.ArgumentTypeError(f"{text}: exists; it is never overwritten, choose another")
-    return output(text)
 
 
 def parse(arguments=None):
@@ -403,15 +377,15 @@ def parse(arguments=None):
     verbs = parser.add_subparsers(dest="verb", required=True)
     timing = verbs.add_parser("time", help="times programs")
     timing.add_argument("--programs", help="names, with commas between them; all by default")
-    timing.add_argument("--budget", type=number(float), default=270, help="seconds for all of it")
-    timing.add_argument("--threads", type=number(int), default=4, help="programs that compile at once")
+    timing.add_argument("--budget", type=above_zero(float), default=270, help="seconds for all of it")
+    timing.add_argument("--threads", type=above_zero(int), default=4, help="programs that compile at once")
     training = verbs.add_parser("train", help="trains a program")
     training.add_argument("programs", metavar="name")
     length = training.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=number(float), help="of training, after compiling")
-    length.add_argument("--steps", type=number(int), help="in place of minutes")
-    training.add_argument("--weights", type=new_weights, required=True, help="new file.safetensors")
-    training.add_argument("--seed", type=number(int, zero=True), default=0)
+    length.add_argument("--minutes", type=above_zero(float), help="of training, after compiling")
+    length.add_argument("--steps", type=above_zero(int), help="in place of minutes")
+    training.add_argument("--weights", type=output, required=True, help="new file.safetensors")
+    training.add_argument("--seed", type=int, default=0)
     for verb in (timing, training):
         verb.add_argument("--csv", type=output, help="file for the rows")
         verb.add_argument("--cache", help="folder of compiled programs")
@@ -421,22 +395,14 @@ def parse(arguments=None):
         known = read_programs(given.folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"--folder={given.folder}: holds no programs.json of gpu.py --export ({error})")
-    trained = [name for name, program in known.items() if program.get("trains")]
     names = given.programs.split(",") if given.programs else list(known)
     for name in names:
-        if name not in known:
-            what = name if given.verb == "train" else f"--programs={name}"
-            parser.error(f"{what}: no such program: {', '.join(known)}")
-    if given.verb == "train":
-        if given.csv == given.weights:
-            parser.error(f"--csv={given.csv}: is the file of --weights too")
-        if given.programs not in trained:
-            parser.error(f"{given.programs}: not a training: {', '.join(trained) or 'none is here'}")
-        about = known[given.programs]["trains"]
-        if not os.path.isfile(os.path.join(given.folder, about["batches"])):
-            parser.error(f"--folder={given.folder}: there is no {about['batches']}")
-        if given.steps and given.steps <= about["warmup"]:
-            parser.error(f"--steps={given.steps}: expected more than the {about['warmup']} of the warm-up")
+        if name not in known or (given.verb == "train" and "trains" not in known[name]):
+            fitting = [name for name, program in known.items() if given.verb == "time" or "trains" in program]
+            parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
+    if given.verb == "train" and given.steps and given.steps <= known[given.programs]["trains"]["warmup"]:
+        warmup = known[given.programs]["trains"]["warmup"]
+        parser.error(f"--steps={given.steps}: expected more than the {warmup} of the warm-up")
     return given, {name: known[name] for name in names}
 
 

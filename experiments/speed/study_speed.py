@@ -4,19 +4,18 @@ A naive form is what an equation says, with every intermediate in memory: the re
 attention, four masked gathers a tap for deformable convolution. `benchmark` says how time and memory are measured.
 """
 
+import functools
 import os
-import statistics
 import sys
 
 import tensorflow as tf
 
-from axial.io.show import say
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
-from benchmark import inference_step, machine, peak_memory, print_works, time_in_turn, training_step
+from benchmark import inference_step, measure, over, peak_memory, training_step
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 import study_reference
@@ -103,64 +102,27 @@ def make_step(place, form, training):
     return inference_step(layer, x)
 
 
-def memory_of_settings(places=("conv4", "segmentation"), settings=SETTINGS, report=lambda line: None):
-    """{place: {setting: bytes of a training step at its peak}}, each measured in a process of its own."""
-    found = {}
-    for place in places:
-        for setting in settings:
-            peak = peak_memory(f"study_speed:make_step({place!r}, {setting!r}, True)")
-            found.setdefault(place, {})[setting] = peak
-            report(f"{place} {setting}: {peak / 1e9:.2f} GB")
-    return found
+def benchmark(quick=False):
+    """(works, ratios) of every form at conv4 and conv5, forward and in training; see `benchmark.benchmark`.
 
-
-def benchmark(quick=False, report=lambda line: None):
-    """Measures every form at conv4 and conv5, forward and in training.
-
-    Args:
-        quick: fewer forms and rounds.
-        report: function that is called with a line of progress.
-
-    Returns:
-        dict of 'machine', 'works' (work -> form -> seconds and peak bytes) and 'ratios' over the 3x3 convolution and of
-        the naive forms over ours. Without `quick` also 'peak_bytes_of_settings', of `memory_of_settings`.
+    Ratios are over the 3x3 convolution, and of the naive forms over ours. Without `quick` also the peak memory of a
+    training step of each setting.
     """
-    result = {"machine": machine(), "works": {}, "ratios": {}}
-    forms = {place: list(QUICK if quick else FORMS) for place in ("conv4", "conv5")}
-    forms["conv5"].append("naive_1111")
-    works = {(place, training): {form: {} for form in forms[place]} for place in forms for training in (False, True)}
-    for place in forms:  # before any timing, after which this process holds gigabytes
-        for form in forms[place]:
-            report(f"{place} {form}: peak memory of a training step")
-            peak = peak_memory(f"study_speed:make_step({place!r}, {form!r}, True)")
-            works[place, True][form]["peak_bytes"] = peak
-    for (place, training), measured in works.items():
-        steps = {form: make_step(place, form, training) for form in measured}
-        for form, seconds in time_in_turn(steps, 3 if quick else 7, report).items():
-            measured[form]["median_s"] = statistics.median(seconds)
-        result["works"][f"{place}_train" if training else place] = measured
-    for work, measured in result["works"].items():
-        result["ratios"].update(_ratios(work, measured))
-    if not quick:
-        result["peak_bytes_of_settings"] = memory_of_settings(report=report)
-    return result
-
-
-def show(result):
-    """Prints the measures, and the memory of each setting."""
-    print_works(result)
-    for place, settings in result.get("peak_bytes_of_settings", {}).items():
-        say(" ".join([f"{place}:", *(f"{setting} {peak / 1e9:.2f} GB" for setting, peak in settings.items())]))
-
-
-def _ratios(work, measured):
-    """{name: ratio} of one work."""
-    found = {}
-    for form, own in measured.items():
-        if form != "conv3x3":
-            found[f"{work}_{form}_over_conv3x3"] = own["median_s"] / measured["conv3x3"]["median_s"]
-    for naive, ours in (("naive_1111", "1111"), ("deformable_naive", "deformable")):
-        if naive in measured:
-            for key in measured[naive]:
-                found[f"{work}_{naive}_over_ours_{key}"] = measured[naive][key] / measured[ours][key]
-    return found
+    works, found = {}, {}
+    for place in ("conv4", "conv5"):
+        forms = [*(QUICK if quick else FORMS), *(["naive_1111"] if place == "conv5" else [])]
+        for training in (True, False):
+            make = functools.partial(make_step, place, training=training)
+            peak = f"study_speed:make_step({place!r}, {{!r}}, True)" if training else None
+            works[f"{place}_train" if training else place] = measure(forms, make, 3 if quick else 7, peak)
+    for work, forms in works.items():
+        pairs = [(form, "conv3x3") for form in forms if form != "conv3x3"]
+        pairs += [pair for pair in (("naive_1111", "1111"), ("deformable_naive", "deformable")) if pair[0] in forms]
+        for a, b in pairs:
+            for key in ("median_s", "peak_bytes"):
+                if key in forms[a]:
+                    found[f"{work}_{a}_over_{b}_{key}"] = over(works, work, a, b, key)
+    for place in () if quick else ("conv4", "segmentation"):
+        peaks = {form: peak_memory(f"study_speed:make_step({place!r}, {form!r}, True)") for form in SETTINGS}
+        works[f"{place}_settings"] = {form: {"peak_bytes": peak} for form, peak in peaks.items()}
+    return works, found

@@ -4,8 +4,6 @@ Translation: the base Transformer with plain attention, setting 1000 and sinusoi
 Detection: Mask R-CNN with ResNet-50 and FPN beside `MaskRCNNTask`'s. `benchmark` says how time is measured.
 """
 
-import statistics
-
 import numpy as np
 import tensorflow as tf
 from official.nlp.modeling.models import seq2seq_transformer
@@ -14,13 +12,12 @@ from official.vision.ops.anchor import build_anchor_generator
 from official.vision.tasks.maskrcnn import MaskRCNNTask
 
 from axial.data.converters.coco import sample_data_dir
-from axial.io.show import say
 from axial.models.anchors import ANCHOR_SIZE, LEVELS, RATIOS
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig, build_model
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
-from benchmark import machine, time_in_turn
+from benchmark import measure, over
 
 WORDS, SENTENCES, TOKENS = 16384, 16, 64  # pieces of the vocabulary; a batch, padded to TOKENS on either side
 SIDE, PHOTOS = 512, 1  # of the detector's canvas; a batch
@@ -105,29 +102,11 @@ def _step(model, loss_of):
     return lambda: float(step()[0])
 
 
-SYSTEMS = {"translation": (translation_steps, SENTENCES * 2 * TOKENS), "detection": (detection_steps, PHOTOS)}
-
-
-def benchmark(quick=False, report=lambda line: None):
-    """Times each system beside the official one, in fewer rounds if `quick`.
-
-    Returns:
-        dict of 'machine', 'works' (system -> 'ours' and 'theirs' -> median seconds, and tokens or photos a second) and
-        'ratios' of our speed over theirs.
-    """
-    result = {"machine": machine(), "works": {}, "ratios": {}}
-    for name, (make, amount) in SYSTEMS.items():
-        seconds = time_in_turn(make(), 3 if quick else 7, lambda line, name=name: report(f"{name} {line}"))
-        median = {form: statistics.median(times) for form, times in seconds.items()}
-        result["works"][name] = {form: {"median_s": s, "per_second": amount / s} for form, s in median.items()}
-        result["ratios"][f"{name}_speed_over_official"] = median["theirs"] / median["ours"]
-    return result
-
-
-def show(result):
-    """Prints each system's seconds and speed, and the ratios."""
-    say(result["machine"])
-    for system, forms in result["works"].items():
-        for form, measure in forms.items():
-            say(f"{system:12s} {form:8s} {measure['median_s']:8.3f} s  {measure['per_second']:10.2f} a second")
-    say(*(f"{key}: {value:.2f}" for key, value in result["ratios"].items()))
+def benchmark(quick=False):
+    """(works, ratios) of each system beside the official one, in fewer rounds if `quick`; see `benchmark.benchmark`."""
+    works, found = {}, {}
+    for name, make in (("translation", translation_steps), ("detection", detection_steps)):
+        steps = make()
+        works[name] = measure(steps, steps.get, 3 if quick else 7)
+        found[f"{name}_speed_over_official"] = over(works, name, "theirs", "ours")
+    return works, found

@@ -24,9 +24,6 @@ IOTA = 92  # field of an instruction's groups of devices, an `IotaReplicaGroupLi
 # Operations that move nothing: names for parts of other results.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
-# Operations that compute nothing. A fusion of them moves numbers, or writes them in another type.
-MOVES = (*SLICES, "dynamic-update-slice", "copy", "pad", "concatenate", "transpose", "reshape", "reverse", "broadcast")
-MOVES += ("convert", "select", "compare", "fusion")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +102,7 @@ def _said(instruction, name):
 
 
 def costs(program, kernels=None):
-    """(`Cost` by opcode, `Cost` by part, `Cost` by (part, name) of what only moves numbers) of a run of a program.
+    """(`Cost` by opcode, `Cost` by part) of a run of a program, most expensive first.
 
     A loop's body counts once for each iteration. An operation without a part has that of what it reads, or else that of
     what reads it.
@@ -123,7 +120,7 @@ class _Costs:
     def __init__(self, program, kernels):
         self.kernels = kernels
         self.bodies = {computation.id: computation.instructions for computation in program.computations}
-        self.by_op, self.by_part, self.moves = tables = [collections.defaultdict(Cost) for _ in range(3)]
+        self.by_op, self.by_part = tables = [collections.defaultdict(Cost) for _ in range(2)]
         self.add(program.entry_computation_id, 1, REST)
         self.found = [dict(sorted(table.items(), key=lambda item: -item[1].cycles)) for table in tables]
 
@@ -141,8 +138,6 @@ class _Costs:
             if cost != Cost():
                 self.by_op["kernel" if i.custom_call_target == KERNEL else i.opcode] += cost
                 self.by_part[part] += cost
-                if self.only_moves(i):
-                    self.moves[part, i.name] += cost
             if i.opcode == "while":
                 body_of_loop, condition = called
                 self.add(body_of_loop, turns * _turns(self.bodies[condition]), part)
@@ -169,11 +164,6 @@ class _Costs:
             if parts[i.id] == REST:
                 parts[i.id] = next((parts[id] for id in readers[i.id] if parts[id] != REST), inherited)
         return parts
-
-    def only_moves(self, instruction):
-        """Whether an operation, with all that is fused into it, computes nothing."""
-        inner = [each for each in self.inner(instruction) if each.opcode not in FREE]
-        return instruction.opcode in MOVES and all(map(self.only_moves, inner))
 
     def cost(self, instruction, shapes):
         """`Cost` of an instruction without the computations that it calls; `shapes` are of its computation."""

@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 import sys
 
 import tensorflow as tf
@@ -13,8 +14,8 @@ from absl import flags
 import tpu_compile
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.cli.pages import finish, report
-from axial.errors import InputError, check_installed, pip_install
+from axial.cli.pages import report
+from axial.errors import InputError, check_installed
 from axial.io.show import say, working
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
@@ -35,13 +36,11 @@ def _compile_layers(layers):
         layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
     """
     set_precision("mixed_bfloat16")
-    result = {}
     for name, layer, shape in layers():
         with working(f"{FLAGS.slice}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
             program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
         size = "x".join(map(str, shape))
-        result[name] = {"shape": shape, "fits": program.fits, "used": program.used, "cycles": program.cycles}
         if not program.fits:
             say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
             continue
@@ -51,15 +50,13 @@ def _compile_layers(layers):
             f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
             f"custom calls: {', '.join(program.custom_calls) or 'none'}"
         )
-    finish(result)
 
 
 def _sides():
     """(rows, length) of --layer."""
-    sides = FLAGS.layer.split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) for side in sides):
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
         raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    return tuple(map(int, sides))
+    return tuple(map(int, FLAGS.layer.split("x")))
 
 
 def _axial_layers():
@@ -72,10 +69,8 @@ def _axial_layers():
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
     for form in ("xla", "kernel"):
         yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
-    try:
-        from flash import FlashAttention
-    except ImportError as error:
-        raise InputError(f"--layer wants {pip_install('analysis')} ({error})") from None
+    from flash import FlashAttention
+
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
 
 
@@ -111,5 +106,4 @@ def _main(_):
 if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
     flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])

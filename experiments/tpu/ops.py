@@ -1,7 +1,7 @@
-"""Names the operations of a recipe's training step that TensorFlow has no TPU kernel for.
+"""Names the operations of recipes' training steps that TensorFlow has no TPU kernel for.
 
-%s --gin_file=coco/axial_deeplab_s.gin      on an installation with tensorflow-tpu (scripts/tpu/install.sh)
-%s --all                                    every published recipe (minutes)
+%s                          every published recipe, on an installation with tensorflow-tpu (scripts/tpu/install.sh)
+%s --only=axial_deeplab_s   those with this in their names
 
 A step is compiled for a TPU from its graph. Each operation needs a kernel of the device type `TPU` that takes the
 operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, have these kernels on any machine.
@@ -23,8 +23,6 @@ import steps
 import tpu_compile
 import tpu_table
 from axial.cli import app
-from axial.cli.analyze_speed import recipe
-from axial.cli.checks import check_recipe
 from axial.errors import InputError
 from axial.io.show import counted, say, working
 from axial.statements import experiments_dir
@@ -33,7 +31,6 @@ FLAGS = flags.FLAGS
 
 TPU = "XLA_TPU_JIT"
 PALLAS = "XlaCallModule"  # calls what jax has lowered
-REPLICAS = 8  # of the step of a recipe that is not published
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,63 +123,33 @@ def _kind(node):
 
 
 def _main(_):
-    app.refuse_without("all", ("only",))
-    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir"))
-    if not FLAGS.all:
-        check_recipe()
     registered()  # refuses another installation before the slow tracing
-    every = _all() if FLAGS.all else [_one()]
+    every = []
+    for leaf in tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
+        for form in tpu_table.FORMS:
+            with working(f"{leaf}, {form}: tracing a training step"):
+                found = tpu_compile.alone(operations_of, leaf, form)
+            kinds = f"{found.count} operations of {found.kinds} kinds"
+            say(f"{leaf}, {form}: {kinds}, {found.pallas} calls of Pallas kernels")
+            for kind, nodes in found.missing.items():
+                say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
+            every.append(found)
+            if not found.pallas:
+                break  # without kernels it is the same step
     lacking = len([found for found in every if found.missing])
     whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
     say(f"training steps: {len(every)}; {whole}")
     sys.exit(1 if lacking else 0)
 
 
-def _one():
-    """The printed `Operations` of the recipe of the flags."""
-    name, (_, training, _) = " ".join(FLAGS.gin_file), recipe()
-    with working(f"{name}: tracing a training step"):
-        found = _operations(recipe, max(training.batch // REPLICAS, 1), REPLICAS)
-    return _print(name, found)
-
-
-def _all():
-    """The printed `Operations` of every published recipe, with and without kernels."""
-    every = []
-    for leaf in tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
-        for form in tpu_table.FORMS:
-            with working(f"{leaf}, {form}: tracing a training step"):
-                found = tpu_compile.alone(operations_of, leaf, form)
-            every.append(_print(f"{leaf}, {form}", found))
-            if not found.pallas:
-                break  # without kernels it is the same step
-    return every
-
-
-def _print(name, found):
-    kinds = f"{found.count} operations of {found.kinds} kinds"
-    say(f"{name}: {kinds}, {found.pallas} calls of Pallas kernels")
-    for kind, nodes in found.missing.items():
-        say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
-    return found
-
-
 def operations_of(leaf, form):
     """The `Operations` of a training step of a published recipe."""
     replicas = tpu_table.cores(leaf)
     with tpu_table.recipe_of(leaf, form) as build:
-        return _operations(build, max(build()[1].batch // replicas, 1), replicas)
-
-
-def _operations(build, batch, replicas):
-    step = steps.training_step(build, batch, replicas, tpu_compile.DEFAULT_SLICE)
-    return check(trace(*step), registered())
+        step = steps.training_step(build, max(build()[1].batch // replicas, 1), replicas, tpu_compile.DEFAULT_SLICE)
+        return check(trace(*step), registered())
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_bool("all", False, "every published recipe.")
     flags.DEFINE_string("only", "", "recipes whose names have this text.")
     app.run(_main, sys.modules[__name__])

@@ -22,7 +22,6 @@ from absl import flags
 import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.cli.pages import finish
 from axial.errors import InputError
 from axial.io.show import counted, print_table, say
 from axial.statements import experiments_dir
@@ -80,11 +79,9 @@ def _main(_):
     rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
-    result = []
     for row in rows:
         say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
         found = predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images)
-        result += [{"leaf": row.leaf, "form": row.form, **p} for p in found]
         cells = [
             (f"{p['cores']}{' (paper)' * p['paper']}", p["batch"])
             + tuple(f"{p[name]:.4f}" for name in ("compute", "reduce", "step"))
@@ -95,7 +92,6 @@ def _main(_):
         print_table(header, cells)
     say(" ".join(__doc__.split("The model.")[1].split()))
     say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
-    finish(result)
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
@@ -105,5 +101,4 @@ if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_float(
         "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
     )
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])

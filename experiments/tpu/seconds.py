@@ -71,18 +71,14 @@ def markdown(rows):
     return "\n".join(show.markdown_table(head, cells))
 
 
-def measure(lowered, leaf, compiler):
+def measure(leaf, compiler):
     """The `Row` of a recipe's step.
-
-    Args:
-        lowered: function of (leaf, compiler) that returns (module or None, fields of the row), in a process of its own.
-        leaf, compiler: see `Row`.
 
     Raises:
         InputError: the installed jax or libtpu is another than the compiler needs, or libtpu does not know the slice.
         MemoryError: the process was killed.
     """
-    module, fields = tpu_compile.alone(lowered, leaf, compiler)
+    module, fields = tpu_compile.alone(lower_recipe, leaf, compiler)
     if module:
         wall, compiling, gib = tpu_compile.alone(_compile, module, compiler)
         fields["wall"] += wall
@@ -133,15 +129,10 @@ def _gib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _check():
-    """Raises InputError for a slice of several devices, or none, and a --markdown without room for the table."""
+def _main(_):
     check_page("compile")
     if replicas_of(FLAGS.slice) != 1:
         raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
-
-
-def _main(_):
-    _check()
     path = app.flag("csv")
     leaves = tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
     rows = tpu_table.read_table(path, Row)
@@ -150,7 +141,7 @@ def _main(_):
         check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     for key in lacking:
         with show.working(" ".join(key)):
-            rows = tpu_table.add_row(path, measure(lower_recipe, *key))
+            rows = tpu_table.add_row(path, measure(*key))
     table = markdown(rows)
     show.say(*table.splitlines())
     if FLAGS.markdown:

@@ -2,12 +2,11 @@
 
 %s --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step
-%s --parts --json=F     and of each of its parts, beside the least that its bytes and products take
+%s --parts              and of each of its parts, beside the least that its bytes and products take
 %s --all --csv=F --markdown=F
                         every published recipe for images on its slice (hours; what the file has is kept)
 """
 
-import dataclasses
 import functools
 import sys
 
@@ -16,12 +15,11 @@ from absl import flags
 import steps
 import tpu_compile
 import tpu_table
-from axial.analysis.stages import stages
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze_speed import builder, recipe
 from axial.cli.checks import check_recipe
-from axial.cli.pages import finish, report
+from axial.cli.pages import report
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
@@ -29,19 +27,11 @@ from axial.slices import GENERATIONS
 from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
-OF_RECIPE = ("gin_file", "gin_binding", "data_dir")
-OF_STEP = (*OF_RECIPE, "mode", "batch", "parts")
-OF_TABLE = ("only", "csv", "markdown")
-
-
-def _check():
-    """Raises InputError for flags that do not go together."""
-    app.refuse_without("all", OF_TABLE)
-    app.refuse_beside("all", (*OF_STEP, "slice"))
 
 
 def _main(_):
-    _check()
+    app.refuse_without("all", ("only", "csv", "markdown"))
+    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir", "mode", "batch", "parts", "slice"))
     replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
     if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
@@ -50,11 +40,7 @@ def _main(_):
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
-    if FLAGS.all:
-        _compile_all()
-        return
-
-    _compile_step()
+    _compile_all() if FLAGS.all else _compile_step()
 
 
 def _compile_step():
@@ -71,8 +57,7 @@ def _compile_step():
             report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
         return programs[batch]
 
-    limit = tpu_compile.usable(FLAGS.slice)
-    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit), limit)
+    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit).fits)
     program = compiled(batch or unit)
     if not program.fits:
         say(
@@ -84,7 +69,7 @@ def _compile_step():
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = next((p.limit for p in programs.values() if p.limit), limit)
+    limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(FLAGS.slice))
     shared = f" of {partitions} devices" if partitions > 1 else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
     if FLAGS.mode == "train" and not FLAGS.batch:
@@ -92,18 +77,9 @@ def _compile_step():
         say(f"{training.batch} images a step fit on {fits}")
     say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
-    result = {"slice": FLAGS.slice, "mode": FLAGS.mode, "batch": batch, "used": program.used, "cycles": program.cycles}
-    chip, cores = CHIPS.get(generation), replicas_of(f"{generation}:1x1")  # of a chip, that are devices
-    if chip and FLAGS.mode == "train" and (needed := _multiply_adds()):
-        result["utilization"] = 3 * needed * batch / partitions / max(program.cycles * chip.products / cores, 1)
-        say(
-            f"model {needed / 1e9:.1f} G multiply-adds an image; three times that are {result['utilization']:.1%} of "
-            "the products of as many cycles"
-        )
     if FLAGS.parts:
-        result["parts"] = parts(program, chip.products / cores, chip.memory / chip.clock / cores)
-        _print_parts(result["parts"])
-        result["moves"] = _print_moves(program)
+        chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # of a chip, that are devices
+        _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
@@ -111,7 +87,6 @@ def _compile_step():
                     f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
                 )
     say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
-    finish(result)
 
 
 def _gib(size):
@@ -135,67 +110,25 @@ def least_slice(generation, batch, largest, partitions=1):
     return None
 
 
-def _multiply_adds():
-    """Multiply-adds of the recipe's model for an image of its crop.
-
-    None for a model of no single map, and for one that differs from its name's.
-    """
-    task = recipe()[0]
-    if task.crop is None or task.model.arguments or not task.instances:
-        return None
-    height, width = task.crop
-    with working(f"counting {task.model.name}"):
-        rows = stages(task.model.name, task.num_classes, batch=1, height=height, width=width)
-    return sum(row.macs for row in rows)
-
-
-def parts(program, products, memory):
-    """A dict of what each part costs beside what it must, the most wasteful first.
+def _print_parts(program, products, memory):
+    """Prints what each part costs beside what it must, the most wasteful first.
 
     Args:
         program: `Compiled`.
         products, memory: multiply-adds and bytes of a device in a cycle.
     """
-    rows = []
-    for part, cost in program.by_part.items():
-        bound, limit = cost.bound(products, memory)
-        share = cost.cycles / max(program.cycles, 1)
-        rows.append({"part": part, **dataclasses.asdict(cost), "share": share, "bound": round(bound), "limit": limit})
-    return sorted(rows, key=lambda row: row["bound"] - row["cycles"])
-
-
-def _print_parts(rows):
+    rows = [(part, cost, *cost.bound(products, memory)) for part, cost in program.by_part.items()]
     header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
     cells = []
-    for row in rows:
-        cycles, bound = row["cycles"] / 1e6, row["bound"] / 1e6
-        cost = f"{cycles:.2f}", f"{row['share']:.1%}", f"{row['bytes'] / 1e6:.1f}", f"{row['products'] / 1e9:.2f}"
-        ratio = f"{row['cycles'] / max(row['bound'], 1):.1f}"
-        cells.append((row["part"], *cost, f"{bound:.2f}", row["limit"], ratio))
+    for part, cost, bound, limit in sorted(rows, key=lambda row: row[2] - row[1].cycles):
+        share = f"{cost.cycles / 1e6:.2f}", f"{cost.cycles / max(program.cycles, 1):.1%}"
+        moved = f"{cost.bytes / 1e6:.1f}", f"{cost.products / 1e9:.2f}"
+        cells.append((part, *share, *moved, f"{bound / 1e6:.2f}", limit, f"{cost.cycles / max(bound, 1):.1f}"))
     print_table(header, cells)
 
 
-def _print_moves(program):
-    """Prints what copies, slices and pads cost. Returns the largest of them."""
-    whole = max(program.cycles, 1)
-    rows = [
-        {"part": part, "name": name, "cycles": cost.cycles, "share": cost.cycles / whole}
-        for (part, name), cost in program.moves.items()
-    ]
-    cycles = sum(row["cycles"] for row in rows)
-    say(f"copies, slices, pads and other moves: {cycles / 1e6:.2f} M cycles, {cycles / whole:.1%}; the largest:")
-    for row in rows[:5]:
-        say(f"  {row['cycles'] / 1e6:.2f} M  {row['share']:.1%}  {row['part']}: {row['name']}")
-    return rows[:20]
-
-
-def compile_row(leaf, slice_name, form, known=None):
-    """The `tpu_table.Row` of a training step of a recipe on a slice.
-
-    Args:
-        leaf, slice_name, form: see `tpu_table.Row`.
-        known: see `tpu_compile.largest_batch`.
-    """
+def compile_row(leaf, slice_name, form):
+    """The `tpu_table.Row` of a training step of a recipe on a slice; see there."""
 
     @functools.cache
     def compiled(batch):
@@ -204,8 +137,7 @@ def compile_row(leaf, slice_name, form, known=None):
 
     batch = None
     if form in tpu_table.LARGEST:
-        limit = tpu_compile.usable(slice_name)
-        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0], limit, known), 1)
+        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0].fits), 1)
     program, training, batch = compiled(batch)
     return tpu_table.Row(
         leaf,
@@ -231,7 +163,6 @@ def _compile_all():
     tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
-    finish([dataclasses.asdict(row) for _, row in sorted(rows.items())])
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
 
@@ -250,5 +181,4 @@ if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("only", "", "recipes whose names have this text.")
     flags.DEFINE_string("csv", None, "table of compiled recipes.")
     flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    flags.DEFINE_string("json", None, "file for every number, in plain units.")
     app.run(_main, sys.modules[__name__])

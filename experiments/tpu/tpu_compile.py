@@ -40,7 +40,6 @@ DEFAULT_SLICE = "v5e:1x1"
 CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile
 MEGACORE = ("v4", "v5p")  # two cores are one device
 USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
-FULL = 0.85  # share of the memory above which the compiler spends cycles to save bytes
 SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
 
 
@@ -149,7 +148,6 @@ class Compiled:
         used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
         cycles: estimated cycles of one run.
         by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
-        moves: `Cost` by (part, name) of copies, slices, pads and the like, most expensive first.
         padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
         all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
@@ -161,7 +159,6 @@ class Compiled:
     cycles: int = 0
     by_op: dict = dataclasses.field(default_factory=dict)
     by_part: dict = dataclasses.field(default_factory=dict)
-    moves: dict = dataclasses.field(default_factory=dict)
     padding: float = 0.0
     all_reduced: int = 0
     all_reduces: int = 0
@@ -203,33 +200,20 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
         return Compiled(False, answer["used"], limit)
     program = base64.b64decode(answer["module"])
     left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
-    return report(hlo.parse(program), answer["used"], answer["kernels"], sorted(left), partitions)
-
-
-def report(program, used, kernels, calls, partitions=1):
-    """`Compiled` of a program that fits.
-
-    Args:
-        program: `HloModuleProto`, optimised.
-        used: bytes of memory that it needs.
-        kernels: see `hlo.costs`.
-        calls: targets of custom calls that have no TPU kernel.
-        partitions: devices that share a replica.
-    """
-    by_op, by_part, moves = hlo.costs(program, kernels)
+    program = hlo.parse(program)
+    by_op, by_part = hlo.costs(program, answer["kernels"])
     sums = hlo.all_reduces(program, partitions)
     return Compiled(
         fits=True,
-        used=used,
+        used=answer["used"],
         limit=None,
         cycles=sum(cost.cycles for cost in by_op.values()),
         by_op=by_op,
         by_part=by_part,
-        moves=moves,
         padding=hlo.padding_share(program),
         all_reduced=sum(sums),
         all_reduces=len(sums),
-        custom_calls=tuple(calls),
+        custom_calls=tuple(sorted(left)),
     )
 
 
@@ -437,41 +421,20 @@ def bundles_run(schedule):
     return sum(turns)
 
 
-def largest_batch(compiled, limit=None, known=None, most=4096):
+def largest_batch(fits, most=4096):
     """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
-    A compilation takes minutes, and memory is almost linear in the batch. So the next batch to try is where a line
-    through the two largest programs meets the limit. At first the line goes through no images and no bytes. Where a
-    program almost fills the memory, the compiler spends cycles to save bytes, and the line says too little. From there
-    on the batch grows by one eighth of itself, then by two eighths, then by three. Once a batch does not fit, the rest
-    is bisected, or cut where the line meets the limit if that is higher: a program that does not fit is refused soon.
-    Where the limit is not known, batches are doubled.
+    Batches are doubled until one does not fit, and then the rest is bisected.
 
     Args:
-        compiled: function from a batch to its `Compiled`.
-        limit: bytes of memory of a device.
-        known: dict from batches to the bytes of programs much like these. They only say where to begin: above the
-            largest of them that leaves room.
+        fits: function of a batch.
         most: the largest batch to try.
     """
-    good, bad, used = 0, most + 1, {0: 0, **(known or {})}
-    start = max((batch for batch, size in used.items() if size <= FULL * (limit or 0)), default=0)
+    good, bad = 0, most + 1
     while bad - good > 1:
-        floor = max(good, start) if start < bad else good
-        (batch, low), (other, high) = sorted(used.items())[-2:] if len(used) > 1 else [(0, 0), (0, 0)]
-        if bad <= most:
-            guess = (floor + bad) // 2
-            if limit and used[floor] <= FULL * limit < used[bad]:
-                meets = floor + (limit - used[floor]) * (bad - floor) / (used[bad] - used[floor])
-                guess = max(guess, int(meets))
-        elif not limit or high == low:
-            guess = max(2 * good, 1)
-        elif used[good] > FULL * limit:
-            guess = good + good * sum(used[batch] > FULL * limit for batch in used if batch <= good) // 8
+        batch = (good + bad) // 2 if bad <= most else min(max(2 * good, 1), most)
+        if fits(batch):
+            good = batch
         else:
-            guess = min(int(batch + (limit - low) * (other - batch) / (high - low)), 8 * other)
-        batch = min(max(guess, floor + 1), bad - 1)
-        program = compiled(batch)
-        used[batch] = program.used
-        good, bad = (batch, bad) if program.fits else (good, batch)
+            bad = batch
     return good

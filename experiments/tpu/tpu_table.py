@@ -44,12 +44,6 @@ LARGEST = {
     "largest batch, kernels, blocks recomputed": ("ModelConfig.recompute = 'block'",),
     "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
 }
-# The forms whose step is the same at the recipe's own batch.
-SAME = {
-    "largest batch, kernels": "recipe",
-    "largest batch, XLA, blocks recomputed": "without kernels",
-    "largest batch, kernels, blocks recomputed": "block recomputation",
-}
 BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
 # These leaves are compiled for other chips too, with all remedies, and in all forms of `LARGEST`. The largest batch of
 # the others is that of the fastest form on the first of `DEVICES`.
@@ -143,18 +137,13 @@ def add_row(path, row):
     return rows
 
 
-def known_sizes(rows, leaf, form):
-    """dict from batches to the bytes that rows of the same step need on any slice. A search begins there."""
-    return {row.batch: row.used for row in rows.values() if row.leaf == leaf and row.form in (form, SAME.get(form))}
-
-
 def compile_all(experiments, path, compile_row, *, progress, only=""):
     """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
 
     Args:
         experiments: folder of the gin files.
         path: of the CSV file.
-        compile_row: function of (leaf, slice, form, known) that returns the `Row`; see `known_sizes`.
+        compile_row: function of (leaf, slice, form) that returns the `Row`.
         progress: function of a line of text.
         only: leaves whose names do not have this text are left out.
     """
@@ -164,7 +153,7 @@ def compile_all(experiments, path, compile_row, *, progress, only=""):
         key = leaf, slice_name, form = waiting.pop(0)
         if key not in rows:
             progress(" ".join(key))
-            rows = add_row(path, compile_row(*key, known_sizes(rows, leaf, form)))
+            rows = add_row(path, compile_row(*key))
         if not rows[key].fits and form in ("recipe", *REMEDIES):
             later = list(REMEDIES)[list(REMEDIES).index(form) + 1 if form in REMEDIES else 0 :]
             waiting[:0] = [(leaf, slice_name, remedy) for remedy in later[:1]]

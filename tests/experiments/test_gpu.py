@@ -4,7 +4,6 @@ import pytest
 
 import gpu_measures as gpu
 from gpu_programs import Program
-from tests.conftest import run_script
 
 pytestmark = pytest.mark.usefixtures("xla")
 REACHED = {"multiply_adds": 1e12, "bytes": 1e12}
@@ -32,28 +31,3 @@ def test_a_measure_has_the_share_of_what_the_device_reaches():
     assert found["of_bandwidth"] == pytest.approx(found["bytes"] / found["median_s"] / 1e12)
     images = 3 * 4 * 16 * 2  # bytes
     assert 2 * images < found["bytes"] < 1000 * images
-
-
-REFUSED = {
-    "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("--programs=pair_65x192",),
-    "--batches needs --gin_file": ("--export={}/new", "--batches=3"),
-    "--gin_binding needs --gin_file": ("--export={}/new", "--gin_binding=STEPS = 3"),
-    "--programs does not go with --gin_file": (
-        *("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin", "--programs=pair_65x129"),
-    ),
-    "exists; it is never overwritten": ("--export={}",),
-    "--data_dir is needed": ("--export={}/new", "--gin_file=nuclei/axial_deeplab_nano.gin"),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_is_one_line(tmp_path, message):
-    result = run_script("speed/gpu.py", *(text.format(tmp_path) for text in REFUSED[message]))
-    assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow  # a minute
-def test_the_script_measures_small_programs(tmp_path):
-    result = run_script("speed/gpu.py", "--quick", "--programs=pair_9x17", f"--json={tmp_path}/gpu.json")
-    assert result.returncode == 0 and "pair_9x17" in result.stdout and (tmp_path / "gpu.json").exists()

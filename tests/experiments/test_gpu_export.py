@@ -144,16 +144,6 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
     assert not (tmp_path / "stopped.safetensors").exists()
 
 
-def test_weights_that_cannot_be_written_where_they_should_are_kept(counting, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
-    with jax.enable_x64(True), pytest.raises(SystemExit, match="No such file .*; the weights are in ") as stop:
-        run.train(counting, "toy", steps=25, path=tmp_path / "gone" / "w.safetensors", csv_path=tmp_path / "gone" / "a")
-    (kept,) = tmp_path.glob("*/w.safetensors")
-    assert str(stop.value).endswith(str(kept)) and kept.parent.stat().st_mode & 0o077 == 0  # nobody else's
-    assert np.frombuffer(kept.read_bytes()[-8:], "<f4").tolist() == [25, 25]
-    assert "No such file or directory; the training goes on" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
     """The step learns colours. The learning rate falls to 0 at the number of steps that run.py sets."""

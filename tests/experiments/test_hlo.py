@@ -1,8 +1,5 @@
 """What is read from the text of an optimised program."""
 
-import dataclasses
-import json
-
 import numpy as np
 import pytest
 from jaxlib import _hlo
@@ -80,7 +77,7 @@ def parse(text):
 
 
 def test_costs_count_loops_and_name_parts():
-    by_op, by_part, moves = hlo.costs(parse(PROGRAM))
+    by_op, by_part = hlo.costs(parse(PROGRAM))
     assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
     # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
@@ -91,11 +88,7 @@ def test_costs_count_loops_and_name_parts():
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
     assert by_part["optimizer"].cycles == 11
-    json.dumps(list(map(dataclasses.asdict, by_part.values())))  # --json writes them
     assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
-    # Not the product in the loop, nor the fusion with the convolution.
-    moved = {key: cost.cycles for key, cost in moves.items()}
-    assert moved == {("semantic_head", "copy.1"): 7, ("center_loss", "fusion.2"): 3}
 
 
 def test_a_kernels_cycles_come_from_its_schedule():
@@ -105,9 +98,8 @@ ENTRY %main (x: f32[8]) -> bf16[8,128] {
   ROOT %attend.1 = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(), custom_call_target="tpu_custom_call", metadata={op_name="m/stage2_block1/attention/width/attend"}
 }
 """  # noqa: E501
-    by_op, by_part, moves = hlo.costs(parse(text), {"attend.1": 60})
+    by_op, by_part = hlo.costs(parse(text), {"attend.1": 60})
     assert by_op == {"kernel": Cost(60, 8 * 128 * 2)} and by_part == {"stage2 attention": Cost(60, 8 * 128 * 2)}
-    assert not moves
     said = text.replace(", metadata", ', backend_config={"cost_estimate":{"bytes_accessed":"77"}}, metadata')
     assert hlo.costs(parse(said), {"attend.1": 60})[0] == {"kernel": Cost(60, 77)}
 

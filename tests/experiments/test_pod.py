@@ -1,8 +1,6 @@
 """The table of compiled recipes, and the step times that are predicted from it."""
 
 import dataclasses
-import json
-import threading
 
 import pytest
 
@@ -10,9 +8,7 @@ import pod
 import tpu_table
 from axial import configuration
 from axial.errors import InputError
-from axial.io.lock import locked_file
 from axial.statements import experiments_dir
-from tests.conftest import run_script
 
 ROW = tpu_table.Row(
     "coco/axial_deeplab_s.gin",
@@ -42,37 +38,17 @@ def test_a_prediction_by_hand():
     assert pod.predict(dataclasses.replace(ROW, form="2 cores an image"), hop=1e-6)[2]["batch"] == 32
 
 
-def test_input_and_sums_bind_where_they_are_slow():
-    slow_input = pod.predict(ROW, hop=1e-6, host_images=1.0)[2]
-    assert slow_input["limit"] == "input" and slow_input["step"] == pytest.approx(16.0)
-    assert pod.predict(ROW, hop=1e-2)[-1]["limit"] == "sums"
-    efficiencies = [p["efficiency"] for p in pod.predict(ROW, hop=1e-6)]
-    assert efficiencies == sorted(efficiencies, reverse=True)
-
-
-def test_rows_are_added_to_those_that_another_command_has_written(tmp_path):
-    path = str(tmp_path / "tpu.csv")
-    assert tpu_table.read_table(path, tpu_table.Row) == {}
+def test_rows_are_kept_and_a_wrong_one_is_named(tmp_path):
+    path = tmp_path / "tpu.csv"
     bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
-    tpu_table.add_row(path, bad)
-    with locked_file(path):
-        thread = threading.Thread(target=tpu_table.add_row, args=(path, ROW))
-        thread.start()
-        thread.join(0.5)
-        assert thread.is_alive() and len(tpu_table.read_table(path, tpu_table.Row)) == 1  # it waits
-    thread.join()
+    for row in (bad, ROW):
+        tpu_table.add_row(str(path), row)
     rows = {row.key: row for row in (bad, ROW)}
-    assert tpu_table.read_table(path, tpu_table.Row) == rows
+    assert tpu_table.read_table(str(path), tpu_table.Row) == rows
     assert "does not fit" in tpu_table.markdown(rows)
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
     assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
-
-
-@pytest.mark.parametrize("cell,wrong", [("750000000", "many"), ("recipe,2", "recipe,2,2"), ("leaf,slice", "leaf,s")])
-def test_a_wrong_row_is_named(tmp_path, cell, wrong):
-    path = tmp_path / "tpu.csv"
-    tpu_table.add_row(str(path), ROW)
-    path.write_text(path.read_text().replace(cell, wrong))
+    path.write_text(path.read_text().replace("750000000", "many"))
     with pytest.raises(InputError, match="tpu.csv:2: "):
         tpu_table.read_table(str(path), tpu_table.Row)
 
@@ -103,16 +79,14 @@ def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
 
-def stand_in(leaf, slice_name, form, known):
-    assert set(known) <= {ROW.batch}
+def stand_in(leaf, slice_name, form):
     return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
 
 
 @pytest.mark.parametrize(
     "folder,classes",
     [
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("coco", 133), ("mapillary", 65), ("sample", 80))),
-        *(("cityscapes", 19), ("imagenet", 1000), ("nuclei", 2)),
+        *(("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)),
     ],
 )
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
@@ -123,14 +97,3 @@ def test_recipes_build_without_their_data(folder, classes, tmp_path):
     assert task.num_classes == classes
     shape = task.train_dataset(2, seed=0).element_spec["image"].shape
     assert shape[0] == 2 and shape[3] == 3
-
-
-@pytest.mark.slow  # seconds, for the imports
-def test_the_script_prints_predictions(tmp_path):
-    path = str(tmp_path / "tpu.csv")
-    largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")  # has no sums
-    for row in (ROW, largest):
-        tpu_table.add_row(path, row)
-    done = run_script("tpu/pod.py", f"--csv={path}", f"--json={tmp_path}/pod.json")
-    assert done.returncode == 0 and "32 (paper)" in done.stdout and "assumption" in done.stdout, done.stderr
-    assert [p["cores"] for p in json.loads((tmp_path / "pod.json").read_text())] == [8, 16, 32, 64, 128, 256]

@@ -1,0 +1,22 @@
+"""What the campaigns disturb."""
+
+import os
+import shutil
+
+import pytest
+
+from axial.data.converters.coco import SAMPLE_DIR
+
+
+@pytest.fixture(scope="session")
+def whole(command, sample_dir, tmp_path_factory):
+    """A folder with what the campaigns disturb: data, a run, an export and photos."""
+    tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
+    root = tmp_path_factory.mktemp("whole")
+    shutil.copytree(sample_dir, root / "data")
+    assert command("train", *tiny, f"--data_dir={root}/data", f"--model_dir={root}/run").code == 0
+    assert command("export", f"--model_dir={root}/run", f"--output_dir={root}/export").code == 0
+    (root / "photos").mkdir()
+    for name in ("000000000285.jpg", "000000000785.jpg"):
+        shutil.copy(os.path.join(SAMPLE_DIR, "val2017", name), root / "photos")
+    return root
