@@ -27,9 +27,7 @@ MODELS = {
     "axial_deeplab_s_axial_decoder": ONE_EACH,
     "xception_71": {},
 }
-QUICK = ("resnet_nano", "faster_rcnn_resnet_nano", "transformer_nano_deformable")
 LEARNING = [name for name in MODELS if name not in ("resnet_nano", "faster_rcnn_resnet_nano")]
-SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
 def built(name):
@@ -44,30 +42,14 @@ def built(name):
     return model, examples
 
 
-FEW = [("resnet_nano", kind) for kind in keras_programs.FORMATS]
-FEW += [(name, "keras") for name in ("panoptic_deeplab_resnet_nano", "transformer_nano_deformable")]
+QUICK = [("resnet_nano", "keras"), ("resnet_nano", "weights"), ("transformer_nano_deformable", "keras")]
+EVERY = [(name, kind) for name in MODELS for kind in keras_programs.FORMATS]
 
 
-def test_saved_and_loaded_in_a_fresh_process(tmp_path):
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["few", "every"])
+def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
     """The loaded model has every weight, and takes other sizes than the one it was saved with."""
-    assert keras_programs.faults_in_a_fresh_process(tmp_path, FEW, built) == dict.fromkeys(FEW, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_format_in_a_fresh_process(name, tmp_path):
-    cases = [(name, kind) for kind in keras_programs.FORMATS]
     assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_cloned(name):
-    model, (x, _) = built(name)
-    twin = keras.models.clone_model(model)
-    twin(x)
-    twin.set_weights(model.get_weights())
-    for ours, theirs in zip(tf.nest.flatten(twin(x)), tf.nest.flatten(model(x)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def functional(name):

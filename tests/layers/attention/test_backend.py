@@ -27,7 +27,6 @@ FAST = ("cpu", "xla")
         ("kernel", False, False, True, "xla"),  # a GPU
         ("kernel", True, False, True, "cpu"),
         ("cpu", False, True, True, "cpu"),
-        ("xla", True, False, True, "xla"),
         ("reference", False, True, True, "reference"),
     ],
 )
@@ -54,7 +53,6 @@ def test_without_jax_no_kernel_is_imported(monkeypatch):
         (True, None, None, None),
         (True, "0.0.24", 4, None),
         (True, "0.0.14", 5, "libtpu 0.0.14 is too old"),
-        (True, "2.18.0", 5, "libtpu 2.18.0 is too old"),
         (False, None, 5, "jax is not installed"),
         (True, None, 3, "a TPU v3 is too old"),
     ],
@@ -108,10 +106,7 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
     "backend,axis,span,size,parts,recompute",
     [
         ("cpu", "height", None, (20, 20), 3, "softmax"),
-        pytest.param("cpu", "width", 5, (40, 40), 16, "softmax", marks=pytest.mark.slow),
         ("cpu", "height", 3, (40, 40), 3, "none"),
-        ("cpu", "width", None, (3, 3), 3, "block"),
-        ("xla", "width", 5, (20, 18), 1, "softmax"),
         ("xla", "width", None, (64, 6), 1, "softmax"),  # 2 x 64 lines make pixels and heads two separate axes
     ],
 )
@@ -139,7 +134,7 @@ def test_parts_and_recomputing_change_nothing(monkeypatch, backend, axis, span, 
     check_steps(found, wanted, 1e-4)
 
 
-@pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True), ("cpu", 5, False)])
+@pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
 def test_large_maps_are_made_in_parts(monkeypatch, backend, span, value):
     """In inference the output stays the same, and no tensor is as large as the whole map."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)

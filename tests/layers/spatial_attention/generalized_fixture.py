@@ -7,8 +7,6 @@ from axial.layers.spatial_attention.generalized_attention import GeneralizedAtte
 from tests.conftest import jit_values, relative_error
 from tests.study_oracles import GeneralizedAttention as Oracle
 
-QUICK = ("0001", "0010", "0011", "0110", "1000", "1111")
-
 
 def name_of(weight):
     return weight.name.split("/")[-1].split(":")[0]

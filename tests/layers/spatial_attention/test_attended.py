@@ -76,17 +76,9 @@ def test_attention_and_deformable_convolution_are_in_the_last_stages():
     assert [m.attended is not None for m in middles] == [False, False, True, True]
 
 
-def test_an_output_stride_of_8_dilates_the_last_two_stages():
-    backbone = attended_resnet(width=0.25, repeats=(1, 1, 2, 2), stem="deeplab", output_stride=8, heads=2)
-    shapes = {name: x.shape[1:3] for name, x in backbone(tf.zeros([1, 65, 33, 3])).items()}
-    assert shapes["res3"] == shapes["res4"] == shapes["res5"] == (9, 5)
-    rates = [[block.middle.conv.conv.dilation_rate[0] for block in stage] for stage in backbone.stages]
-    assert rates == [[1], [1], [2, 2], [4, 4]]
-
-
 # === Transformer ===
 
-KINDS = [("1111", False), ("0010", True), ("dynamic", False), ("dynamic", True), ("none", True), ("0100", False)]
+KINDS = [("1111", False), ("dynamic", True), ("none", True)]
 
 
 def make_encoder(name, deformable, **options):
@@ -141,10 +133,9 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
         layer.step(x[:, :1], 6, cache, constants)
 
 
-@pytest.mark.parametrize("name,deformable", [("1111", True)])
-def test_a_training_step_of_encoder_and_decoder(name, deformable):
+def test_a_training_step_of_encoder_and_decoder():
     """Every weight gets a gradient, and XLA computes what eager code does."""
-    encoder, decoder = make_encoder(name, deformable), make_decoder(name, deformable)
+    encoder, decoder = make_encoder("1111", True), make_decoder("1111", True)
     x, target = tf.random.stateless_normal([2, 5, 8], [0, 1]), tf.random.stateless_normal([2, 6, 8], [2, 3])
     weights = encoder.trainable_weights + decoder.trainable_weights
 
@@ -174,10 +165,8 @@ def test_dropout_is_in_training_alone():
     "options,words",
     [
         (dict(name="mean"), "mechanism = 'mean': expected four bits"),
-        (dict(name="0000"), "setting = '0000'"),
         (dict(name="dynamic", window=4), "kernel = 4: expected an odd number"),
         (dict(name="1111", window=4), "window = 4: expected an odd number"),
-        (dict(name="11111"), "setting = '11111': expected four bits"),
     ],
 )
 def test_what_is_refused_says_so(options, words):
