@@ -11,7 +11,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import wide, widen
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
@@ -108,7 +108,7 @@ class Transformer(Layer):
         return x, cache
 
 
-class Translator(Network):
+class Translator(Unfolded, Network):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:
@@ -170,10 +170,6 @@ class Translator(Network):
     def _logits(self, x):
         x = widen(x)
         return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
-
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(weight) for weight in self.weights]
 
     def folding_units(self):
         """The whole model, as the embedding is its own."""

@@ -5,9 +5,9 @@ import tensorflow as tf
 from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
-from axial.layers.recompute import recompute
 from axial.models.resnet import check_backbone
 
 
@@ -72,12 +72,7 @@ class XceptionBlock(Layer):
         def run(x, *share):
             return self._run(x, training, *share)
 
-        inputs = [x]
-        if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
-            inputs.append(random.drop_images(x, self.drop_path))
-        if training and self.recompute == "block" and self.convs[-1].built:
-            return recompute(run, *inputs)
-        return run(*inputs)
+        return run_block(self, run, x, training=training, built=self.convs[-1].built)
 
     def _run(self, x, training, share=None):
         """The output. `share` [N, 1, 1, 1] multiplies the branch."""

@@ -9,6 +9,7 @@ from axial.layers.attention.backend import KERNELS, attend
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import table_rows
+from axial.layers.configured import Unfolded
 from axial.layers.conv import product
 from axial.layers.device import BACKENDS, choose, import_kernels
 from axial.layers.masking import hide
@@ -17,7 +18,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 @keras.saving.register_keras_serializable("axial")
-class FoldedAttention(keras.layers.Layer):
+class FoldedAttention(Unfolded, keras.layers.Layer):
     """What `Attention` computes in inference, without batch norms. `Attention.folded` makes it.
 
     q, k and v have a bias each. A number for each head scales each logit term, and a number for each channel scales the
@@ -122,10 +123,6 @@ class FoldedAttention(keras.layers.Layer):
         weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
         return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
-
-    def folded_weights(self):
-        """The weights as they are: nothing is left to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]
 
     def get_config(self):
         return {**super().get_config(), "spec": self.spec.to_config(), "backend": self.backend}

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.io.check import check_choice
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import Conv, subsample
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
@@ -74,7 +74,7 @@ class Mechanism:
         )
 
 
-class Attended(Layer):
+class Attended(Unfolded, Layer):
     """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
 
     Args:
@@ -104,10 +104,6 @@ class Attended(Layer):
     def added_weights(self):
         """The weights that a network without this module does not have; see `weights.restore.Match`."""
         return self.weights
-
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]
 
 
 class AttendedMiddle(Layer):
