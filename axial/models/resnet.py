@@ -70,12 +70,8 @@ class ResNet(Layer):
         self.pixels, self.table_photo = pixels, table_photo
         self.stem, self.pool = stem, pool and stem_stride == 2
         self.output_stride = output_stride
-        strides = [
-            1 if pool or stem_stride == 4 else 2,
-            2,
-            max(min(output_stride // 8, 2), 1),
-            max(output_stride // 16, 1),
-        ]
+        first = 1 if pool or stem_stride == 4 else 2
+        strides = [first, 2, max(min(output_stride // 8, 2), 1), max(output_stride // 16, 1)]
         last = max(sum(repeats) - 1, 1)
         input_stride = 4 // strides[0]
         self.stages = []
@@ -83,21 +79,12 @@ class ResNet(Layer):
             dilation = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2)}.get(output_stride, (1,) * 4)[i]
             blocks = []
             for j in range(count):
-                drop = drop_path * (sum(repeats[:i]) + j) / last
-                first = j == 0
+                stride = strides[i] if j == 0 else 1
+                own = dict(strides=stride, dilation=1 if j == 0 and output_stride > 8 else dilation)
+                own |= dict(drop_path=drop_path * (sum(repeats[:i]) + j) / last, input_stride=input_stride)
                 name = f"stage{i + 2}_block{j + 1}"
-                blocks.append(
-                    block(
-                        filters * 2**i,
-                        strides=strides[i] if first else 1,
-                        dilation=1 if first and output_stride > 8 else dilation,
-                        drop_path=drop,
-                        input_stride=input_stride,
-                        dtype=self.dtype_policy,
-                        name=name,
-                    )
-                )
-                input_stride *= strides[i] if first else 1
+                blocks.append(block(filters * 2**i, dtype=self.dtype_policy, name=name, **own))
+                input_stride *= stride
             self.stages.append(blocks)
 
     def call(self, x, training=False):
@@ -233,20 +220,11 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
         **options: further arguments of `Bottleneck`.
     """
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
+    def block(filters, *, strides, dilation, input_stride, dtype, **own):
         inside = dict(strides=1 if options.get("stride_first", False) else strides, dilation=dilation, dtype=dtype)
-        return Bottleneck(
-            inner * filters,
-            4 * filters,
-            middle(filters, input_stride=input_stride, **inside),
-            norm,
-            strides=strides,
-            drop_path=drop_path,
-            recompute=recompute,
-            dtype=dtype,
-            name=name,
-            **options,
-        )
+        around = dict(recompute=recompute, dtype=dtype, **own, **options)
+        layer = middle(filters, input_stride=input_stride, **inside)
+        return Bottleneck(inner * filters, 4 * filters, layer, norm, strides, **around)
 
     return block
 
@@ -254,19 +232,9 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
 def basic_blocks(norm, recompute, activation="relu"):
     """The `block` of a `ResNet` whose blocks are `BasicBlock`s."""
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
+    def block(filters, *, input_stride, **own):
         del input_stride
-        return BasicBlock(
-            4 * filters,
-            norm,
-            strides,
-            dilation,
-            drop_path=drop_path,
-            recompute=recompute,
-            activation=activation,
-            dtype=dtype,
-            name=name,
-        )
+        return BasicBlock(4 * filters, norm, recompute=recompute, activation=activation, **own)
 
     return block
 

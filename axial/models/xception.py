@@ -46,19 +46,10 @@ class XceptionBlock(Layer):
         super().__init__(**kwargs)
         random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
+        options = dict(dilation=dilation, inner_norm=True, inner_relu=relu_after, relu=relu_after)
+        options |= dict(dtype=self.dtype_policy)
         self.convs = [
-            SeparableConv(
-                count,
-                3,
-                norm,
-                strides=strides if i == 2 else 1,
-                dilation=dilation,
-                inner_norm=True,
-                inner_relu=relu_after,
-                relu=relu_after,
-                dtype=self.dtype_policy,
-                name=f"conv{i + 1}",
-            )
+            SeparableConv(count, 3, norm, strides if i == 2 else 1, name=f"conv{i + 1}", **options)
             for i, count in enumerate(filters)
         ]
         self.kind, self.shortcut = shortcut, None

@@ -106,7 +106,7 @@ def test_unknown_sizes():
 def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
     """`fit` moves no weight of the backbone. `.keras` of the functional model holds its optimizer too."""
     photo = keras.Input([33, 33, 3])
-    backbone = Features(build_model("axial_resnet_nano", 5).backbone)
+    backbone = Features(build_model("resnet_nano", 5).backbone)
     backbone.trainable = False
     pooled = keras.layers.GlobalAveragePooling2D()(backbone(photo)["res5"])
     model = keras.Model(photo, keras.layers.Dense(5)(pooled))

@@ -64,18 +64,10 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, windows)
         q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
+        tables = self.spec.neighborhood.lookup_tables(self.tables)
+        options = dict(heads=self.spec.heads, terms=self.spec.terms, backend=self.backend)
         with tf.name_scope(windows.scope):
-            content, position = attend(
-                q,
-                k,
-                v,
-                self.spec.neighborhood.lookup_tables(self.tables),
-                windows=windows,
-                scales=self._scales(),
-                heads=self.spec.heads,
-                terms=self.spec.terms,
-                backend=self.backend,
-            )
+            content, position = attend(q, k, v, tables, windows=windows, scales=self._scales(), **options)
         return content if position is None else content + position * self.position_scale
 
     def _kernels_can_serve(self, x, windows):

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers.precision import widen
 
 SMALLEST_BLOCK = 16  # queries of a window along an axis, at least
 BLOCK = 4  # rows and columns of queries in a square window, at least
@@ -48,6 +49,13 @@ def rows_of_tables(tables, windows, dtype):
         name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
         for name, table in tables.items()
     }
+
+
+def seen_rows(table, windows, of_keys):
+    """Which rows of a table the queries or the keys of a line meet, [L, rows] of 0 and 1, and those rows [rows, D]."""
+    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    return tf.constant(seen, rows.dtype), rows
 
 
 def check_span(span):
