@@ -273,13 +273,6 @@ def resnet(
         norm: `BatchNormConfig`, or None for the folded network.
     """
     check_choice("recompute", recompute, ("none", "block"))
-    return ResNet(
-        make_stem(stem, width, norm),
-        bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first),
-        filters=base_filters(width),
-        repeats=repeats,
-        output_stride=output_stride,
-        drop_path=drop_path,
-        pixels=pixels,
-        name="backbone",
-    )
+    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
+    block = bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first)
+    return ResNet(make_stem(stem, width, norm), block, filters=base_filters(width), **frame)

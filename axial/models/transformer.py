@@ -65,16 +65,10 @@ class Transformer(Layer):
         own, across = Mechanism(encoder, heads, window=window), Mechanism(memory, heads)
         masked = Mechanism(decoder, heads, window=window)
         size = dict(channels=channels, inner=inner, dropout=dropout, dtype=self.dtype_policy)
-        self.encoder = [
-            EncoderLayer(mechanism=own, deformable=encoder_deformable, name=f"encoder_{i + 1}", **size)
-            for i in range(layers)
-        ]
-        self.decoder = [
-            DecoderLayer(
-                mechanism=masked, deformable=decoder_deformable, memory=across, name=f"decoder_{i + 1}", **size
-            )
-            for i in range(layers)
-        ]
+        sees = dict(mechanism=own, deformable=encoder_deformable, **size)
+        self.encoder = [EncoderLayer(name=f"encoder_{i + 1}", **sees) for i in range(layers)]
+        sees = dict(mechanism=masked, deformable=decoder_deformable, memory=across, **size)
+        self.decoder = [DecoderLayer(name=f"decoder_{i + 1}", **sees) for i in range(layers)]
 
     def encode(self, x, mask, training=False):
         """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
@@ -211,17 +205,8 @@ class Translator(Unfolded, Network):
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
-        ids, scores = sequence_beam_search(
-            float32_step,
-            start,
-            _float32(cache),
-            vocab_size=self.num_classes,
-            beam_size=beams,
-            alpha=alpha,
-            max_decode_length=length,
-            eos_id=end,
-            padded_decode=True,
-        )
+        limits = dict(beam_size=beams, alpha=alpha, max_decode_length=length, eos_id=end, padded_decode=True)
+        ids, scores = sequence_beam_search(float32_step, start, _float32(cache), vocab_size=self.num_classes, **limits)
         return ids[:, 0, 1:], scores[:, 0]
 
 

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
@@ -267,22 +266,6 @@ def test_eager_equals_compiled(backend):
     randomize(layer)
     compiled = tf.function(layer, jit_compile=jit_values()[-1], autograph=False)
     assert relative_error(compiled(x), layer(x)) < 1e-5
-
-
-def test_mixed_bfloat16_stays_near_float32(backend):
-    x = tf.random.normal([2, 6, 20, 4], seed=6)
-    full = make(backend=backend)
-    full(x)
-    randomize(full)
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    half = make(backend=backend)
-    assert half(x).dtype == tf.bfloat16
-    for ours, theirs in zip(half.weights, full.weights):
-        assert ours.dtype == tf.float32
-        ours.assign(theirs)
-    for training in (False, True):
-        found = tf.cast(half(x, training=training), tf.float32)
-        assert relative_error(found, full(x, training=training)) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import pytest
 
-from axial.errors import InputError
 from axial.io import metadata
 from axial.layers import device
 
@@ -25,9 +24,3 @@ def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation)
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
     assert device.tpu_generation.__wrapped__() == generation
-
-
-@pytest.mark.parametrize("wish", [True, "on"])
-def test_a_wish_that_is_none_is_refused(wish):
-    with pytest.raises(InputError, match=f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'"):
-        device.is_compiled(wish)

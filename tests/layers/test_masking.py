@@ -44,17 +44,6 @@ def test_a_row_without_visible_keys_is_finite(training):
     np.testing.assert_allclose(tf.reduce_sum(weights, -1), np.ones([2, 3]), rtol=1e-6)
 
 
-def test_hidden_keys_get_no_gradient():
-    logits = tf.random.stateless_normal([2, 9, KEYS], [0, 1])
-    visible = np.arange(KEYS) <= np.arange(9)[:, None]
-    for training in (False, True):
-        with tf.GradientTape() as tape:
-            tape.watch(logits)
-            loss = tf.reduce_sum(tf.nn.softmax(hide(logits, visible, training)) ** 2)
-        gradient = tape.gradient(loss, logits).numpy()
-        assert np.abs(gradient[:, visible]).max() > 1e-3 and np.abs(gradient[:, ~visible]).max() == 0
-
-
 # === Files ===
 
 

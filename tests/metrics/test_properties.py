@@ -18,7 +18,7 @@ from pycocotools.cocoeval import COCOeval
 
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES, DatasetSpec
-from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.instance_ap import InstanceAP
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality
@@ -268,14 +268,6 @@ def test_miou_is_cityscapesscripts(tmp_path, examples):
 
     check()
     assert np.isnan(values).any() and np.sum((np.array(values) > 0) & (np.array(values) < 1)) > 5
-
-
-@RUNS
-@given(photos())
-def test_run_lengths_are_pycocotools(photo):
-    wanted = range(len(photo.classes) + 1)  # the last has no pixels
-    for i, encoded in zip(wanted, run_lengths(photo.truth, wanted), strict=True):
-        assert encoded == masks.encode(np.asfortranarray(photo.truth == i + 1, np.uint8))
 
 
 # === What changes nothing ===

@@ -64,14 +64,8 @@ class Mechanism:
         if self.name == "dynamic":
             taken = {name: x for name, x in options.items() if name not in ("scaled", "wavelength")}
             return DynamicConv(self.window or 3, self.groups, **taken)
-        return GeneralizedAttention(
-            self.name,
-            self.heads,
-            key_stride=self.key_stride,
-            window=self.window,
-            recompute=self.recompute,
-            **options,
-        )
+        options |= dict(key_stride=self.key_stride, window=self.window, recompute=self.recompute)
+        return GeneralizedAttention(self.name, self.heads, **options)
 
 
 class Attended(Unfolded, Layer):

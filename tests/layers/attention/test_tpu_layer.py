@@ -118,17 +118,6 @@ def test_two_cores_share_an_odd_number_of_programs(calls, monkeypatch):
     check_steps(step(layer, x), step(plain, x), 2e-4)
 
 
-@pytest.mark.slow
-def test_bfloat16_is_as_near_as_the_plain_form(calls):
-    x, norm = images(SMALL), BatchNormConfig(epsilon=0.1)
-    wanted = step(layers_of(SMALL, x, norm=norm)[0], x)
-    plain, ours = (
-        [relative_error(tf.cast(a, tf.float32), b) for a, b in zip(step(layer, x), wanted, strict=True)][:2]
-        for layer in layers_of(SMALL, x, norm=norm, dtype="mixed_bfloat16")
-    )
-    assert max(ours) < 0.05 and np.mean(ours) < 1.5 * np.mean(plain)
-
-
 def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
     """The step is traced for a TPU on any machine, because jax only lowers the kernels."""
     layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")

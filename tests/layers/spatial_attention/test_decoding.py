@@ -34,18 +34,3 @@ def test_cached_encoder_decoder_attention(setting):
         for i in range(4):
             y, cache = layer.step(x[:, i : i + 1], tf.constant(i), cache, positions)
             np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
-
-
-def test_decoding_in_half_precision_has_the_numbers_of_the_whole():
-    """Keras casts weights inside of `call` alone; a step is outside."""
-    layer, x = make("1111", [2, 5, 8], causal=True, dtype="mixed_bfloat16", **TEXT)
-    tables, seen = layer.positions(5), {}
-    table = layer._table
-    layer._table = lambda name, differences: seen.setdefault(name, table(name, differences))
-    full = layer(x)
-    for name, value in seen.items():
-        np.testing.assert_array_equal(value, tables[name])
-    cache, x = layer.new_cache(2, 5), tf.cast(x, tf.bfloat16)
-    for i in range(5):
-        y, cache = layer.step(x[:, i : i + 1], i, cache, tables)
-        np.testing.assert_allclose(tf.cast(y[:, 0], tf.float32), tf.cast(full[:, i], tf.float32), rtol=0.02, atol=0.02)

@@ -121,15 +121,6 @@ def test_eager_graph_xla_and_exported_are_equal(shape, tmp_path):
     check_everywhere(layer, x, tmp_path)
 
 
-def test_the_softmax_is_float32_under_mixed_precision():
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layer = DynamicConv(3, 2)
-    graph = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([1, 5, 4, 8])).graph
-    soft = [op for op in graph.get_operations() if op.type == "Softmax"]
-    assert soft and all(op.outputs[0].dtype == tf.float32 for op in soft)
-    assert layer(tf.ones([1, 5, 4, 8])).dtype == tf.bfloat16
-
-
 @pytest.mark.parametrize(
     "arguments,words",
     [

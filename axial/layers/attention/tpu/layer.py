@@ -61,17 +61,9 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     Returns:
         the sum of the normalised outputs by content and by position, [N, h, w, value_channels].
     """
-    depth, value_depth = spec.key_channels // spec.heads, spec.value_channels // spec.heads
-    tiling = Tiling(
-        x.shape[0] * windows.rows,
-        windows.length,
-        windows.reach,
-        heads=spec.heads,
-        depth=depth,
-        value_depth=value_depth,
-        dtype=x.dtype.name,
-        strided=tpu_generation() > 4,
-    )
+    sizes = dict(depth=spec.key_channels // spec.heads, value_depth=spec.value_channels // spec.heads, heads=spec.heads)
+    form, lines = dict(dtype=x.dtype.name, strided=tpu_generation() > 4), x.shape[0] * windows.rows
+    tiling = Tiling(lines, windows.length, windows.reach, **sizes, **form)
     kernels = _Kernels(tiling, tables, interpret)
     qkv, sums = kernels.project(tf.reshape(windows.split_rows(x), [-1, x.shape[3]]), kernels.align(kernel))  # [P, C]
     affine = qkv_affine(kernels.unalign(sums))
