@@ -109,7 +109,7 @@ class Unfolded:
     """Mixin of layers and models without a batch norm to fold."""
 
     def folded_weights(self):
-        """The weights as they are."""
+        """The weights as they are. A layer that may have a batch norm calls this where it has none."""
         return [tf.convert_to_tensor(w) for w in self.weights]
 
 

@@ -7,7 +7,7 @@ from axial.layers.blocks import AxialPair
 from axial.layers.configured import Layer, makes_layer
 from axial.layers.conv import ACTIVATIONS
 from axial.layers.recompute import RECOMPUTE
-from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, make_stem
+from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, in_turn, make_stem
 
 
 class AxialStem(Layer):
@@ -22,10 +22,7 @@ class AxialStem(Layer):
         ]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        for block in self.blocks:
-            x = block(x, training=training)
-        return x
+        return in_turn(self.blocks, x, training and self.trainable)
 
 
 @makes_layer

@@ -228,13 +228,10 @@ class FasterRCNN(Network):
 
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
         places = dict(anchor_boxes=proposals, image_shape=content)
-        detect = detection_generator.DetectionGenerator(
-            pre_nms_score_threshold=LEAST_SCORE,
-            nms_iou_threshold=OVERLAP["detections"],
-            max_num_detections=self._detections,
-            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
-            dtype="float32",
-        )
+        limits = dict(pre_nms_score_threshold=LEAST_SCORE, nms_iou_threshold=OVERLAP["detections"])
+        form = "batched" if device.on_cpu() else "v2"  # one operation of CPUs, or a loop of plain ones
+        limits |= dict(max_num_detections=self._detections, nms_version=form)
+        detect = detection_generator.DetectionGenerator(**limits, dtype="float32")
         found = detect(_float32(codes), _float32(logits), **places, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}

@@ -100,9 +100,7 @@ class ResNet(Layer):
         if self.pool:
             x = max_pool(x)
         for index, stage in enumerate(self.stages):
-            for block in stage:
-                x = block(x, training=training)
-            endpoints[f"res{index + 2}"] = x
+            endpoints[f"res{index + 2}"] = x = in_turn(stage, x, training)
         return endpoints
 
 
@@ -122,23 +120,27 @@ def check_backbone(output_stride, drop_path, least_stride=16):
     random.check_rate("drop_path", drop_path)
 
 
+def in_turn(layers, x, training):
+    """What the last of some layers makes of x, each of what the one before it has made."""
+    for layer in layers:
+        x = layer(x, training=training)
+    return x
+
+
 class DeepLabStem(Layer):
     """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
     def __init__(self, width, norm, activation="relu", **kwargs):
         super().__init__(**kwargs)
         options = dict(norm=norm, activation=activation, dtype=self.dtype_policy)
+        sizes = (64, 2), (64, 1), (128, 1)
         self.convs = [
-            Conv(int(64 * width), 3, strides=2, name="conv1", **options),
-            Conv(int(64 * width), 3, name="conv2", **options),
-            Conv(int(128 * width), 3, name="conv3", **options),
+            Conv(int(filters * width), 3, strides=strides, name=f"conv{i}", **options)
+            for i, (filters, strides) in enumerate(sizes, 1)
         ]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        for conv in self.convs:
-            x = conv(x, training=training)
-        return x
+        return in_turn(self.convs, x, training and self.trainable)
 
 
 class WideStem(Layer):
@@ -155,11 +157,7 @@ class WideStem(Layer):
         self.blocks = [BasicBlock(int(128 * width), norm, name=f"block{i + 1}", **options) for i in range(3)]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        x = self.conv(x, training=training)
-        for block in self.blocks:
-            x = block(x, training=training)
-        return x
+        return in_turn([self.conv, *self.blocks], x, training and self.trainable)
 
 
 def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recompute="none"):

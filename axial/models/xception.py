@@ -8,7 +8,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
-from axial.models.resnet import check_backbone
+from axial.models.resnet import check_backbone, in_turn
 
 
 class XceptionBlock(Layer):
@@ -132,10 +132,7 @@ class Xception71(Layer):
         stride = max(output_stride // 16, 1)
         options = dict(strides=stride, dilation=dilation, drop_path=rate(count - 1))
         last = dict(dilation=2 * dilation // stride, shortcut=None, relu_after=True)
-        self.exit = [
-            block([728, 1024, 1024], "exit1", **options),
-            block([1536, 1536, 2048], "exit2", **last),
-        ]
+        self.exit = [block([728, 1024, 1024], "exit1", **options), block([1536, 1536, 2048], "exit2", **last)]
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -145,9 +142,5 @@ class Xception71(Layer):
             x = block(x, training=training)
             if level:
                 endpoints[level] = x
-        for block in self.middle:
-            x = block(x, training=training)
-        endpoints["res4"] = x
-        for block in self.exit:
-            x = block(x, training=training)
-        return {**endpoints, "res5": x}
+        x = in_turn(self.middle, x, training)
+        return {**endpoints, "res4": x, "res5": in_turn(self.exit, x, training)}

@@ -369,12 +369,8 @@ def _mix(part, parts, recompute, inputs):
                 if recompute == "softmax":
                     w = part.weigh(one_cut, one_maps, rows, after)
                 found.append(part.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
-            gradients = []
-            for of_parts, whole, together in zip(
-                zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n)
-            ):
-                gradients.append(_together(of_parts, whole, together))
-            return tf.nest.flatten(gradients)
+            wholes = zip(zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
+            return tf.nest.flatten([_together(*whole) for whole in wholes])
 
         return outputs, gradient
 

@@ -119,10 +119,8 @@ def sample_by_hat(x, rows, columns):
     for tap in range(taps):
         found = []
         for g in range(groups):
-            near_y, near_x = (
-                _hat(low[:, :, tap, g], share[:, :, tap, g], n)
-                for low, share, n in ((*rows, height), (*columns, width))
-            )
+            sides = (*rows, height), (*columns, width)
+            near_y, near_x = (_hat(low[:, :, tap, g], share[:, :, tap, g], n) for low, share, n in sides)
             share = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
             found.append(tf.matmul(tf.cast(share, x.dtype), values[:, :, g]))
         samples.append(tf.concat(found, 2))
@@ -293,7 +291,8 @@ class DeformableConv(Layer):
 
     def offsets(self, x):
         """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
-        x = _pad_map(x, self.padding)
+        if self.padding:
+            x = tf.pad(x, [[0, 0], [self.padding] * 2, [self.padding] * 2, [0, 0]])
         with tf.name_scope("offsets"):
             kernel = tf.cast(self.offset_kernel, x.dtype)
             y = of_any_batch(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
@@ -326,10 +325,6 @@ class DeformableConv(Layer):
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
         return [self.kernel * scale, shift, *(tf.convert_to_tensor(w) for w in (self.offset_kernel, self.offset_bias))]
-
-
-def _pad_map(x, padding):
-    return tf.pad(x, [[0, 0], [padding] * 2, [padding] * 2, [0, 0]]) if padding else x
 
 
 class DeformableConv1D(Layer):

@@ -108,12 +108,10 @@ class GeneralizedAttention(Unfolded, Layer):
         self.query_kernel = self._kernel("query_kernel", channels, channels) if terms.needs_query else None
         self.key_kernel = self._kernel("key_kernel", channels, channels) if terms.needs_key else None
         self.value_kernel = self._kernel("value_kernel", channels, channels)
-        self.position_kernels = {}
-        if terms.needs_position:
-            for name in ("row", "column")[: self.axes]:
-                self.position_kernels[f"{name}s"] = self._kernel(
-                    f"{name}_position_kernel", channels // self.axes, channels
-                )
+        sides = ("row", "column")[: self.axes] if terms.needs_position else ()
+        self.position_kernels = {
+            f"{name}s": self._kernel(f"{name}_position_kernel", channels // self.axes, channels) for name in sides
+        }
         self.key_vector = self._vector("key_vector") if terms.key else None
         self.position_vector = self._vector("position_vector") if terms.position else None
         self.output_kernel = self._kernel("output_kernel", channels, channels)
@@ -246,10 +244,7 @@ class GeneralizedAttention(Unfolded, Layer):
         """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
         if not self.terms.needs_position:
             return {}
-        return {
-            "rows": self._table("rows", grid.rows.differences()),
-            "columns": self._table("columns", grid.columns.differences()),
-        }
+        return {name: self._table(name, getattr(grid, name).differences()) for name in ("rows", "columns")}
 
     def _table(self, name, differences):
         kernel, dtype = self.position_kernels.get(name), wide(self.compute_dtype)

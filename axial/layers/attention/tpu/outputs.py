@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import (
-    LANES,
-    dot,
-    dot_turned,
-    turn_over,
-    up,
-)
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over, up
 from axial.layers.attention.tpu.tiling import (
     Gradient,
     Group,
