@@ -10,10 +10,8 @@ from axial.layers import device
     "ours,theirs,attribute,generation",
     [
         (None, None, "", None),
-        (None, None, "v4-32", 4),
         (None, "v5litepod-16", "v4-32", 5),
         ("v6e", "v5litepod-16", "", 6),
-        ("tpu7x", None, "", 7),
         ("other", None, "", None),
     ],
 )

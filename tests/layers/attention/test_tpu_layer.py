@@ -146,7 +146,6 @@ def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
         (None, 2, TERMS, AxisNeighborhood("width"), 9),  # the number of images is unknown
         (2, 2, TERMS[:2], AxisNeighborhood("width"), 9),
         (2, 2, TERMS, SquareNeighborhood(3), 9),
-        (2, 2, TERMS, AxisNeighborhood("width"), 65),  # a reach of 64
         (2, 2, TERMS, AxisNeighborhood("width", 129), 200),
     ],
 )

@@ -22,15 +22,3 @@ def test_cached_decoding_equals_full_decoding(setting, options):
         np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="index = 5: expected fewer tokens than the 5 of the cache"):
         layer.step(x[:, :1], 5, cache, positions)
-
-
-@pytest.mark.parametrize("setting", ("0010", "1111"))
-def test_cached_encoder_decoder_attention(setting):
-    layer, x = make(setting, [2, 4, 8], **TEXT)
-    keys = np.random.default_rng(3).normal(size=[2, 6, 8]).astype(np.float32)
-    for mask in (None, np.arange(6) < np.array([[6], [2]])):
-        cache, positions = layer.memory_cache(keys, mask), layer.positions(4, 6)
-        full = layer(x, keys=keys, key_mask=mask)
-        for i in range(4):
-            y, cache = layer.step(x[:, i : i + 1], tf.constant(i), cache, positions)
-            np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)

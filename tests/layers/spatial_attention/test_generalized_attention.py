@@ -12,6 +12,7 @@ from axial.layers.spatial_attention.generalized_attention import TEXT, Generaliz
 from tests.conftest import golden_files, read_golden, relative_error
 from tests.layers.spatial_attention.generalized_fixture import (
     check_everywhere,
+    largest_tensor,
     make,
     name_of,
     oracle_of,
@@ -172,24 +173,6 @@ def test_agrees_with_mmcv(file):
 
 
 # === Properties ===
-
-
-def largest_tensor(layer, shape):
-    """Numbers of the largest tensor of a training step."""
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return tape.gradient(y, [x, *layer.trainable_weights])
-
-    sizes, graphs = [], [step.get_concrete_function(tf.TensorSpec(shape)).graph]
-    while graphs:
-        graph = graphs.pop()
-        graphs += [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
-        sizes += [t.shape.num_elements() or 0 for op in graph.get_operations() for t in op.outputs]
-    return max(sizes)
 
 
 @pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
