@@ -71,7 +71,7 @@ def train(model, x):
 
 
 @pytest.mark.parametrize("name", ["resnet_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNING)])
-def test_trains_in_bfloat16_and_on_two_replicas(name):
+def test_trains_on_two_replicas_as_on_one(name):
     model, x = functional(name)
     before = model.get_weights()
     loss = train(model, x)
@@ -81,12 +81,6 @@ def test_trains_in_bfloat16_and_on_two_replicas(name):
         twin, _ = functional(name)
         twin.set_weights(before)
         assert relative_error(train(twin, x), loss) < 1e-3
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    twin, _ = functional(name)
-    twin.set_weights(before)
-    assert {y.dtype for y in twin.outputs} == {tf.float32}  # as logits, scores and boxes are under every policy
-    # Logits of 71 rounded layers differ by 15 %, and the loss has their squares.
-    assert relative_error(train(twin, x), loss) < (0.5 if name == "xception_71" else 0.05)
 
 
 def test_unknown_sizes():
@@ -97,10 +91,10 @@ def test_unknown_sizes():
     for x in examples:
         assert relative_error(free(x)["logits"], model(x)["logits"]) < 1e-5
     sentence = dict.fromkeys(("source", "target"), keras.Input([None], dtype="int32"))
-    for name in MODELS:  # what attends, resizes or crops needs static sizes
-        if name not in ("resnet_nano", "xception_71"):
-            with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
-                build_model(name, 5)(sentence if "transformer" in name else photo)
+    # What attends, resizes or crops needs static sizes.
+    for name in ("axial_resnet_nano", "panoptic_deeplab_resnet_nano", "faster_rcnn_resnet_nano", "transformer_nano"):
+        with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
+            build_model(name, 5)(sentence if "transformer" in name else photo)
 
 
 def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
