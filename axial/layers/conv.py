@@ -234,8 +234,9 @@ class SeparableConv(Layer):
     ):
         super().__init__(**kwargs)
         inner_relu = inner_norm if inner_relu is None else inner_relu
-        options = dict(use_bias=inner_norm, backend=backend, dtype=self.dtype_policy, name="depthwise")
-        self.depthwise = Conv(None, kernel, norm if inner_norm else None, strides, dilation, inner_relu, **options)
+        options = dict(strides=strides, dilation=dilation, relu=inner_relu, use_bias=inner_norm, backend=backend)
+        options |= dict(dtype=self.dtype_policy, name="depthwise")
+        self.depthwise = Conv(None, kernel, norm if inner_norm else None, **options)
         self.pointwise = Conv(filters, 1, norm, relu=relu, dtype=self.dtype_policy, name="pointwise")
 
     def call(self, x, training=False):

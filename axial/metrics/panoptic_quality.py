@@ -59,7 +59,8 @@ def compare(truth, predicted, *, true_classes, true_crowd, predicted_classes):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    return Pairs(i, j, overlap / union, true_classes, predicted_classes, ~crowd & (true_area > 0), unexcused)
+    sides = dict(true_classes=true_classes, predicted_classes=predicted_classes)
+    return Pairs(i, j, overlap / union, wanted=~crowd & (true_area > 0), unexcused=unexcused, **sides)
 
 
 class PanopticQuality:

@@ -220,9 +220,9 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
 
     def block(filters, *, strides, dilation, input_stride, dtype, **own):
         inside = dict(strides=1 if options.get("stride_first", False) else strides, dilation=dilation, dtype=dtype)
-        around = dict(recompute=recompute, dtype=dtype, **own, **options)
+        around = dict(strides=strides, recompute=recompute, dtype=dtype, **own, **options)
         layer = middle(filters, input_stride=input_stride, **inside)
-        return Bottleneck(inner * filters, 4 * filters, layer, norm, strides, **around)
+        return Bottleneck(inner * filters, 4 * filters, layer, norm, **around)
 
     return block
 
