@@ -79,13 +79,32 @@ def combine(mean, variance, count, *, group=0):
     return together, squares / total, total
 
 
-def moving_options(config):
-    """Options of `add_weight` for moving statistics.
+def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
+    """Adds gamma, beta if it is wanted, and the moving mean and variance to a layer with a `config`. Returns them.
 
-    Those of all replicas are equal, unless groups have their own. A mean of equal numbers would round.
+    The moving statistics of all replicas are equal, unless groups have their own. A mean of equal numbers would round.
     """
-    aggregation = tf.VariableAggregation.MEAN if config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
+    aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
+    moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
+    weights = [("gamma", gamma, {}), *[("beta", "zeros", {})] * beta]
+    weights += [("moving_mean", "zeros", moving), ("moving_variance", "ones", moving)]
+    return [
+        layer.add_weight(name, shape, dtype, initializer, experimental_autocast=False, **options)
+        for name, initializer, options in weights
+    ]
+
+
+def of_replicas(norm, mean, variance, count):
+    """(mean, scale) over the replicas, from the statistics of this one. Updates the moving statistics of a norm."""
+    mean, variance, count = combine(mean, variance, count, group=norm.config.group)
+    update_moving(norm.config, norm.moving_mean, norm.moving_variance, mean=mean, variance=variance, count=count)
+    return mean, norm.gamma * tf.math.rsqrt(variance + norm.config.epsilon)
+
+
+def of_sums(norm, total, squares, count):
+    """`of_replicas`, from the sums of `count` numbers and of their squares."""
+    mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
+    return of_replicas(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
 
 
 class BatchNorm(Layer):
@@ -113,16 +132,9 @@ class BatchNorm(Layer):
         self.gamma_initializer = gamma_initializer
 
     def build(self, shape):
-        dtype = wide(self.compute_dtype)
-
-        def weight(name, initializer, **kwargs):
-            return self.add_weight(name, [shape[-1]], dtype, initializer, experimental_autocast=False, **kwargs)
-
-        moving = moving_options(self.config)
-        self.gamma = weight("gamma", self.gamma_initializer)
-        self.beta = weight("beta", "zeros")
-        self.moving_mean = weight("moving_mean", "zeros", **moving)
-        self.moving_variance = weight("moving_variance", "ones", **moving)
+        self.gamma, self.beta, self.moving_mean, self.moving_variance = add_norm_weights(
+            self, [shape[-1]], wide(self.compute_dtype), self.gamma_initializer, beta=True
+        )
         super().build(shape)
 
     def call(self, x, training=False):
@@ -148,7 +160,9 @@ class BatchNorm(Layer):
         )
         if training:
             # The operation returns the unbiased variance.
-            self._update(mean, variance * (count - 1) / tf.maximum(count, 1.0), count)
+            variance = variance * (count - 1) / tf.maximum(count, 1.0)
+            moving = self.moving_mean, self.moving_variance
+            update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
         return tf.reshape(y, tf.shape(x)) if x.shape.rank != 4 else y
 
     def _by_batch(self, x):
@@ -159,7 +173,7 @@ class BatchNorm(Layer):
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))
         variance = tf.maximum(square - mean * mean, 0.0)
-        mean, scale = self._of_replicas(origin + mean, variance, count)
+        mean, scale = of_replicas(self, origin + mean, variance, count)
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total, squares, count):
@@ -169,20 +183,8 @@ class BatchNorm(Layer):
             total, squares: sums of x and of x^2 on this replica, [C].
             count: how many numbers each sum adds up.
         """
-        mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
-        variance = tf.maximum(square - mean * mean, 0.0)
-        mean, scale = self._of_replicas(mean, variance, count)
+        mean, scale = of_sums(self, total, squares, count)
         return scale, self.beta - mean * scale
-
-    def _of_replicas(self, mean, variance, count):
-        """(mean, scale) over the replicas, from the statistics of this one. Updates the moving statistics."""
-        mean, variance, count = combine(mean, variance, count, group=self.config.group)
-        self._update(mean, variance, count)
-        return mean, self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
-
-    def _update(self, mean, variance, count):
-        moving = self.moving_mean, self.moving_variance
-        update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
 
     def folded(self):
         """(scale, shift), [C], of the batch norm in inference."""

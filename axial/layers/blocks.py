@@ -101,6 +101,17 @@ class StridedLocalAttention(Layer):
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
 
+def run_block(block, run, x, *, training, built):
+    """run(x, share of the branch, if images drop it) of a block with `drop_path` and `recompute`.
+
+    The share is drawn outside of `run`, so that recomputing sees the same numbers.
+    """
+    inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
+    if training and block.recompute == "block" and built:
+        return recompute(run, *inputs)
+    return run(*inputs)
+
+
 class ResidualBlock(Layer):
     """A branch plus the shortcut, then the activation. Subclasses have `branch`, which has the strides.
 
@@ -139,12 +150,7 @@ class ResidualBlock(Layer):
         def run(x, *share):
             return ACTIVATIONS[self.activation](self.before_relu(x, training, *share))
 
-        inputs = [x]
-        if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
-            inputs.append(random.drop_images(x, self.drop_path))
-        if training and self.recompute == "block" and self.expand.built:
-            return recompute(run, *inputs)
-        return run(*inputs)
+        return run_block(self, run, x, training=training, built=self.expand.built)
 
     def before_relu(self, x, training=False, share=None):
         """The output before the activation. `share` [N, 1, 1, 1] multiplies the branch."""

@@ -105,6 +105,14 @@ class Configured:
         return [layer for layer in self.submodules if isinstance(layer, keras.layers.Layer)]
 
 
+class Unfolded:
+    """Mixin of layers and models without a batch norm to fold."""
+
+    def folded_weights(self):
+        """The weights as they are. A layer that may have a batch norm calls this where it has none."""
+        return [tf.convert_to_tensor(w) for w in self.weights]
+
+
 class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 

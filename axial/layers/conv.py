@@ -168,16 +168,9 @@ class Conv(Layer):
         # A strided 1x1 convolution becomes `subsample` and a convolution without a stride: with three channels,
         # oneDNN's gradient of the strided one writes beyond its memory.
         self.step = strides if kernel == 1 else 1
-        options = dict(
-            kernel_size=kernel,
-            strides=strides // self.step,
-            dilation_rate=dilation,
-            data_format="channels_last",  # whatever keras.json says
-            padding="valid" if self.pad else "same",
-            use_bias=use_bias and norm is None,
-            dtype=self.dtype_policy,
-            name="conv",
-        )
+        options = dict(kernel_size=kernel, strides=strides // self.step, dilation_rate=dilation)
+        options |= dict(padding="valid" if self.pad else "same", use_bias=use_bias and norm is None)
+        options |= dict(data_format="channels_last", dtype=self.dtype_policy, name="conv")  # whatever keras.json says
         if filters is None:
             options["depthwise_initializer"] = kernel_initializer
             self.conv = RowsDepthwiseConv2D(backend, **options)
@@ -240,18 +233,10 @@ class SeparableConv(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.depthwise = Conv(
-            None,
-            kernel,
-            norm if inner_norm else None,
-            strides=strides,
-            dilation=dilation,
-            relu=inner_norm if inner_relu is None else inner_relu,
-            use_bias=inner_norm,
-            backend=backend,
-            dtype=self.dtype_policy,
-            name="depthwise",
-        )
+        inner_relu = inner_norm if inner_relu is None else inner_relu
+        options = dict(strides=strides, dilation=dilation, relu=inner_relu, use_bias=inner_norm, backend=backend)
+        options |= dict(dtype=self.dtype_policy, name="depthwise")
+        self.depthwise = Conv(None, kernel, norm if inner_norm else None, **options)
         self.pointwise = Conv(filters, 1, norm, relu=relu, dtype=self.dtype_policy, name="pointwise")
 
     def call(self, x, training=False):

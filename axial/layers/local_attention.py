@@ -57,12 +57,6 @@ class LocalAttention(Attention):
         backend="auto",
         **kwargs,
     ):
-        spec = AttentionSpec(
-            SquareNeighborhood(span),
-            key_channels,
-            value_channels,
-            heads,
-            terms=TERMS_OF[position_sensitive],
-            value_position=position_sensitive,
-        )
+        uses = dict(terms=TERMS_OF[position_sensitive], value_position=position_sensitive)
+        spec = AttentionSpec(SquareNeighborhood(span), key_channels, value_channels, heads, **uses)
         super().__init__(spec, norm, batch_norm, recompute=recompute, backend=backend, **kwargs)

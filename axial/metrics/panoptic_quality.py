@@ -59,15 +59,8 @@ def compare(truth, predicted, *, true_classes, true_crowd, predicted_classes):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    return Pairs(
-        true=i,
-        predicted=j,
-        iou=overlap / union,
-        true_classes=true_classes,
-        predicted_classes=predicted_classes,
-        wanted=~crowd & (true_area > 0),
-        unexcused=unexcused,
-    )
+    sides = dict(true_classes=true_classes, predicted_classes=predicted_classes)
+    return Pairs(i, j, overlap / union, wanted=~crowd & (true_area > 0), unexcused=unexcused, **sides)
 
 
 class PanopticQuality:
@@ -149,29 +142,15 @@ class PanopticQuality:
         things = np.array(self.spec.things)
         groups = {"all": seen, "things": seen & things, "stuff": seen & ~things}
 
-        def mean(values, group):
-            return float(values[group].mean()) if group.any() else math.nan
-
+        quality = {"pq": pq, "sq": sq, "rq": rq}
+        every = quality | {"tp": tp, "fp": self.fp, "fn": self.fn}
         result = {
-            name: {
-                "pq": mean(pq, group),
-                "sq": mean(sq, group),
-                "rq": mean(rq, group),
-                "classes": int(group.sum()),
-            }
+            name: {key: float(x[group].mean()) if group.any() else math.nan for key, x in quality.items()}
+            | {"classes": int(group.sum())}
             for name, group in groups.items()
         }
-        result["per_class"] = {
-            self.spec.class_names[i]: {
-                "pq": float(pq[i]),
-                "sq": float(sq[i]),
-                "rq": float(rq[i]),
-                "tp": int(tp[i]),
-                "fp": int(self.fp[i]),
-                "fn": int(self.fn[i]),
-            }
-            for i in np.nonzero(seen)[0]
-        }
+        names = self.spec.class_names
+        result["per_class"] = {names[i]: {key: x[i].item() for key, x in every.items()} for i in np.nonzero(seen)[0]}
         return result
 
 

@@ -59,26 +59,11 @@ def attended_resnet(
     def middle(filters, *, strides, dilation, input_stride, dtype):
         del input_stride
         stage = (filters // base).bit_length()  # 1 to 4
-        return AttendedMiddle(
-            filters,
-            norm,
-            strides,
-            dilation,
-            mechanism=attending if stage > STAGES - attended_stages else Mechanism(),
-            spatial=spatial if stage > STAGES - spatial_stages else "regular",
-            deformable=dict(modulation=modulation, form=form),
-            dtype=dtype,
-            name="middle",
-        )
+        kind = dict(spatial=spatial if stage > STAGES - spatial_stages else "regular")
+        kind |= dict(mechanism=attending if stage > STAGES - attended_stages else Mechanism())
+        own = dict(deformable=dict(modulation=modulation, form=form), dtype=dtype, name="middle")
+        return AttendedMiddle(filters, norm, strides, dilation, **kind, **own)
 
-    return ResNet(
-        make_stem(stem, width, norm),
-        bottlenecks(middle, norm, recompute, stride_first=stride_first),
-        filters=base,
-        repeats=repeats,
-        output_stride=output_stride,
-        least_stride=8,
-        drop_path=drop_path,
-        pixels=pixels,
-        name="backbone",
-    )
+    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
+    block = bottlenecks(middle, norm, recompute, stride_first=stride_first)
+    return ResNet(make_stem(stem, width, norm), block, filters=base, least_stride=8, **frame)

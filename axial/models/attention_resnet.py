@@ -121,14 +121,8 @@ def attention_resnet(
     filters = base_filters(width, heads)
     check_choice("recompute", recompute, RECOMPUTE)
     check_choice("stem", stem, ("imagenet", "deeplab", "attention"))
-    attention = dict(
-        span=span,
-        heads=heads,
-        position_sensitive=position_sensitive,
-        batch_norm=batch_norm,
-        recompute=recompute,
-        backend=backend,
-    )
+    attention = dict(span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm)
+    attention |= dict(recompute=recompute, backend=backend)
 
     def middle(filters, *, strides, dilation, input_stride, dtype):
         del dilation, input_stride  # attention is never dilated
@@ -138,13 +132,5 @@ def attention_resnet(
         first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE
     else:
         first, stride = make_stem(stem, width, norm), 2
-    return ResNet(
-        first,
-        bottlenecks(middle, norm, recompute),
-        filters=filters,
-        repeats=repeats,
-        output_stride=output_stride,
-        stem_stride=stride,
-        drop_path=drop_path,
-        name="backbone",
-    )
+    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, name="backbone")
+    return ResNet(first, bottlenecks(middle, norm, recompute), filters=filters, stem_stride=stride, **frame)

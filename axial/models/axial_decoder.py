@@ -95,15 +95,10 @@ class AxialDecoderDeepLab(Network):
         attention |= dict(recompute=recompute, backend=backend)
         plan = [("res4", 72)] if backbone.output_stride == 32 else []
         plan += [("res3", 64), ("res2", 96), (None, 48)]
-        self.levels = [level for level, _ in plan]
+        self.levels, own = [level for level, _ in plan], dict(dtype=self.dtype_policy)
         self.blocks = [
             AxialDecoderBlock(
-                int(f * width),
-                norm,
-                level is not None,
-                attention,
-                dtype=self.dtype_policy,
-                name=f"decoder_{level or 'last'}",
+                int(f * width), norm, level is not None, attention, name=f"decoder_{level or 'last'}", **own
             )
             for level, f in plan
         ]

@@ -7,7 +7,7 @@ from axial.layers.blocks import AxialPair
 from axial.layers.configured import Layer, makes_layer
 from axial.layers.conv import ACTIVATIONS
 from axial.layers.recompute import RECOMPUTE
-from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, make_stem
+from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, in_turn, make_stem
 
 
 class AxialStem(Layer):
@@ -22,10 +22,7 @@ class AxialStem(Layer):
         ]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        for block in self.blocks:
-            x = block(x, training=training)
-        return x
+        return in_turn(self.blocks, x, training and self.trainable)
 
 
 @makes_layer
@@ -86,15 +83,8 @@ def axial_resnet(
     check_choice("stem", stem, ("imagenet", "deeplab", "wide", "axial"))
     check_choice("conv_block", conv_block, ("bottleneck", "basic"))
     check_choice("activation", activation, ACTIVATIONS)
-    attention = dict(
-        span=span,
-        whole_up_to_span=whole_up_to_span,
-        heads=heads,
-        terms=terms,
-        value_position=value_position,
-        recompute=recompute,
-        backend=backend,
-    )
+    attention = dict(span=span, whole_up_to_span=whole_up_to_span, heads=heads, terms=terms)
+    attention |= dict(value_position=value_position, recompute=recompute, backend=backend)
 
     def middle(filters, *, strides, dilation, input_stride, dtype):
         del dilation  # attention is never dilated
@@ -119,15 +109,5 @@ def axial_resnet(
     else:
         options = dict(stem_width=stem_width, activation=activation, recompute=recompute)
         first = make_stem(stem, width, norm, **options)
-    return ResNet(
-        first,
-        block,
-        filters=filters,
-        repeats=repeats,
-        output_stride=output_stride,
-        pool=pool,
-        drop_path=drop_path,
-        pixels=pixels,
-        table_photo=table_photo,
-        name="backbone",
-    )
+    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
+    return ResNet(first, block, filters=filters, pool=pool, table_photo=table_photo, **frame)

@@ -162,23 +162,19 @@ class FasterRCNN(Network):
         if not -1 <= frozen_stages <= len(backbone.stages):
             raise InputError(f"frozen_stages must be from -1 to {len(backbone.stages)}: got {frozen_stages}")
         self.backbone, self.num_classes, self.masks = backbone, num_classes, masks
-        for part in _parts(backbone, frozen_stages):
-            part.trainable = False
+        for stage in [[backbone.stem], *backbone.stages][: frozen_stages + 1]:
+            for part in stage:
+                part.trainable = False
         own = dict(dtype=self.dtype_policy)
         self.pyramid = Pyramid(pyramid_width, name="pyramid", **own)
         self.proposal_head = ProposalHead(pyramid_width, name="proposal_head", **own)
         self.box_head = BoxHead(head_width, num_classes, name="box_head", **own)
         if masks:
             self.mask_head = MaskHead(pyramid_width, num_classes, name="mask_head", **own)
-        self._propose = roi_generator.MultilevelROIGenerator(
-            pre_nms[0],
-            num_proposals=proposals[0],
-            nms_iou_threshold=OVERLAP["proposals"],
-            test_pre_nms_top_k=pre_nms[1],
-            test_num_proposals=proposals[1],
-            test_nms_iou_threshold=OVERLAP["proposals"],
-            dtype="float32",  # as all layers that compute with pixels
-        )
+        most = dict(num_proposals=proposals[0], test_pre_nms_top_k=pre_nms[1], test_num_proposals=proposals[1])
+        most |= dict.fromkeys(("nms_iou_threshold", "test_nms_iou_threshold"), OVERLAP["proposals"])
+        # In float32, as all layers that compute with pixels.
+        self._propose = roi_generator.MultilevelROIGenerator(pre_nms[0], **most, dtype="float32")
         self._detections, self._sampled = detections, sampled
 
     def call(self, images, content=None, truth=None, training=False):
@@ -207,7 +203,9 @@ class FasterRCNN(Network):
         features = self.backbone(images, training=training and self.trainable)
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
-        places = dict(anchor_boxes=self._anchors(images), image_shape=content)
+        copies = [tf.shape(images)[0], 1, 1, 1]
+        of_each = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
+        places = dict(anchor_boxes=of_each, image_shape=content)
         visible = {level: _on_photo(x, 2 ** int(level), content) for level, x in _float32(scores).items()}
         proposals, _ = self._propose(_float32(codes), visible, **places, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
@@ -215,11 +213,6 @@ class FasterRCNN(Network):
         if truth is None:
             return self._found(crops, proposals, content)
         return {"anchor_scores": scores, "anchor_codes": codes, **self._learned(crops, proposals, truth)}
-
-    def _anchors(self, images):
-        """The anchors of each level for each image."""
-        places = anchors(images.shape[1:3])
-        return {level: tf.tile(x[None], [tf.shape(images)[0], 1, 1, 1]) for level, x in places.items()}
 
     def _crops(self, maps, boxes, side):
         """The maps' crops on boxes, [N, boxes, side, side, C]."""
@@ -235,13 +228,10 @@ class FasterRCNN(Network):
 
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
         places = dict(anchor_boxes=proposals, image_shape=content)
-        detect = detection_generator.DetectionGenerator(
-            pre_nms_score_threshold=LEAST_SCORE,
-            nms_iou_threshold=OVERLAP["detections"],
-            max_num_detections=self._detections,
-            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
-            dtype="float32",
-        )
+        limits = dict(pre_nms_score_threshold=LEAST_SCORE, nms_iou_threshold=OVERLAP["detections"])
+        form = "batched" if device.on_cpu() else "v2"  # one operation of CPUs, or a loop of plain ones
+        limits |= dict(max_num_detections=self._detections, nms_version=form)
+        detect = detection_generator.DetectionGenerator(**limits, dtype="float32")
         found = detect(_float32(codes), _float32(logits), **places, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
@@ -317,10 +307,3 @@ def _padded(images):
     stride = 2 ** LEVELS[-1]
     below, right = (-side % stride for side in images.shape[1:3])
     return tf.pad(images, [[0, 0], [0, below], [0, right], [0, 0]])
-
-
-def _parts(backbone, frozen_stages):
-    """The stem of a `ResNet` and the blocks of its first stages; nothing for -1."""
-    if frozen_stages < 0:
-        return []
-    return [backbone.stem, *(block for stage in backbone.stages[:frozen_stages] for block in stage)]

@@ -122,15 +122,8 @@ class Head(Layer):
         return self.logits(self.hidden(x, training=training and self.trainable))
 
 
-CHANNELS = {
-    "semantic": 256,
-    "semantic_low": (128, 64, 32),
-    "semantic_head": 256,
-    "instance": 128,
-    "instance_low": (64, 32, 16),
-    "center_head": 32,
-    "offset_head": 32,
-}
+CHANNELS = dict(semantic=256, semantic_low=(128, 64, 32), semantic_head=256)
+CHANNELS |= dict(instance=128, instance_low=(64, 32, 16), center_head=32, offset_head=32)
 
 
 class PanopticDeepLab(Network):

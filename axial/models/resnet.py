@@ -70,12 +70,8 @@ class ResNet(Layer):
         self.pixels, self.table_photo = pixels, table_photo
         self.stem, self.pool = stem, pool and stem_stride == 2
         self.output_stride = output_stride
-        strides = [
-            1 if pool or stem_stride == 4 else 2,
-            2,
-            max(min(output_stride // 8, 2), 1),
-            max(output_stride // 16, 1),
-        ]
+        first = 1 if pool or stem_stride == 4 else 2
+        strides = [first, 2, max(min(output_stride // 8, 2), 1), max(output_stride // 16, 1)]
         last = max(sum(repeats) - 1, 1)
         input_stride = 4 // strides[0]
         self.stages = []
@@ -83,21 +79,12 @@ class ResNet(Layer):
             dilation = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2)}.get(output_stride, (1,) * 4)[i]
             blocks = []
             for j in range(count):
-                drop = drop_path * (sum(repeats[:i]) + j) / last
-                first = j == 0
+                stride = strides[i] if j == 0 else 1
+                own = dict(strides=stride, dilation=1 if j == 0 and output_stride > 8 else dilation)
+                own |= dict(drop_path=drop_path * (sum(repeats[:i]) + j) / last, input_stride=input_stride)
                 name = f"stage{i + 2}_block{j + 1}"
-                blocks.append(
-                    block(
-                        filters * 2**i,
-                        strides=strides[i] if first else 1,
-                        dilation=1 if first and output_stride > 8 else dilation,
-                        drop_path=drop,
-                        input_stride=input_stride,
-                        dtype=self.dtype_policy,
-                        name=name,
-                    )
-                )
-                input_stride *= strides[i] if first else 1
+                blocks.append(block(filters * 2**i, dtype=self.dtype_policy, name=name, **own))
+                input_stride *= stride
             self.stages.append(blocks)
 
     def call(self, x, training=False):
@@ -113,9 +100,7 @@ class ResNet(Layer):
         if self.pool:
             x = max_pool(x)
         for index, stage in enumerate(self.stages):
-            for block in stage:
-                x = block(x, training=training)
-            endpoints[f"res{index + 2}"] = x
+            endpoints[f"res{index + 2}"] = x = in_turn(stage, x, training)
         return endpoints
 
 
@@ -135,23 +120,27 @@ def check_backbone(output_stride, drop_path, least_stride=16):
     random.check_rate("drop_path", drop_path)
 
 
+def in_turn(layers, x, training):
+    """What the last of some layers makes of x, each of what the one before it has made."""
+    for layer in layers:
+        x = layer(x, training=training)
+    return x
+
+
 class DeepLabStem(Layer):
     """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
     def __init__(self, width, norm, activation="relu", **kwargs):
         super().__init__(**kwargs)
         options = dict(norm=norm, activation=activation, dtype=self.dtype_policy)
+        sizes = (64, 2), (64, 1), (128, 1)
         self.convs = [
-            Conv(int(64 * width), 3, strides=2, name="conv1", **options),
-            Conv(int(64 * width), 3, name="conv2", **options),
-            Conv(int(128 * width), 3, name="conv3", **options),
+            Conv(int(filters * width), 3, strides=strides, name=f"conv{i}", **options)
+            for i, (filters, strides) in enumerate(sizes, 1)
         ]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        for conv in self.convs:
-            x = conv(x, training=training)
-        return x
+        return in_turn(self.convs, x, training and self.trainable)
 
 
 class WideStem(Layer):
@@ -168,11 +157,7 @@ class WideStem(Layer):
         self.blocks = [BasicBlock(int(128 * width), norm, name=f"block{i + 1}", **options) for i in range(3)]
 
     def call(self, x, training=False):
-        training = training and self.trainable
-        x = self.conv(x, training=training)
-        for block in self.blocks:
-            x = block(x, training=training)
-        return x
+        return in_turn([self.conv, *self.blocks], x, training and self.trainable)
 
 
 def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recompute="none"):
@@ -233,20 +218,11 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
         **options: further arguments of `Bottleneck`.
     """
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
+    def block(filters, *, strides, dilation, input_stride, dtype, **own):
         inside = dict(strides=1 if options.get("stride_first", False) else strides, dilation=dilation, dtype=dtype)
-        return Bottleneck(
-            inner * filters,
-            4 * filters,
-            middle(filters, input_stride=input_stride, **inside),
-            norm,
-            strides=strides,
-            drop_path=drop_path,
-            recompute=recompute,
-            dtype=dtype,
-            name=name,
-            **options,
-        )
+        around = dict(strides=strides, recompute=recompute, dtype=dtype, **own, **options)
+        layer = middle(filters, input_stride=input_stride, **inside)
+        return Bottleneck(inner * filters, 4 * filters, layer, norm, **around)
 
     return block
 
@@ -254,19 +230,9 @@ def bottlenecks(middle, norm, recompute, inner=1, **options):
 def basic_blocks(norm, recompute, activation="relu"):
     """The `block` of a `ResNet` whose blocks are `BasicBlock`s."""
 
-    def block(filters, *, strides, dilation, drop_path, input_stride, dtype, name):
+    def block(filters, *, input_stride, **own):
         del input_stride
-        return BasicBlock(
-            4 * filters,
-            norm,
-            strides,
-            dilation,
-            drop_path=drop_path,
-            recompute=recompute,
-            activation=activation,
-            dtype=dtype,
-            name=name,
-        )
+        return BasicBlock(4 * filters, norm, recompute=recompute, activation=activation, **own)
 
     return block
 
@@ -305,13 +271,6 @@ def resnet(
         norm: `BatchNormConfig`, or None for the folded network.
     """
     check_choice("recompute", recompute, ("none", "block"))
-    return ResNet(
-        make_stem(stem, width, norm),
-        bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first),
-        filters=base_filters(width),
-        repeats=repeats,
-        output_stride=output_stride,
-        drop_path=drop_path,
-        pixels=pixels,
-        name="backbone",
-    )
+    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
+    block = bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first)
+    return ResNet(make_stem(stem, width, norm), block, filters=base_filters(width), **frame)

@@ -11,7 +11,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers import random
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import wide, widen
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
@@ -65,16 +65,10 @@ class Transformer(Layer):
         own, across = Mechanism(encoder, heads, window=window), Mechanism(memory, heads)
         masked = Mechanism(decoder, heads, window=window)
         size = dict(channels=channels, inner=inner, dropout=dropout, dtype=self.dtype_policy)
-        self.encoder = [
-            EncoderLayer(mechanism=own, deformable=encoder_deformable, name=f"encoder_{i + 1}", **size)
-            for i in range(layers)
-        ]
-        self.decoder = [
-            DecoderLayer(
-                mechanism=masked, deformable=decoder_deformable, memory=across, name=f"decoder_{i + 1}", **size
-            )
-            for i in range(layers)
-        ]
+        sees = dict(mechanism=own, deformable=encoder_deformable, **size)
+        self.encoder = [EncoderLayer(name=f"encoder_{i + 1}", **sees) for i in range(layers)]
+        sees = dict(mechanism=masked, deformable=decoder_deformable, memory=across, **size)
+        self.decoder = [DecoderLayer(name=f"decoder_{i + 1}", **sees) for i in range(layers)]
 
     def encode(self, x, mask, training=False):
         """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
@@ -108,7 +102,7 @@ class Transformer(Layer):
         return x, cache
 
 
-class Translator(Network):
+class Translator(Unfolded, Network):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:
@@ -171,10 +165,6 @@ class Translator(Network):
         x = widen(x)
         return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
 
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(weight) for weight in self.weights]
-
     def folding_units(self):
         """The whole model, as the embedding is its own."""
         return [self]
@@ -215,17 +205,8 @@ class Translator(Network):
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
-        ids, scores = sequence_beam_search(
-            float32_step,
-            start,
-            _float32(cache),
-            vocab_size=self.num_classes,
-            beam_size=beams,
-            alpha=alpha,
-            max_decode_length=length,
-            eos_id=end,
-            padded_decode=True,
-        )
+        limits = dict(beam_size=beams, alpha=alpha, max_decode_length=length, eos_id=end, padded_decode=True)
+        ids, scores = sequence_beam_search(float32_step, start, _float32(cache), vocab_size=self.num_classes, **limits)
         return ids[:, 0, 1:], scores[:, 0]
 
 

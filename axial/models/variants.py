@@ -1,6 +1,7 @@
 """Every model by name. A variant is one line: a head, a backbone, and their arguments."""
 
 import dataclasses
+import functools
 import inspect
 import typing
 
@@ -68,40 +69,8 @@ class Variant:
         return self.head(self.backbone(**own(self.backbone)), num_classes, **own(self.head))
 
 
-def _classifier(backbone, **arguments):
-    return Variant(Classifier, backbone, arguments)
-
-
-def _conv_stem(**arguments):
-    """A classifier of Axial-ResNet with a conv stem. It attends to the whole axis."""
-    return _classifier(axial_resnet, **dict(stem="imagenet", output_stride=32, span=None) | arguments)
-
-
-def _full_axial(**arguments):
-    return _classifier(axial_resnet, stem="axial", output_stride=32, span=15, **arguments)
-
-
-def _ps_attention(**arguments):
-    return _classifier(attention_resnet, position_sensitive=True, **arguments)
-
-
-def _axial_deeplab(**arguments):
-    return Variant(PanopticDeepLab, axial_resnet, dict(output_stride=16, span=65) | arguments)
-
-
-def _axial_decoder(**arguments):
-    return Variant(AxialDecoderDeepLab, axial_resnet, dict(output_stride=16, span=65) | arguments)
-
-
-def _panoptic(backbone, **arguments):
-    stem = {} if backbone is Xception71 else dict(stem="deeplab")
-    return Variant(PanopticDeepLab, backbone, dict(output_stride=16, **stem) | arguments)
-
-
-def _deeplab2(**arguments):
-    """A model of google-research/deeplab2's zoo: it attends from stride 16 on and has no max-pool and no ASPP."""
-    backbone = dict(output_stride=16, pool=False, span=None, attention_stride=16)
-    return Variant(PanopticDeepLab, axial_resnet, dict(projection=256, inner_norm=True) | backbone | arguments)
+def _variant(head, backbone, **arguments):
+    return Variant(head, backbone, arguments)
 
 
 def _axial_swidernet(layers):
@@ -110,27 +79,9 @@ def _axial_swidernet(layers):
     return _deeplab2(stem="wide", repeats=repeats, conv_block="basic", attention_width=2)
 
 
-def _attended(mechanism, spatial="regular", **arguments):
-    """A classifier with an attended ResNet, the pre-training of the spatial-attention study's systems."""
-    return _classifier(attended_resnet, mechanism=mechanism, spatial=spatial, **arguments)
-
-
-def _dilated(mechanism, spatial="regular"):
-    """The study's backbone for segmentation: a deep stem, and dilation down to output stride 8."""
-    return _attended(mechanism, spatial, stem="deeplab", output_stride=8)
-
-
-def _ccnet(mechanism, spatial="regular", **arguments):
-    """The study's segmentation network: the mechanism in the last two stages, and once more in the head."""
-    return Variant(
-        CCNet,
-        attended_resnet,
-        dict(mechanism=mechanism, spatial=spatial, stem="deeplab", output_stride=8) | arguments,
-    )
-
-
-def _ccnet_nano(mechanism, spatial="regular"):
-    return _ccnet(mechanism, spatial, width=0.375, repeats=_ONE_EACH, heads=4, context=96, output_stride=16)
+def _attended(mechanism, spatial="regular", head=Classifier, **arguments):
+    """A model with an attended ResNet, by default a classifier: the pre-training of the spatial-attention study."""
+    return Variant(head, attended_resnet, dict(mechanism=mechanism, spatial=spatial) | arguments)
 
 
 def _transformer(mechanism, window=None, **arguments):
@@ -138,47 +89,55 @@ def _transformer(mechanism, window=None, **arguments):
     return Variant(Translator, Transformer, dict(encoder=mechanism, decoder=mechanism, window=window) | arguments)
 
 
-def _deformable_transformer(mechanism):
-    return _transformer(mechanism, encoder_deformable=True, decoder_deformable=True)
-
-
 def _transformer_nano(mechanism, **arguments):
     """A small Transformer with a mechanism in its encoder, for Multi30k on a laptop."""
     return Variant(Translator, Transformer, dict(_NANO, encoder=mechanism) | arguments)
 
 
-def _attended_nano(mechanism, spatial="regular", **arguments):
-    """A small segmentation network with a mechanism of the study in its last two stages."""
-    small = dict(width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5)
-    return _panoptic(attended_resnet, mechanism=mechanism, spatial=spatial, **small, **arguments)
+_CSRHDDLAM = dict(average_pool=True, table_photo=224)
+_RESNET_101 = (3, 4, 23, 3)
+_ONE_EACH = (1, 1, 1, 1)
+_NANO = dict(layers=3, channels=128, inner=512, heads=4)
+_OF_DEEPLAB = dict(stem="deeplab", output_stride=16)
 
-
-def _detector(backbone, **arguments):
-    """Faster R-CNN by the study's protocol: the stem and the first stage are frozen."""
-    protocol = dict(output_stride=32, stem="imagenet", frozen_stages=1)
-    return Variant(FasterRCNN, backbone, protocol | arguments)
-
-
-def _attended_detector(mechanism, spatial="regular", **arguments):
-    return _detector(attended_resnet, mechanism=mechanism, spatial=spatial, **arguments)
-
-
-def _detector_nano(backbone, **arguments):
-    """A small detector that learns from random weights."""
-    small = dict(width=0.375, repeats=_ONE_EACH, pyramid_width=64, head_width=256, sampled=128)
-    boxes = dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1)
-    return _detector(backbone, **small | boxes | arguments)
-
+# Kinds of models. Arguments of a variant replace those of its kind.
+_classifier = functools.partial(_variant, Classifier)
+# Axial-ResNet with a conv stem. It attends to the whole axis.
+_conv_stem = functools.partial(_classifier, axial_resnet, stem="imagenet", output_stride=32, span=None)
+_full_axial = functools.partial(_classifier, axial_resnet, stem="axial", output_stride=32, span=15)
+_ps_attention = functools.partial(_classifier, attention_resnet, position_sensitive=True)
+_axial_deeplab = functools.partial(_variant, PanopticDeepLab, axial_resnet, output_stride=16, span=65)
+_axial_decoder = functools.partial(_variant, AxialDecoderDeepLab, axial_resnet, output_stride=16, span=65)
+_panoptic = functools.partial(_variant, PanopticDeepLab, **_OF_DEEPLAB)
+_xception = functools.partial(_variant, PanopticDeepLab, Xception71, output_stride=16)
+# A model of google-research/deeplab2's zoo: it attends from stride 16 on and has no max-pool and no ASPP.
+_deeplab2 = functools.partial(
+    _axial_deeplab, projection=256, inner_norm=True, pool=False, span=None, attention_stride=16
+)
+# The study's backbone for segmentation: a deep stem, and dilation down to output stride 8.
+_dilated = functools.partial(_attended, stem="deeplab", output_stride=8)
+# The study's segmentation network: the mechanism in the last two stages, and once more in the head.
+_ccnet = functools.partial(_dilated, head=CCNet)
+_ccnet_nano = functools.partial(_ccnet, width=0.375, repeats=_ONE_EACH, heads=4, context=96, output_stride=16)
+_deformable_transformer = functools.partial(_transformer, encoder_deformable=True, decoder_deformable=True)
+# A small segmentation network with a mechanism of the study in its last two stages.
+_attended_nano = functools.partial(
+    _attended, head=PanopticDeepLab, width=0.375, repeats=_ONE_EACH, heads=4, decoder_width=0.5, **_OF_DEEPLAB
+)
+# Faster R-CNN by the study's protocol: the stem and the first stage are frozen.
+_PROTOCOL = dict(output_stride=32, stem="imagenet", frozen_stages=1)
+_detector = functools.partial(_variant, FasterRCNN, **_PROTOCOL)
+_attended_detector = functools.partial(_attended, head=FasterRCNN, **_PROTOCOL)
+# A small detector that learns from random weights.
+_SMALL = dict(width=0.375, repeats=_ONE_EACH, pyramid_width=64, head_width=256, sampled=128)
+_SMALL |= dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1)
+_detector_nano = functools.partial(_detector, **_SMALL)
 
 # Arguments of a backbone that change no weight.
 FREE = ("norm", "output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 # Backbones that are another one with modules in it that start as the identity.
 PLAIN = {attended_resnet: resnet}
 
-_CSRHDDLAM = dict(average_pool=True, table_photo=224)
-_RESNET_101 = (3, 4, 23, 3)
-_ONE_EACH = (1, 1, 1, 1)
-_NANO = dict(layers=3, channels=128, inner=512, heads=4)
 
 VARIANTS = {
     # ImageNet classifiers (Tables 1, 8 and 10).
@@ -249,8 +208,8 @@ VARIANTS = {
     "panoptic_deeplab_attention_aspp": _panoptic(attention_resnet, aspp=256),
     "panoptic_deeplab_ps_attention": _panoptic(attention_resnet, position_sensitive=True),
     "panoptic_deeplab_ps_attention_aspp": _panoptic(attention_resnet, position_sensitive=True, aspp=256),
-    "panoptic_deeplab_xception_71": _panoptic(Xception71),
-    "panoptic_deeplab_xception_71_aspp": _panoptic(Xception71, aspp=256),
+    "panoptic_deeplab_xception_71": _xception(),
+    "panoptic_deeplab_xception_71_aspp": _xception(aspp=256),
     # The spatial-attention study (Zhu et al., ICCV 2019): a mechanism in conv4 and conv5 of ResNet-50.
     "attended_resnet_50_1111": _attended("1111"),
     "attended_resnet_50_0110": _attended("0110"),

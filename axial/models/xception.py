@@ -5,10 +5,10 @@ import tensorflow as tf
 from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
-from axial.layers.recompute import recompute
-from axial.models.resnet import check_backbone
+from axial.models.resnet import check_backbone, in_turn
 
 
 class XceptionBlock(Layer):
@@ -46,19 +46,10 @@ class XceptionBlock(Layer):
         super().__init__(**kwargs)
         random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
+        options = dict(dilation=dilation, inner_norm=True, inner_relu=relu_after, relu=relu_after)
+        options |= dict(dtype=self.dtype_policy)
         self.convs = [
-            SeparableConv(
-                count,
-                3,
-                norm,
-                strides=strides if i == 2 else 1,
-                dilation=dilation,
-                inner_norm=True,
-                inner_relu=relu_after,
-                relu=relu_after,
-                dtype=self.dtype_policy,
-                name=f"conv{i + 1}",
-            )
+            SeparableConv(count, 3, norm, strides if i == 2 else 1, name=f"conv{i + 1}", **options)
             for i, count in enumerate(filters)
         ]
         self.kind, self.shortcut = shortcut, None
@@ -72,12 +63,7 @@ class XceptionBlock(Layer):
         def run(x, *share):
             return self._run(x, training, *share)
 
-        inputs = [x]
-        if training and self.drop_path:  # drawn outside of `run`, so that recomputing sees the same numbers
-            inputs.append(random.drop_images(x, self.drop_path))
-        if training and self.recompute == "block" and self.convs[-1].built:
-            return recompute(run, *inputs)
-        return run(*inputs)
+        return run_block(self, run, x, training=training, built=self.convs[-1].built)
 
     def _run(self, x, training, share=None):
         """The output. `share` [N, 1, 1, 1] multiplies the branch."""
@@ -146,10 +132,7 @@ class Xception71(Layer):
         stride = max(output_stride // 16, 1)
         options = dict(strides=stride, dilation=dilation, drop_path=rate(count - 1))
         last = dict(dilation=2 * dilation // stride, shortcut=None, relu_after=True)
-        self.exit = [
-            block([728, 1024, 1024], "exit1", **options),
-            block([1536, 1536, 2048], "exit2", **last),
-        ]
+        self.exit = [block([728, 1024, 1024], "exit1", **options), block([1536, 1536, 2048], "exit2", **last)]
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -159,9 +142,5 @@ class Xception71(Layer):
             x = block(x, training=training)
             if level:
                 endpoints[level] = x
-        for block in self.middle:
-            x = block(x, training=training)
-        endpoints["res4"] = x
-        for block in self.exit:
-            x = block(x, training=training)
-        return {**endpoints, "res5": x}
+        x = in_turn(self.middle, x, training)
+        return {**endpoints, "res4": x, "res5": in_turn(self.exit, x, training)}

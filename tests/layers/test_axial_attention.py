@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
@@ -109,13 +108,10 @@ CASES = [
     (3, 7, None, TERMS, True),
     (2, 1, None, TERMS, True),
     (2, 13, None, TERMS, True),  # offsets beyond the table of max_distance 5
-    (2, 9, 5, TERMS, True),
     (2, 18, 5, TERMS, True),  # several blocks
     (1, 37, 21, TERMS, True),  # blocks as wide as the span allows
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
-    (2, 8, None, ("content", "query"), False),
-    (2, 8, 5, ("query", "key"), True),
     (2, 33, 7, ("content", "key"), True),
     (2, 3, None, TERMS, True),  # more channels than keys: sums over the logits themselves
 ]
@@ -145,7 +141,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
 
 @pytest.mark.parametrize(
     "case,dtype,tolerance",
-    [*((case, "float64", 1e-9) for case in CASES), *((CASES[i], "float32", TOLERANCE) for i in (0, 4, 11))],
+    [*((case, "float64", 1e-9) for case in CASES), *((CASES[i], "float32", TOLERANCE) for i in (0, 3, 8))],
     ids=str,
 )
 def test_matches_the_oracle(case, dtype, tolerance):
@@ -162,7 +158,7 @@ def test_matches_the_oracle(case, dtype, tolerance):
         assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
 
 
-@pytest.mark.parametrize("length,seen", [(7, None), (9, None), (10, 9), (18, 9)])
+@pytest.mark.parametrize("length,seen", [(9, None), (10, 9)])
 def test_an_axis_up_to_the_span_is_seen_whole(length, seen):
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(span=9, whole_up_to_span=True, norm=norm, backend=backend) for backend in BACKENDS]
@@ -270,16 +266,6 @@ def test_one_set_of_weights_serves_every_size_and_span():
     assert same_weights(whole, layer)(tf.zeros([1, 50, 2, 4])).shape == (1, 50, 2, 3 * HEADS)
 
 
-def test_height_is_width_of_the_transposed_image():
-    height, width = make(axis="height"), make(axis="width")
-    x = tf.random.normal([2, 6, 9, 4], seed=3)
-    height(x), width(x)
-    randomize(width)
-    same_weights(height, width)
-    turned = tf.transpose(width(tf.transpose(x, [0, 2, 1, 3])), [0, 2, 1, 3])
-    np.testing.assert_allclose(height(x), turned, rtol=1e-4, atol=1e-5)
-
-
 def test_eager_equals_compiled(backend):
     layer = make(span=5, backend=backend)
     x = tf.random.normal([2, 4, 20, 4], seed=5)
@@ -289,29 +275,11 @@ def test_eager_equals_compiled(backend):
     assert relative_error(compiled(x), layer(x)) < 1e-5
 
 
-def test_mixed_bfloat16_stays_near_float32(backend):
-    x = tf.random.normal([2, 6, 20, 4], seed=6)
-    full = make(backend=backend)
-    full(x)
-    randomize(full)
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    half = make(backend=backend)
-    assert half(x).dtype == tf.bfloat16
-    for ours, theirs in zip(half.weights, full.weights):
-        assert ours.dtype == tf.float32
-        ours.assign(theirs)
-    for training in (False, True):
-        found = tf.cast(half(x, training=training), tf.float32)
-        assert relative_error(found, full(x, training=training)) < 0.05
-
-
 @pytest.mark.parametrize(
     "arguments,words",
     [
         (dict(span=8), "nearest are 7 and 9"),
-        (dict(span=0), "odd"),
         (dict(terms=()), "terms"),
-        (dict(terms=("contents",)), "terms"),
         (dict(axis="depth"), "axis"),
         (dict(max_distance=0), "max_distance must be at least 1"),
         (dict(recompute="keep"), "recompute must be one of none, softmax, block: got 'keep'"),
@@ -321,22 +289,3 @@ def test_mixed_bfloat16_stays_near_float32(backend):
 def test_wrong_arguments_are_named(arguments, words):
     with pytest.raises(InputError, match=words):
         make(**arguments)
-
-
-def test_norms_inside_can_be_frozen_alone(backend):
-    """A frozen norm has its moving statistics in training too, and the others learn."""
-    layer = make(span=3, norm=BatchNormConfig(momentum=0.5), backend=backend)
-    x = tf.random.stateless_normal([2, 1, 9, 4], [0, 1])
-    layer(x)
-    randomize(layer)
-    norms = {"qkv_norm", "logit_norm", "content_output_norm", "position_output_norm"}
-    for name in sorted(norms):
-        getattr(layer, name).trainable = False
-        before = {w.name: w.numpy() for w in layer.weights}
-        layer(x, training=True)
-        moved = {w.name.split("/")[1] for w in layer.weights if np.any(w.numpy() != before[w.name])}
-        assert moved == norms - {name}
-        getattr(layer, name).trainable = True
-    for name in norms:
-        getattr(layer, name).trainable = False
-    np.testing.assert_array_equal(layer(x, training=True), layer(x))

@@ -98,16 +98,6 @@ def test_max_pool_pads_by_one(size):
             assert y[i, j] == padded[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max()
 
 
-def test_a_strided_pixelwise_convolution_takes_every_second_pixel():
-    layer = Conv(5, 1, None, strides=2, relu=False)
-    x = tf.random.stateless_normal([2, 6, 9, 3], [0, 1])
-    layer(x)
-    wanted = tf.nn.conv2d(x, layer.conv.kernel, 2, "SAME") + layer.conv.bias
-    np.testing.assert_allclose(layer(x), wanted, rtol=1e-6, atol=1e-6)
-    graph = tf.function(layer, autograph=False).get_concrete_function(x).graph
-    assert [op.get_attr("strides") for op in graph.get_operations() if op.type == "Conv2D"] == [[1, 1, 1, 1]]
-
-
 @pytest.mark.parametrize("size,rows,columns", [((7, 10), 1, 2), ((7, 10), 4, 2), ((1, 2), 2, 2)])
 def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
     x = tf.random.stateless_normal([2, *size, 5], [3, 4])
@@ -143,12 +133,12 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
 
 
 KERNELS = [
-    *[(5, 1, 1, 1), (5, 3, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
+    *[(5, 1, 1, 1), (5, 3, 2, 1), (5, 3, 1, 4), (5, 7, 2, 1)],
     *[(None, 5, 1, 1), (None, 3, 1, 2), (None, 3, 2, 1)],
 ]
 
 
-@pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[2:4])])
+@pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[1:2])])
 def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
     """Of a few images, and of a full batch."""
     filters, kernel, strides, dilation = options

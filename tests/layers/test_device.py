@@ -2,7 +2,6 @@
 
 import pytest
 
-from axial.errors import InputError
 from axial.io import metadata
 from axial.layers import device
 
@@ -11,10 +10,8 @@ from axial.layers import device
     "ours,theirs,attribute,generation",
     [
         (None, None, "", None),
-        (None, None, "v4-32", 4),
         (None, "v5litepod-16", "v4-32", 5),
         ("v6e", "v5litepod-16", "", 6),
-        ("tpu7x", None, "", 7),
         ("other", None, "", None),
     ],
 )
@@ -25,9 +22,3 @@ def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation)
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
     assert device.tpu_generation.__wrapped__() == generation
-
-
-@pytest.mark.parametrize("wish", [True, "on"])
-def test_a_wish_that_is_none_is_refused(wish):
-    with pytest.raises(InputError, match=f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'"):
-        device.is_compiled(wish)

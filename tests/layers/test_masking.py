@@ -8,9 +8,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.local_attention import LocalAttention
 from axial.layers.masking import hide
-from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 
 KEYS = 300
 
@@ -46,17 +44,6 @@ def test_a_row_without_visible_keys_is_finite(training):
     np.testing.assert_allclose(tf.reduce_sum(weights, -1), np.ones([2, 3]), rtol=1e-6)
 
 
-def test_hidden_keys_get_no_gradient():
-    logits = tf.random.stateless_normal([2, 9, KEYS], [0, 1])
-    visible = np.arange(KEYS) <= np.arange(9)[:, None]
-    for training in (False, True):
-        with tf.GradientTape() as tape:
-            tape.watch(logits)
-            loss = tf.reduce_sum(tf.nn.softmax(hide(logits, visible, training)) ** 2)
-        gradient = tape.gradient(loss, logits).numpy()
-        assert np.abs(gradient[:, visible]).max() > 1e-3 and np.abs(gradient[:, ~visible]).max() == 0
-
-
 # === Files ===
 
 
@@ -72,15 +59,6 @@ def folded(layer):
 
 
 SIZE = 33, 9, 16
-LAYERS = {
-    "axial, whole": lambda: folded(AxialAttention(16, 32, "height", heads=4, norm=NORM)),
-    "axial, span 5": lambda: folded(AxialAttention(16, 32, "height", heads=4, span=5, norm=NORM)),
-    "local": lambda: folded(LocalAttention(16, 32, 4, 5, True, norm=NORM)),
-    "1111": lambda: GeneralizedAttention("1111", 4),
-    "1111, window": lambda: GeneralizedAttention("1111", 4, window=5),
-    "0001, window": lambda: GeneralizedAttention("0001", 4, window=5),
-    "0010, window": lambda: GeneralizedAttention("0010", 4, window=5),
-}
 
 
 def photos(count=20):
@@ -107,25 +85,10 @@ def lite(layer, precision):
     return run
 
 
-def error_of(layer, precision):
-    """The mean error of a file, by the mean value."""
-    x = photos(1)
-    wanted = layer(x).numpy()
-    return np.abs(lite(layer, precision)(x) - wanted).mean() / np.abs(wanted).mean()
-
-
-# 8 bits are what a mask's value spoils.
-QUICK = "axial, span 5", "0010, window"
-FILES = [("axial, span 5", "int8", 0.1), ("0010, window", "int8", 0.1), ("1111, window", "float16", 2e-3)]
-FILES += [pytest.param(name, "int8", 0.1, marks=pytest.mark.slow) for name in LAYERS if name not in QUICK]
-
-
-@pytest.mark.parametrize("name,precision,bound", FILES)
-def test_files_with_a_mask_are_as_good_as_those_without(name, precision, bound):
-    """Where 8 bits do not even suit the setting without a window, the window makes it little worse."""
+@pytest.mark.parametrize("precision,bound", [("int8", 0.1), pytest.param("float16", 2e-3, marks=pytest.mark.slow)])
+def test_a_file_with_a_mask_computes_what_the_layer_does(precision, bound):
+    """8 bits are what a mask's value spoils."""
     keras.utils.set_random_seed(0)
-    error = error_of(LAYERS[name](), precision)
-    if precision == "int8" and name == "0010, window":
-        keras.utils.set_random_seed(0)
-        bound = 1.5 * error_of(GeneralizedAttention("0010", 4), precision)
-    assert error < bound, error
+    layer, x = folded(AxialAttention(16, 32, "height", heads=4, span=5, norm=NORM)), photos(1)
+    wanted = layer(x).numpy()
+    assert np.abs(lite(layer, precision)(x) - wanted).mean() / np.abs(wanted).mean() < bound

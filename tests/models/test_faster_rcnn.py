@@ -62,11 +62,11 @@ def step(model, **more):
     return outputs, tape.gradient(loss, model.trainable_weights)
 
 
-def slow_unless(name, quick):
-    return name if name in quick else pytest.param(name, marks=pytest.mark.slow)
+QUICK = "mask_rcnn_resnet_nano"
+SOME = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DETECTORS]
 
 
-@pytest.mark.parametrize("name", [slow_unless(n, ("mask_rcnn_resnet_nano",)) for n in DETECTORS])
+@pytest.mark.parametrize("name", SOME)
 def test_every_weight_learns_and_the_draw_repeats(name):
     model = trained_like(name)
     run = tf.function(lambda: step(model), autograph=False)
@@ -85,7 +85,7 @@ PROPOSALS = [[4, 8, 40, 55], [0, 0, 30, 31], [12, 70, 60, 118], [12, 72, 58, 120
 OBJECTS = np.array([[4, 8, 40, 60], [10, 70, 60, 120], [14, 70, 60, 120]])
 
 
-@pytest.mark.parametrize("objects,sampled", [(3, 8), (3, 24), (1, 4), (0, 8)])
+@pytest.mark.parametrize("objects,sampled", [(3, 8), (3, 24), (0, 8)])
 def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
     """Proposals, of which two have no area, and true boxes; rows are left where there are too few."""
     true = np.full([4, 4], -1.0, np.float32)
@@ -142,7 +142,7 @@ def test_an_object_without_a_mask_is_learned_without_one():
     assert set(np.unique(found["mask_targets"].numpy()[found["mask_classes"].numpy() > 0])) <= {0, 1}
 
 
-@pytest.mark.parametrize("name", [slow_unless(n, ("mask_rcnn_resnet_nano",)) for n in DETECTORS])
+@pytest.mark.parametrize("name", SOME)
 def test_folded_and_in_a_graph_it_is_the_same(name):
     model = trained_like(name)
     model(images(), training=True)  # sets the moving statistics
@@ -183,9 +183,8 @@ def test_both_forms_of_suppression_agree(monkeypatch):
             np.testing.assert_allclose(found[key][i, :n], wanted[key][i, :n], rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [slow_unless(n, ("faster_rcnn_resnet_nano",)) for n in DETECTORS if "nano" in n])
-def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move(name):
-    model = make(name, BatchNormConfig(momentum=0.5), frozen_stages=1)
+def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move():
+    model = make("faster_rcnn_resnet_nano", BatchNormConfig(momentum=0.5), frozen_stages=1)
     frozen = [w for part in (model.backbone.stem, *model.backbone.stages[0]) for w in part.weights]
     assert not {id(w) for w in frozen} & {id(w) for w in model.trainable_weights}
     others = [w for block in model.backbone.stages[1] for w in block.weights if "moving_variance" in w.name]
@@ -196,18 +195,9 @@ def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move(name):
     assert all(np.any(w.numpy() != value) for w, value in zip(others, before[1], strict=True))
     model.trainable = False
     before = model.get_weights()
-    outputs, _ = step(model)
+    step(model)
     for value, old in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)
-    assert outputs
-
-
-def test_half_precision_returns_float32():
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    model = make("mask_rcnn_resnet_nano")
-    outputs, _ = step(model)
-    for value in [*model(images()).values(), *tf.nest.flatten(outputs)]:
-        assert value.dtype in (tf.float32, tf.int32) and np.isfinite(value).all()
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ MODELS = {
     "axial_deeplab_s_axial_decoder": ONE_EACH,
     "xception_71": {},
 }
-QUICK = ("resnet_nano", "faster_rcnn_resnet_nano", "transformer_nano_deformable")
 LEARNING = [name for name in MODELS if name not in ("resnet_nano", "faster_rcnn_resnet_nano")]
-SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
 def built(name):
@@ -44,30 +42,14 @@ def built(name):
     return model, examples
 
 
-FEW = [("resnet_nano", kind) for kind in keras_programs.FORMATS]
-FEW += [(name, "keras") for name in ("panoptic_deeplab_resnet_nano", "transformer_nano_deformable")]
+QUICK = [("resnet_nano", "keras"), ("resnet_nano", "weights"), ("transformer_nano_deformable", "keras")]
+EVERY = [(name, kind) for name in MODELS for kind in keras_programs.FORMATS]
 
 
-def test_saved_and_loaded_in_a_fresh_process(tmp_path):
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["few", "every"])
+def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
     """The loaded model has every weight, and takes other sizes than the one it was saved with."""
-    assert keras_programs.faults_in_a_fresh_process(tmp_path, FEW, built) == dict.fromkeys(FEW, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_format_in_a_fresh_process(name, tmp_path):
-    cases = [(name, kind) for kind in keras_programs.FORMATS]
     assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_cloned(name):
-    model, (x, _) = built(name)
-    twin = keras.models.clone_model(model)
-    twin(x)
-    twin.set_weights(model.get_weights())
-    for ours, theirs in zip(tf.nest.flatten(twin(x)), tf.nest.flatten(model(x)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def functional(name):
@@ -89,7 +71,7 @@ def train(model, x):
 
 
 @pytest.mark.parametrize("name", ["resnet_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNING)])
-def test_trains_in_bfloat16_and_on_two_replicas(name):
+def test_trains_on_two_replicas_as_on_one(name):
     model, x = functional(name)
     before = model.get_weights()
     loss = train(model, x)
@@ -99,12 +81,6 @@ def test_trains_in_bfloat16_and_on_two_replicas(name):
         twin, _ = functional(name)
         twin.set_weights(before)
         assert relative_error(train(twin, x), loss) < 1e-3
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    twin, _ = functional(name)
-    twin.set_weights(before)
-    assert {y.dtype for y in twin.outputs} == {tf.float32}  # as logits, scores and boxes are under every policy
-    # Logits of 71 rounded layers differ by 15 %, and the loss has their squares.
-    assert relative_error(train(twin, x), loss) < (0.5 if name == "xception_71" else 0.05)
 
 
 def test_unknown_sizes():
@@ -115,16 +91,16 @@ def test_unknown_sizes():
     for x in examples:
         assert relative_error(free(x)["logits"], model(x)["logits"]) < 1e-5
     sentence = dict.fromkeys(("source", "target"), keras.Input([None], dtype="int32"))
-    for name in MODELS:  # what attends, resizes or crops needs static sizes
-        if name not in ("resnet_nano", "xception_71"):
-            with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
-                build_model(name, 5)(sentence if "transformer" in name else photo)
+    # What attends, resizes or crops needs static sizes.
+    for name in ("axial_resnet_nano", "panoptic_deeplab_resnet_nano", "faster_rcnn_resnet_nano", "transformer_nano"):
+        with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
+            build_model(name, 5)(sentence if "transformer" in name else photo)
 
 
 def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
     """`fit` moves no weight of the backbone. `.keras` of the functional model holds its optimizer too."""
     photo = keras.Input([33, 33, 3])
-    backbone = Features(build_model("axial_resnet_nano", 5).backbone)
+    backbone = Features(build_model("resnet_nano", 5).backbone)
     backbone.trainable = False
     pooled = keras.layers.GlobalAveragePooling2D()(backbone(photo)["res5"])
     model = keras.Model(photo, keras.layers.Dense(5)(pooled))

@@ -26,52 +26,30 @@ TOLERANCE = 1e-5
 PARAMETERS = {
     "resnet_50": 25.557,
     "attention_resnet_no_bn": 18.019,
-    "ps_attention_resnet_w050": 5.051,
-    "ps_attention_resnet_w075": 10.549,
     "ps_attention_resnet_w100": 18.032,
-    "ps_attention_resnet_w125": 27.500,
-    "ps_attention_resnet_w150": 38.953,
-    "axial_resnet_w0375": 7.376,
     "axial_resnet_26_s": 5.914,  # csrhddlam's 5.945 with attention's norms, which the paper does not count
     "axial_resnet_s": 12.430,
-    "axial_resnet_m": 26.436,
-    "axial_resnet_l": 45.641,
-    "full_axial_resnet_s": 12.468,
-    "full_axial_resnet_m": 26.525,
     "full_axial_resnet_l": 45.797,
-    "panoptic_deeplab_resnet_50": 24.802,
-    "panoptic_deeplab_resnet_50_aspp": 30.039,
-    "panoptic_deeplab_resnet_101": 43.794,
     "panoptic_deeplab_ps_attention": 17.277,
-    "panoptic_deeplab_ps_attention_aspp": 22.514,
     "panoptic_deeplab_xception_71_aspp": 46.718,
-    "axial_deeplab_s": 12.119,
-    "axial_deeplab_m": 25.895,
     "axial_deeplab_l": 44.890,
-    "axial_deeplab_l_span5": 44.890,
     "axial_deeplab_xl": 173.044,
-    "axial_deeplab_l_os32": 45.225,
 }
 # One network of each kind, with one block in each stage.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
 REDUCED = {
     "full_axial_resnet_s": ONE_EACH,
-    "full_attention_resnet": dict(ONE_EACH, width=0.25),
     "axial_deeplab_s_axial_decoder": ONE_EACH,
-    "axial_resnet_26_s": dict(ONE_EACH, width=0.25),
     "axial_swidernet_1_1_1": dict(ONE_EACH, width=0.25, decoder_width=0.25),
     "max_s_backbone_gelu": dict(ONE_EACH, width=0.25, decoder_width=0.25),
     "panoptic_deeplab_ps_attention_aspp": dict(ONE_EACH, width=0.25),
     "attended_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2),
-    "attended_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, window=3),
     "dilated_resnet_50_0010_deformable": dict(ONE_EACH, width=0.25, heads=2),
-    "ccnet_resnet_50_1111": dict(ONE_EACH, width=0.25, heads=2, context=32),
     "ccnet_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, context=32, window=3),
 }
 # Detectors and translators have harnesses of their own in `test_faster_rcnn` and `test_transformer`.
 TASKS = "classification", "panoptic", "segmentation"
 HARNESS = [*REDUCED.items(), *((name, {}) for name in VARIANTS if find_variant(name).task in TASKS)]
-QUICK = ("axial_deeplab_nano", {}), ("ccnet_resnet_50_1111", REDUCED["ccnet_resnet_50_1111"])
 
 
 def test_counts():
@@ -104,10 +82,7 @@ def test_every_model_of_photos_starts_from_a_plain_classifier(name):
 
 @pytest.mark.parametrize(
     "name,changes",
-    [
-        pytest.param(name, changes, marks=[] if (name, changes) in QUICK else pytest.mark.slow)
-        for name, changes in HARNESS
-    ],
+    [pytest.param(n, more, marks=[] if n == "axial_deeplab_nano" else pytest.mark.slow) for n, more in HARNESS],
 )
 def test_harness(name, changes, tmp_path):
     check(name, changes, tmp_path)
@@ -198,13 +173,6 @@ def _loss_and_gradients(model, images):
     return outputs, tape.gradient(loss, model.trainable_weights)
 
 
-def test_any_image_size():
-    model = build_model("axial_deeplab_nano", CLASSES)
-    for size in ((33, 65), (1, 1)):
-        rows, columns = (-(-side // 4) for side in size)
-        assert model(tf.zeros([1, *size, 3]))[SEMANTIC].shape == (1, rows, columns, CLASSES)
-
-
 @pytest.mark.parametrize(
     "name,changes,words",
     [
@@ -212,18 +180,13 @@ def test_any_image_size():
         ("axial_deeplab_s", dict(width=0.3), "heads do not divide"),
         ("axial_deeplab_s", dict(span=64), "63 and 65"),
         ("axial_deeplab_s", dict(output_stride=8), "16 or 32"),
-        ("axial_deeplab_s", dict(drop_path=1.0), "below 1"),
+        ("axial_deeplab_s", dict(drop_path=1.0), "drop_path must be at least 0 and below 1"),
         ("full_axial_resnet_s", dict(width=0.375), "try 0.25 or 0.5"),
-        ("ps_attention_resnet_w050", dict(width=0.3), "heads do not divide"),
-        ("ps_attention_resnet_w050", dict(width=-1), "heads do not divide"),
-        ("ps_attention_resnet_w050", dict(span=4), "3 and 5"),
         ("panoptic_deeplab_xception_71", dict(output_stride=4), "16 or 32"),
         ("attended_resnet_50_1111", dict(mechanism="0000"), "setting = '0000': .*mean pooling"),
         ("attended_resnet_50_1111", dict(mechanism="dynamics"), "expected four bits .*did you mean 'dynamic'"),
         ("attended_resnet_50_1111", dict(spatial="3x3"), "spatial must be one of"),
-        ("attended_resnet_50_1111", dict(output_stride=4), "8 or 16 or 32"),
         ("axial_deeplab_s", dict(widht=1), "no argument 'widht' .did you mean 'width'"),
-        ("axial_deeplab_s", dict(stem="conv"), "stem must be one of"),
         ("panoptic_deeplab_resnet_50_aspp", dict(aspp_dropout=1.0), "aspp_dropout must be at least 0"),
     ],
 )
@@ -244,10 +207,6 @@ def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
     assert configs[0].arguments == {} and configs[1].arguments == {"whole_up_to_span": True}
     seen = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
     assert seen == [{8}, {16}]
-    decoder = ModelConfig("axial_deeplab_s_axial_decoder", arguments=ONE_EACH, whole_up_to_span=True)
-    with tf.Graph().as_default():
-        model = tf.autograph.experimental.do_not_convert(decoder.build)(CLASSES, (65, 65))
-    assert {layer.spec.neighborhood.whole_up_to_span for layer in attention_layers(model)} == {True}
     with pytest.raises(InputError, match="'resnet_nano' has no argument 'whole_up_to_span'"):
         ModelConfig("resnet_nano", whole_up_to_span=True).build(CLASSES, (65, 65))
 
@@ -277,15 +236,14 @@ def test_the_last_stage_of_a_resnet_is_atrous(stride, strides, rates):
 
 
 @pytest.mark.filterwarnings("ignore:a photo of")  # larger than a table of positions of such a size
-@pytest.mark.parametrize("name,size", [("axial_resnet_nano", (64, 64)), ("transformer_nano", (16,))])
-def test_arguments_of_a_wrong_type_are_one_line(name, size):
+def test_arguments_of_a_wrong_type_are_one_line():
     """As a configuration may give them: a model takes a value, or refuses it as bad input."""
     refused = 0
-    for argument in find_variant(name).parameters():
-        for value in ("x", [1, "a"], -1):
-            config = ModelConfig(name, arguments={argument: value})
+    for argument in find_variant("axial_resnet_nano").parameters():
+        for value in ("x", [1, "a"]):
+            config = ModelConfig("axial_resnet_nano", arguments={argument: value})
             try:
-                config.build(3, size)
+                config.build(3, (64, 64))
             except InputError as error:
                 refused += 1
                 assert "\n" not in str(error), (argument, value)

@@ -1,20 +1,9 @@
 """Xception: blocks that are recomputed in the backward pass, and output strides."""
 
-import pytest
 import tensorflow as tf
 
-from axial.errors import InputError
 from axial.models.xception import Xception71
 from tests.conftest import relative_error
-
-
-def test_every_block_is_recomputed_or_none():
-    for value in ("none", "block"):
-        backbone = Xception71(recompute=value)
-        blocks = [*(block for block, _ in backbone.entry), *backbone.middle, *backbone.exit]
-        assert len(blocks) == 5 + 16 + 2 and {block.recompute for block in blocks} == {value}
-    with pytest.raises(InputError, match="recompute must be one of none, block: got 'softmax'"):
-        Xception71(recompute="softmax")
 
 
 def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():

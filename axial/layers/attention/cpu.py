@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.reference import TERMS
-from axial.layers.attention.windows import rows_of_tables, table_rows
+from axial.layers.attention.windows import rows_of_tables, seen_rows
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
@@ -111,9 +111,7 @@ def position_sums(q, table, windows, of_keys=False):
         windows: `Windows` or `SquareWindows`.
         of_keys: whether the term is the key term.
     """
-    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
-    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
-    seen = tf.constant(seen, rows.dtype)
+    seen, rows = seen_rows(table, windows, of_keys)
     outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
     length, depth = windows.length, table.shape[1]
     lanes = q.shape[2] // depth
@@ -371,12 +369,8 @@ def _mix(part, parts, recompute, inputs):
                 if recompute == "softmax":
                     w = part.weigh(one_cut, one_maps, rows, after)
                 found.append(part.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
-            gradients = []
-            for of_parts, whole, together in zip(
-                zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n)
-            ):
-                gradients.append(_together(of_parts, whole, together))
-            return tf.nest.flatten(gradients)
+            wholes = zip(zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
+            return tf.nest.flatten([_together(*whole) for whole in wholes])
 
         return outputs, gradient
 

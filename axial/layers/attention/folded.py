@@ -9,6 +9,7 @@ from axial.layers.attention.backend import KERNELS, attend
 from axial.layers.attention.reference import logit_maps
 from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.windows import table_rows
+from axial.layers.configured import Unfolded
 from axial.layers.conv import product
 from axial.layers.device import BACKENDS, choose, import_kernels
 from axial.layers.masking import hide
@@ -17,7 +18,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 @keras.saving.register_keras_serializable("axial")
-class FoldedAttention(keras.layers.Layer):
+class FoldedAttention(Unfolded, keras.layers.Layer):
     """What `Attention` computes in inference, without batch norms. `Attention.folded` makes it.
 
     q, k and v have a bias each. A number for each head scales each logit term, and a number for each channel scales the
@@ -63,18 +64,10 @@ class FoldedAttention(keras.layers.Layer):
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, windows)
         q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
+        tables = self.spec.neighborhood.lookup_tables(self.tables)
+        options = dict(heads=self.spec.heads, terms=self.spec.terms, backend=self.backend)
         with tf.name_scope(windows.scope):
-            content, position = attend(
-                q,
-                k,
-                v,
-                self.spec.neighborhood.lookup_tables(self.tables),
-                windows=windows,
-                scales=self._scales(),
-                heads=self.spec.heads,
-                terms=self.spec.terms,
-                backend=self.backend,
-            )
+            content, position = attend(q, k, v, tables, windows=windows, scales=self._scales(), **options)
         return content if position is None else content + position * self.position_scale
 
     def _kernels_can_serve(self, x, windows):
@@ -122,10 +115,6 @@ class FoldedAttention(keras.layers.Layer):
         weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
         return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
-
-    def folded_weights(self):
-        """The weights as they are: nothing is left to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]
 
     def get_config(self):
         return {**super().get_config(), "spec": self.spec.to_config(), "backend": self.backend}

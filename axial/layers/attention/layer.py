@@ -10,7 +10,7 @@ import tf_keras as keras
 from axial.io.check import check_choice
 from axial.layers.attention.backend import KERNELS, attend
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.batch_norm import BatchNorm, BatchNormConfig, combine, moving_options, update_moving
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig, add_norm_weights, of_sums
 from axial.layers.configured import Layer
 from axial.layers.conv import product
 from axial.layers.device import BACKENDS, choose, import_kernels
@@ -35,13 +35,7 @@ class LogitNorm(keras.layers.Layer):
         self.shape, self.config = [terms, heads], config
 
     def build(self, shape):
-        def weight(name, initializer, **kwargs):
-            return self.add_weight(name, self.shape, None, initializer, experimental_autocast=False, **kwargs)
-
-        moving = moving_options(self.config)
-        self.gamma = weight("gamma", "ones")
-        self.moving_mean = weight("moving_mean", "zeros", **moving)
-        self.moving_variance = weight("moving_variance", "ones", **moving)
+        self.gamma, self.moving_mean, self.moving_variance = add_norm_weights(self, self.shape, self.dtype)
         super().build(shape)
 
     def stored_scales(self):
@@ -55,11 +49,7 @@ class LogitNorm(keras.layers.Layer):
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
             pairs: number of logits in each sum.
         """
-        mean, square = tf.unstack(sums / tf.maximum(pairs, 1.0), axis=2)  # a replica may have no image
-        variance = tf.maximum(square - mean * mean, 0.0)
-        mean, variance, pairs = combine(mean, variance, pairs, group=self.config.group)
-        update_moving(self.config, self.moving_mean, self.moving_variance, mean=mean, variance=variance, count=pairs)
-        return self.gamma * tf.math.rsqrt(variance + self.config.epsilon)
+        return of_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
 
 
 class Attention(Layer):
@@ -124,20 +114,11 @@ class Attention(Layer):
         else:
             qkv = product(x, self.kernel, self.qkv_norm if self.inner_norm else lambda y: y)
         q, k, v = tf.split(qkv, self.spec.sizes, 3)
+        options = dict(heads=self.spec.heads, terms=self.spec.terms, backend=self.backend)
+        options |= dict(recompute=self.recompute, training=in_training)
         with tf.name_scope(windows.scope):
-            content, position = attend(
-                q,
-                k,
-                v,
-                tables,
-                windows=windows,
-                scales=self._scales(pairs, training),
-                heads=self.spec.heads,
-                terms=self.spec.terms,
-                recompute=self.recompute,
-                training=in_training,
-                backend=self.backend,
-            )
+            scales = self._scales(pairs, training)
+            content, position = attend(q, k, v, tables, windows=windows, scales=scales, **options)
         output = self.content_output_norm(content, training=training)
         if position is not None:
             output += self.position_output_norm(position, training=training)

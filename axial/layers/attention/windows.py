@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers.precision import widen
 
 SMALLEST_BLOCK = 16  # queries of a window along an axis, at least
 BLOCK = 4  # rows and columns of queries in a square window, at least
@@ -48,6 +49,13 @@ def rows_of_tables(tables, windows, dtype):
         name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
         for name, table in tables.items()
     }
+
+
+def seen_rows(table, windows, of_keys):
+    """Which rows of a table the queries or the keys of a line meet, [L, rows] of 0 and 1, and those rows [rows, D]."""
+    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
+    return tf.constant(seen, rows.dtype), rows
 
 
 def check_span(span):
@@ -150,6 +158,19 @@ NEIGHBORHOODS = {"axis": AxisNeighborhood, "square": SquareNeighborhood}
 # === Windows along an axis ===
 
 
+def _pairs(blocks, first_key):
+    """Offsets, int [queries, keys], and visibility, bool [blocks, queries, keys], of the windows along an axis.
+
+    Args:
+        blocks: what has `length`, `reach`, `blocks`, `queries` and `keys`.
+        first_key: place of the first key of a window, from its first query.
+    """
+    query, key = np.arange(blocks.queries)[:, None], np.arange(blocks.keys) + first_key
+    start = np.arange(blocks.blocks)[:, None, None] * blocks.queries
+    inside = (start + key >= 0) & (start + key < blocks.length) & (start + query < blocks.length)
+    return key - query, (np.abs(key - query) <= blocks.reach) & inside
+
+
 class Windows:
     """The windows of one axis of an image.
 
@@ -184,16 +205,7 @@ class Windows:
             self.keys, first_key = self.queries + 2 * self.reach, -self.reach
         else:
             self.keys, first_key = length, 0
-        query = np.arange(self.queries)[:, None]
-        key = np.arange(self.keys)[None, :] + first_key
-        start = np.arange(self.blocks)[:, None, None] * self.queries
-        self.offsets = key - query
-        visible = (
-            (np.abs(self.offsets) <= self.reach)
-            & (start + key >= 0)
-            & (start + key < length)
-            & (start + query < length)
-        )
+        self.offsets, visible = _pairs(self, first_key)
         self.visible = None if visible.all() else visible
 
     @property
@@ -289,13 +301,7 @@ class _Side:
         self.queries = length if self.whole else block
         self.keys = length if self.whole else block + 2 * reach
         self.blocks = -(-length // self.queries)
-        query = np.arange(self.queries)[:, None]
-        key = np.arange(self.keys)[None, :] - (0 if self.whole else reach)
-        start = np.arange(self.blocks)[:, None, None] * self.queries
-        self.offsets = key - query  # [queries, keys]
-        self.visible = (  # [blocks, queries, keys]
-            (np.abs(self.offsets) <= reach) & (start + key >= 0) & (start + key < length) & (start + query < length)
-        )
+        self.offsets, self.visible = _pairs(self, 0 if self.whole else -reach)
 
     @property
     def beyond(self):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.layers.attention.reference import TERMS
-from axial.layers.attention.windows import rows_of_tables, table_rows
+from axial.layers.attention.windows import rows_of_tables, seen_rows
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
@@ -84,9 +84,7 @@ def _content_sums(q, k, windows, heads):
 
 def _position_sums(x, table, windows, heads, of_keys):
     """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l: sum and Gram matrix of the rows that l sees."""
-    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
-    rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
-    seen = tf.constant(seen, rows.dtype)
+    seen, rows = seen_rows(table, windows, of_keys)
     grams = tf.einsum("lr,rd,re->lde", seen, rows, rows)
     x = _by_head(x, windows, heads)
     first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(seen, rows))

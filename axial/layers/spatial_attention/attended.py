@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.io.check import check_choice
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import Conv, subsample
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
@@ -64,17 +64,11 @@ class Mechanism:
         if self.name == "dynamic":
             taken = {name: x for name, x in options.items() if name not in ("scaled", "wavelength")}
             return DynamicConv(self.window or 3, self.groups, **taken)
-        return GeneralizedAttention(
-            self.name,
-            self.heads,
-            key_stride=self.key_stride,
-            window=self.window,
-            recompute=self.recompute,
-            **options,
-        )
+        options |= dict(key_stride=self.key_stride, window=self.window, recompute=self.recompute)
+        return GeneralizedAttention(self.name, self.heads, **options)
 
 
-class Attended(Layer):
+class Attended(Unfolded, Layer):
     """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
 
     Args:
@@ -104,10 +98,6 @@ class Attended(Layer):
     def added_weights(self):
         """The weights that a network without this module does not have; see `weights.restore.initialize`."""
         return self.weights
-
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]
 
 
 class AttendedMiddle(Layer):

@@ -1,4 +1,4 @@
-"""What layers of sequences share: caches of decoding, masks of keys, and a check of kernels and windows."""
+"""What layers of sequences share: caches of decoding, masks of keys, and checks of arguments."""
 
 import functools
 
@@ -11,6 +11,14 @@ def check_odd(name, value):
     """Raises InputError unless `value` is an odd number of at least 1."""
     if value < 1 or value % 2 == 0:
         raise InputError(f"{name} = {value}: expected an odd number, so that a query is at its middle")
+
+
+def check_axes(axes, causal):
+    """Raises InputError unless a layer is of sequences or of maps, and causal only of sequences."""
+    if axes not in (1, 2):
+        raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
+    if causal and axes == 2:
+        raise InputError("causal = True: expected axes = 1, because the pixels of a map have no order")
 
 
 def joined_masks(*masks):

@@ -119,10 +119,8 @@ def sample_by_hat(x, rows, columns):
     for tap in range(taps):
         found = []
         for g in range(groups):
-            near_y, near_x = (
-                _hat(low[:, :, tap, g], share[:, :, tap, g], n)
-                for low, share, n in ((*rows, height), (*columns, width))
-            )
+            sides = (*rows, height), (*columns, width)
+            near_y, near_x = (_hat(low[:, :, tap, g], share[:, :, tap, g], n) for low, share, n in sides)
             share = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
             found.append(tf.matmul(tf.cast(share, x.dtype), values[:, :, g]))
         samples.append(tf.concat(found, 2))
@@ -176,8 +174,7 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         [B, h, w, filters].
 
     Raises:
-        InputError: the size of the map is not static, or the offsets or masks have another size than the taps and the
-            convolution's output ask for.
+        InputError: the size of the map is not static.
     """
     check_choice("form", form, FORMS)
     if None in x.shape[1:]:
@@ -186,18 +183,7 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     options = dict(dilation=dilation, padding=padding)
     size = [conv_size(n, k, strides, **options) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
     groups = offsets.shape[3] // (2 * taps)
-    if offsets.shape[3] != 2 * taps * max(groups, 1) or x.shape[3] % groups:
-        raise InputError(
-            f"offsets have {offsets.shape[3]} channels: expected {2 * taps}, two for each tap, or a multiple "
-            f"whose groups divide the {x.shape[3]} channels of the map"
-        )
-    if list(offsets.shape[1:3]) != size:
-        raise InputError(
-            f"offsets are {offsets.shape[1]}x{offsets.shape[2]}: expected the output's {size[0]}x{size[1]}"
-        )
     if masks is not None:
-        if masks.shape[3] != taps * groups:
-            raise InputError(f"masks have {masks.shape[3]} channels: expected {taps * groups}, half of the offsets'")
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
     places = places_of_taps(offsets, kernel.shape[:2], strides, **options)
     samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
@@ -305,7 +291,8 @@ class DeformableConv(Layer):
 
     def offsets(self, x):
         """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
-        x = _pad_map(x, self.padding)
+        if self.padding:
+            x = tf.pad(x, [[0, 0], [self.padding] * 2, [self.padding] * 2, [0, 0]])
         with tf.name_scope("offsets"):
             kernel = tf.cast(self.offset_kernel, x.dtype)
             y = of_any_batch(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
@@ -338,10 +325,6 @@ class DeformableConv(Layer):
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
         return [self.kernel * scale, shift, *(tf.convert_to_tensor(w) for w in (self.offset_kernel, self.offset_bias))]
-
-
-def _pad_map(x, padding):
-    return tf.pad(x, [[0, 0], [padding] * 2, [padding] * 2, [0, 0]]) if padding else x
 
 
 class DeformableConv1D(Layer):
@@ -407,9 +390,9 @@ class DeformableConv1D(Layer):
 
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length, channels):
-        """The empty cache: the inputs so far, [B, L, C]."""
-        return {"inputs": tf.zeros([images, length, channels], self.compute_dtype)}
+    def new_cache(self, images, length):
+        """The empty cache of a layer that is built: the inputs so far, [B, L, C]."""
+        return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
     def step(self, x, index, cache):
         """The output of the token x [B, 1, C] at `index`, and the new cache.

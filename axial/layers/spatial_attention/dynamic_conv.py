@@ -14,9 +14,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import widen
-from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
 
 GROUPS = 16
 
@@ -73,7 +73,7 @@ def _band(weights, before):
     return tf.reshape(flat, [*lead, width, width + taps - 1])[..., before : before + width]
 
 
-class DynamicConv(Layer):
+class DynamicConv(Unfolded, Layer):
     """Dynamic convolution of a map or a sequence, with its GLU and its linear layers.
 
     Args:
@@ -97,10 +97,7 @@ class DynamicConv(Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         check_odd("kernel", kernel)
-        if axes not in (1, 2):
-            raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
-        if causal and axes == 2:
-            raise InputError("causal = True: expected axes = 1, because the pixels of a map have no order")
+        check_axes(axes, causal)
         self.side, self.groups, self.axes, self.causal = kernel, groups, axes, causal
         self.before = kernel - 1 if causal else kernel // 2
 
@@ -148,15 +145,11 @@ class DynamicConv(Layer):
         """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
         return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
 
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]
-
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length, channels):
-        """The empty cache: h of the tokens so far, [B, L, C]."""
-        return {"gated": tf.zeros([images, length, channels], self.compute_dtype)}
+    def new_cache(self, images, length):
+        """The empty cache of a layer that is built: h of the tokens so far, [B, L, C]."""
+        return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
     def step(self, x, index, cache):
         """The output of the token x [B, 1, C] at `index`, and the new cache.

@@ -11,12 +11,12 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.io.check import check_choice
-from axial.layers.configured import Layer
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product, subsample
 from axial.layers.precision import wide, widen
 from axial.layers.recompute import RECOMPUTE
 from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, attend, encode, logits, weigh
-from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
 from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
 
 # How the paper's systems use the layer: maps of pixels, or sequences of tokens.
@@ -36,7 +36,7 @@ def join_heads(y):
     return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
 
 
-class GeneralizedAttention(Layer):
+class GeneralizedAttention(Unfolded, Layer):
     """Attention of every query to every key, or to those of a window.
 
     Args:
@@ -83,16 +83,13 @@ class GeneralizedAttention(Layer):
         self.supports_masking = True
         self.setting, self.terms = setting, Terms.of(setting)
         check_choice("recompute", recompute, RECOMPUTE)
-        if axes not in (1, 2):
-            raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
+        check_axes(axes, causal)
         if key_stride < 1:
             raise InputError(f"key_stride = {key_stride}: expected at least 1")
         if window is not None:
             check_odd("window", window)
             if key_stride > 1:
                 raise InputError(f"window = {window}: expected key_stride = 1 beside it, got {key_stride}")
-        if causal and axes == 2:
-            raise InputError("causal = True: expected axes = 1, because the pixels of a map have no order")
         self.heads, self.axes, self.key_stride, self.window = heads, axes, key_stride, window
         self.causal, self.scaled, self.wavelength, self.recompute = causal, scaled, wavelength, recompute
         # How far a query sees before and after itself; None for any distance.
@@ -111,12 +108,10 @@ class GeneralizedAttention(Layer):
         self.query_kernel = self._kernel("query_kernel", channels, channels) if terms.needs_query else None
         self.key_kernel = self._kernel("key_kernel", channels, channels) if terms.needs_key else None
         self.value_kernel = self._kernel("value_kernel", channels, channels)
-        self.position_kernels = {}
-        if terms.needs_position:
-            for name in ("row", "column")[: self.axes]:
-                self.position_kernels[f"{name}s"] = self._kernel(
-                    f"{name}_position_kernel", channels // self.axes, channels
-                )
+        sides = ("row", "column")[: self.axes] if terms.needs_position else ()
+        self.position_kernels = {
+            f"{name}s": self._kernel(f"{name}_position_kernel", channels // self.axes, channels) for name in sides
+        }
         self.key_vector = self._vector("key_vector") if terms.key else None
         self.position_vector = self._vector("position_vector") if terms.position else None
         self.output_kernel = self._kernel("output_kernel", channels, channels)
@@ -249,10 +244,7 @@ class GeneralizedAttention(Layer):
         """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
         if not self.terms.needs_position:
             return {}
-        return {
-            "rows": self._table("rows", grid.rows.differences()),
-            "columns": self._table("columns", grid.columns.differences()),
-        }
+        return {name: self._table(name, getattr(grid, name).differences()) for name in ("rows", "columns")}
 
     def _table(self, name, differences):
         kernel, dtype = self.position_kernels.get(name), wide(self.compute_dtype)
@@ -395,7 +387,3 @@ class GeneralizedAttention(Layer):
         if "real" in cache:
             key["real"] = cache["real"][:, None]
         return self._queries(x), key
-
-    def folded_weights(self):
-        """The weights as they are: there is no batch norm to fold."""
-        return [tf.convert_to_tensor(w) for w in self.weights]

@@ -76,7 +76,7 @@ class SelfAttention(Layer):
     def __init__(self, channels, mechanism, deformable=False, causal=False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.channels, self.units = channels, {}
+        self.units = {}
         own = dict(dtype=self.dtype_policy)
         if deformable:
             self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable", **own)
@@ -92,11 +92,7 @@ class SelfAttention(Layer):
 
     def new_cache(self, images, length):
         """The empty cache of `step`, for `length` tokens."""
-        cache = {}
-        for name, unit in self.units.items():
-            own = () if isinstance(unit, GeneralizedAttention) else (self.channels,)
-            cache[name] = unit.new_cache(images, length, *own)
-        return cache
+        return {name: unit.new_cache(images, length) for name, unit in self.units.items()}
 
     def constants(self, length):
         """What `step` needs that depends on the weights alone."""
@@ -133,7 +129,7 @@ class EncoderLayer(Layer):
     def __init__(self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.channels, self.attention = channels, None
+        self.attention = None
         own = dict(dtype=self.dtype_policy)
         if mechanism.name != "none" or deformable:
             self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self", **own)

@@ -12,6 +12,7 @@ from axial.layers.attention import backend as backends
 from axial.layers.attention import cpu
 from axial.layers.axial_attention import AxialAttention
 from tests.conftest import randomize, relative_error
+from tests.layers.spatial_attention.generalized_fixture import largest_tensor
 from tests.layers.test_axial_attention import HEADS, check_steps, make, same_weights, step
 
 FAST = ("cpu", "xla")
@@ -27,7 +28,6 @@ FAST = ("cpu", "xla")
         ("kernel", False, False, True, "xla"),  # a GPU
         ("kernel", True, False, True, "cpu"),
         ("cpu", False, True, True, "cpu"),
-        ("xla", True, False, True, "xla"),
         ("reference", False, True, True, "reference"),
     ],
 )
@@ -54,7 +54,6 @@ def test_without_jax_no_kernel_is_imported(monkeypatch):
         (True, None, None, None),
         (True, "0.0.24", 4, None),
         (True, "0.0.14", 5, "libtpu 0.0.14 is too old"),
-        (True, "2.18.0", 5, "libtpu 2.18.0 is too old"),
         (False, None, 5, "jax is not installed"),
         (True, None, 3, "a TPU v3 is too old"),
     ],
@@ -84,34 +83,16 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
     """Every tensor of the forward and the backward pass stays linear in the length."""
     layer, length, span = make(span=9, backend=backend), 512, 9
     layer(tf.zeros([1, 1, length, 4]))
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x, training=True)
-        return tape.gradient(y, [x, *layer.trainable_weights])
-
-    graph = step.get_concrete_function(tf.TensorSpec([1, 1, length, 4])).graph
-    sizes = [
-        output.shape.num_elements()
-        for operation in graph.get_operations()
-        for output in operation.outputs
-        if output.shape.rank is not None and output.shape.is_fully_defined()
-    ]
+    largest = largest_tensor(layer, [1, 1, length, 4])
     block = 16 + span - 1
-    assert max(sizes) <= HEADS * length * block * 1.2
-    assert max(sizes) < length * length
+    assert largest <= HEADS * length * block * 1.2 and largest < length * length
 
 
 @pytest.mark.parametrize(
     "backend,axis,span,size,parts,recompute",
     [
         ("cpu", "height", None, (20, 20), 3, "softmax"),
-        pytest.param("cpu", "width", 5, (40, 40), 16, "softmax", marks=pytest.mark.slow),
         ("cpu", "height", 3, (40, 40), 3, "none"),
-        ("cpu", "width", None, (3, 3), 3, "block"),
-        ("xla", "width", 5, (20, 18), 1, "softmax"),
         ("xla", "width", None, (64, 6), 1, "softmax"),  # 2 x 64 lines make pixels and heads two separate axes
     ],
 )
@@ -139,7 +120,7 @@ def test_parts_and_recomputing_change_nothing(monkeypatch, backend, axis, span, 
     check_steps(found, wanted, 1e-4)
 
 
-@pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True), ("cpu", 5, False)])
+@pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
 def test_large_maps_are_made_in_parts(monkeypatch, backend, span, value):
     """In inference the output stays the same, and no tensor is as large as the whole map."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)

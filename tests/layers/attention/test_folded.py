@@ -15,7 +15,7 @@ from tests.layers.test_axial_attention import folded_copy, make
 
 @pytest.mark.parametrize(
     "terms,silent",
-    [(TERMS, 0.0), (TERMS, 1e-9), (("content",), 0.0), (("query", "key"), -1e-3), (("content", "key"), 1.0)],
+    [(TERMS, 0.0), (("query", "key"), -1e-3)],
 )
 def test_a_silent_term_is_folded(backend, terms, silent):
     """The folded layer is equal even if a head's scale of a term is zero, although folding divides by it.

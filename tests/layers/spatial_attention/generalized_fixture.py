@@ -7,8 +7,6 @@ from axial.layers.spatial_attention.generalized_attention import GeneralizedAtte
 from tests.conftest import jit_values, relative_error
 from tests.study_oracles import GeneralizedAttention as Oracle
 
-QUICK = ("0001", "0010", "0011", "0110", "1000", "1111")
-
 
 def name_of(weight):
     return weight.name.split("/")[-1].split(":")[0]
@@ -70,3 +68,22 @@ def check_everywhere(layer, x, folder):
     tf.saved_model.save(module, str(folder))
     loaded = tf.saved_model.load(str(folder))  # holds the weights of its function
     assert relative_error(loaded.run(x), eager[0]) < 1e-5
+
+
+def largest_tensor(layer, shape):
+    """Numbers of the largest tensor of a training step of a layer that is built."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return tape.gradient(y, [x, *layer.trainable_weights])
+
+    sizes, graphs = [], [step.get_concrete_function(tf.TensorSpec(shape)).graph]
+    while graphs:
+        graph = graphs.pop()
+        graphs += [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
+        shapes = [t.shape for op in graph.get_operations() for t in op.outputs]
+        sizes += [shape.num_elements() for shape in shapes if shape.is_fully_defined()]
+    return max(sizes)

@@ -29,11 +29,9 @@ def form(request):
 
 # height, width, strides, dilation, padding, groups, offset groups, with masks
 CASES = [
-    (5, 4, 1, 1, 1, 1, 1, False),
     (5, 4, 1, 1, 1, 1, 1, True),
     (6, 5, 2, 1, 1, 2, 2, True),
     (4, 7, 1, 2, 2, 1, 4, True),
-    (6, 3, 1, 1, 0, 2, 1, False),
     (1, 1, 1, 1, 1, 1, 1, True),
     (1, 4, 2, 1, 1, 4, 2, False),
 ]
@@ -67,7 +65,7 @@ def run(case, form, x, kernel, offsets, masks, upstream):
 
 @pytest.mark.parametrize(
     "case,dtype,tolerance",
-    [*((case, np.float64, 1e-10) for case in CASES), (CASES[2], np.float32, TOLERANCE)],
+    [*((case, np.float64, 1e-10) for case in CASES), (CASES[1], np.float32, TOLERANCE)],
     ids=str,
 )
 def test_matches_the_oracle(form, case, dtype, tolerance):
@@ -123,35 +121,6 @@ def test_agrees_with_onnx(form, file):
     assert relative_error(y, wanted) < TOLERANCE
 
 
-# === Exact identities ===
-
-
-@pytest.mark.parametrize("size,strides,dilation,groups", [((7, 6), 2, 1, 2), ((1, 1), 1, 1, 1), ((2, 5), 1, 2, 1)])
-def test_zero_offsets_are_a_convolution(form, size, strides, dilation, groups):
-    x = tf.random.stateless_normal([2, *size, 4], [0, 1])
-    layer = DeformableConv(6, 3, None, strides, dilation, groups, form=form, relu=False, modulation="twice_sigmoid")
-    y = layer(x)
-    padded = tf.pad(x, [[0, 0], [dilation] * 2, [dilation] * 2, [0, 0]])
-    wanted = [
-        tf.nn.conv2d(a, b, strides, "VALID", dilations=dilation)
-        for a, b in zip(tf.split(padded, groups, 3), tf.split(layer.kernel, groups, 3))
-    ]
-    np.testing.assert_allclose(y, tf.concat(wanted, 3), atol=2e-6)
-
-
-@pytest.mark.parametrize("shift", [(-2, 3), (9, 0)])
-def test_whole_offsets_shift_the_image_bit_for_bit(form, shift):
-    x = np.random.default_rng(0).normal(size=[1, 5, 6, 3]).astype(np.float32)
-    kernel = tf.eye(3)[None, None]
-    offsets = tf.broadcast_to(tf.constant(shift, tf.float32), [1, 5, 6, 2])
-    wanted = np.zeros_like(x)
-    for i in range(5):
-        for j in range(6):
-            if 0 <= i + shift[0] < 5 and 0 <= j + shift[1] < 6:
-                wanted[:, i, j] = x[:, i + shift[0], j + shift[1]]
-    np.testing.assert_array_equal(deformable_conv(x, kernel, offsets, form=form), wanted)
-
-
 # === The layer ===
 
 
@@ -179,11 +148,9 @@ def test_positions_are_float32_under_mixed_precision(form):
     "arguments,words",
     [
         (dict(kernel=2), "kernel = 2: expected an odd number"),
-        (dict(groups=3), "groups = 3: expected a divisor of the 4 filters"),
         (dict(groups=4), "groups = 4: expected a divisor of the 6 channels"),
         (dict(offset_groups=4), "offset_groups = 4: expected a divisor of the 6 channels"),
         (dict(modulation="sigmoids"), "modulation must be one of .*did you mean 'sigmoid'"),
-        (dict(form="scatter"), "form must be one of"),
     ],
 )
 def test_what_is_refused_says_so(arguments, words):
@@ -202,7 +169,7 @@ def make_line(causal, form="gather", length=6, kernel=3):
     return layer, x
 
 
-@pytest.mark.parametrize("causal,length,kernel", [(False, 6, 3), (True, 6, 3), (True, 1, 3), (False, 3, 5)])
+@pytest.mark.parametrize("causal,length,kernel", [(True, 6, 3), (False, 3, 5)])
 def test_a_sequence_matches_the_oracle(form, causal, length, kernel):
     layer, x = make_line(causal, form, length, kernel)
     before = kernel - 1 if causal else kernel // 2

@@ -11,8 +11,8 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.generalized_attention import TEXT, GeneralizedAttention
 from tests.conftest import golden_files, read_golden, relative_error
 from tests.layers.spatial_attention.generalized_fixture import (
-    QUICK,
     check_everywhere,
+    largest_tensor,
     make,
     name_of,
     oracle_of,
@@ -71,9 +71,9 @@ def test_the_oracle_has_the_gradients_of_its_outputs(setting, axes):
 # === Outputs and gradients ===
 
 FORMS = {"stride1": {}, "stride2": dict(key_stride=2), "window": dict(window=3)}
-# Every setting in the plain form; those that stand for the others in the other forms.
-MAPS = [(setting, form) for form in FORMS for setting in (SETTINGS if form == "stride1" else QUICK)]
-FEW = [(setting, form) for form in ("stride2", "window") for setting in ("0011", "1111")]
+# Those that stand for the others, and every setting in the plain form.
+FEW = [("1111", "stride2"), ("0011", "window"), ("1111", "window")]
+MAPS = [*((setting, "stride1") for setting in SETTINGS), *FEW]
 
 
 @pytest.mark.parametrize("setting,form", MAPS)
@@ -82,7 +82,8 @@ def test_maps(setting, form):
     for size in sizes:
         layer, x = make(setting, [1, *size, 8], dtype="float64", **FORMS[form])
         check(layer, x.astype(np.float64), tolerance=1e-9)
-    check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # in float32
+    if setting == "1111":
+        check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # in float32
 
 
 SEQUENCES = {
@@ -94,15 +95,13 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.parametrize(
-    "setting,form", [(setting, form) for form in SEQUENCES for setting in (SETTINGS if form == "causal" else QUICK)]
-)
+@pytest.mark.parametrize("setting,form", [(s, form) for form in SEQUENCES for s in ("0110", "1111")])
 def test_sequences(setting, form):
     for length in (5, 1) if form != "stride2" else (5,):
         check(*make(setting, [1, length, 8], **TEXT, **SEQUENCES[form]))
 
 
-@pytest.mark.parametrize("setting", QUICK)
+@pytest.mark.parametrize("setting", ("0010", "1111"))
 def test_keys_of_another_sequence_and_padding(setting):
     layer, x = make(setting, [2, 3, 8], **TEXT)
     keys = np.random.default_rng(3).normal(size=[2, 5, 8]).astype(np.float32)
@@ -121,7 +120,7 @@ def test_keys_of_another_map():
         check(layer, x, np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
 
 
-@pytest.mark.parametrize("setting,form", [("0110", "stride1"), *FEW])
+@pytest.mark.parametrize("setting,form", [("0110", "stride1"), ("1111", "window")])
 def test_parts_of_the_queries(setting, form, monkeypatch):
     """Large maps are computed in parts; here a part has one or two rows, and the last one is not full."""
     layer, x = make(setting, [1, 14, 2, 8], **FORMS[form])
@@ -176,25 +175,7 @@ def test_agrees_with_mmcv(file):
 # === Properties ===
 
 
-def largest_tensor(layer, shape):
-    """Numbers of the largest tensor of a training step."""
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return tape.gradient(y, [x, *layer.trainable_weights])
-
-    sizes, graphs = [], [step.get_concrete_function(tf.TensorSpec(shape)).graph]
-    while graphs:
-        graph = graphs.pop()
-        graphs += [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
-        sizes += [t.shape.num_elements() or 0 for op in graph.get_operations() for t in op.outputs]
-    return max(sizes)
-
-
-@pytest.mark.parametrize("setting,form", [("0001", "stride1"), ("0010", "stride1"), *FEW])
+@pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
 def test_no_tensor_of_pairs_and_channels(setting, form):
     """Neither [N, N, D] for a head, nor, without terms that need both, [N, N]."""
     pixels, depth, heads = 24 * 24, 8, 2
@@ -231,7 +212,7 @@ def test_keras_masks_are_masks_of_keys(setting):
 # === The weights of one query ===
 
 
-@pytest.mark.parametrize("setting,form", [(setting, form) for form in FORMS for setting in QUICK])
+@pytest.mark.parametrize("setting,form", [("0110", "stride1"), *FEW])
 def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
     """They sum to one, and the values that they weigh give the layer's output at the query."""
     layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
@@ -249,7 +230,7 @@ def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
 def test_the_weights_of_a_term_alone():
     """They are the weights of the layer that has this term alone, with the same weights."""
     layer, x = make("1111", [1, 5, 4, 8])
-    for setting in ("1000", "0100", "0010", "0001", "0110"):
+    for setting in ("1000", "0110"):
         twin, _ = make(setting, [1, 5, 4, 8])
         own = {name_of(weight): weight for weight in layer.weights}
         for weight in twin.weights:
@@ -266,7 +247,7 @@ def test_the_weights_of_a_term_alone():
 # === Where it runs ===
 
 
-@pytest.mark.parametrize("setting,form", [("0010", "whole"), ("1111", "whole"), ("0011", "parts")])
+@pytest.mark.parametrize("setting,form", [("1111", "whole"), ("0011", "parts")])
 def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_path):
     layer, x = make(setting, [2, 6, 5, 8], window=3 if form == "parts" else None)
     if form == "parts":
@@ -275,9 +256,8 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
     check_everywhere(layer, x, tmp_path)
 
 
-@pytest.mark.parametrize("setting,images", [("0011", 1), ("1111", None)])
-def test_parts_train_in_a_graph_of_any_batch(setting, images):
-    layer, x = make(setting, [1, 24, 3, 8], window=3)
+def test_parts_train_in_a_graph_of_any_batch():
+    layer, x = make("1111", [1, 24, 3, 8], window=3)
     assert attention_terms._rows_near(layer.grid((24, 3), (24, 3)).rows) > 0
 
     def step(x):
@@ -285,12 +265,12 @@ def test_parts_train_in_a_graph_of_any_batch(setting, images):
             y = layer(x)
         return [y, *tape.gradient(y, layer.trainable_weights, y)]
 
-    traced = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([images, 24, 3, 8])])
+    traced = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([None, 24, 3, 8])])
     for a, b in zip(traced(x), step(tf.constant(x)), strict=True):
         assert relative_error(a, b) < 1e-4
 
 
-@pytest.mark.parametrize("setting", QUICK)
+@pytest.mark.parametrize("setting", ("0010", "1111"))
 def test_mixed_precision(setting):
     layer, x = make(setting, [1, 5, 4, 32])
     wanted = layer(x)
@@ -310,15 +290,12 @@ def test_mixed_precision(setting):
     "arguments,words",
     [
         (dict(setting="0000"), "setting = '0000': .*mean pooling"),
-        (dict(setting="1121"), "expected four bits"),
         (dict(window=4), "window = 4: expected an odd number"),
         (dict(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
         (dict(heads=3), "heads = 3: expected a divisor of the 8 channels"),
         (dict(key_stride=5), "key_stride = 5: expected at most the size of the keys, 4x4"),
-        (dict(key_stride=0), "key_stride = 0: expected at least 1"),
         (dict(causal=True), "causal = True: expected axes = 1"),
         (dict(axes=3), "axes = 3: expected 1 for sequences or 2"),
-        (dict(recompute="all"), "recompute must be one of"),
     ],
 )
 def test_what_is_refused_says_so(arguments, words):

@@ -34,7 +34,7 @@ def oracle(x, kernel, d):
 
 @pytest.mark.parametrize(
     "images,height,width,channels,side",
-    [(1, 19, 21, 40, 5), (2, 16, 8, 128, 3), (1, 33, 5, 200, 5), (1, 1, 1, 8, 5)],
+    [(1, 19, 21, 40, 5), (2, 16, 8, 128, 3), (1, 1, 1, 8, 5)],
 )
 def test_equals_the_oracle(images, height, width, channels, side):
     random = np.random.default_rng(0)
@@ -84,12 +84,10 @@ def test_other_layers_do_without(calls, options):
 @pytest.mark.parametrize(
     "shape,side,generation,served",
     [
-        ((1, 257, 257, 288), 5, 4, True),
         ((1, 545, 545, 288), 5, 4, False),
         ((1, 545, 545, 288), 5, 5, True),
         ((1, 65, 65, 8), 17, None, True),
         ((1, 65, 65, 8), 19, None, False),
-        ((1, 65, 65, 8), 4, None, False),
         ((None, 65, 65, 8), 5, None, False),
     ],
 )

@@ -61,34 +61,17 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     Returns:
         the sum of the normalised outputs by content and by position, [N, h, w, value_channels].
     """
-    depth, value_depth = spec.key_channels // spec.heads, spec.value_channels // spec.heads
-    tiling = Tiling(
-        x.shape[0] * windows.rows,
-        windows.length,
-        windows.reach,
-        heads=spec.heads,
-        depth=depth,
-        value_depth=value_depth,
-        dtype=x.dtype.name,
-        strided=tpu_generation() > 4,
-    )
+    sizes = dict(depth=spec.key_channels // spec.heads, value_depth=spec.value_channels // spec.heads, heads=spec.heads)
+    form, lines = dict(dtype=x.dtype.name, strided=tpu_generation() > 4), x.shape[0] * windows.rows
+    tiling = Tiling(lines, windows.length, windows.reach, **sizes, **form)
     kernels = _Kernels(tiling, tables, interpret)
-    qkv, sums = kernels.project(_flatten(x, windows), kernels.align(kernel))
+    qkv, sums = kernels.project(tf.reshape(windows.split_rows(x), [-1, x.shape[3]]), kernels.align(kernel))  # [P, C]
     affine = qkv_affine(kernels.unalign(sums))
     if callable(logit_scales):
         sums, qkv = kernels.logit_sums(qkv, affine)
         logit_scales = logit_scales(sums)
-    return _unflatten(kernels.outputs(qkv, affine, logit_scales, output_affines), windows)
-
-
-def _flatten(x, windows):
-    """[N, h, w, C] -> [P, C], line after line."""
-    return tf.reshape(windows.split_rows(x), [-1, x.shape[3]])
-
-
-def _unflatten(x, windows):
-    """[P, C] -> [N, h, w, C]."""
-    return windows.join_rows(tf.reshape(x, [-1, windows.length, 1, x.shape[1]]))
+    y = kernels.outputs(qkv, affine, logit_scales, output_affines)
+    return windows.join_rows(tf.reshape(y, [-1, windows.length, 1, y.shape[1]]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +99,8 @@ class _Kernels:
     def affine(self, affine, scales):
         """affine [2, .] as the kernels take it: q times the scales [H] of the content term, then q, k and v."""
         scales = tf.repeat(scales, self.tiling.depth)
-        return self.align_queries(affine[:, : self.tiling.sizes[0]] * scales, self.align(affine))
-
-    def align_queries(self, q, rest):
-        return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), rest], 1)
+        q = affine[:, : self.tiling.sizes[0]] * scales
+        return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)
 
     def table(self, name, scales):
         """Rows of the query's or the key's table in the order of a product, for each head: [lanes of q, J]."""

@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
-from axial.layers.attention.tpu.shear import (
-    LANES,
-    dot,
-    dot_turned,
-    turn_over,
-    up,
-)
+from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over, up
 from axial.layers.attention.tpu.tiling import (
     Gradient,
     Group,
@@ -162,7 +156,7 @@ def _backward(tiling, place, *refs):
             w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
             yield
             w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
-            of_keys = cast(shear.unfold_reversed(shear.rotate(of_keys, 1)))
+            of_keys = cast(shear.unfold(shear.rotate(of_keys, 1), reverse=True))
             yield
             value_total[...] += dot(cast(d2_reversed[value_rows]), w)
             query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)

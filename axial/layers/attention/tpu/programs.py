@@ -112,7 +112,7 @@ class Operands:
     Attributes:
         scalars: arrays that are read number by number.
         around: [(array, lanes)]: the first lanes of an array of pixels. A program reads the pixels before its own, its
-            own, and those after them: three refs, for `Around`.
+            own, and those after them: three refs, for `Normalized.fill`.
         own: arrays of pixels, of which a program reads its own.
         before: [(array, lanes)], of which a program reads those of the program before. The result takes its place.
         small: matrices that every program has whole.

@@ -121,19 +121,12 @@ class Shear:
         last = jnp.where(before, x[:halo], x[LANES:end])
         return join([first, *self._between(x[halo:end]), last])
 
-    def unfold(self, x):
-        """[S, L] -> [M, L]; zero where a slot does not hold the key."""
-        after, before = self._split()
+    def unfold(self, x, reverse=False):
+        """[S, L] -> [M, L]; zero where a slot does not hold the key. `reverse`: of reversed rows and rotated lanes."""
+        of_first, of_last = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
         first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
-        own = jnp.where(after, zero, first), *self._between(x), jnp.where(before, zero, last)
-        return join([jnp.where(before, last, zero), *own, jnp.where(after, first, zero)])
-
-    def unfold_reversed(self, x):
-        """`unfold` for rows in reverse order and rotated lanes."""
-        after, before = self._split(rotated=True, reverse=True)
-        last, first, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
-        own = jnp.where(before, zero, last), *self._between(x), jnp.where(after, zero, first)
-        return join([jnp.where(after, first, zero), *own, jnp.where(before, last, zero)])
+        own = jnp.where(of_first, zero, first), *self._between(x), jnp.where(of_last, zero, last)
+        return join([jnp.where(of_last, last, zero), *own, jnp.where(of_first, first, zero)])
 
     def _between(self, x):
         """[the slots that hold a key of the window only], if there are any."""

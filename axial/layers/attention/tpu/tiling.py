@@ -166,21 +166,6 @@ class Tiling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Around:
-    """Refs of a program's pixels and of those around them, before their batch norm.
-
-    Attributes:
-        before: pixels before the program's own, of which the last ones are its halo.
-        own: its own.
-        after: the halo after them.
-    """
-
-    before: object
-    own: object
-    after: object
-
-
-@dataclasses.dataclass(frozen=True)
 class Normalized:
     """Refs of the normalised pixels of a program, in fast memory.
 
@@ -208,11 +193,12 @@ class Normalized:
 
         Args:
             tiling: `Tiling`.
-            x: `Around`.
+            x: three refs, before the batch norm: the pixels before the program's own, of which the last ones are its
+                halo; its own; the halo after them.
             affine: ref.
             first: the program's first pixel.
         """
-        (q, k, v), halo = tiling.lanes, tiling.halo
+        (q, k, v), halo, (before, x, after) = tiling.lanes, tiling.halo, x
         parts = [(self.k, k), *([(self.v, v)] if self.v is not None else [])]
 
         def norm(x, start, lanes, of):
@@ -224,15 +210,15 @@ class Normalized:
             for target, lanes in parts:
                 target[at, :] = tiling.cast(norm(ref[rows, lanes], start, lanes, q.stop))
 
-        keys(x.before, slice(x.before.shape[0] - halo, None), first - halo, slice(0, halo))
-        keys(x.after, slice(None), first + tiling.rows, slice(tiling.rows + halo, None))
+        keys(before, slice(before.shape[0] - halo, None), first - halo, slice(0, halo))
+        keys(after, slice(None), first + tiling.rows, slice(tiling.rows + halo, None))
 
         def window(i, _):
             own, start = window_rows(i), first + i * LANES
-            queries = x.own[own, q]
+            queries = x[own, q]
             self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
             self.q[own, :] = tiling.cast(norm(queries, start, q, q.stop))
-            keys(x.own, own, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
+            keys(x, own, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
             return 0
 
         lax.fori_loop(0, WINDOWS, window, 0)
@@ -369,7 +355,7 @@ def run_windows(tiling, place, pixels, of_window, *, around, affine):
         pixels: `Normalized`, which is filled first.
         of_window: function of the number of a window that returns a function from a head to a generator; see
             `run_in_step`.
-        around: refs of x for `Around`.
+        around: refs of x for `Normalized.fill`.
         affine: ref of their batch norm.
     """
 
@@ -379,7 +365,7 @@ def run_windows(tiling, place, pixels, of_window, *, around, affine):
 
     @pl.when(place.exists)
     def _():
-        pixels.fill(tiling, Around(*around), affine, place.first)
+        pixels.fill(tiling, around, affine, place.first)
         lax.fori_loop(0, WINDOWS, run, 0)
 
 
