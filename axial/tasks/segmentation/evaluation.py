@@ -19,7 +19,8 @@ from axial.metrics.instance_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.tasks.base import Description, Evaluation, Scores
+from axial.tasks.base import Description, Evaluation
+from axial.tasks.scores import Scores
 from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions, category_map
 from axial.tasks.segmentation.drawing import overlay
 from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
@@ -81,8 +82,11 @@ class PanopticScores(Scores):
         thresholds: of `MatchingAccuracy`, which is scored too if there are any.
     """
 
+    parts = ("quality", "iou", "ap")
+
     def __init__(self, spec, shard=(0, 1), thresholds=()):
         super().__init__(spec, shard)
+        self.parts += ("matching",) if thresholds else ()
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
         self.matching = MatchingAccuracy(spec, thresholds)
         self.full_photos = 0  # photos with objects that are left out
@@ -114,29 +118,18 @@ class PanopticScores(Scores):
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return *table, semantic
 
-    @property
-    def _parts(self):
-        """Names of the metrics that are scored."""
-        return "quality", "iou", "ap", *(("matching",) if self.matching.thresholds else ())
-
     def merge(self, other):
-        """Adds another part of the split."""
-        for name in self._parts:
-            getattr(self, name).merge(getattr(other, name))
+        super().merge(other)
         self.full_photos += other.full_photos
-        self.photos = sorted(self.photos + other.photos)
 
     def state(self):
-        """The sums in a form that JSON can hold."""
-        parts = {name: getattr(self, name).state() for name in self._parts}
-        return {**parts, "photos": self.photos, "full_photos": self.full_photos}
+        return {**super().state(), "full_photos": self.full_photos}
 
     def restore(self, state):
         """Sets the sums to those of a `state`, whose thresholds they have then."""
-        for name in ("quality", "iou", "ap", "matching"):
-            if name in self._parts or name in state:
-                getattr(self, name).restore(state[name])
-        self.photos = [list(photo) for photo in state["photos"]]
+        if "matching" in state:
+            self.parts = (*PanopticScores.parts, "matching")
+        super().restore(state)
         self.full_photos = state.get("full_photos", 0)  # older states lack it
 
     @property

@@ -17,7 +17,6 @@ from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import (
     Augmentation,
     DataConfig,
-    evaluation_dataset,
     segment_map,
     training_dataset,
     training_example,
@@ -73,6 +72,7 @@ class PanopticTask(Task):
     models, labels = ("panoptic",), "panoptic"
     configures = DataConfig, Augmentation, TargetConfig, LossConfig, PostprocessConfig
     best_scores = BestScores
+    batches = staticmethod(training_dataset)
     trained_by = ("loss", "instances")
     served = (
         ("panoptic", "int32", "[h, w]", "class x label_divisor + instance, of each pixel of the photo"),
@@ -99,6 +99,7 @@ class PanopticTask(Task):
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
         self.canvas = tuple(data.canvas)
         self.instances = instances and any(self.spec.things)
+        self.targets = {"instances": self.instances}
         self._changes, branches = {}, ("center", "offset")
         if find_variant(model.name).task == "segmentation":
             branches = ("auxiliary",)
@@ -130,21 +131,12 @@ class PanopticTask(Task):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        """The stream of training batches; see `training_dataset`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_dataset(self.data_dir, self.data, self.spec, instances=self.instances, **place)
-
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars."""
         del whole  # the losses are means over the images
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
         return panoptic_losses(outputs, targets, self.spec, self.loss, backend=self.model.backend)
-
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The photos of any converted split; see `evaluation_dataset`."""
-        return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvases, **part)
 
     def feed_stages(self):
         about = dict(seed=tf.constant([0, 1], tf.int64), spec=self.spec, data=self.data, instances=self.instances)

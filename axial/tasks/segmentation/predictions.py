@@ -16,7 +16,7 @@ from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.identity import check_identity
 from axial.io.read import check_regular
-from axial.io.write import output_folder, write_whole
+from axial.io.write import output_folder, write_bytes
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.tasks.replicated import Replicated, by_size
 from axial.tasks.segmentation.grouping import of_photo
@@ -210,9 +210,8 @@ class OutputStore:
         check_identity(os.path.join(self.folder, "outputs.json"), identity, "--outputs_dir")
 
     def path(self, example):
-        if "tile" in example:
-            return os.path.join(self.folder, f"{int(example['image/id'])}-{int(example['tile'])}.npz")
-        return os.path.join(self.folder, f"{int(example['image/id'])}.npz")
+        tile = f"-{int(example['tile'])}" if "tile" in example else ""
+        return os.path.join(self.folder, f"{int(example['image/id'])}{tile}.npz")
 
     def holds(self, example):
         return tf.io.gfile.exists(self.path(example))
@@ -223,7 +222,9 @@ class OutputStore:
         present = np.array([c for c in np.unique(arrays[CLASS]) if self.spec.things[c]], np.int32)
         arrays |= {"present": present, PROBABILITY: probability[..., present]}
         arrays[CLASS] = arrays[CLASS].astype(np.min_scalar_type(self.spec.num_classes - 1))
-        write_whole(self.path(example), lambda path: _save(path, arrays))
+        buffer = io.BytesIO()  # np.savez seeks back while it writes, which not every file system can do
+        np.savez(buffer, **arrays)
+        write_bytes(self.path(example), buffer.getvalue())
 
     def load(self, example):
         path = self.path(example)
@@ -238,13 +239,3 @@ class OutputStore:
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: not the outputs of a network ({error}); delete it") from None
         return {name: tf.constant(x) for name, x in arrays.items()}
-
-
-def _save(path, arrays):
-    buffer = io.BytesIO()  # np.savez seeks back while it writes, which not every file system can do
-    np.savez(buffer, **arrays)
-    with tf.io.gfile.GFile(path, "wb") as file:
-        file.write(buffer.getvalue())
-
-
-# === Identities ===

@@ -24,9 +24,6 @@ from axial.errors import InputError
 from axial.io.check import Name, checked
 from axial.io.show import say
 
-# === Conversion ===
-
-
 # === Batches ===
 
 Length = Annotated[int, Meta(ge=2, le=2**12)]

@@ -125,17 +125,18 @@ def test_quarter_turns_turn_photo_and_labels_together(cells):
     augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))
     for scale in (None, 1.0):  # a fitted photo is turned before it is fitted
         data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
+        turned = [(np.rot90(photo, k), np.rot90(segments, k)) for k in range(4)]
+        wanted = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
         turns = []
-        for example in drawn(record_of(photo, segments), data, 40):
+        for example in drawn(record_of(photo, segments), data, 24):
             found = [
                 k
-                for k in range(4)
-                if np.allclose(example["image"], _placed(np.rot90(photo, k), scale), atol=1e-5)
-                and np.array_equal(example["semantic"], _placed_classes(np.rot90(segments, k), scale))
+                for k, (image, classes) in enumerate(wanted)
+                if np.allclose(example["image"], image, atol=1e-5) and np.array_equal(example["semantic"], classes)
             ]
             assert len(found) == 1
             turns += found
-        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 20
+        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 14
 
 
 def _content(size, scale):
@@ -155,7 +156,7 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
     photo, segments = cells
     plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
     found = []
-    for gamma, brightness in (((1, 1), (0.5, 2)), ((0.5, 2), (1, 1)), ((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
+    for gamma, brightness in (((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
         data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
         for example in drawn(record_of(photo, segments), data, 10):
             values = (example["image"] + 1) * 127.5
@@ -168,14 +169,13 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
             assert gamma[0] - 1e-3 <= exponent <= gamma[1] + 1e-3
             assert brightness[0] - 2e-3 <= factor <= brightness[1] + 2e-3
             found.append((round(exponent, 3), round(factor, 3)))
-    assert all(len(set(numbers)) > 5 for numbers in zip(*found[20:30]))
+    assert all(len(set(numbers)) > 5 for numbers in zip(*found[:10]))
 
 
-@pytest.mark.parametrize("more", [{}, {"gamma": (1.0, 1.0 + 1e-6)}], ids=["as before", "with another augmentation"])
-def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
+def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
     """The first four numbers of a seed decide. Augmentations that came later have numbers of their own."""
     photo, segments = cells
-    data = DataConfig("a", "b", (40, 40), Augmentation(**more))
+    data = DataConfig("a", "b", (40, 40), Augmentation(gamma=(1.0, 1.0 + 1e-6)))
     for number, example in enumerate(drawn(record_of(photo, segments), data, 20, seed=7)):
         draw = tf.random.stateless_uniform([4], [7, number]).numpy()
         image, labels = (x[:, ::-1] if draw[0] < 0.5 else x for x in (photo, segments))
