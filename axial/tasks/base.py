@@ -60,8 +60,8 @@ class Evaluation(abc.ABC):
         scores: class of the `Scores`.
         quality: name of the quality of a photo in `Scores.photos`.
         results: class of the `Results`.
-        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads` says of
-            the first byte of a JSON whether it can be such results. None if there is none.
+        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads_list`
+            says whether their JSON is a list. None if there is none.
         pictures: names of what `draw` returns.
         one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this task has.

@@ -40,17 +40,6 @@ def test_a_photo_alone_is_computed_once(classifier):
         np.testing.assert_allclose(alone["probability"], found["probability"], rtol=1e-6)
 
 
-def test_parts_of_a_split_have_the_batches_of_the_whole(classifier):
-    make, traced = classifier
-    examples, predict = photos(13), make(batch=4)
-    found = list(predict(iter(examples)))
-    assert [example for example, _ in found] == examples
-    for example, one in found:
-        ((_, part),) = predict(iter([example]))
-        np.testing.assert_allclose(one["probability"], part["probability"], rtol=1e-6)
-    assert traced == [4]
-
-
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
     monkeypatch.setattr(replicated, "has_tpu", lambda: True)
     make, traced = classifier

@@ -135,7 +135,11 @@ class DetectionScores(PairScores):
             objects = found_objects(prediction, self.spec, example["image/id"], size)
         masked = ("mask" in prediction or prediction.get("masked", False)) and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
-        found = [self._prediction(one) for one in objects]
+        index = self.spec.class_of_category
+        found = [
+            {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
+            for one in objects
+        ]
         number = self.next_number()
         image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
         own = CocoAP("bbox", self.spec.num_classes)
@@ -149,11 +153,6 @@ class DetectionScores(PairScores):
         name = photo_name(example)
         self.photos.append([number, name, None if math.isnan(quality) else quality])
         return objects
-
-    def _prediction(self, one):
-        """An entry of COCO's results as `CocoAP` takes it."""
-        area = one["bbox"][2] * one["bbox"][3]
-        return {**one, "category_id": self.spec.class_of_category[one["category_id"]], "iscrowd": 0, "area": area}
 
     def result(self):
         """dict of `CocoAP.figures` for 'box' and, if there are masks, 'mask'.
@@ -249,10 +248,7 @@ class ResultDetections:
             split does not have.
     """
 
-    @staticmethod
-    def reads(start):
-        """Whether a JSON with this first byte can be such results."""
-        return start == b"["
+    reads_list = True
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         del folder

@@ -57,17 +57,13 @@ class DetectionTask(Task):
         super().__init__(model, data, data_dir, spec)
         if not self.spec.thing_classes:
             raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
-        self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(data.canvas)
+        self.num_classes, self.canvas, self.crop = len(self.spec.thing_classes), tuple(data.canvas), data.crop
         self.masks = {**find_variant(model.name).arguments, **model.arguments}.get("masks", False)
         if self.masks:
             self.served += (MASK,)
         self.targets, self.looks = {"masks": self.masks}, {"sides": list(data.sides)}
         parts = ("anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []))
         self.loss_names = (*parts, "total")
-
-    @property
-    def crop(self):
-        return self.data.crop
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: AP of boxes."""

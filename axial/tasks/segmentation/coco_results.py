@@ -136,10 +136,7 @@ class ResultPredictions:
             split that the JSON or the folder lacks.
     """
 
-    @staticmethod
-    def reads(start):
-        """Whether a JSON with this first byte can be such results."""
-        return start != b"["
+    reads_list = False
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec

@@ -97,7 +97,7 @@ class PanopticTask(Task):
         super().__init__(model, data, data_dir, spec)
         check_room(self.spec, grouping)
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
-        self.canvas = tuple(data.canvas)
+        self.canvas, self.crop, self.photo_scale = tuple(data.canvas), data.crop, data.photo_scale
         self.instances = instances and any(self.spec.things)
         self.targets = {"instances": self.instances}
         self._changes, branches = {}, ("center", "offset")
@@ -108,19 +108,11 @@ class PanopticTask(Task):
         self.loss_names = ("semantic", *branches, "total")
 
     @property
-    def crop(self):
-        return self.data.crop
-
-    @property
-    def photo_scale(self):
-        return self.data.photo_scale
-
-    @property
     def canvases(self):
         """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`."""
         if self.photo_scale is None:
             return self.canvas
-        scaled = ScaledCanvas.within(self.canvas, self.data.photo_scale, self.data.tile_overlap)
+        scaled = ScaledCanvas.within(self.canvas, self.photo_scale, self.data.tile_overlap)
         return scaled.alone if self.one_canvas else scaled
 
     def build_model(self, folded=False):
@@ -158,7 +150,7 @@ class PanopticTask(Task):
         placed, content = preprocess(image, canvas)
         if self.photo_scale is not None:  # for who calls the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((content > 0) & (content <= self.canvas))
-            text = f"times {self.data.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
+            text = f"times {self.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
@@ -169,17 +161,16 @@ class PanopticTask(Task):
         """What joining the tiles of a photo takes, where photos keep their own scale."""
         if self.photo_scale is None:
             return {}
-        grouping = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
-        grouping["pieces"] = self.grouping.pieces or ""
-        overlap = self.canvases.overlap
-        return {"photo_scale": self.photo_scale, "tile_overlap": overlap, "instances": self.instances, **grouping}
+        knobs = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
+        knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvases.overlap}
+        return {"photo_scale": self.photo_scale, "instances": self.instances, **knobs}
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
-        scale = {}
+        found = {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
         if self.photo_scale is not None:
-            scale = {"photo_scale": self.data.photo_scale, "tile_overlap": self.canvases.overlap}
-        return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances, **scale}
+            found |= {"photo_scale": self.photo_scale, "tile_overlap": self.canvases.overlap}
+        return found
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""

@@ -1,16 +1,19 @@
 """Predictions for a stream of photos: from a model, or from network outputs that are stored on disk."""
 
 import collections
+import dataclasses
 import functools
 import io
 import itertools
 import os
+import typing
 import zipfile
 
 import numpy as np
 import tensorflow as tf
 
 from axial.data.preprocess import STRIDE, ScaledCanvas, is_whole
+from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
@@ -19,7 +22,7 @@ from axial.io.read import check_regular
 from axial.io.write import output_folder, write_bytes
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.tasks.replicated import Replicated, by_size
-from axial.tasks.segmentation.grouping import of_photo
+from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo
 from axial.tasks.segmentation.tiles import Tiling, join
 
 
@@ -54,6 +57,7 @@ class CheckpointPredictions:
             yield example, of_photo(result, example["content"], example["size"], **self._about)
 
 
+@dataclasses.dataclass
 class Tiled:
     """Predictions of photos of any size from those of photos that a canvas holds.
 
@@ -65,9 +69,11 @@ class Tiled:
         spec, grouping, instances: see `join`.
     """
 
-    def __init__(self, canvas, example=None, spec=None, grouping=None, *, instances=True):
-        self.canvas, self.example = canvas, example
-        self.spec, self.grouping, self.instances = spec, grouping, instances
+    canvas: ScaledCanvas | tuple[int, int]
+    example: typing.Callable
+    spec: DatasetSpec
+    grouping: PostprocessConfig
+    instances: bool = True
 
     @classmethod
     def of(cls, task, grouping=None):

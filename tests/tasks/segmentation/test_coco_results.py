@@ -120,12 +120,7 @@ BAD = [
     (lambda folder, c: resize(of_first(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
     (lambda folder, c: segments_of(c).pop(), r"id \d+ is only in the PNG"),
     (lambda folder, c: segments_of(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
-    (lambda folder, c: segments_of(c).append(segments_of(c)[0]), r"image \d+: segments_info: id 1 is there twice"),
     (lambda folder, c: segments_of(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
-    (
-        lambda folder, c: c.update(annotations=[{"image_id": 1}]),
-        r"annotations\[0\]: is missing the required field",
-    ),
     (lambda folder, c: c["categories"][0].update(name="weed"), "category 1 is 'weed' .*calls it 'person'"),
     (small_map, r"semantic_val2017/\d+.png: 30x20 pixels, the photo has"),
     (odd_map, r"semantic_val2017/\d+.png: category 12, which the spec 'coco'"),
@@ -164,15 +159,9 @@ def test_results_in_cityscapesscripts_form(tmp_path):
 # === Names ===
 
 
-@pytest.mark.parametrize(
-    "names,pngs",
-    [
-        (["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]),
-        (["x.jpg", "x.jpg", "y.jpg"], None),  # records of an older version
-    ],
-)
-def test_no_two_photos_share_a_result(tmp_path, names, pngs):
+def test_no_two_photos_share_a_result(tmp_path):
     """Two shards write them, and they score as the run did."""
+    names, pngs = ["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]
     items, source = coco_items(SAMPLE_DIR, "val2017")
     items = [{**item, "name": name} for item, name in zip(items, names)]
     data, results = str(tmp_path / "data"), str(tmp_path / "results")
@@ -186,8 +175,7 @@ def test_no_two_photos_share_a_result(tmp_path, names, pngs):
         SplitRun(PANOPTIC, COCO, "val2017", **options).run(some, shifted)
     merged = merge(results, "val2017", find_evaluation)
     folder = pathlib.Path(results, "panoptic_val2017")
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
-    assert files == pngs if pngs else len(files) == 3 and "y.png" in files
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png")) == pngs
     reader = ResultPredictions(
         f"{results}/panoptic_val2017.json", f"{results}/panoptic_val2017", data, "val2017", spec=COCO
     )

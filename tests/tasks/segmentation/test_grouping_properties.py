@@ -53,7 +53,7 @@ def group(maps, config):
     return {name: x[0] for name, x in found.items()}
 
 
-@settings(RUNS, max_examples=25)
+@settings(RUNS, max_examples=15)
 @given(network_maps(), KNOBS)
 def test_the_grouping_is_the_loops(maps, config):
     """With all ties: of equal pixels the first is the centre, of centres at one distance the first is the nearest."""
