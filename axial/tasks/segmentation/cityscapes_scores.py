@@ -76,9 +76,10 @@ def _score(tree, results, split, work):
         resultsFile=written,
     )
 
-    for level, kind in ((instance_level, "instance"), (pixel_level, "semantic")):
-        level.args.JSONOutput, level.args.quiet = False, True
-        level.args.predictionPath, level.args.predictionWalk = os.path.join(results, kind), None
+    for level in (instance_level, pixel_level):
+        level.args.JSONOutput, level.args.quiet, level.args.predictionWalk = False, True, None
+    instance_level.args.predictionPath = os.path.join(results, "instance")
+    pixel_level.args.predictionPath = os.path.join(results, "semantic")
     instance_level.args.gtInstancesFile = os.path.join(work, "instances.json")
     instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
     paths, args = _truth(tree, split, "instanceIds"), instance_level.args

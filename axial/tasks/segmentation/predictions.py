@@ -216,8 +216,9 @@ class OutputStore:
         check_identity(os.path.join(self.folder, "outputs.json"), identity, "--outputs_dir")
 
     def path(self, example):
-        tile = f"-{int(example['tile'])}" if "tile" in example else ""
-        return os.path.join(self.folder, f"{int(example['image/id'])}{tile}.npz")
+        if "tile" in example:
+            return os.path.join(self.folder, f"{int(example['image/id'])}-{int(example['tile'])}.npz")
+        return os.path.join(self.folder, f"{int(example['image/id'])}.npz")
 
     def holds(self, example):
         return tf.io.gfile.exists(self.path(example))
