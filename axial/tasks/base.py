@@ -6,7 +6,6 @@ other programs be scored without them.
 """
 
 import abc
-import collections
 import dataclasses
 import typing
 
@@ -16,165 +15,11 @@ import tensorflow as tf
 from axial.data.streams import photo_of, spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
-from axial.io.write import make_folder, output_file
+from axial.io.show import percent
 from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.device import is_compiled
 from axial.models.registry import check_model, find_variant
-
-# === Scores and results of a split ===
-
-
-class Scores(abc.ABC):
-    """Sums of scores over photos or texts. Parts of a split add up to the same bits as the whole.
-
-    Args:
-        spec: `DatasetSpec` or `TextSpec`.
-        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
-
-    Attributes:
-        photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
-        before: number of photos of the shard that come before those that are scored here.
-    """
-
-    before = 0
-
-    def __init__(self, spec, shard=(0, 1)):
-        self.spec, self.shard, self.photos = spec, shard, []
-
-    def next_number(self):
-        """The number in the split of the next photo that is added."""
-        return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
-
-    @abc.abstractmethod
-    def update(self, example, prediction):
-        """Adds one photo, and its entry to `photos`, whose number is `next_number`.
-
-        Args:
-            example: an evaluation example of the task.
-            prediction: what the task's predictions yield for it.
-
-        Returns:
-            The prediction in a short form, which `Results.add` and `Evaluation.draw` take as `seen`.
-        """
-
-    @abc.abstractmethod
-    def merge(self, other):
-        """Adds another part of the split."""
-
-    @abc.abstractmethod
-    def state(self):
-        """The sums as a dict that JSON can hold."""
-
-    @abc.abstractmethod
-    def restore(self, state):
-        """Sets the sums to those of a `state`. Raises KeyError, TypeError, ValueError or IndexError for another."""
-
-    @abc.abstractmethod
-    def result(self):
-        """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
-
-    @property
-    def confusion(self):
-        """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
-        raise NotImplementedError
-
-
-class PairScores(Scores):
-    """Scores that count pairs (true class, predicted class).
-
-    Attributes:
-        pairs: Counter of the pairs.
-        kinds: number of predicted classes.
-    """
-
-    def __init__(self, spec, shard=(0, 1)):
-        super().__init__(spec, shard)
-        self.pairs, self.kinds = collections.Counter(), spec.num_classes
-
-    def merge(self, other):
-        """Adds another part of the split."""
-        self.pairs += other.pairs
-        self.photos = sorted(self.photos + other.photos)
-
-    def state(self):
-        """The sums in a form that JSON can hold."""
-        return {"pairs": [[*pair, count] for pair, count in self.pairs.items()], "photos": self.photos}
-
-    def restore(self, state):
-        """Sets the sums to those of a `state`."""
-        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
-        self.photos = [list(photo) for photo in state["photos"]]
-
-    @property
-    def confusion(self):
-        """int [classes, kinds]: rows are true classes, columns predicted ones."""
-        matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
-        for pair, count in self.pairs.items():
-            matrix[pair] = count
-        return matrix
-
-
-class Results(abc.ABC):
-    """Writes the predictions of a split to a folder, in the format of the task.
-
-    Args:
-        folder: where they go.
-        spec: `DatasetSpec` or `TextSpec`.
-        split: name of the split.
-        data_dir: folder of the converted split, for formats that need names of photos.
-
-    Attributes:
-        annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
-    """
-
-    @classmethod
-    @abc.abstractmethod
-    def path_of(cls, folder, split):
-        """Path of the JSON of a split's results. An evaluation does not replace such a file."""
-
-    @abc.abstractmethod
-    def restore(self, path, annotations):
-        """Goes on from the annotations in the state `path`. Raises InputError for others."""
-
-    @abc.abstractmethod
-    def add(self, example, seen):
-        """Adds one photo. `seen` is what `Scores.update` returned for it."""
-
-    @abc.abstractmethod
-    def seen(self, index):
-        """What `add` was given for photo number `index`."""
-
-    @abc.abstractmethod
-    def close(self):
-        """Writes the JSON."""
-
-
-class JsonResults(Results):
-    """Results of all photos of a split in one JSON, KIND_SPLIT.json. A subclass says what they are.
-
-    Args: see `Results`.
-    """
-
-    kind = ""  # the file's name begins with it
-
-    def __init__(self, folder, spec, split, data_dir=None):
-        del data_dir
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        make_folder(folder)
-
-    @classmethod
-    def path_of(cls, folder, split):
-        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
-
-    def restore(self, path, annotations):
-        self.check(f"{path}: annotations", annotations)
-        self.annotations = annotations
-
-    @abc.abstractmethod
-    def check(self, where, annotations):
-        """Raises InputError, which begins with `where`, unless the annotations of a state are such results."""
-
+from axial.tasks.scores import Results, Scores
 
 # === Evaluation ===
 
@@ -215,13 +60,15 @@ class Evaluation(abc.ABC):
         scores: class of the `Scores`.
         quality: name of the quality of a photo in `Scores.photos`.
         results: class of the `Results`.
-        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads` says of
-            the first byte of a JSON whether it can be such results. None if there is none.
+        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads_list`
+            says whether their JSON is a list. None if there is none.
         pictures: names of what `draw` returns.
         one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this task has.
         takes: what a prediction is of, 'photo' or 'text'.
         unit: what is scored one at a time, for people.
+        briefly: names of the headline that `brief` has; None for all.
+        confused: what a result's 'confusions' count, rows (truth, prediction, number), where it has some.
     """
 
     name: str
@@ -234,6 +81,8 @@ class Evaluation(abc.ABC):
     studies: tuple[str, ...] = ()
     takes = "photo"
     unit = "photo"
+    briefly: tuple[str, ...] | None = None
+    confused = "photos"
 
     @abc.abstractmethod
     def examples(self, data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
@@ -291,9 +140,13 @@ class Evaluation(abc.ABC):
         """dict of the scores that are plotted over training, in percent, without NaNs."""
         return {name: 100 * value for name, value in self.columns(result).items() if value == value}
 
-    @abc.abstractmethod
     def brief(self, result):
         """The main scores as a short text, in percent."""
+        return self._line(result, self.briefly)
+
+    def _line(self, result, names=None):
+        """The scores of the headline, or those of them with some names, in a line."""
+        return " ".join(f"{k}={percent(v)}" for k, v in self.headline(result).items() if names is None or k in names)
 
     @abc.abstractmethod
     def classes(self, result):
@@ -303,13 +156,18 @@ class Evaluation(abc.ABC):
             its header, its rows for the classes, and its last rows for groups of classes.
         """
 
-    @abc.abstractmethod
     def lines(self, result):
         """List of the lines below the table of `classes`. The last one names the main scores."""
+        if "confusions" not in result:
+            return [self._line(result)]
+        taken = [f"{truth} for {guess} ({count})" for truth, guess, count in result["confusions"][:5]]
+        return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", self._line(result)]
 
     def mistakes(self, result):
         """Header and rows of the most frequent confusions of a result; None for a task without classes to confuse."""
-        return None
+        if "confusions" not in result:
+            return None
+        return [f"{self.confused} of", "taken for", self.confused], result["confusions"][:20]
 
 
 # === Task ===
@@ -332,6 +190,8 @@ class Task(abc.ABC):
         configures: classes beside the task and `ModelConfig` that gin binds for it, its data configuration first.
         best_scores: schema of what `main_score` needs of a file of scores.
         trained_by: names of arguments that the losses depend on, beside model and data.
+        batches: function of (data_dir, data, spec) and of what `train_dataset` takes: the stream of training batches.
+        targets, looks: dicts of further arguments: of `batches`, and of `Evaluation.examples`.
         loss_names: names of the `losses`; 'total' is the last.
         multi_scale: scales of the canvas that multi-scale inference averages over.
         num_classes: of the model.
@@ -360,6 +220,7 @@ class Task(abc.ABC):
     configures: tuple[type, ...]
     best_scores: type
     trained_by: tuple[str, ...] = ()
+    batches: typing.Callable
     loss_names: tuple[str, ...] = ("total",)
     multi_scale: tuple[float, ...] = (1.0,)
     canvas: tuple[int, ...]
@@ -381,6 +242,12 @@ class Task(abc.ABC):
         self.model, self.data_dir = model, data_dir
         self.spec = spec or spec_of(data_dir, train_split, self.labels)
         self.num_classes = self.spec.num_classes
+        self.targets, self.looks = {}, {}
+
+    @property
+    def canvases(self):
+        """What photos are put on in evaluation."""
+        return self.canvas
 
     @property
     def title(self):
@@ -396,9 +263,10 @@ class Task(abc.ABC):
         """The model with its weights. With `folded` it has no batch norms."""
         return self.model.build(self.num_classes, self.canvas, folded=folded)
 
-    @abc.abstractmethod
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The endless stream of training batches; see `streams.training_stream`."""
+        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
+        return self.batches(self.data_dir, self.data, self.spec, **self.targets, **place)
 
     def feed_stages(self):
         """dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`."""
@@ -433,9 +301,9 @@ class Task(abc.ABC):
         split = split or self.data.eval_split
         return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
 
-    @abc.abstractmethod
     def photos(self, data_dir, split, canvas=None, **part):
         """The examples of any converted split; see `Evaluation.examples`."""
+        return self.evaluation.examples(data_dir, split, self.spec, canvas or self.canvases, **self.looks, **part)
 
     @abc.abstractmethod
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
@@ -474,9 +342,9 @@ class Task(abc.ABC):
         """The segmentations of a batch of canvases, for `experiments/tpu/tpu.py --mode=serve`. Raises InputError."""
         raise InputError(f"--mode=serve: {self.model.name} gives no segments; it compiles models for segmentation")
 
-    @abc.abstractmethod
     def settings(self):
         """dict, for JSON, of what predictions depend on beside the weights and the canvas."""
+        return self.looks
 
     def scores(self):
         """Empty `Scores` of a split."""

@@ -9,47 +9,52 @@ from axial.layers.device import has_tpu, local_replicas
 
 
 class Replicated:
-    """Runs a function of canvases on all replicas.
-
-    Canvases of one size run together.
+    """Runs a function of canvases, or of other inputs, on all replicas. Inputs of one size run together.
 
     Args:
-        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them; returns a dict of
-            tensors.
+        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them, or of other
+            `inputs`; returns a dict of tensors.
         strategy: `tf.distribute` strategy.
-        batch: photos on each replica; see `batch_size`.
+        batch: examples on each replica; see `batch_size`.
         compiled: whether XLA compiles the function, a program for each size of canvases.
+        inputs: function of an example that returns a tuple of what `function` takes, without the batch axis.
+        ahead: examples that are read before the first of them is computed; by default as many as run together.
     """
 
-    def __init__(self, function, strategy=None, batch=1, *, compiled=False):
+    def __init__(self, function, strategy=None, batch=1, *, compiled=False, inputs=None, ahead=None):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
+        self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["content"])), ahead
         function = tf.function(function, autograph=False, jit_compile=compiled or None)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):
         """Yields (example, dict of its tensors, without the batch axis)."""
         size, examples = batch_size(examples, self.batch), iter(examples)
-        while waiting := list(itertools.islice(examples, self.replicas * size)):
-            of_size = {}
-            for example in waiting:
-                of_size.setdefault(tuple(example["image"].shape), []).append(example)
-            found = {shape: self._flush(alike, size) for shape, alike in of_size.items()}
-            yield from (next(found[tuple(example["image"].shape)]) for example in waiting)
+        together = self.replicas * size
+        while waiting := list(itertools.islice(examples, self.ahead or together)):
+            inputs, of_size, found = [self.inputs(example) for example in waiting], {}, {}
+            for number, given in enumerate(inputs):
+                of_size.setdefault(tuple(given[0].shape), []).append(number)
+            for numbers in of_size.values():
+                for first in range(0, len(numbers), together):
+                    chosen = numbers[first : first + together]
+                    found |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
+            yield from ((example, found[number]) for number, example in enumerate(waiting))
 
-    def _flush(self, examples, size):
-        def spread(value):
-            def pick(context):  # repeats the last example if there are too few
+    def _computed(self, inputs, size):
+        """The results of at most `size` inputs for each replica, in order."""
+
+        def spread(values):
+            def pick(context):  # repeats the last one if there are too few
                 first = context.replica_id_in_sync_group * size
-                chosen = (examples[min(first + i, len(examples) - 1)] for i in range(size))
-                return tf.stack([value(example) for example in chosen])
+                return tf.stack([values[min(first + i, len(values) - 1)] for i in range(size)])
 
             return self.strategy.experimental_distribute_values_from_function(pick)
 
-        results = self._run(spread(lambda e: e["image"]), spread(lambda e: e["content"]))
+        results = self._run(*map(spread, zip(*inputs)))
         parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
-        for i, example in enumerate(examples):
-            yield example, {k: v[i // size][i % size] for k, v in parts.items()}
+        return [{k: v[i // size][i % size] for k, v in parts.items()} for i in range(len(inputs))]
 
 
 def batch_size(examples, most):

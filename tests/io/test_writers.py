@@ -25,7 +25,6 @@ REVIEWED = {
         ("evaluation/pictures.py", "save_confusion", "figure.savefig"),
         ("evaluation/pictures.py", "save_picture_table", "figure.savefig"),
         ("tasks/segmentation/drawing.py", "save_stress", "figure.savefig"),
-        ("tasks/segmentation/predictions.py", "_save", "tf.io.gfile.GFile"),
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
@@ -33,7 +32,7 @@ REVIEWED = {
         ("data/files.py", "_encoded", "to_rgb(image).save"),
         ("data/converters/instances.py", "_png", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
-        ("tasks/segmentation/predictions.py", "_save", "np.savez"),
+        ("tasks/segmentation/predictions.py", "save", "np.savez"),
         ("weights/interchange.py", "write_safetensors", "safetensors.numpy.save"),
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
     ],

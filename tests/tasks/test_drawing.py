@@ -36,14 +36,6 @@ def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
     assert neighbours.min() > 100  # of 255
 
 
-def test_shades_of_a_class_change_from_one_instance_to_the_next():
-    classes = np.random.default_rng(0).integers(0, 4, 40)
-    nth = [sum(classes[:i] == c) for i, c in enumerate(classes)]
-    wanted = COCO.colors[classes] * (1 - 0.13 * (np.array(nth) % 5))[:, None]
-    np.testing.assert_array_equal(segment_colors(classes, COCO), wanted.astype(np.uint8))
-    assert segment_colors([], COCO).shape == (0, 3)
-
-
 @pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
 def test_every_picture_takes_every_name(tmp_path):
     """The name of a class is no mathematics of matplotlib, and no picture depends on where a name's lines end."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from axial.models.outputs import LOGITS
 from axial.tasks import replicated
 from axial.tasks.classification.evaluation import classifier_predictions
-from axial.tasks.translation.evaluation import Translations
+from axial.tasks.translation.evaluation import translations
 
 
 @pytest.fixture
@@ -40,17 +40,6 @@ def test_a_photo_alone_is_computed_once(classifier):
         np.testing.assert_allclose(alone["probability"], found["probability"], rtol=1e-6)
 
 
-def test_parts_of_a_split_have_the_batches_of_the_whole(classifier):
-    make, traced = classifier
-    examples, predict = photos(13), make(batch=4)
-    found = list(predict(iter(examples)))
-    assert [example for example, _ in found] == examples
-    for example, one in found:
-        ((_, part),) = predict(iter([example]))
-        np.testing.assert_allclose(one["probability"], part["probability"], rtol=1e-6)
-    assert traced == [4]
-
-
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
     monkeypatch.setattr(replicated, "has_tpu", lambda: True)
     make, traced = classifier
@@ -67,7 +56,7 @@ def test_a_sentence_alone_is_translated_once():
 
     spec = types.SimpleNamespace(decode=lambda row: " ".join(str(token) for token in row if token))
     sentences = [{"ids": tf.constant(ids)} for ids in ([1, 2], [3, 4, 5, 6, 7], [8], [9, 1])]
-    predict = Translations(translate, spec, lengths=(4, 8))
+    predict = translations(translate, spec, lengths=(4, 8))
     for example, words in zip(sentences[:2], ("2 1", "7 6 5 4 3")):
         ((_, found),) = predict([example])
         assert found["translation"] == words and found["score"] == sum(example["ids"].numpy())

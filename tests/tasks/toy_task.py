@@ -10,9 +10,10 @@ from axial.io.check import checked
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
-from axial.tasks.base import Description, Evaluation, JsonResults, Scores, Task
+from axial.tasks.base import Description, Evaluation, Task
 from axial.tasks.classification.feed import ClassificationData, central_crop, evaluation_photos, training_batches
 from axial.tasks.replicated import Replicated
+from axial.tasks.scores import JsonResults, Scores
 
 
 class RightScores(Scores):
@@ -23,15 +24,6 @@ class RightScores(Scores):
         right = found == int(example["image/class"])
         self.photos.append([self.next_number(), photo_name(example), float(right)])
         return found
-
-    def merge(self, other):
-        self.photos = sorted(self.photos + other.photos)
-
-    def state(self):
-        return {"photos": self.photos}
-
-    def restore(self, state):
-        self.photos = [list(photo) for photo in state["photos"]]
 
     def result(self):
         return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
@@ -73,14 +65,8 @@ class ToyEvaluation(Evaluation):
     def headline(self, result):
         return result
 
-    def brief(self, result):
-        return f"right={result['right']:.1%}"
-
     def classes(self, result):
         return ["class", "%"], [], []
-
-    def lines(self, result):
-        return [self.brief(result)]
 
 
 class ToyFile(schemas.Struct):
@@ -99,14 +85,11 @@ class ToyTask(Task):
     evaluation = ToyEvaluation()
     models, labels, configures = ("classification",), "class", (ClassificationData,)
     best_scores = ToyFile
+    batches = staticmethod(training_batches)
 
     def __init__(self, model: ModelConfig, data: ClassificationData, data_dir: str, spec=None):
         super().__init__(model, data, data_dir, spec)
         self.canvas = tuple(data.image)
-
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_batches(self.data_dir, self.data, self.spec, **place)
 
     def losses(self, model, batch, whole=None):
         logits = model(batch["image"], training=True)[LOGITS]
@@ -114,9 +97,6 @@ class ToyTask(Task):
 
     def main_score(self, scores):
         return scores["right"]
-
-    def photos(self, data_dir, split, canvas=None, **part):
-        return evaluation_photos(data_dir, split, self.spec, canvas or self.canvas, **part)
 
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
         return Replicated(lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, strategy)
@@ -126,6 +106,3 @@ class ToyTask(Task):
 
     def serve(self, model, image):
         return {"probability": tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]}
-
-    def settings(self):
-        return {}

@@ -18,9 +18,10 @@ from axial.io.read import convert
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, JsonResults, PairScores
+from axial.tasks.base import Description, Evaluation
 from axial.tasks.classification.feed import evaluation_photos
 from axial.tasks.replicated import Replicated
+from axial.tasks.scores import JsonResults, PairScores
 
 BINS = 15  # of the calibration error, as Guo et al. have
 BEST = 5  # classes of a prediction that are kept
@@ -187,6 +188,7 @@ class ClassificationEvaluation(Evaluation):
     results = ClassResults
     examples = staticmethod(evaluation_photos)
     pictures = ("photo",)
+    briefly = ("top1", "top5")
 
     def draw(self, example, best, spec):
         """A tuple of one picture, uint8 [h + some, w, 3]: a photo over its class and the best prediction."""
@@ -207,25 +209,10 @@ class ClassificationEvaluation(Evaluation):
         """The three scores that a table of evaluations shows."""
         return {name: result[name] for name in ("top1", "top5", "calibration_error")}
 
-    def brief(self, result):
-        return " ".join(f"{name}={percent(result[name])}" for name in ("top1", "top5"))
-
     def classes(self, result):
         """See `Evaluation.classes`."""
         rows = [[name, percent(value)] for name, value in result["per_class"].items()]
         return ["class", "top-1"], rows, [["all photos", percent(result["top1"])]]
-
-    def lines(self, result):
-        """See `Evaluation.lines`."""
-        taken = [f"{truth} for {guess} ({count})" for truth, guess, count in result["confusions"][:BEST]]
-        return [
-            f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
-            " ".join(f"{name}={percent(value)}" for name, value in self.headline(result).items()),
-        ]
-
-    def mistakes(self, result):
-        """See `Evaluation.mistakes`."""
-        return ["photos of", "taken for", "photos"], result["confusions"][:20]
 
 
 CLASSIFICATION = ClassificationEvaluation()

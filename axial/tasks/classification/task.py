@@ -10,7 +10,7 @@ from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
 from axial.tasks.base import Task
 from axial.tasks.classification.evaluation import BEST, CLASSIFICATION, classifier_predictions
-from axial.tasks.classification.feed import ClassificationData, central_crop, evaluation_photos, training_batches
+from axial.tasks.classification.feed import ClassificationData, central_crop, training_batches
 
 
 class BestScores(schemas.Struct):
@@ -41,6 +41,7 @@ class ClassificationTask(Task):
     models, labels = ("classification",), "class"
     configures = (ClassificationData,)
     best_scores = BestScores
+    batches = staticmethod(training_batches)
     trained_by = ("label_smoothing",)
     served = (
         ("probability", "float32", "[C]", "of every class, 0 to 1"),
@@ -58,15 +59,11 @@ class ClassificationTask(Task):
     ):
         super().__init__(model, data, data_dir, spec)
         self.label_smoothing, self.canvas = label_smoothing, tuple(data.image)
+        self.looks = {"central": self.data.central}
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: top-1 accuracy."""
         return scores["top1"]
-
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        """The stream of training batches; see `training_batches`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_batches(self.data_dir, self.data, self.spec, **place)
 
     def losses(self, model, batch, whole=None):
         """dict of the loss of a training step, 'total'."""
@@ -74,11 +71,6 @@ class ClassificationTask(Task):
         logits = model(batch["image"], training=True)[LOGITS]
         labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
         return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}
-
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The photos of any converted split; see `evaluation_photos`."""
-        canvas = canvas or self.canvas
-        return evaluation_photos(data_dir, split, self.spec, canvas, central=self.data.central, **part)
 
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
         """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
@@ -95,7 +87,3 @@ class ClassificationTask(Task):
         probability = tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]
         score, best = tf.math.top_k(probability, min(BEST, self.spec.num_classes))
         return {"probability": probability, "score": score, "class": tf.gather(self.spec.class_names, best)}
-
-    def settings(self):
-        """What predictions depend on beside the weights and the size, for JSON."""
-        return {"central": self.data.central}

@@ -16,11 +16,11 @@ from axial.io.read import convert, read_json
 from axial.io.show import counted, percent
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
-from axial.tasks.base import Description, Evaluation, JsonResults, PairScores
+from axial.tasks.base import Description, Evaluation
 from axial.tasks.detection.drawing import draw_boxes
 from axial.tasks.detection.feed import evaluation_photos, has_masks, record_masks
+from axial.tasks.scores import JsonResults, PairScores
 
-PARTS = {"box": "bbox", "mask": "segm"}  # of a result, and pycocotools' names
 SHOWN = 0.5  # least score of a box that is drawn
 MOST_NAMED = 6  # objects in one line
 
@@ -114,13 +114,12 @@ class DetectionScores(PairScores):
         shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
     """
 
+    parts = ("box", "mask")
+
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
-        self.parts = self._empty()
+        self.box, self.mask = CocoAP("bbox", spec.num_classes), CocoAP("segm", spec.num_classes)
         self.kinds += 1  # the class of the box on an object; `num_classes` if it was missed
-
-    def _empty(self):
-        return {name: CocoAP(kind, self.spec.num_classes) for name, kind in PARTS.items()}
 
     def update(self, example, prediction):
         """Adds one photo. Returns its objects; see `found_objects`.
@@ -136,41 +135,24 @@ class DetectionScores(PairScores):
             objects = found_objects(prediction, self.spec, example["image/id"], size)
         masked = ("mask" in prediction or prediction.get("masked", False)) and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
-        found = [self._prediction(one) for one in objects]
+        index = self.spec.class_of_category
+        found = [
+            {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
+            for one in objects
+        ]
         number = self.next_number()
         image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
-        own = self._empty()["box"]
+        own = CocoAP("bbox", self.spec.num_classes)
         own.add(true, found, size=size, image=image)
-        self.parts["box"].merge(own)
+        self.box.merge(own)
         self.pairs.update(confusions(true, found, self.spec.num_classes))
         if masked:
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.parts["mask"].add([in_masks(one, size) for one in true], found, size=size, image=image)
+            self.mask.add([in_masks(one, size) for one in true], found, size=size, image=image)
         quality = own.figures()["ap"]
         name = photo_name(example)
         self.photos.append([number, name, None if math.isnan(quality) else quality])
         return objects
-
-    def _prediction(self, one):
-        """An entry of COCO's results as `CocoAP` takes it."""
-        area = one["bbox"][2] * one["bbox"][3]
-        return {**one, "category_id": self.spec.class_of_category[one["category_id"]], "iscrowd": 0, "area": area}
-
-    def merge(self, other):
-        """Adds another part of the split."""
-        super().merge(other)
-        for name, part in self.parts.items():
-            part.merge(other.parts[name])
-
-    def state(self):
-        """The sums in a form that JSON can hold."""
-        return {**super().state(), **{name: part.state() for name, part in self.parts.items()}}
-
-    def restore(self, state):
-        """Sets the sums to those of a `state`."""
-        super().restore(state)
-        for name, part in self.parts.items():
-            part.restore(state[name])
 
     def result(self):
         """dict of `CocoAP.figures` for 'box' and, if there are masks, 'mask'.
@@ -179,11 +161,11 @@ class DetectionScores(PairScores):
         'missed', objects], the most frequent first.
         """
         names = [*self.spec.class_names, "missed"]
-        figures = {name: part.figures() for name, part in self.parts.items() if part.images or name == "box"}
+        figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
         wrong = sorted((-n, *pair) for pair, n in self.pairs.items() if pair[0] != pair[1])
         return {
             **figures,
-            "per_class": {names[c]: value for c, value in self.parts["box"].per_class().items()},
+            "per_class": {names[c]: value for c, value in self.box.per_class().items()},
             "confusions": [[names[truth], names[guess], -n] for n, truth, guess in wrong],
         }
 
@@ -266,10 +248,7 @@ class ResultDetections:
             split does not have.
     """
 
-    @staticmethod
-    def reads(start):
-        """Whether a JSON with this first byte can be such results."""
-        return start == b"["
+    reads_list = True
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         del folder
@@ -352,6 +331,7 @@ class DetectionEvaluation(Evaluation):
     examples = staticmethod(evaluation_photos)
     pictures = ("photo", "truth", "prediction")
     one_file = False
+    confused = "objects"
 
     def draw(self, example, objects, spec):
         """Photo, truth and prediction, each uint8 [h, w, 3], of an example and its `found_objects`."""
@@ -385,23 +365,10 @@ class DetectionEvaluation(Evaluation):
         flat = self.columns(result)
         return {name: flat[name] for name in ("ap", "ap50", "ap75", "mask_ap") if name in flat}
 
-    def brief(self, result):
-        """The main scores as a short text."""
-        return " ".join(f"{name}={percent(value)}" for name, value in self.headline(result).items())
-
     def classes(self, result):
         """See `Evaluation.classes`."""
         rows = [[name, percent(value)] for name, value in result["per_class"].items()]
         return ["class", "AP"], rows, [[name, percent(value)] for name, value in self.columns(result).items()]
-
-    def lines(self, result):
-        """See `Evaluation.lines`."""
-        taken = [f"{truth} for {guess} ({count})" for truth, guess, count in result["confusions"][:5]]
-        return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", self.brief(result)]
-
-    def mistakes(self, result):
-        """See `Evaluation.mistakes`."""
-        return ["objects of", "taken for", "objects"], result["confusions"][:20]
 
 
 DETECTION = DetectionEvaluation()

@@ -204,7 +204,10 @@ def training_example(record, seed, spec, data, masks=False):
         found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
     image, content = place_photo(photo, data.sides, data.canvas)
     corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
-    found |= {"boxes": corners, "classes": _thing_numbers(classes, spec)}
+    found |= {
+        "boxes": corners,
+        "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes),
+    }  # things from 1 on
     targets = anchor_targets(corners, content, data.canvas, seeds[1])
     return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
 
@@ -221,14 +224,6 @@ def mirrored(corners, width):
     """Corners (y, x, y, x) of the mirror image of a photo of a width."""
     top, left, bottom, right = tf.unstack(corners, axis=1)
     return tf.stack([top, width - right, bottom, width - left], 1)
-
-
-def _thing_numbers(classes, spec):
-    """Class indices of things as the detector counts them: from 1, in the order of `spec.thing_classes`."""
-    table = [0] * spec.num_classes
-    for number, index in enumerate(spec.thing_classes, 1):
-        table[index] = number
-    return tf.gather(tf.constant(table), classes)
 
 
 def _box_masks(masks, boxes):

@@ -10,7 +10,7 @@ from axial.io.check import checked
 from axial.models.registry import ModelConfig, find_variant
 from axial.tasks.base import Task, whole_batch
 from axial.tasks.detection.evaluation import DETECTION
-from axial.tasks.detection.feed import DetectionData, evaluation_photos, place_photo, training_batches
+from axial.tasks.detection.feed import DetectionData, place_photo, training_batches
 from axial.tasks.replicated import Replicated
 
 TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
@@ -44,6 +44,7 @@ class DetectionTask(Task):
     configures = (DetectionData,)
     best_scores = BestScores
     counted = True
+    batches = staticmethod(training_batches)
     trained_by, loss_rule = ("loss_rule",), "mmdetection"  # of runs before this rule see `axial.training.continuing`
     served = (
         ("box", "float32", "[K, 4]", "x, y, width and height in pixels of the photo"),
@@ -56,25 +57,17 @@ class DetectionTask(Task):
         super().__init__(model, data, data_dir, spec)
         if not self.spec.thing_classes:
             raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
-        self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(data.canvas)
+        self.num_classes, self.canvas, self.crop = len(self.spec.thing_classes), tuple(data.canvas), data.crop
         self.masks = {**find_variant(model.name).arguments, **model.arguments}.get("masks", False)
         if self.masks:
             self.served += (MASK,)
+        self.targets, self.looks = {"masks": self.masks}, {"sides": list(data.sides)}
         parts = ("anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []))
         self.loss_names = (*parts, "total")
-
-    @property
-    def crop(self):
-        return self.data.crop
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: AP of boxes."""
         return scores["box"]["ap"]
-
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        """The stream of training batches; see `training_batches`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_batches(self.data_dir, self.data, self.spec, masks=self.masks, **place)
 
     def counts(self, model, batch):
         """dict of what some of `losses` divide by, in a part of a batch. The model draws boxes as in `losses`."""
@@ -132,10 +125,6 @@ class DetectionTask(Task):
             sums["mask"] = _sum_where(outputs["mask_classes"] > 0, pixels, outputs["mask_classes"] > 0)
         return sums
 
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The photos of any converted split; see `evaluation_photos`."""
-        return evaluation_photos(data_dir, split, self.spec, canvas or self.canvas, sides=self.data.sides, **part)
-
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
         """A function of examples that yields each with its prediction; see `on_photo`."""
         if tuple(scales) != (1.0,) or flip:
@@ -182,10 +171,6 @@ class DetectionTask(Task):
         photo = self.example(image)
         found = model(photo["image"][None], content=photo["content"][None])
         return self.on_photo({name: x[0] for name, x in found.items()}, photo["content"], photo["size"])
-
-    def settings(self):
-        """What predictions depend on beside the weights and the canvas, for JSON."""
-        return {"sides": list(self.data.sides)}
 
 
 def _smooth_l1(error, turn):

@@ -76,27 +76,20 @@ def _score(tree, results, split, work):
         resultsFile=written,
     )
 
-    args = instance_level.args
-    args.JSONOutput, args.quiet = False, True
-    args.gtInstancesFile = os.path.join(work, "instances.json")
-    args.predictionPath, args.predictionWalk = os.path.join(results, "instance"), None
+    for level in (instance_level, pixel_level):
+        level.args.JSONOutput, level.args.quiet, level.args.predictionWalk = False, True, None
+    instance_level.args.predictionPath = os.path.join(results, "instance")
+    pixel_level.args.predictionPath = os.path.join(results, "semantic")
+    instance_level.args.gtInstancesFile = os.path.join(work, "instances.json")
     instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
-    paths = _truth(tree, split, "instanceIds")
+    paths, args = _truth(tree, split, "instanceIds"), instance_level.args
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]
-
-    args = pixel_level.args
-    args.JSONOutput, args.quiet = False, True
-    args.predictionPath, args.predictionWalk = os.path.join(results, "semantic"), None
-    paths = _truth(tree, split, "labelIds")
+    paths, args = _truth(tree, split, "labelIds"), pixel_level.args
     predictions = [pixel_level.getPrediction(args, path) for path in paths]
     pixel = pixel_level.evaluateImgLists(predictions, paths, args)
     return {
-        **{
-            f"{q}_{group}": panoptic[group.title()][q]
-            for group in ("all", "things", "stuff")
-            for q in ("pq", "sq", "rq")
-        },
+        **{f"{q}_{part}": panoptic[part.title()][q] for part in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
         "ap": instance["allAp"],
         "ap50": instance["allAp50%"],
         "miou": pixel["averageScoreClasses"],

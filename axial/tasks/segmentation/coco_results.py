@@ -12,19 +12,19 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.converters.coco import check_annotations
-from axial.data.files import missing_files, names_below
+from axial.data.files import missing_files
 from axial.data.labels import colors_of, decode_rgb, numbered, open_label, read_ids
 from axial.data.specs import check_categories
 from axial.data.streams import photo_names
 from axial.data.tfrecord import photo_name
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import schemas
 from axial.io.images import open_image
 from axial.io.paths import inside, output_names
 from axial.io.read import convert, read_file, read_json
 from axial.io.show import say
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json
-from axial.tasks.base import Results
+from axial.tasks.scores import Results
 
 
 class CocoResults(Results):
@@ -136,10 +136,7 @@ class ResultPredictions:
             split that the JSON or the folder lacks.
     """
 
-    @staticmethod
-    def reads(start):
-        """Whether a JSON with this first byte can be such results."""
-        return start != b"["
+    reads_list = False
 
     def __init__(self, path, folder, data_dir, split, *, spec):
         self.path, self.folder, self.spec = path, folder, spec
@@ -149,26 +146,17 @@ class ResultPredictions:
         check_categories(path, content.categories or (), spec)
         check_annotations(path, annotations, spec, spec.class_of_category)
         self._of_image = {a.image_id: a for a in annotations}
-        if not folder:
-            raise InputError("--results_dir is needed: the folder of the PNGs")
-        if not tf.io.gfile.isdir(folder):
-            raise InputError(f"{folder}: no such folder; --results_dir takes the folder of the PNGs")
+        if not (folder and tf.io.gfile.isdir(folder)):
+            raise InputError(f"--results_dir={folder or ''}: expected the folder of the PNGs that {path} names")
         wanted = photo_names(data_dir, split)
-        missing = [number for number, name in wanted.items() if self._annotation(number, name) is None]
+        missing = [f"{number} ({name})" for number, name in wanted.items() if self._annotation(number, name) is None]
         if missing:
-            names = _several([f"{number} ({wanted[number]})" for number in missing])
             raise InputError(
-                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images: image {names}"
+                f"{path}: no prediction of {len(missing)} of the split's {len(wanted)} images, first image {missing[0]}"
             )
-        names = {a.file_name for a in annotations}
-        missing = missing_files(folder, names, f"{path}: annotations: file_name")
+        missing = missing_files(folder, {a.file_name for a in annotations}, f"{path}: annotations: file_name")
         if missing:
-            below = inside(folder, f"panoptic_{split}", "--split")
-            meant = f" (did you mean --results_dir={below}?)" if tf.io.gfile.isdir(below) else ""
-            raise InputError(
-                f"{folder}: lacks {len(missing)} of the PNGs that {path} names: {_several(missing)}"
-                f"{meant or nearest(missing[0], names_below(folder, names))}"
-            )
+            raise InputError(f"{folder}: lacks {len(missing)} of the PNGs that {path} names, first {missing[0]}")
         self._tell_of_scores(annotations)
 
     def _tell_of_scores(self, annotations):
@@ -181,20 +169,16 @@ class ResultPredictions:
                 f"{self.path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
                 "segments, and a pixel without a segment misses its class"
             )
-        things = [s.score for a in annotations for s in a.segments_info if self._is_thing(s)]
-        if things and set(things) == {1.0}:
+        classes = self.spec.class_of_category
+        segments = [segment for a in annotations for segment in a.segments_info]
+        if {s.score for s in segments if self.spec.things[classes[s.category_id]]} == {1.0}:
             say(f"{self.path}: no segment has a score; AP takes all of an image as equally sure")
-
-    def _is_thing(self, segment):
-        return self.spec.things[self.spec.class_of_category[segment.category_id]]
 
     def _annotation(self, number, name):
         """The annotation of an image, by its number or by the name of its photo; None if there is none."""
         stem = _stem(name)
-        for key in (number, stem, stem.removesuffix("_leftImg8bit")):
-            if key in self._of_image:
-                return self._of_image[key]
-        return None
+        keys = (number, stem, stem.removesuffix("_leftImg8bit"))
+        return next((self._of_image[key] for key in keys if key in self._of_image), None)
 
     def __call__(self, examples):
         """Yields (example, dict of 'table' and 'semantic'), as `PanopticScores` takes them."""
@@ -206,14 +190,11 @@ class ResultPredictions:
             height, width = example["size"].numpy()
             if image.size != (width, height):
                 raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels, the photo has {width}x{height}")
-            image = image.convert("RGB")
-            infos = annotation.segments_info
+            infos, ids = annotation.segments_info, decode_rgb(image.convert("RGB"))
             listed = [info.id for info in infos]
-            ids = decode_rgb(image)
-            painted = np.unique(ids)
-            odd = sorted(set(listed) ^ (set(painted.tolist()) - {0}))
+            odd = sorted(set(listed) ^ (set(np.unique(ids).tolist()) - {0}))
             if odd:
-                where = "PNG" if odd[0] in painted else "JSON"
+                where = "JSON" if odd[0] in listed else "PNG"
                 raise InputError(
                     f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
                 )
@@ -259,9 +240,3 @@ def _no_category(spec):
 
 def _stem(name):
     return os.path.splitext(name)[0]
-
-
-def _several(names):
-    """'a, b, c and 5 more', of a list of names."""
-    text = ", ".join(str(name) for name in names[:3])
-    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
-from scipy.ndimage import find_objects
+from scipy.ndimage import distance_transform_cdt, find_objects
 
 from axial.data.labels import nth_of_class
 from axial.io.show import drawn, plain
@@ -68,22 +68,13 @@ def _write_labels(image, segments, names):
         mask = coarse[box] == i + 1
         if mask.sum() * step**2 < least:
             continue
-        y, x = (step * (v + part.start) for v, part in zip(_inside(mask), box))
+        inside = distance_transform_cdt(np.pad(mask, 1))
+        place = np.unravel_index(inside.argmax(), inside.shape)
+        y, x = (step * (v - 1 + part.start) for v, part in zip(place, box))
         left, top, right, bottom = draw.textbbox((0, 0), name, font=font)
         x = min(max(x - (right - left) / 2, 1), max(image.width - right - 1, 1))
         y = min(max(y - (bottom - top) / 2, 1), max(image.height - bottom - 1, 1))
         draw.text((x, y), name, fill="white", font=font, stroke_width=max(1, size // 8), stroke_fill="black")
-
-
-def _inside(mask):
-    """A pixel (y, x) well inside a mask: the middle of the longest run on its middle row."""
-    ys, _xs = np.nonzero(mask)
-    y = int(np.median(ys))
-    y = y if mask[y].any() else int(ys[np.argmin(abs(ys - y))])
-    row = np.concatenate([[0], mask[y].astype(int), [0]])
-    starts, ends = np.flatnonzero(np.diff(row) == 1), np.flatnonzero(np.diff(row) == -1)
-    longest = np.argmax(ends - starts)
-    return y, int((starts[longest] + ends[longest]) // 2)
 
 
 def save_stress(path, curves, title=""):

@@ -19,7 +19,8 @@ from axial.metrics.instance_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.tasks.base import Description, Evaluation, Scores
+from axial.tasks.base import Description, Evaluation
+from axial.tasks.scores import Scores
 from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions, category_map
 from axial.tasks.segmentation.drawing import overlay
 from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
@@ -81,8 +82,11 @@ class PanopticScores(Scores):
         thresholds: of `MatchingAccuracy`, which is scored too if there are any.
     """
 
+    parts = ("quality", "iou", "ap")
+
     def __init__(self, spec, shard=(0, 1), thresholds=()):
         super().__init__(spec, shard)
+        self.parts += ("matching",) if thresholds else ()
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
         self.matching = MatchingAccuracy(spec, thresholds)
         self.full_photos = 0  # photos with objects that are left out
@@ -114,29 +118,18 @@ class PanopticScores(Scores):
         self.photos.append([number, name, one["pq"] if one["classes"] else None])
         return *table, semantic
 
-    @property
-    def _parts(self):
-        """Names of the metrics that are scored."""
-        return "quality", "iou", "ap", *(("matching",) if self.matching.thresholds else ())
-
     def merge(self, other):
-        """Adds another part of the split."""
-        for name in self._parts:
-            getattr(self, name).merge(getattr(other, name))
+        super().merge(other)
         self.full_photos += other.full_photos
-        self.photos = sorted(self.photos + other.photos)
 
     def state(self):
-        """The sums in a form that JSON can hold."""
-        parts = {name: getattr(self, name).state() for name in self._parts}
-        return {**parts, "photos": self.photos, "full_photos": self.full_photos}
+        return {**super().state(), "full_photos": self.full_photos}
 
     def restore(self, state):
         """Sets the sums to those of a `state`, whose thresholds they have then."""
-        for name in ("quality", "iou", "ap", "matching"):
-            if name in self._parts or name in state:
-                getattr(self, name).restore(state[name])
-        self.photos = [list(photo) for photo in state["photos"]]
+        if "matching" in state:
+            self.parts = (*PanopticScores.parts, "matching")
+        super().restore(state)
         self.full_photos = state.get("full_photos", 0)  # older states lack it
 
     @property
@@ -166,25 +159,11 @@ def submitted(predictions, results, spec):
     return run
 
 
-def _thing_numbers(classes, instances, spec):
-    """int [S]: 1, 2, ... for the things among segments, 0 for stuff. None if the network tells no things apart.
-
-    Args:
-        classes: int [S], of the segments.
-        instances: int [h, w]; 0 everywhere for a network without instances, whose things are one segment a class.
-        spec: `DatasetSpec`.
-    """
-    things = np.asarray(spec.things, bool)[classes]
-    if not any(spec.things) or (things.any() and not instances.any()):
-        return None
-    return np.where(things, np.cumsum(things), 0)
-
-
 def _segments(table, spec, labels):
     """List of the segments of a `segment_table` as a JSON has them.
 
     The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
-    label image, from `labels`; see `_thing_numbers`.
+    label image, from `labels`, int [S]; 0 of stuff. None if the network tells no things apart.
     """
     segments, classes, scores = table
     area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
@@ -207,17 +186,12 @@ def _segments(table, spec, labels):
 
 GROUPS = ("all", "things", "stuff")
 ACCURACY = "accuracy@"  # before a threshold, in names of scores
+MAIN = {"pq": "PQ", "pq_things": "PQ_things", "pq_stuff": "PQ_stuff", "miou": "mIoU", "ap": "AP"}  # of the headline
 
 
 def accuracies(result):
     """dict from 'accuracy@THRESHOLD' to the matching accuracy, from 0 to 1; empty without thresholds."""
     return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
-
-
-def _accuracy_lines(result):
-    """A line of the matching accuracies, or none."""
-    found = [f"{name}={percent(value)}" for name, value in accuracies(result).items()]
-    return [f"things matched by IoU, TP/(TP+FP+FN): {'  '.join(found)}"] if found else []
 
 
 def mistakes(confusion, count=20):
@@ -264,7 +238,9 @@ class SegmentationEvaluation(Evaluation):
         table = segment_table(prediction, spec)
         if len(table[1]) > LARGEST_ID:
             raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
-        labels = _thing_numbers(table[1], np.asarray(prediction["instance"]), spec)
+        things, labels = np.asarray(spec.things, bool)[table[1]], None
+        if any(spec.things) and (not things.any() or np.any(prediction["instance"])):  # else a thing is a whole class
+            labels = np.where(things, np.cumsum(things), 0)
         segments, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
         return Description(
             content={"dropped_objects": dropped, "segments": segments},
@@ -310,15 +286,14 @@ class SegmentationEvaluation(Evaluation):
         return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
 
     def summaries(self, result):
-        """Flat dict of the scores that are plotted over training, in percent. NaNs are left out."""
-        flat = self.columns(result)
-        wanted = (name for name in flat if not name.startswith("ap") or name in ("ap", "ap50"))
-        return {name: 100 * flat[name] for name in wanted if not math.isnan(flat[name])}
+        """See `Evaluation.summaries`. Of the APs there are AP and AP50 alone."""
+        found = super().summaries(result)
+        return {name: x for name, x in found.items() if not name.startswith("ap") or name in ("ap", "ap50")}
 
     def brief(self, result):
-        wanted = {"pq_all": "PQ", "pq_things": "things", "pq_stuff": "stuff", "miou": "mIoU", "ap": "AP"}
-        flat = self.summaries(result)
-        return " ".join(f"{label}={flat[name]:.1f}" for name, label in wanted.items() if name in flat)
+        main = self.headline(result)
+        shown = {label.removeprefix("PQ_"): main[name] for name, label in MAIN.items() if main[name] == main[name]}
+        return " ".join(f"{label}={percent(value)}" for label, value in shown.items())
 
     def classes(self, result):
         """See `Evaluation.classes`."""
@@ -340,15 +315,13 @@ class SegmentationEvaluation(Evaluation):
     def lines(self, result):
         """See `Evaluation.lines`."""
         taken = [f"{a} for {b} {percent(share)} %" for a, b, share in mistakes(result["miou"]["confusion"], 5)]
-        pq, ap = result["pq"], result["ap"]
-        main = {"PQ": pq["all"]["pq"], "PQ_things": pq["things"]["pq"], "PQ_stuff": pq["stuff"]["pq"]}
-        main |= {"mIoU": result["miou"]["miou"], "AP": ap["ap"]}
+        main, matched = self.headline(result), [f"{k}={percent(v)}" for k, v in accuracies(result).items()]
         return [
             f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
-            "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in ap.items()),
-            *_accuracy_lines(result),
+            "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in result["ap"].items()),
+            *([f"things matched by IoU, TP/(TP+FP+FN): {'  '.join(matched)}"] if matched else ()),
             *([f"{counted(result['full_photos'], 'photo')} {FULL}"] if "full_photos" in result else ()),
-            " ".join(f"{name}={percent(value)}" for name, value in main.items()),
+            " ".join(f"{label}={percent(main[name])}" for name, label in MAIN.items()),
         ]
 
     def mistakes(self, result):

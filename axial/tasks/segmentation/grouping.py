@@ -224,15 +224,13 @@ def instance_means(values, instance, count):
 
 def _without_instances(semantic, spec, config):
     """`postprocess` without instances: every class is one segment, like stuff."""
-    stuff = dataclasses.replace(spec, things=(False,) * spec.num_classes)
-
-    def one(classes):
-        return merge(classes, tf.zeros_like(classes), 1, spec=stuff, config=config)[0]
-
-    panoptic = tf.map_fn(one, semantic, fn_output_signature=tf.TensorSpec(semantic.shape[1:], tf.int32))
+    stuff, none = dataclasses.replace(spec, things=(False,) * spec.num_classes), tf.zeros_like(semantic)
+    one = functools.partial(merge, most=1, spec=stuff, config=config)
+    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
-    maps = {"semantic": semantic, "instance": tf.zeros_like(semantic), "panoptic": panoptic}
-    return {**maps, "center_score": scores, "score": scores, "dropped": tf.zeros_like(semantic[:, 0, 0])}
+    maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
+    return {**maps, "center_score": scores, "score": scores, "dropped": none[:, 0, 0]}
 
 
 def merge(semantic, instance, most, *, spec, config):

@@ -17,7 +17,6 @@ from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import (
     Augmentation,
     DataConfig,
-    evaluation_dataset,
     segment_map,
     training_dataset,
     training_example,
@@ -73,6 +72,7 @@ class PanopticTask(Task):
     models, labels = ("panoptic",), "panoptic"
     configures = DataConfig, Augmentation, TargetConfig, LossConfig, PostprocessConfig
     best_scores = BestScores
+    batches = staticmethod(training_dataset)
     trained_by = ("loss", "instances")
     served = (
         ("panoptic", "int32", "[h, w]", "class x label_divisor + instance, of each pixel of the photo"),
@@ -97,8 +97,9 @@ class PanopticTask(Task):
         super().__init__(model, data, data_dir, spec)
         check_room(self.spec, grouping)
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
-        self.canvas = tuple(data.canvas)
+        self.canvas, self.crop, self.photo_scale = tuple(data.canvas), data.crop, data.photo_scale
         self.instances = instances and any(self.spec.things)
+        self.targets = {"instances": self.instances}
         self._changes, branches = {}, ("center", "offset")
         if find_variant(model.name).task == "segmentation":
             branches = ("auxiliary",)
@@ -107,19 +108,11 @@ class PanopticTask(Task):
         self.loss_names = ("semantic", *branches, "total")
 
     @property
-    def crop(self):
-        return self.data.crop
-
-    @property
-    def photo_scale(self):
-        return self.data.photo_scale
-
-    @property
     def canvases(self):
         """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`."""
         if self.photo_scale is None:
             return self.canvas
-        scaled = ScaledCanvas.within(self.canvas, self.data.photo_scale, self.data.tile_overlap)
+        scaled = ScaledCanvas.within(self.canvas, self.photo_scale, self.data.tile_overlap)
         return scaled.alone if self.one_canvas else scaled
 
     def build_model(self, folded=False):
@@ -130,21 +123,12 @@ class PanopticTask(Task):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        """The stream of training batches; see `training_dataset`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_dataset(self.data_dir, self.data, self.spec, instances=self.instances, **place)
-
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars."""
         del whole  # the losses are means over the images
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
         return panoptic_losses(outputs, targets, self.spec, self.loss, backend=self.model.backend)
-
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The photos of any converted split; see `evaluation_dataset`."""
-        return evaluation_dataset(data_dir, split, self.spec, canvas or self.canvases, **part)
 
     def feed_stages(self):
         about = dict(seed=tf.constant([0, 1], tf.int64), spec=self.spec, data=self.data, instances=self.instances)
@@ -166,7 +150,7 @@ class PanopticTask(Task):
         placed, content = preprocess(image, canvas)
         if self.photo_scale is not None:  # for who calls the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((content > 0) & (content <= self.canvas))
-            text = f"times {self.data.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
+            text = f"times {self.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
@@ -177,17 +161,16 @@ class PanopticTask(Task):
         """What joining the tiles of a photo takes, where photos keep their own scale."""
         if self.photo_scale is None:
             return {}
-        grouping = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
-        grouping["pieces"] = self.grouping.pieces or ""
-        overlap = self.canvases.overlap
-        return {"photo_scale": self.photo_scale, "tile_overlap": overlap, "instances": self.instances, **grouping}
+        knobs = {name: getattr(self.grouping, name) for name in ("stuff_area", "thing_area")}
+        knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvases.overlap}
+        return {"photo_scale": self.photo_scale, "instances": self.instances, **knobs}
 
     def settings(self):
         """What predictions depend on beside the weights and the canvas, for JSON."""
-        scale = {}
+        found = {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
         if self.photo_scale is not None:
-            scale = {"photo_scale": self.data.photo_scale, "tile_overlap": self.canvases.overlap}
-        return {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances, **scale}
+            found |= {"photo_scale": self.photo_scale, "tile_overlap": self.canvases.overlap}
+        return found
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""

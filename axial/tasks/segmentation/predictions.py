@@ -1,25 +1,28 @@
 """Predictions for a stream of photos: from a model, or from network outputs that are stored on disk."""
 
 import collections
+import dataclasses
 import functools
 import io
 import itertools
 import os
+import typing
 import zipfile
 
 import numpy as np
 import tensorflow as tf
 
 from axial.data.preprocess import STRIDE, ScaledCanvas, is_whole
+from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.identity import check_identity
 from axial.io.read import check_regular
-from axial.io.write import output_folder, write_whole
+from axial.io.write import output_folder, write_bytes
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.tasks.replicated import Replicated, by_size
-from axial.tasks.segmentation.grouping import of_photo
+from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo
 from axial.tasks.segmentation.tiles import Tiling, join
 
 
@@ -54,6 +57,7 @@ class CheckpointPredictions:
             yield example, of_photo(result, example["content"], example["size"], **self._about)
 
 
+@dataclasses.dataclass
 class Tiled:
     """Predictions of photos of any size from those of photos that a canvas holds.
 
@@ -65,9 +69,11 @@ class Tiled:
         spec, grouping, instances: see `join`.
     """
 
-    def __init__(self, canvas, example=None, spec=None, grouping=None, *, instances=True):
-        self.canvas, self.example = canvas, example
-        self.spec, self.grouping, self.instances = spec, grouping, instances
+    canvas: ScaledCanvas | tuple[int, int]
+    example: typing.Callable
+    spec: DatasetSpec
+    grouping: PostprocessConfig
+    instances: bool = True
 
     @classmethod
     def of(cls, task, grouping=None):
@@ -223,7 +229,9 @@ class OutputStore:
         present = np.array([c for c in np.unique(arrays[CLASS]) if self.spec.things[c]], np.int32)
         arrays |= {"present": present, PROBABILITY: probability[..., present]}
         arrays[CLASS] = arrays[CLASS].astype(np.min_scalar_type(self.spec.num_classes - 1))
-        write_whole(self.path(example), lambda path: _save(path, arrays))
+        buffer = io.BytesIO()  # np.savez seeks back while it writes, which not every file system can do
+        np.savez(buffer, **arrays)
+        write_bytes(self.path(example), buffer.getvalue())
 
     def load(self, example):
         path = self.path(example)
@@ -238,13 +246,3 @@ class OutputStore:
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: not the outputs of a network ({error}); delete it") from None
         return {name: tf.constant(x) for name, x in arrays.items()}
-
-
-def _save(path, arrays):
-    buffer = io.BytesIO()  # np.savez seeks back while it writes, which not every file system can do
-    np.savez(buffer, **arrays)
-    with tf.io.gfile.GFile(path, "wb") as file:
-        file.write(buffer.getvalue())
-
-
-# === Identities ===

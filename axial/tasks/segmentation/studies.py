@@ -160,6 +160,3 @@ def sweep(outputs, examples, groupings, *, store=None, total=None, thresholds=()
         for one, grouping, found in zip(scores, groupings, zip(*parts)):
             one.update(example, tiled.joined(example, found, grouping))
     return [one.result() for one in scores]
-
-
-# === Checkpoints of a running training ===

@@ -73,34 +73,27 @@ class CityscapesResults:
             raise InputError(f"{_RECORD} {file_name!r}: Cityscapes' server takes names without folders")
         if any(name == annotation["image_id"] for annotation in self.annotations):
             raise InputError(f"{_RECORD} {file_name!r}: another photo has the same files, {name}; rename one of them")
-        ids = np.array(self.spec.category_ids)
-        self._panoptic(name, np.asarray(segments), ids[np.asarray(classes, int)])
-        self._instance(name, np.asarray(segments), classes, scores)
+        ids, segments = np.array(self.spec.category_ids), np.asarray(segments)
         semantic = np.asarray(semantic)
         label = np.where(semantic == self.spec.ignore, 0, ids[np.minimum(semantic, len(ids) - 1)])
-        label = Image.fromarray(label.astype(np.uint8))
-        write_image(self._place(f"semantic/{name}_labelIds.png"), label, format="PNG")
-        self.done.add(file_name)
-
-    def _place(self, name):
-        return output_file(self.folder, name, _RECORD)
-
-    def _panoptic(self, name, segments, categories):
-        file_name = f"{name}_panoptic.png"
-        path = self._place(f"panoptic/{self.title}/{file_name}")
-        write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
-        rows = [{"id": i + 1, "category_id": int(c)} for i, c in enumerate(categories)]
-        self.annotations.append({"image_id": name, "file_name": file_name, "segments_info": rows})
-
-    def _instance(self, name, segments, classes, scores):
-        lines = []
+        pictures = {
+            f"panoptic/{self.title}/{name}_panoptic.png": colors_of(segments),
+            f"semantic/{name}_labelIds.png": label.astype(np.uint8),
+        }
+        rows, lines = [], []
         for i, (index, score) in enumerate(zip(classes, scores)):
+            category = self.spec.category_ids[index]
+            rows.append({"id": i + 1, "category_id": int(category)})
             if self.spec.things[index]:
-                mask = Image.fromarray(np.where(segments == i + 1, 255, 0).astype(np.uint8))
-                relative = f"masks/{name}_{i}.png"
-                write_image(self._place(f"instance/{relative}"), mask, format="PNG")
-                lines.append(f"{relative} {self.spec.category_ids[index]} {float(score):.6f}\n")
-        write_text(self._place(f"instance/{name}.txt"), "".join(lines))
+                mask = f"masks/{name}_{i}.png"
+                pictures[f"instance/{mask}"] = np.where(segments == i + 1, 255, 0).astype(np.uint8)
+                lines.append(f"{mask} {category} {float(score):.6f}\n")
+        for place, pixels in pictures.items():
+            write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels), format="PNG")
+        write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
+        about = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
+        self.annotations.append(about)
+        self.done.add(file_name)
 
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""

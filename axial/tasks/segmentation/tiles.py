@@ -12,7 +12,6 @@ neighbour or to the background. Therefore:
 
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 
@@ -26,7 +25,7 @@ from axial.errors import InputError
 from axial.tasks.segmentation.grouping import merge, of_pieces
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Tiling:
     """The tiles of a photo. All have one size, but the last ones end where the photo ends.
 
@@ -38,6 +37,10 @@ class Tiling:
         tile: (height, width) of a tile. Along an axis where the photo is smaller, a tile has the photo's side.
         overlap: pixels along a side that neighbouring tiles have in common, at least. Less than a tile's sides.
         stride: of the network, in pixels of the photo. The last tiles may be shorter by less than it.
+
+    Attributes:
+        boxes: list of the tiles in raster order, as slices (rows, columns) of the photo.
+        cores: list of the tiles' cores, as slices of the photo. Each pixel is in one of them.
     """
 
     size: tuple[int, int]
@@ -45,33 +48,22 @@ class Tiling:
     overlap: int
     stride: float = 1.0
 
-    @functools.cached_property
-    def _axes(self):
-        """For each axis, the spans (first, end) of the tiles and those of the cores."""
-        return [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
-
-    @functools.cached_property
-    def boxes(self):
-        """list of the tiles in raster order, as slices (rows, columns) of the photo."""
-        return [_slices(spans) for spans in itertools.product(*(tiles for tiles, _ in self._axes))]
-
-    @functools.cached_property
-    def cores(self):
-        """list of the tiles' cores, as slices of the photo. Each pixel is in one of them."""
-        return [_slices(spans) for spans in itertools.product(*(cores for _, cores in self._axes))]
+    def __post_init__(self):
+        spans = [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
+        self.boxes, self.cores = ([_slices(ends) for ends in itertools.product(*axes)] for axes in zip(*spans))
 
     def around(self, number):
         """Numbers of the other tiles that overlap tile `number`."""
-        columns, near = len(self._axes[1][0]), []
-        for (tiles, _), place in zip(self._axes, divmod(number, columns)):
-            first, end = tiles[place]
-            near.append([i for i, (start, stop) in enumerate(tiles) if start < end and first < stop])
-        numbers = (y * columns + x for y, x in itertools.product(*near))
-        return [other for other in numbers if other != number]
+        box = self.boxes[number]
+        return [
+            other
+            for other, place in enumerate(self.boxes)
+            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, place))
+        ]
 
 
 def _spans(side, tile, overlap, stride):
-    """See `Tiling._axes`."""
+    """The spans (first, end) of the tiles along an axis, and those of the cores."""
     starts, last = [0], side - tile
     while starts[-1] < last:
         furthest = starts[-1] + tile - overlap
@@ -86,10 +78,6 @@ def _multiple(place, stride, to_whole):
     """The multiple of a stride, rounded to a pixel, that is next to a place: before with math.floor, or after it."""
     slack = 0.49 if to_whole is math.floor else -0.49
     return round(to_whole((place + slack) / stride) * stride)
-
-
-def _ends(place):
-    return place.start, place.stop
 
 
 def _slices(spans):
@@ -122,18 +110,18 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
     instance, scores = _numbered(ids, objects, scores)
     things = spec.things if instances else (False,) * spec.num_classes
-    areas = {name: _least(getattr(grouping, name), scale) for name in ("stuff_area", "thing_area")}
+    areas = {name: math.ceil(round(getattr(grouping, name) / scale**2, 6)) for name in ("stuff_area", "thing_area")}
     about = dict(spec=dataclasses.replace(spec, things=things), config=dataclasses.replace(grouping, **areas))
     panoptic, classes = merge(tf.constant(semantic), tf.constant(instance), len(scores), **about)
-    _check_room(classes[1:].numpy(), spec)
+    counts = np.bincount(classes[1:], minlength=1)
+    if counts.max() >= spec.label_divisor:
+        raise InputError(
+            f"{counts.max()} instances of {spec.class_names[counts.argmax()]!r} in one photo; the label_divisor "
+            f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
+        )
     panoptic = np.asarray(of_pieces(panoptic, spec, grouping, scale))
     maps = {"semantic": semantic, "instance": instance, "panoptic": panoptic}
     return {**maps, "score": scores, "dropped": np.int32(dropped)}
-
-
-def _least(area, scale):
-    """The least pixels of the photo that take an area of the canvas."""
-    return math.ceil(round(area / scale**2, 6))
 
 
 def _assembled(results, tiling):
@@ -179,7 +167,8 @@ class _Part:
         self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
         for i, place in enumerate(find_objects(instance), 1):
             if place:
-                self._bounds[i] = [[a.start + end for a, end in zip(box, ends)] for ends in zip(*map(_ends, place))]
+                axes = list(zip(box, place))
+                self._bounds[i] = [a.start + p.start for a, p in axes], [a.start + p.stop for a, p in axes]
         self.whole = (self.areas > 0) & self.sees(self)
         self.whole[0] = False
 
@@ -249,14 +238,3 @@ def _numbered(ids, objects, scores):
     pixels = np.bincount(flat, minlength=len(objects))
     area, total = (np.bincount(number, x, len(found) + 1)[1:] for x in (pixels, pixels * scores))
     return number[ids], (total / area).astype(np.float32)
-
-
-def _check_room(classes, spec):
-    """Raises InputError if there are more instances of a class than the spec's labels have room for."""
-    counts = np.bincount(classes, minlength=1)
-    most = int(counts.argmax())
-    if counts[most] >= spec.label_divisor:
-        raise InputError(
-            f"{counts[most]} instances of {spec.class_names[most]!r} in one photo; the label_divisor "
-            f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
-        )

@@ -1,8 +1,6 @@
 """Scores of translators: BLEU and chrF; and the translations of a stream of sentences."""
 
-import collections
 import functools
-import itertools
 import textwrap
 
 import numpy as np
@@ -13,10 +11,10 @@ from axial.io import schemas
 from axial.io.read import convert
 from axial.io.show import percent, plain
 from axial.io.write import write_json
-from axial.layers.device import local_replicas
 from axial.metrics import bleu
-from axial.tasks.base import Description, Evaluation, JsonResults, Scores
-from axial.tasks.replicated import batch_size, by_size
+from axial.tasks.base import Description, Evaluation
+from axial.tasks.replicated import Replicated
+from axial.tasks.scores import JsonResults, Scores
 from axial.tasks.translation.feed import evaluation_text
 
 AHEAD = 512  # sentences that are read before the first of them is translated, to batch those of one length
@@ -61,7 +59,7 @@ class TranslationScores(Scores):
         return bleu.scores([text for text, _ in self.pairs], [reference for _, reference in self.pairs])
 
 
-class Translations:
+def translations(translate, spec, lengths, strategy=None):
     """A function of evaluation examples that yields each with a dict of its 'translation', a text, and its 'score'.
 
     Each sentence is padded to the first of some lengths that holds it, so that its translation does not depend on the
@@ -72,46 +70,22 @@ class Translations:
         spec: `TextSpec`.
         lengths: to which sentences are padded, rising.
         strategy: `tf.distribute` strategy of the model.
-        batch: sentences on each replica; see `batch_size`.
     """
 
-    def __init__(self, translate, spec, lengths, strategy=None, batch=32):
-        self.spec, self.lengths, self.batch = spec, lengths, batch
-        self.strategy = strategy or tf.distribute.get_strategy()
-        function = tf.function(translate, autograph=False)
-        self._run = by_size(lambda source: self.strategy.run(function, (source,)))
+    def padded(example):
+        ids = np.asarray(example["ids"])
+        return (np.pad(ids, [0, lengths[np.searchsorted(lengths, len(ids))] - len(ids)]),)
 
-    def __call__(self, examples):
-        size, examples = batch_size(examples, self.batch), iter(examples)
-        while waiting := list(itertools.islice(examples, AHEAD)):
-            yield from zip(waiting, self._translated([example["ids"].numpy() for example in waiting], size))
+    def function(source):
+        return dict(zip(("ids", "score"), translate(source)))
 
-    def _translated(self, sentences, size):
-        """The predictions of some sentences, in their order. Each replica translates `size` of them at a time."""
-        groups, found = collections.defaultdict(list), [None] * len(sentences)
-        for number in sorted(range(len(sentences)), key=lambda n: len(sentences[n])):
-            groups[int(np.searchsorted(self.lengths, len(sentences[number])))].append(number)
-        replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        together = replicas * size
-        for bucket, numbers in groups.items():
-            for first in range(0, len(numbers), together):
-                chosen = numbers[first : first + together]
-                ids, scores = self._batch([sentences[n] for n in chosen], self.lengths[bucket], (replicas, size))
-                for number, row, score in zip(chosen, ids, scores):
-                    found[number] = {"translation": self.spec.decode(row), "score": np.float32(score)}
-        return found
+    replicated = Replicated(function, strategy, 32, inputs=padded, ahead=AHEAD)
 
-    def _batch(self, sentences, length, size):
-        """Ids and scores of sentences, computed as `size`, (replicas, sentences on each)."""
-        source = np.zeros([*size, length], np.int32)
-        for row, sentence in itertools.zip_longest(source.reshape(-1, length), sentences, fillvalue=sentences[-1]):
-            row[: len(sentence)] = sentence
+    def run(examples):
+        for example, found in replicated(examples):
+            yield example, {"translation": spec.decode(found["ids"].numpy()), "score": found["score"].numpy()}
 
-        def pick(context):
-            return tf.constant(source[context.replica_id_in_sync_group])
-
-        results = self._run(self.strategy.experimental_distribute_values_from_function(pick))
-        return [np.concatenate(self.strategy.experimental_local_results(result)) for result in results]
+    return run
 
 
 class TranslatedSentence(schemas.Strict):
@@ -159,6 +133,7 @@ class TranslationEvaluation(Evaluation):
     results = TranslationResults
     examples = staticmethod(evaluation_text)
     pictures = ("sentence",)
+    briefly = ("bleu", "chrf")
 
     def given(self, example):
         """The source of an evaluation example."""
@@ -190,9 +165,6 @@ class TranslationEvaluation(Evaluation):
         """The scores that a table of evaluations shows."""
         return {name: result[name] for name in ("bleu", "tokenized_bleu", "chrf")}
 
-    def brief(self, result):
-        return " ".join(f"{name}={percent(result[name])}" for name in ("bleu", "chrf"))
-
     def classes(self, result):
         """See `Evaluation.classes`: the scores with their signatures."""
         about = {"tokenized_bleu": "13a tokens, compounds split; "}
@@ -201,10 +173,6 @@ class TranslationEvaluation(Evaluation):
             for name, value in self.headline(result).items()
         ]
         return ["score", "%", "sacrebleu's signature"], rows, []
-
-    def lines(self, result):
-        """See `Evaluation.lines`."""
-        return [" ".join(f"{name}={percent(value)}" for name, value in self.headline(result).items())]
 
 
 TRANSLATION = TranslationEvaluation()

@@ -19,13 +19,17 @@ from msgspec import Meta
 
 from axial.data import tfrecord
 from axial.data.service import Tickets, served
-from axial.data.streams import check_records, check_spec, made_ahead, name_damaged_records, whole_record
+from axial.data.streams import (
+    check_records,
+    check_spec,
+    evaluation_stream,
+    made_ahead,
+    name_damaged_records,
+    whole_record,
+)
 from axial.errors import InputError
 from axial.io.check import Name, checked
 from axial.io.show import say
-
-# === Conversion ===
-
 
 # === Batches ===
 
@@ -234,18 +238,14 @@ def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1
     Returns:
         dataset of a dict with 'id', the texts 'source' and 'reference', and 'ids', int32 [at most the largest length].
     """
-    manifest = tfrecord.read_manifest(data_dir, split)
-    check_spec(manifest, spec, data_dir, "text")
-    records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).shard(shard[1], shard[0]).skip(skip)
     source, target = ("target", "source") if reverse else ("source", "target")
 
-    def parse(serialized):
-        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
+    def example(record):
         ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
         texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
         return {"id": record["text/id"], "ids": ids, **texts}
 
-    return made_ahead(records.map(parse, tf.data.AUTOTUNE, deterministic=True), elements=64)
+    return evaluation_stream(data_dir, split, spec, example, labels="text", shard=shard, skip=skip)
 
 
 def cut(ids, length):

@@ -9,8 +9,8 @@ from axial.io.check import BelowOne, Count, Natural, NonNegative, checked
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
 from axial.tasks.base import Task
-from axial.tasks.translation.evaluation import TRANSLATION, Translations
-from axial.tasks.translation.feed import TextData, cut, evaluation_text, training_text, unfolded
+from axial.tasks.translation.evaluation import TRANSLATION, translations
+from axial.tasks.translation.feed import TextData, cut, training_text, unfolded
 from axial.tasks.translation.server import TextServer
 
 
@@ -53,6 +53,7 @@ class TranslationTask(Task):
         ("score", "float32", "[N]", "log probability by the length penalty, at most 0"),
     )
     server = TextServer
+    batches = staticmethod(training_text)
     counted = branched = True
 
     def __init__(
@@ -69,18 +70,13 @@ class TranslationTask(Task):
         super().__init__(model, data, data_dir, spec)
         self.label_smoothing, self.beams, self.alpha, self.longer = label_smoothing, beams, alpha, longer
         self.row = self.data.lengths[-1]
-        self.canvas = (self.row,)
+        self.canvas, self.looks = (self.row,), {"reverse": self.data.reverse}
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: BLEU."""
         return scores["bleu"]
 
     # === Training ===
-
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
-        """The stream of training batches; see `training_text`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return training_text(self.data_dir, self.data, self.spec, **place)
 
     def by_shape(self, compute, batch):
         """compute(batch) for a batch of sentences of its bucket's own shape: one branch for each bucket."""
@@ -112,20 +108,16 @@ class TranslationTask(Task):
 
     # === Prediction ===
 
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The sentences of any converted split; see `evaluation_text`."""
-        return evaluation_text(data_dir, split, self.spec, canvas or self.canvas, reverse=self.data.reverse, **part)
-
     def translate(self, model, source):
         """Ids and scores of int32 [B, length]; see `Translator.translate`."""
         length = source.shape[1] + self.longer
         return model.translate(source, length, end=self.spec.end, beams=self.beams, alpha=self.alpha)
 
     def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        """A function of examples that yields each with its translation; see `Translations`."""
+        """A function of examples that yields each with its translation; see `translations`."""
         if tuple(scales) != (1.0,) or flip:
             raise InputError("--scales, --flip, --multi_scale: for photos; the task is translation")
-        return Translations(lambda source: self.translate(model, source), self.spec, self.data.lengths, strategy)
+        return translations(lambda source: self.translate(model, source), self.spec, self.data.lengths, strategy)
 
     def example(self, text):
         """A sentence, string [], as `predictions` takes it."""
@@ -148,12 +140,8 @@ class TranslationTask(Task):
 
     def settings(self):
         """What predictions depend on beside the weights and the lengths, for JSON."""
-        names = ("beams", "alpha", "longer")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "lengths": self.data.lengths,
-            "reverse": self.data.reverse,
-        }
+        own = {name: getattr(self, name) for name in ("beams", "alpha", "longer")}
+        return {**own, "lengths": self.data.lengths, **self.looks}
 
 
 def _is_real(tokens):

@@ -5,21 +5,17 @@ import pytest
 import tensorflow as tf
 
 from axial.data.converters.imagenet import classes_spec
-from axial.tasks.classification.evaluation import BINS, CLASSIFICATION, ClassificationScores
+from axial.tasks.classification.evaluation import BINS, ClassificationScores
 
 SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 
 
-def summed(truth, probability):
+def scored(truth, probability):
     scores = ClassificationScores(SPEC)
     for number in range(len(truth)):
         example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
         scores.update(example, {"probability": probability[number]})
-    return scores
-
-
-def scored(truth, probability):
-    return summed(truth, probability).result()
+    return scores.result()
 
 
 @pytest.fixture
@@ -52,21 +48,3 @@ def test_definitions(guesses):
     for (a, b), count in counts.items():
         pair = (truth == SPEC.class_names.index(a)) & (best[:, 0] == SPEC.class_names.index(b))
         assert count == pair.sum()
-
-
-def test_confusion_is_a_matrix_of_photos(guesses):
-    truth, probability = guesses
-    wanted = np.zeros([8, 8], int)
-    np.add.at(wanted, (truth, probability.argmax(1)), 1)
-    np.testing.assert_array_equal(summed(*guesses).confusion, wanted)
-
-
-def test_a_perfect_and_certain_classifier():
-    scores = scored(range(8), np.eye(8))
-    assert scores["top1"] == scores["top5"] == 1 and scores["calibration_error"] == 0 and not scores["confusions"]
-
-
-def test_picture_has_its_caption():
-    photo = tf.io.encode_jpeg(tf.zeros([40, 60, 3], tf.uint8))
-    (picture,) = CLASSIFICATION.draw({"image/encoded": photo, "image/class": tf.constant(2)}, [(3, 0.75)], SPEC)
-    assert picture.shape == (55, 60, 3) and picture[40:].max() > 200

@@ -33,8 +33,8 @@ def test_labels_belong_to_the_photos(colours_dir):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(dict(policy="autoaugment"), marks=pytest.mark.slow),
-        *(dict(policy="randaugment"), dict(mixup=0.2), dict(cutmix=1.0), dict(erase=1.0)),
+        pytest.param(dict(policy="randaugment"), marks=pytest.mark.slow),
+        *(dict(mixup=0.2), dict(cutmix=1.0), dict(erase=1.0)),
     ],
     ids=str,
 )
@@ -53,12 +53,7 @@ def test_options(colours_dir, options):
         assert abs(found).max() <= 1
 
 
-def test_central_crop_of_a_photo_that_fits_is_the_photo():
-    photo = np.random.default_rng(0).integers(0, 256, [16, 16, 3], np.uint8)
-    np.testing.assert_allclose(central_crop(tf.constant(photo), SMALL, 1.0), photo / 127.5 - 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [(16, 24), (24, 16)])
+@pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])
 def test_central_crop_is_central(size):
     """Of a wide or tall photo, the middle square."""
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)

@@ -11,7 +11,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
-from axial.training.optimizers import NesterovMomentum, WarmupCosine, averaged
+from axial.training.optimizers import NesterovMomentum, WarmupCosine
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model
 from tests.conftest import relative_error
@@ -24,13 +24,11 @@ def make(folder, name="resnet_50", **options):
     return ClassificationTask(model, ClassificationData("train", "val", SMALL, shuffle=24), folder, **options)
 
 
-def run(folder, model_dir, steps, strategy=None, **options):
-    strategy = strategy or tf.distribute.get_strategy()
+def run(folder, model_dir, steps, **options):
     task = make(folder)
-    with strategy.scope():
-        optimizer = NesterovMomentum(WarmupCosine(0.1, 30, 2), decay=1e-4, average=0.9)
+    optimizer = NesterovMomentum(WarmupCosine(0.1, 30, 2), decay=1e-4, average=0.9)
     options = dict(batch=8, steps_per_loop=5, checkpoint_interval=5, eval_interval=0) | options
-    return task, train(task, str(model_dir), optimizer, TrainingConfig(steps, **options), strategy=strategy)
+    return task, train(task, str(model_dir), optimizer, TrainingConfig(steps, **options))
 
 
 def latest(model_dir):
@@ -48,17 +46,6 @@ def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):
     model = task.build_model()
     restore_model(model, tf.train.latest_checkpoint(str(tmp_path)))
     np.testing.assert_array_equal(model.logits.weights[0], best[kernel])
-
-
-def test_averages_are_put_back():
-    variable = tf.Variable([1.0, 2.0])
-    optimizer = NesterovMomentum(0.5, average=0.9)
-    optimizer.build([variable])
-    optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
-    before, average = variable.numpy(), optimizer.averages[0].numpy()
-    with averaged(optimizer, [variable]):
-        np.testing.assert_array_equal(variable, average)
-    np.testing.assert_array_equal(variable, before)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

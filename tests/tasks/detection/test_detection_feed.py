@@ -24,7 +24,7 @@ def is_inside(corners, content):
 
 @pytest.mark.parametrize(
     "content,canvas",
-    [((800, 1067), (1344, 1344)), ((1067, 800), (1344, 1344)), ((800, 1067), (832, 1344)), ((800, 533), (832, 1344))],
+    [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))],
 )
 def test_no_anchor_beyond_the_photo_is_drawn(content, canvas):
     """The protocol's sizes, with objects at the edges of the photo."""
@@ -46,7 +46,7 @@ def test_no_anchor_beyond_the_photo_is_drawn(content, canvas):
         [[10, 10, 38, 34], [10, 10, 38, 34]],  # twins, which many anchors overlap as much
     ],
 )
-@pytest.mark.parametrize("content", [(64, 128), (53, 101), (33, 97), (20, 20)])
+@pytest.mark.parametrize("content", [(53, 101), (20, 20)])
 def test_anchors_are_assigned_as_in_the_studys_code(objects, content):
     """Among the anchors inside a photo; none is inside the smallest one."""
     objects = [box for box in objects if box[2] <= content[0] and box[3] <= content[1]]

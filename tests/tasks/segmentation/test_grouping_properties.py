@@ -1,7 +1,6 @@
 """What holds for the grouping of any maps, and for any photo on its way to the canvas and back."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of, r
 RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-LONG = [25, pytest.param(600, marks=pytest.mark.slow)]
 SPEC = make_spec(5, {1, 3})  # its panoptic labels are class x 1000 + instance
 SIZES = [(1, 1), (1, 9), (12, 1), (13, 17)]  # few, because the grouping is compiled for each
 KNOBS = st.builds(
@@ -55,27 +53,22 @@ def group(maps, config):
     return {name: x[0] for name, x in found.items()}
 
 
-@pytest.mark.parametrize("examples", LONG)
-def test_the_grouping_is_the_loops(examples):
+@settings(RUNS, max_examples=15)
+@given(network_maps(), KNOBS)
+def test_the_grouping_is_the_loops(maps, config):
     """With all ties: of equal pixels the first is the centre, of centres at one distance the first is the nearest."""
-
-    @settings(RUNS, max_examples=examples)
-    @given(network_maps(), KNOBS)
-    def check(maps, config):
-        found = group(maps, config)
-        np.testing.assert_array_equal(found["panoptic"], loops(maps, SPEC, config))
-        peaks = peaks_of(maps[CENTER][..., 0], config)
-        assert found["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
-        there = np.isin(np.arange(1, len(found["score"]) + 1), found["instance"])
-        np.testing.assert_array_equal(found["score"] > 0, there)
-        probability = tf.nn.softmax(maps[SEMANTIC]).numpy()
-        for i in np.flatnonzero(there):
-            mask = found["instance"] == i + 1
-            winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask]).argmax()
-            wanted = found["center_score"][i] * probability[..., winner][mask].mean()
-            np.testing.assert_allclose(found["score"][i], wanted, rtol=1e-5)
-
-    check()
+    found = group(maps, config)
+    np.testing.assert_array_equal(found["panoptic"], loops(maps, SPEC, config))
+    peaks = peaks_of(maps[CENTER][..., 0], config)
+    assert found["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
+    there = np.isin(np.arange(1, len(found["score"]) + 1), found["instance"])
+    np.testing.assert_array_equal(found["score"] > 0, there)
+    probability = tf.nn.softmax(maps[SEMANTIC]).numpy()
+    for i in np.flatnonzero(there):
+        mask = found["instance"] == i + 1
+        winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask]).argmax()
+        wanted = found["center_score"][i] * probability[..., winner][mask].mean()
+        np.testing.assert_allclose(found["score"][i], wanted, rtol=1e-5)
 
 
 # === Pieces of instances ===
@@ -100,24 +93,17 @@ def in_pieces(panoptic, config, scale):
     return found
 
 
-@pytest.mark.parametrize("examples", LONG)
-def test_pieces_are_those_of_scipy(examples):
+@settings(RUNS, max_examples=25)
+@given(st.data())
+def test_pieces_are_those_of_scipy(data):
     """Of small maps with few labels, so that they wind; 995 leaves labels for four more instances."""
-
-    @settings(RUNS, max_examples=examples)
-    @given(st.data())
-    def check(data):
-        size = data.draw(st.tuples(*[st.integers(1, 25)] * 2))
-        labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
-        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-        panoptic = rng.choice(labels, size).astype(np.int32)
-        config = PostprocessConfig(
-            pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9))
-        )
-        found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
-        np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
-
-    check()
+    size = data.draw(st.tuples(*[st.integers(1, 25)] * 2))
+    labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    panoptic = rng.choice(labels, size).astype(np.int32)
+    config = PostprocessConfig(pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9)))
+    found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
+    np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
 
 
 def test_a_spiral_is_one_piece():

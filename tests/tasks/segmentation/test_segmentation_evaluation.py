@@ -98,11 +98,3 @@ def test_memory_does_not_grow_with_the_images(examples):
     grown = (sizes[2] - sizes[1]) / len(examples)
     pixels = np.mean([np.prod(e["size"].numpy()) for e in examples])
     assert grown < 0.3 * pixels  # bytes a photo; a single int32 map is 4 x pixels
-
-
-def test_pictures_show_photo_truth_and_prediction(examples):
-    table = segment_table(truth_as_prediction(examples[0]), COCO)
-    photo, truth, prediction = PANOPTIC.draw(examples[0], table, COCO)
-    assert photo.shape == (*examples[0]["size"].numpy(), 3) and photo.dtype == np.uint8
-    np.testing.assert_array_equal(truth, prediction)
-    assert np.any(photo != truth)

@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.convert import convert_split, encode_item
-from axial.data.converters.coco import SAMPLE_DIR, coco_items
-from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, preprocess
+from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels
 from axial.data.specs import COCO
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import (
     Augmentation,
     DataConfig,
-    decode_photo,
     evaluation_dataset,
     training_dataset,
     training_example,
@@ -25,61 +22,10 @@ CANVAS = (65, 65)
 PLAIN = Augmentation(scales=(1.0, 1.0), flip=False, shift=False)
 
 
-@pytest.fixture(scope="module")
-def shards_dir(tmp_path_factory):
-    path = str(tmp_path_factory.mktemp("shards"))
-    items, source = coco_items(SAMPLE_DIR, "train2017")
-    convert_split(items, encode_item, COCO, "train2017", output_dir=path, source=source, shards=3, progress=False)
-    return path
-
-
-def take(path, count, batch=3, augmentation=Augmentation(), photo_scale=None, **options):
-    data = DataConfig("train2017", "val2017", CANVAS, augmentation, photo_scale=photo_scale)
-    dataset = training_dataset(path, data, COCO, batch=batch, **options)
-    return [{k: v.numpy() for k, v in b.items()} for b in dataset.take(count)]
-
-
-def same(one, other):
-    return all(np.array_equal(one[k], other[k]) for k in one)
-
-
-def test_a_seed_decides_everything_and_a_resumed_stream_goes_on(shards_dir):
-    """Across the end of an epoch, which has eight photos in batches of three."""
-    whole, resumed, other = take(shards_dir, 5, seed=5), take(shards_dir, 2, seed=5, first_step=3), take(shards_dir, 2)
-    assert all(map(same, whole[3:], resumed)) and not any(map(same, whole, other))
-
-
 def drawn(record, data, count, seed=0):
     """Training examples of a record by the seeds (seed, 0), (seed, 1) and so on, as arrays."""
     make = tf.function(lambda number: training_example(record, tf.stack([seed, number]), COCO, data), autograph=False)
     return [{name: x.numpy() for name, x in make(number).items()} for number in tf.range(count)]
-
-
-def test_small_photos_are_put_at_random_places():
-    """There is padding on all four sides, the photo and its labels stay aligned, and every place is drawn."""
-    size = 40, 20
-    record = record_of(np.full([*size, 3], 255, np.uint8), np.ones(size, np.uint8))
-    corners = set()
-    for example in drawn(record, DataConfig("a", "b", (40, 40), Augmentation(scales=(0.9, 0.9), flip=False)), 60):
-        inside = (example["image"] > 0.99).all(-1)
-        np.testing.assert_array_equal(example["semantic"] == 0, inside)
-        rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
-        assert inside.sum() == len(rows) * len(columns) == np.prod([round(0.9 * s) for s in size])
-        np.testing.assert_array_equal(example["image"][~inside], 0)
-        corners.add((int(rows[0]), int(columns[0])))
-    for places, most in zip(zip(*corners), (4, 22)):
-        assert max(places) <= most and len(set(places)) > most / 2
-    assert min(row for row, _ in corners) == 0
-
-
-@pytest.mark.parametrize("canvas", [CANVAS, ScaledCanvas.within((145, 145), 0.2)], ids=["fitted", "scaled"])
-def test_evaluation_prepares_photos_as_preprocess_does(sample_dir, canvas):
-    for example in evaluation_dataset(sample_dir, "val2017", COCO, canvas).take(2):
-        photo = decode_photo(example)
-        image, content = preprocess(photo, canvas)
-        np.testing.assert_array_equal(example["image"], image)
-        np.testing.assert_array_equal(example["content"], content)
-        assert tuple(example["size"].numpy()) == photo.shape[:2]
 
 
 def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
@@ -125,17 +71,18 @@ def test_quarter_turns_turn_photo_and_labels_together(cells):
     augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))
     for scale in (None, 1.0):  # a fitted photo is turned before it is fitted
         data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
+        turned = [(np.rot90(photo, k), np.rot90(segments, k)) for k in range(4)]
+        wanted = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
         turns = []
-        for example in drawn(record_of(photo, segments), data, 40):
+        for example in drawn(record_of(photo, segments), data, 24):
             found = [
                 k
-                for k in range(4)
-                if np.allclose(example["image"], _placed(np.rot90(photo, k), scale), atol=1e-5)
-                and np.array_equal(example["semantic"], _placed_classes(np.rot90(segments, k), scale))
+                for k, (image, classes) in enumerate(wanted)
+                if np.allclose(example["image"], image, atol=1e-5) and np.array_equal(example["semantic"], classes)
             ]
             assert len(found) == 1
             turns += found
-        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 20
+        assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 14
 
 
 def _content(size, scale):
@@ -155,7 +102,7 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
     photo, segments = cells
     plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
     found = []
-    for gamma, brightness in (((1, 1), (0.5, 2)), ((0.5, 2), (1, 1)), ((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
+    for gamma, brightness in (((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
         data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
         for example in drawn(record_of(photo, segments), data, 10):
             values = (example["image"] + 1) * 127.5
@@ -168,14 +115,13 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
             assert gamma[0] - 1e-3 <= exponent <= gamma[1] + 1e-3
             assert brightness[0] - 2e-3 <= factor <= brightness[1] + 2e-3
             found.append((round(exponent, 3), round(factor, 3)))
-    assert all(len(set(numbers)) > 5 for numbers in zip(*found[20:30]))
+    assert all(len(set(numbers)) > 5 for numbers in zip(*found[:10]))
 
 
-@pytest.mark.parametrize("more", [{}, {"gamma": (1.0, 1.0 + 1e-6)}], ids=["as before", "with another augmentation"])
-def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
+def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
     """The first four numbers of a seed decide. Augmentations that came later have numbers of their own."""
     photo, segments = cells
-    data = DataConfig("a", "b", (40, 40), Augmentation(**more))
+    data = DataConfig("a", "b", (40, 40), Augmentation(gamma=(1.0, 1.0 + 1e-6)))
     for number, example in enumerate(drawn(record_of(photo, segments), data, 20, seed=7)):
         draw = tf.random.stateless_uniform([4], [7, number]).numpy()
         image, labels = (x[:, ::-1] if draw[0] < 0.5 else x for x in (photo, segments))
@@ -187,33 +133,18 @@ def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells, more):
         np.testing.assert_array_equal(example["semantic"], np.where(placed, placed - 1, COCO.ignore))
 
 
-def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(shards_dir):
+def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(sample_dir):
     turned = dataclasses.replace(PLAIN, scales=(0.9, 0.9), quarter_turns=True)
     small = "become [01]x[01] by DataConfig.photo_scale = 0.001, times"
     for scale, words, augmentation in ((0.001, small, PLAIN), (100.0, "at most 268435456 pixels", turned)):
+        data = DataConfig("train2017", "val2017", CANVAS, augmentation, photo_scale=scale)
         named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")
-        with named, name_damaged_records(shards_dir, "train2017"):
-            take(shards_dir, 1, augmentation=augmentation, photo_scale=scale)
+        with named, name_damaged_records(sample_dir, "train2017"):
+            next(iter(training_dataset(sample_dir, data, COCO, batch=3)))
 
 
 @pytest.mark.parametrize("name", ["scales", "brightness", "gamma"])
 def test_ranges_of_augmentations_are_checked(name):
-    for value, words in (((2, 1), "expected .smallest, largest"), ((0, 1), "expected"), (1.0, "expected"), ((1,), "")):
-        with pytest.raises(InputError, match=f"Augmentation.{name} = .*{words}"):
+    for value in ((2, 1), (0, 1), 1.0):
+        with pytest.raises(InputError, match=f"Augmentation.{name} = .*expected"):
             Augmentation(**{name: value})
-    for value in (0, -1.0, 1000, "1", (1, 1)):
-        with pytest.raises(InputError, match=r"DataConfig.photo_scale = "):
-            DataConfig("a", "b", photo_scale=value)
-    assert DataConfig("a", "b").photo_scale is None
-
-
-def test_wrong_input_is_named(shards_dir):
-    config = DataConfig("train2017", "val2017", CANVAS)
-    training_dataset(shards_dir, config, dataclasses.replace(COCO, name="mine", ignored_ids=(0,)), batch=1)
-    other = dataclasses.replace(COCO, things=(False, *COCO.things[1:]))
-    with pytest.raises(InputError, match=r"converted for another spec: its things\[0\] is True, not False"):
-        training_dataset(shards_dir, config, other, batch=1)
-    with pytest.raises(InputError, match="batch 3 cannot be shared by 2 replicas"):
-        take(shards_dir, 1, 3, context=tf.distribute.InputContext(2, 0, 2))
-    with pytest.raises(InputError, match="too few records"):
-        take(shards_dir, 1, 9, context=tf.distribute.InputContext(9, 8, 9))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.preprocess import restore
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.outputs import CLASS, SEMANTIC
@@ -17,7 +16,6 @@ from axial.tasks.segmentation.feed import Augmentation, DataConfig, _random_scal
 from axial.tasks.segmentation.panoptic import PanopticTask
 from axial.tasks.segmentation.semantic import SegmentationTask
 from tests.conftest import make_task, relative_error
-from tests.tasks.contract import eagerly
 from tests.tasks.segmentation.test_segmentation_feed import record_of
 
 
@@ -59,21 +57,6 @@ def test_sliding_averages_the_logits_of_the_windows():
             total[:, top : top + 5, left : left + 5] += part
             count[top : top + 5, left : left + 5] += 1
     assert relative_error(found, total / count) < 1e-6
-
-
-@eagerly()
-def test_windows_slide_over_photos_at_their_own_scale(sample_dir):
-    task = make(sample_dir)
-    assert "photo_scale" not in task.settings()
-    model = task.build_model()
-    task.canvas, task.data = (129, 145), dataclasses.replace(task.data, photo_scale=0.2)
-    assert task.settings()["photo_scale"] == 0.2
-    for example, found in task.predictions(model)(task.eval_dataset().take(1)):
-        maps = task.maps(model, example["image"][None])
-        height, width = example["content"].numpy()
-        wanted = restore(maps[CLASS][0], (height, width), example["size"])
-        assert (height, width) == tuple(np.round(example["size"].numpy() * 0.2)) and max(height, width) > 49
-        assert np.mean(found["semantic"].numpy() != wanted) < 1e-3
 
 
 def test_a_batch_is_the_images_one_by_one(sample_dir):

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from scipy.ndimage import label as components
 
-from axial import configuration
-from axial.data.files import load_photo
-from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.serving.predictor import Predictor
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiling, join
-from tests.conftest import DATA
 from tests.tasks.segmentation.test_grouping_properties import RUNS, SPEC
 
 ALL = PostprocessConfig(stuff_area=0)
@@ -218,26 +212,3 @@ def test_pieces_are_those_of_the_whole_photo(pieces):
     wanted[speck] = SPEC.void if pieces == "largest" else 1002
     np.testing.assert_array_equal(found["panoptic"], wanted)
     assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("side", [641, 385])
-def test_tiles_of_large_photos_agree_with_the_whole_photo(side):
-    """The shipped model on the test photos above 500 pixels: PQ against the prediction of the whole photo."""
-    folder = DATA / "nuclei" / "test" / "photos"
-    if not folder.is_dir():
-        pytest.skip(f"needs the nuclei in {folder}; set AXIAL_DATA")
-    paths = [str(path) for path in sorted(folder.iterdir()) if max(Image.open(path).size) > 500]
-    found = []
-    for canvas in (2049, side):
-        task, model = configuration.restore_run("nuclei", bindings=[f"CANVAS = ({canvas}, {canvas})"])
-        predictor = Predictor.of_task(task, model)
-        found.append([predictor(load_photo(path))["panoptic"] for path in paths])
-    quality = PanopticQuality(task.spec)
-    for whole, tiled in zip(*found, strict=True):
-        (segments, classes, _), (others, other_classes, _) = (split_segments(x, task.spec) for x in (whole, tiled))
-        crowd = np.zeros(len(classes), bool)
-        quality.update(segments, others, true_classes=classes, true_crowd=crowd, predicted_classes=other_classes)
-    result = {part: 100 * score["pq"] for part, score in quality.result().items() if part != "per_class"}
-    print(f"tiles of {side}: {len(paths)} photos, PQ {result['all']:.1f}, nuclei {result['things']:.1f}")
-    assert len(paths) == 12 and result["all"] >= 95

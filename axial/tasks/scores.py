@@ -1,0 +1,163 @@
+"""Scores and results of a split: what sums up predictions, and what writes them."""
+
+import abc
+import collections
+
+import numpy as np
+
+from axial.io.write import make_folder, output_file
+
+
+class Scores(abc.ABC):
+    """Sums of scores over photos or texts. Parts of a split add up to the same bits as the whole.
+
+    Args:
+        spec: `DatasetSpec` or `TextSpec`.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+
+    Attributes:
+        photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
+        before: number of photos of the shard that come before those that are scored here.
+        parts: names of its attributes that are metrics, each with `merge`, `state` and `restore`.
+    """
+
+    before = 0
+    parts: tuple[str, ...] = ()
+
+    def __init__(self, spec, shard=(0, 1)):
+        self.spec, self.shard, self.photos = spec, shard, []
+
+    def next_number(self):
+        """The number in the split of the next photo that is added."""
+        return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
+
+    @abc.abstractmethod
+    def update(self, example, prediction):
+        """Adds one photo, and its entry to `photos`, whose number is `next_number`.
+
+        Args:
+            example: an evaluation example of the task.
+            prediction: what the task's predictions yield for it.
+
+        Returns:
+            The prediction in a short form, which `Results.add` and `Evaluation.draw` take as `seen`.
+        """
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        for name in self.parts:
+            getattr(self, name).merge(getattr(other, name))
+        self.photos = sorted(self.photos + other.photos)
+
+    def state(self):
+        """The sums as a dict that JSON can hold."""
+        return {**{name: getattr(self, name).state() for name in self.parts}, "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`. Raises KeyError, TypeError, ValueError or IndexError for another."""
+        for name in self.parts:
+            getattr(self, name).restore(state[name])
+        self.photos = [list(photo) for photo in state["photos"]]
+
+    @abc.abstractmethod
+    def result(self):
+        """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
+
+    @property
+    def confusion(self):
+        """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
+        raise NotImplementedError
+
+
+class PairScores(Scores):
+    """Scores that count pairs (true class, predicted class).
+
+    Attributes:
+        pairs: Counter of the pairs.
+        kinds: number of predicted classes.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        super().__init__(spec, shard)
+        self.pairs, self.kinds = collections.Counter(), spec.num_classes
+
+    def merge(self, other):
+        super().merge(other)
+        self.pairs += other.pairs
+
+    def state(self):
+        return {"pairs": [[*pair, count] for pair, count in self.pairs.items()], **super().state()}
+
+    def restore(self, state):
+        self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
+        super().restore(state)
+
+    @property
+    def confusion(self):
+        """int [classes, kinds]: rows are true classes, columns predicted ones."""
+        matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
+        for pair, count in self.pairs.items():
+            matrix[pair] = count
+        return matrix
+
+
+class Results(abc.ABC):
+    """Writes the predictions of a split to a folder, in the format of the task.
+
+    Args:
+        folder: where they go.
+        spec: `DatasetSpec` or `TextSpec`.
+        split: name of the split.
+        data_dir: folder of the converted split, for formats that need names of photos.
+
+    Attributes:
+        annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def path_of(cls, folder, split):
+        """Path of the JSON of a split's results. An evaluation does not replace such a file."""
+
+    @abc.abstractmethod
+    def restore(self, path, annotations):
+        """Goes on from the annotations in the state `path`. Raises InputError for others."""
+
+    @abc.abstractmethod
+    def add(self, example, seen):
+        """Adds one photo. `seen` is what `Scores.update` returned for it."""
+
+    @abc.abstractmethod
+    def seen(self, index):
+        """What `add` was given for photo number `index`."""
+
+    @abc.abstractmethod
+    def close(self):
+        """Writes the JSON."""
+
+
+class JsonResults(Results):
+    """Results of all photos of a split in one JSON, KIND_SPLIT.json. A subclass says what they are.
+
+    Args: see `Results`.
+    """
+
+    kind = ""  # the file's name begins with it
+
+    def __init__(self, folder, spec, split, data_dir=None):
+        del data_dir
+        self.folder, self.spec, self.annotations = folder, spec, []
+        self.path = self.path_of(folder, split)
+        make_folder(folder)
+
+    @classmethod
+    def path_of(cls, folder, split):
+        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
+
+    def restore(self, path, annotations):
+        self.check(f"{path}: annotations", annotations)
+        self.annotations = annotations
+
+    @abc.abstractmethod
+    def check(self, where, annotations):
+        """Raises InputError, which begins with `where`, unless the annotations of a state are such results."""
