@@ -116,14 +116,7 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '["worker"]',
-        '{"cluster": {"worker": ["a:1", "b:1"]}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
-        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
-    ],
+    "text", ["{", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}']
 )
 def test_a_wrong_cluster_is_named(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
@@ -154,11 +147,12 @@ from axial.training import strategy
 strategy.GATHER_SECONDS = 2
 strategy.make_strategy("mirrored")
 """
-    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(2)]}
-    env = {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "not all of its 2 workers have come in 2 s" in done.stderr.splitlines()[-1]
+    process, other = launch(text, 2)
+    other.kill()
+    other.communicate()
+    message = process.communicate()[1]
+    assert process.returncode == -signal.SIGKILL, message
+    assert "not all of its 2 workers have come in 2 s" in message.splitlines()[-1]
 
 
 def test_workers_need_the_mirrored_strategy(monkeypatch):
