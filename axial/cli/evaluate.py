@@ -228,6 +228,7 @@ class _SplitScores:
         self.source, self.split, self.given, self.rows = source, split, given, []
         submission_dir = getattr(given, "submission_dir", None)
         self.manifest = read_manifest(source.data_dir, split)
+        asked = {"thresholds": list(given.thresholds)} if given.thresholds else {}
         self.run = SplitRun(
             source.evaluation,
             source.spec,
@@ -236,9 +237,8 @@ class _SplitScores:
             report=_make_report(given, split, source.evaluation, source.spec),
             data_dir=source.data_dir,
             shard=getattr(given, "shard", None) or (0, 1),
-            identity={**source.identity, "data": fingerprint(source.data_dir, split)},
+            identity={**source.identity, "data": fingerprint(source.data_dir, split), **asked},
             model=source.name,
-            thresholds=given.thresholds or (),
         )
         self.run.restore()
         self.predictions = source.predictions(split)  # refuses stored work of others before anything is computed

@@ -28,11 +28,10 @@ PICTURES = 4  # of an evaluation
 @contextlib.contextmanager
 def evaluating(loop, model_dir):
     """The `Evaluations` of a training. `loop` is its `Loop`, `model_dir` the folder of the run."""
-    if not loop.config.eval_interval:
-        yield Evaluations(loop, model_dir, None)
-        return
     best = output_folder(model_dir, "best", "--model_dir")
-    with saving(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy) as saver:
+    checkpoint = tf.train.Checkpoint(model=loop.model)
+    wanted = loop.config.eval_interval
+    with saving(checkpoint, best, 1, loop.strategy) if wanted else contextlib.nullcontext() as saver:
         yield Evaluations(loop, model_dir, saver)
 
 
@@ -86,8 +85,9 @@ class Evaluations:
                 requests.stop(step)
 
         chief = is_chief(self.strategy)
-        waits = contextlib.nullcontext() if chief else watchdog.paused()
-        with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
+        if not chief:
+            watchdog.pause()
+        with averaged(self.loop.optimizer, self.loop.model.trainable_variables):
             scores = self._scores(step, watch, writer) if chief else {}
             if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
                 self.saver.save(step)

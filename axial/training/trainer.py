@@ -21,14 +21,7 @@ from axial.training.evaluating import evaluating
 from axial.training.loop import Loop, check_loop
 from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, show_steps
 from axial.training.saving import saving
-from axial.training.strategy import (
-    LOST,
-    check_partitions,
-    has_other_hosts,
-    is_chief,
-    set_precision,
-    total_over_workers,
-)
+from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers
 from axial.weights.checkpoint import remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
@@ -125,7 +118,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     strategy = strategy or tf.distribute.get_strategy()
     check_batch(config, strategy.num_replicas_in_sync, row=task.row)
     check_partitions(config.partitions, strategy)
-    set_precision(config.precision)
+    keras.mixed_precision.set_global_policy(config.precision)
     settings = trained_with(task, optimizer, config)
     check_names(change, settings)
     latest = latest_checkpoint(model_dir)

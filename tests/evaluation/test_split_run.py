@@ -127,8 +127,13 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
 def named(tmp_path_factory):
     """Function of a folder and more arguments that evaluates the sample with `named_wrongly`."""
     data = str(tmp_path_factory.mktemp("named"))
-    split, identity = coco_split(data), {"weights": "a"}
-    return lambda folder, **options: evaluated(CASES["panoptic"], data, split, folder, identity=identity, **options)[1]
+    split = coco_split(data)
+
+    def run(folder, thresholds=(), **options):
+        identity = {"weights": "a", **({"thresholds": list(thresholds)} if thresholds else {})}
+        return evaluated(CASES["panoptic"], data, split, folder, identity=identity, **options)[1]
+
+    return run
 
 
 def state_of(folder, shard):

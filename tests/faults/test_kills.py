@@ -27,6 +27,8 @@ TRAINING = (
     *("TrainingConfig.checkpoint_interval = 2", "TrainingConfig.keep = 1"),
 )
 
+EVALUATE = "evaluate --saved_model={0}/export --data_dir={0}/data --results_dir={1}/results --split=val2017"
+
 # === What is disturbed ===
 
 
@@ -39,16 +41,12 @@ def train(whole, out):
     return [["train", *rounds.TINY, *bindings, f"--data_dir={whole}/data", f"--model_dir={out}/run"]]
 
 
-def evaluation(whole, out):
-    return ["evaluate", f"--saved_model={whole}/export", f"--data_dir={whole}/data", f"--results_dir={out}/results"]
-
-
 def evaluate(whole, out):
-    return [[*evaluation(whole, out), "--split=train2017", "--split=val2017", f"--json={out}/scores.json"]]
+    return [[*EVALUATE.format(whole, out).split(), "--split=train2017", f"--json={out}/scores.json"]]
 
 
 def shards(whole, out):
-    parts = [[*evaluation(whole, out), "--split=val2017", f"--shard={i}/2"] for i in (0, 1)]
+    parts = [[*EVALUATE.format(whole, out).split(), f"--shard={i}/2"] for i in (0, 1)]
     merge = ["evaluate", "merge", f"--results_dir={out}/results", "--split=val2017", f"--json={out}/scores.json"]
     return [*parts, merge]
 

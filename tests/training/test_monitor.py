@@ -133,7 +133,8 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
             watchdog.reset()
     with monitor.Watchdog(1e30):  # as good as never
         pass
-    with monitor.Watchdog(0.3) as watchdog, watchdog.paused():  # as long as another worker evaluates
+    with monitor.Watchdog(0.3) as watchdog:
+        watchdog.pause()  # as long as another worker evaluates
         time.sleep(0.8)
     assert "Timeout" not in capfd.readouterr().err
 
