@@ -19,35 +19,26 @@ from axial.io.read import read_json
 from axial.io.write import file_digest, output_folder, remove_folder
 from axial.training.monitor import for_people
 from axial.training.optimizers import averaged
-from axial.training.saving import save_json, saving
+from axial.training.saving import Saver, save_json
 from axial.training.strategy import is_chief, total_over_workers
 
 PICTURES = 4  # of an evaluation
-
-
-@contextlib.contextmanager
-def evaluating(loop, model_dir):
-    """The `Evaluations` of a training. `loop` is its `Loop`, `model_dir` the folder of the run."""
-    best = output_folder(model_dir, "best", "--model_dir")
-    checkpoint = tf.train.Checkpoint(model=loop.model)
-    wanted = loop.config.eval_interval
-    with saving(checkpoint, best, 1, loop.strategy) if wanted else contextlib.nullcontext() as saver:
-        yield Evaluations(loop, model_dir, saver)
 
 
 class Evaluations:
     """Evaluates during training. Of several workers the chief evaluates, and the others wait for it.
 
     Args:
-        loop, model_dir: see `evaluating`.
-        saver: `Saver` of the best checkpoint.
+        loop: the `Loop` of the training.
+        model_dir: folder of the run.
     """
 
-    def __init__(self, loop, model_dir, saver):
+    def __init__(self, loop, model_dir):
         self.loop, self.task, self.config, self.strategy = loop, loop.task, loop.config, loop.strategy
-        self.model_dir, self.saver = model_dir, saver
-        self.best_path = os.path.join(model_dir, "best", "scores.json")
-        self.done_path = os.path.join(model_dir, "evaluated.json")
+        self.model_dir, best = model_dir, output_folder(model_dir, "best", "--model_dir")
+        if self.config.eval_interval:
+            self.saver = Saver(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy)
+        self.best_path, self.done_path = (os.path.join(model_dir, n) for n in ("best/scores.json", "evaluated.json"))
 
     def is_due(self, step):
         """Whether the training evaluates after this step."""

@@ -17,10 +17,10 @@ from axial.io.read import first_line
 from axial.io.show import plain, progress, say
 from axial.io.write import make_folder, output_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
-from axial.training.evaluating import evaluating
+from axial.training.evaluating import Evaluations
 from axial.training.loop import Loop, check_loop
 from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, show_steps
-from axial.training.saving import saving
+from axial.training.saving import Saver
 from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers
 from axial.weights.checkpoint import remove_unfinished, traces
 from axial.weights.restore import (
@@ -172,9 +172,8 @@ def _run(loop, model_dir, latest, *, start, begin, profile):
     summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
     options = dict(total=config.steps, initial=step, unit="step", disable=not folder)
     options["postfix"] = "compiling the first step" if step < config.steps else None
+    saver, evaluations = Saver(checkpoint, model_dir, config.keep, loop.strategy), Evaluations(loop, model_dir)
     with (
-        saving(checkpoint, model_dir, config.keep, loop.strategy) as saver,
-        evaluating(loop, model_dir) as evaluations,
         Profile(folder, profile) as trace,
         Status(folder, config.steps, config.batch, step) as status,
         StopRequests() as requests,

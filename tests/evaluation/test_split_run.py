@@ -24,27 +24,25 @@ from axial.tasks.translation import feed
 from axial.tasks.translation.evaluation import TRANSLATION
 
 
+def converted(folder, split, spec, found, encode=convert.encode_item):
+    items, source = found
+    convert.convert_split(items, encode, spec, split, output_dir=folder, source=source, progress=False)
+    return split
+
+
 def coco_split(folder, **_):
-    items, source = coco_items(SAMPLE_DIR, "val2017")
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, convert.encode_item, COCO, "val2017", **options)
-    return "val2017"
+    return converted(folder, "val2017", COCO, coco_items(SAMPLE_DIR, "val2017"))
 
 
 def colours_split(folder, colours, **_):
     root = colours.removesuffix("data") + "photos"
-    items, source = imagenet.imagenet_items(root, "val")
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, convert.encode_item, imagenet.imagenet_spec(root), "val", **options)
-    return "val"
+    return converted(folder, "val", imagenet.imagenet_spec(root), imagenet.imagenet_items(root, "val"))
 
 
 def texts_split(folder, texts, **_):
-    spec = read_manifest(texts, "val")["spec"]
-    items, source = text.listed_pairs(text.read_pairs, texts.removesuffix("data") + "texts", "val", ("en", "de"), spec)
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, text.encode_pair, spec, "val", **options)
-    return "val"
+    spec, root = read_manifest(texts, "val")["spec"], texts.removesuffix("data") + "texts"
+    pairs = text.listed_pairs(text.read_pairs, root, "val", ("en", "de"), spec)
+    return converted(folder, "val", spec, pairs, text.encode_pair)
 
 
 def named_wrongly(example):

@@ -185,9 +185,8 @@ def test_offsets_move_a_tenth_as_far_as_with_the_whole_learning_rate():
     assert factors == [0.1, 0.1]
 
 
-@pytest.mark.parametrize("kind", [RAdamLookahead, NesterovMomentum, Adam])
-def test_a_checkpoint_has_no_scalars_of_a_step(kind, tmp_path):
-    optimizer, weight = kind(0.1), tf.Variable([1.0])
+def test_a_checkpoint_has_no_scalars_of_a_step(tmp_path):
+    optimizer, weight = RAdamLookahead(0.1), tf.Variable([1.0])
     weight.learning_rate_factor = 0.1
     optimizer.build([weight])
     tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))()

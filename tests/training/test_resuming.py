@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from axial.errors import InputError, Preempted
 from axial.evaluation.split_run import SplitRun
-from axial.training.evaluating import evaluating
+from axial.training.evaluating import Evaluations
 from axial.training.monitor import Watchdog
 from axial.weights.restore import find_checkpoint
 from tests.training.runs import begin, curve, run, small_task, weights
@@ -126,7 +126,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
 def evaluations_of(task, folder):
     config = types.SimpleNamespace(eval_interval=1, steps=9)
     about = dict(task=task, config=config, strategy=tf.distribute.get_strategy(), optimizer=None)
-    return evaluating(types.SimpleNamespace(model=task.build_model(), **about), str(folder))
+    return Evaluations(types.SimpleNamespace(model=task.build_model(), **about), str(folder))
 
 
 def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
@@ -135,9 +135,9 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
     def best_after(step, score, task):
         """(step of the best checkpoint after an evaluation with this score, whether the step was evaluated before)."""
         monkeypatch.setattr(SplitRun, "run", lambda *args, **kwargs: {"right": score})
-        with evaluations_of(task, tmp_path) as evaluations:
-            done = evaluations.is_done(step)
-            evaluations.run(step, Watchdog(60), None)
+        evaluations = evaluations_of(task, tmp_path)
+        done = evaluations.is_done(step)
+        evaluations.run(step, Watchdog(60), None)
         best = json.loads((tmp_path / "best" / "scores.json").read_text())
         assert [path.name for path in (tmp_path / "best").glob("*.index")] == [f"ckpt-{best['step']}.index"]
         return best["step"], done
@@ -156,8 +156,8 @@ def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "scores.json").write_text('{"step": 3, "right": 0.5}')
     (tmp_path / "evaluated.json").write_text('{"step": 3}')
-    with evaluations_of(small_task(colours_dir), tmp_path) as evaluations:
-        assert evaluations._best() == 0.5 and evaluations.is_done(3) and not evaluations.is_done(4)
+    evaluations = evaluations_of(small_task(colours_dir), tmp_path)
+    assert evaluations._best() == 0.5 and evaluations.is_done(3) and not evaluations.is_done(4)
 
 
 def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path):
@@ -166,8 +166,7 @@ def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path):
     watchdog.reset = lambda: resets.append(0)
     (tmp_path / ".evaluating").mkdir()
     (tmp_path / ".evaluating" / ".val.0-of-1.state.json").write_text("{}")
-    with evaluations_of(small_task(colours_dir), tmp_path) as evaluations:
-        evaluations.run(1, watchdog, types.SimpleNamespace(reason=""))
+    evaluations_of(small_task(colours_dir), tmp_path).run(1, watchdog, types.SimpleNamespace(reason=""))
     assert len(resets) == 6 + 1
 
 

@@ -8,14 +8,13 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io import write
-from axial.training.saving import saving
+from axial.training.saving import Saver
 from axial.weights.checkpoint import remove_unfinished
 from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def saver(folder):
-    with saving(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy()) as found:
-        return found
+    return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
 
 
 def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
