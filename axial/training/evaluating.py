@@ -48,11 +48,7 @@ class Evaluations:
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
 
-        def of_chief():
-            found = self._read(self.done_path)
-            return found is not None and found.step >= step
-
-        return self._decided(of_chief)
+        return self._decided(lambda: getattr(self._read(self.done_path), "step", -1) >= step)
 
     def run(self, step, watchdog, requests, writer=tf.summary.create_noop_writer):
         """Evaluates the averages of the weights, if there are any, and saves them if no score was better.

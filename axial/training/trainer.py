@@ -259,23 +259,25 @@ def _restored(loop, latest, start):
         latest: prefix of the run's latest checkpoint, or None.
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """
-    model, optimizer = loop.model, loop.optimizer
-    averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
+    model, optimizer, averages = loop.model, loop.optimizer, getattr(loop.optimizer, "averages", [])
+    parts = {"averages": averages} if averages else {}
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **parts)  # `restore_model` looks for `model`
+    begins = not latest
     if latest:
         check_fits(model, latest)
         with refuse_what_cannot_be_restored(latest):
-            _restore(checkpoint, optimizer, latest)
+            begins = not _restored_slots(checkpoint, optimizer, latest)
     elif start:
         say(*initialize(model, start, loop.task.model, loop.config.random_frozen).splitlines(), error=True)
-        _begin_averages(optimizer, model)
     elif not loop.config.random_frozen:
         check_frozen(model, loop.task.model)
+    for average, weight in zip(averages if begins else (), model.trainable_variables):
+        average.assign(weight)
     return checkpoint
 
 
-def _restore(checkpoint, optimizer, latest):
-    """Restores all, but the slots of another optimizer: they mean something else. Ours begin at this step."""
+def _restored_slots(checkpoint, optimizer, latest):
+    """Restores all, but the slots of another optimizer: they mean something else. Returns False where they begin."""
     stored, step = stored_optimizer(latest)
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
@@ -284,17 +286,12 @@ def _restore(checkpoint, optimizer, latest):
         checkpoint.restore(latest)
         if value is not None:
             rate.assign(value)
-        return
+        return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)
     tf.train.Checkpoint(model=checkpoint.model).read(latest).expect_partial()
     optimizer.iterations.assign(step)
     optimizer.first_step.assign(step)
-    _begin_averages(optimizer, checkpoint.model)
-
-
-def _begin_averages(optimizer, model):
-    for average, weight in zip(getattr(optimizer, "averages", ()), model.trainable_variables):
-        average.assign(weight)
+    return False
 
 
 @contextlib.contextmanager

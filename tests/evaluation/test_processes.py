@@ -75,7 +75,6 @@ def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     script = tmp_path / "script.py"  # without a guard of its main module, as a user may write it
     script.write_text(
         "import functools, itertools, os, time\n"
-        "from axial.data.specs import COCO\n"
         "from axial.evaluation import processes\n"
         "class Scores:\n"
         "    def update(self, example, prediction): return os.getpid()\n"

@@ -16,6 +16,7 @@ from axial.errors import InputError, Preempted
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.training import monitor
+from tests.cloud.slice_fixture import until
 
 
 def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
@@ -62,9 +63,7 @@ def test_a_notice_of_maintenance_is_seen(monkeypatch):
     monkeypatch.setattr(monitor.StopRequests, "SECONDS", 0.01)
     with monitor.StopRequests() as requests:
         assert not requests.reason
-        end = time.monotonic() + 10
-        while not requests.reason and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: requests.reason)
     with pytest.raises(Preempted, match="^maintenance-event TERMINATE: saved at step 7; the same command resumes"):
         requests.stop(7)
 
@@ -109,10 +108,7 @@ def test_requests_leave_nothing_behind():
         with monitor.StopRequests() as requests:
             signal.raise_signal(signal.SIGINT)
             assert requests.reason == "SIGINT"
-    end = time.monotonic() + 10
-    while len(os.listdir("/proc/self/fd")) > files:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= files)
     assert signal.set_wakeup_fd(-1) == -1
 
 
@@ -127,9 +123,9 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     found = capfd.readouterr().err
     assert "Timeout" in found
     assert "hang_here" in found and "test_a_step_that_hangs_shows_every_thread" in found
-    with monitor.Watchdog(3.0) as watchdog:  # far more than a pause, also on a busy machine
+    with monitor.Watchdog(2.0) as watchdog:  # far more than a pause, also on a busy machine
         for _ in range(8):
-            time.sleep(0.4)
+            time.sleep(0.3)
             watchdog.reset()
     with monitor.Watchdog(1e30):  # as good as never
         pass

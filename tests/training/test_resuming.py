@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import numpy as np
@@ -20,6 +18,7 @@ from axial.evaluation.split_run import SplitRun
 from axial.training.evaluating import Evaluations
 from axial.training.monitor import Watchdog
 from axial.weights.restore import find_checkpoint
+from tests.cloud.slice_fixture import until
 from tests.training.runs import begin, curve, run, small_task, weights
 
 
@@ -33,6 +32,7 @@ def uninterrupted(colours_dir, tmp_path_factory):
 COMMAND = """
 import sys, time
 sys.path[:0] = {path!r}
+from tests.cloud.slice_fixture import until
 from tests.training.runs import run
 from axial.cli import app, train
 from axial.training.loop import Loop
@@ -50,11 +50,7 @@ def start(data_dir, model_dir):
 
 
 def wait_for_checkpoint(model_dir, process, number):
-    for _ in range(12000):
-        if os.path.exists(os.path.join(model_dir, f"ckpt-{number}.index")) or process.poll() is not None:
-            return
-        time.sleep(0.05)
-    raise AssertionError("no checkpoint appeared")
+    until(lambda: (model_dir / f"ckpt-{number}.index").exists() or process.poll() is not None, 600)
 
 
 def test_killed_and_terminated_runs_go_on_to_the_same_bits(colours_dir, tmp_path, uninterrupted):
@@ -173,50 +169,39 @@ def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path):
 # === Folders whose files are not all there ===
 
 
-def remove(*patterns):
-    def change(folder):
-        for pattern in patterns:
-            paths = list(folder.glob(pattern))
-            assert paths, pattern
-            for path in paths:
+def damage(folder, changes):
+    """`changes`: dict from patterns to what becomes of each file: its bytes, a function of them, or None for gone."""
+    for pattern, change in changes.items():
+        paths = list(folder.glob(pattern))
+        assert paths, pattern
+        for path in paths:
+            if change is None:
                 path.unlink()
-
-    return change
-
-
-def write(text):
-    return lambda folder: (folder / "checkpoint").write_bytes(text)
+            else:
+                path.write_bytes(change(path.read_bytes()) if callable(change) else change)
 
 
-def cut(pattern, share):
-    def change(folder):
-        (path,) = folder.glob(pattern)
-        os.truncate(path, int(share * path.stat().st_size))
-
-    return change
+def half(data):
+    return data[: len(data) // 2]
 
 
-def flip(pattern):
-    def change(folder):
-        (path,) = folder.glob(pattern)
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 16
-        path.write_bytes(data)
-
-    return change
+def flipped(data):
+    """A bit of the data is another one."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
 
 
 ELSEWHERE = b'model_checkpoint_path: "/elsewhere/run/ckpt-10"\nall_model_checkpoint_paths: "/elsewhere/run/ckpt-10"\n'
 # What happens to a run with checkpoints at the steps 6, 8 and 10, and the step from which it goes on.
 DAMAGED = {
-    "no list": ([remove("checkpoint")], 10),
-    "a list of another machine": ([write(ELSEWHERE)], 10),
-    "no newest index, no list": ([remove("ckpt-10.index", "checkpoint")], 8),
-    "half of the newest index": ([cut("ckpt-10.index", 0.5)], 8),
-    "a bit of the newest data": ([flip("ckpt-10.data*")], 8),
-    "two damaged": ([cut("ckpt-10.data*", 0.5), remove("ckpt-8.index")], 6),
-    "no index": ([remove("ckpt-*.index")], "ckpt-10: not a whole checkpoint .*; no other one there is whole"),
-    "only best": ([remove("ckpt-*", "checkpoint")], "has best/ckpt-1.index of an earlier training"),
+    "no list": ({"checkpoint": None}, 10),
+    "a list of another machine": ({"checkpoint": ELSEWHERE}, 10),
+    "no newest index, no list": ({"ckpt-10.index": None, "checkpoint": None}, 8),
+    "half of the newest index": ({"ckpt-10.index": half}, 8),
+    "a bit of the newest data": ({"ckpt-10.data*": flipped}, 8),
+    "two damaged": ({"ckpt-10.data*": half, "ckpt-8.index": None}, 6),
+    "no index": ({"ckpt-*.index": None}, "ckpt-10: not a whole checkpoint .*; no other one there is whole"),
+    "only best": ({"ckpt-*": None, "checkpoint": None}, "has best/ckpt-1.index of an earlier training"),
 }
 
 
@@ -225,7 +210,7 @@ def kept(uninterrupted, tmp_path_factory):
     """A run with its last three checkpoints and a best one."""
     path = tmp_path_factory.mktemp("kept") / "run"
     shutil.copytree(uninterrupted, path)
-    remove("ckpt-2.*", "ckpt-4.*")(path)
+    damage(path, {"ckpt-[24].*": None})
     (path / "best").mkdir()
     (path / "best" / "ckpt-1.index").write_bytes(b"")
     return path
@@ -236,8 +221,7 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_p
     """Or ends in one line. No checkpoint is lost."""
     changes, wanted = DAMAGED[kind]
     folder = shutil.copytree(kept, tmp_path / "moved")
-    for change in changes:
-        change(folder)
+    damage(folder, changes)
     before = contents(folder)
     capfd.readouterr()
     if isinstance(wanted, int):
@@ -258,10 +242,10 @@ def contents(folder):
 def test_the_good_checkpoints_stay_while_a_run_saves(colours_dir, kept, tmp_path):
     """A run that goes on removes the oldest of those that are there, whatever its list says."""
     folder = shutil.copytree(kept, tmp_path / "moved")
-    remove("ckpt-10.index")(folder)
+    damage(folder, {"ckpt-10.index": None})
     run(colours_dir, folder, keep=3, steps=3, checkpoint_interval=1)  # it is past these steps already
     assert {p.name for p in folder.glob("ckpt-*.index")} == {"ckpt-6.index", "ckpt-8.index"}
-    write(ELSEWHERE)(folder)
+    damage(folder, {"checkpoint": ELSEWHERE})
     run(colours_dir, folder, keep=3, steps=12)
     assert {p.name for p in folder.glob("ckpt-*.index")} == {"ckpt-8.index", "ckpt-10.index", "ckpt-12.index"}
     assert (folder / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-12"')

@@ -63,15 +63,13 @@ def test_loops_are_bounded_in_seconds():
     [
         ("no such checkpoint", {"init_checkpoint": "/nowhere"}),
         ("no split 'nope'", {"eval_interval": 2}),
-        ("batch 3 cannot be shared by 2 replicas", {"batch": 3, "strategy": "two"}),
+        ("TrainingConfig.accumulate = 3: does not divide 2", {"accumulate": 3}),
     ],
 )
 def test_what_does_not_fit_is_named_before_the_model_is_built(colours_dir, tmp_path, monkeypatch, words, options):
     task = small_task(colours_dir)
     task.data = dataclasses.replace(task.data, eval_split="nope")
     monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
-    if "strategy" in options:
-        options = {**options, "strategy": two_replicas()}
     with pytest.raises(InputError, match=words):
         run(colours_dir, tmp_path / "run", task=task, **options)
 

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from axial.errors import InputError
 from axial.training.strategy import cluster_workers, make_strategy
-from tests.cloud.slice_fixture import free_port
+from tests.cloud.slice_fixture import free_port, until
 from tests.training.runs import curve, run, weights
 
 PATH = list(sys.path)
@@ -62,13 +61,9 @@ def ends(processes):
     return [(p.returncode, (m.strip().splitlines() or [""])[-1]) for p, m in zip(processes, messages)]
 
 
-def wait_for(path, processes, seconds=600):
-    for _ in range(seconds * 20):
-        if os.path.exists(path):
-            return
-        assert all(p.poll() is None for p in processes), ends(processes)
-        time.sleep(0.05)
-    raise AssertionError(f"no {path} appeared")
+def wait_for(path, processes):
+    until(lambda: path.exists() or any(p.poll() is not None for p in processes), 600)
+    assert path.exists(), ends(processes)
 
 
 @pytest.fixture(scope="module")
