@@ -83,6 +83,7 @@ def _scoring(source, split, given):
 
     Stored work of others is refused before anything is computed.
     """
+    asked = {"thresholds": list(given.thresholds)} if given.thresholds else {}
     scored = split_run.SplitRun(
         source.evaluation,
         source.spec,
@@ -91,9 +92,8 @@ def _scoring(source, split, given):
         report=_make_report(given, split, source.evaluation, source.spec),
         data_dir=source.data_dir,
         shard=given.shard or (0, 1),
-        identity={**source.identity, "data": fingerprint(source.data_dir, split)},
+        identity={**source.identity, "data": fingerprint(source.data_dir, split), **asked},
         model=source.name,
-        thresholds=given.thresholds or (),
     )
     scored.restore()
     predictions, rows = source.predictions(split), []

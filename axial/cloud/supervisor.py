@@ -189,11 +189,10 @@ class Supervisor:
         return not asks or all(_listens(host, self.run.port) for host in self.hosts[1:])
 
     def _first(self, folder):
-        lease, said = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), False
-        while not lease.take(PATIENCE * self.run.pace):
-            said = said or self._say("waits for the lease of the folder") is None
-            self._look()
-            time.sleep(self._pause)
+        lease, patience = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), PATIENCE * self.run.pace
+        if not lease.take(patience):
+            self._say("waits for the lease of the folder")
+            self._until(lambda: lease.take(patience), "the lease of the folder is not given back")
         self._lease = lease
         if self.run.hosts > 1:
             self._start_server()

@@ -41,10 +41,10 @@ class SplitRun:
         report: `Report`, or None.
         data_dir: folder of the converted split, for the names of the results.
         shard: (i, n) for every n-th photo, from the i-th on.
-        identity: dict that differs between different evaluations.
+        identity: dict that differs between different evaluations. Its `thresholds`, if it has any, are those of the
+            scores; see `PanopticScores`. Only an evaluation whose `studies` have them takes any.
         interval: least seconds between two parts of the state.
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
-        thresholds: see `PanopticScores`; part of the identity. Only a evaluation whose `studies` have them takes any.
 
     Attributes:
         scores: those of the parts of the state; None before `restore`.
@@ -64,7 +64,6 @@ class SplitRun:
     identity: dict = dataclasses.field(default_factory=dict)
     interval: float = 30
     model: str = ""
-    thresholds: tuple = ()
     scores: typing.Any = dataclasses.field(default=None, init=False)
     results: typing.Any = dataclasses.field(default=None, init=False)
     _complete = False
@@ -75,23 +74,45 @@ class SplitRun:
         Raises:
             InputError: results that exist; the state of another evaluation.
         """
-        folder, identity = self._folder(), self._identity()
         self.scores, self._new, self._parts = self._empty(), self._empty(), 0
-        if not folder:
+        if not self._folder:
             return
-        whole = state_path(folder, self.split, (0, 1))
+        whole = state_path(self._folder, self.split, (0, 1))
         if self.shard != (0, 1) and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
-            _compare(whole, _read(whole)["identity"], identity)
-        paths = _parts(folder, self.split, self.shard)
-        about = dict(identity=identity, has_results=bool(self.results_dir))
-        self.scores, annotations, self._complete = _restored(paths, self._empty, self.shard, **about)
+            _compare(whole, _read(whole).identity, self.identity)
+        paths = _parts(self._folder, self.split, self.shard)
+        self.scores, annotations, self._complete = self._restored(paths, self.shard)
         self._parts = len(paths)
         if self.results_dir:
             if not self._complete:
-                _refuse_results(self.evaluation, folder, self.split)
-            self.results = self.evaluation.results(folder, self.spec, self.split, self.data_dir)
+                _refuse_results(self.evaluation, self._folder, self.split)
+            self.results = self.evaluation.results(self._folder, self.spec, self.split, self.data_dir)
             if paths:
                 self.results.restore(paths[0], annotations)
+
+    def _restored(self, paths, shard):
+        """(scores, annotations, whether it is complete) of a shard (i, n), of the paths of all parts of its state.
+
+        Raises:
+            InputError: a part of another evaluation, or one that does not go on where the part before it ends.
+        """
+        scores, annotations, complete = self._empty(), [], False
+        for path in paths:
+            state, part = _read(path), self._empty()
+            _compare(path, state.identity, self.identity)
+            try:
+                part.restore(state.scores)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
+            first = shard[0] + shard[1] * len(scores.photos)
+            photos = state.annotations if self.results_dir else part.photos
+            wanted = range(first, first + shard[1] * len(photos), shard[1])
+            if [number for number, *_ in part.photos] != list(wanted):
+                raise InputError(f"{path}: not of the {len(wanted)} photos from number {first} on; delete it")
+            annotations += state.annotations
+            complete = state.complete
+            scores.merge(part)
+        return scores, annotations, complete
 
     def stored(self):
         """Yields what was seen of each photo that an earlier run has scored, in order."""
@@ -136,7 +157,7 @@ class SplitRun:
                     self.report.add(example, seen, photo)
                 if watch:
                     watch(example, seen)
-            if self._folder() and time.monotonic() - written >= self.interval:
+            if self._folder and time.monotonic() - written >= self.interval:
                 self._write()
                 written = time.monotonic()
 
@@ -148,44 +169,35 @@ class SplitRun:
                 for path in _parts(self.results_dir, self.split, shard) if shard != (0, 1) else ():
                     tf.io.gfile.remove(path)
 
+    @property
     def _folder(self):
         return self.results_dir or self.state_dir
 
-    def _identity(self):
-        return {**self.identity, **self._asked()}
-
-    def _asked(self):
-        return {"thresholds": list(self.thresholds)} if self.thresholds else {}
-
     @property
     def _empty(self):
-        return functools.partial(self.evaluation.scores, self.spec, self.shard, **self._asked())
+        asked = {"thresholds": tuple(self.identity["thresholds"])} if "thresholds" in self.identity else {}
+        return functools.partial(self.evaluation.scores, self.spec, self.shard, **asked)
 
     def _write(self):
         """Writes a part of the state, with what is new, and adds that to the scores."""
         with self.guard():
-            if self._folder():
-                annotations = self.results.annotations[len(self.scores.photos) :] if self.results else []
-                self._write_part(self._new, annotations)
+            if self._folder:
+                state = {
+                    "kind": self.evaluation.name,
+                    "identity": self.identity,
+                    "model": self.model,
+                    "complete": self._complete,
+                    "spec": self.spec.to_json(),
+                    "annotations": self.results.annotations[len(self.scores.photos) :] if self.results else [],
+                    "scores": self._new.state(),
+                }
+                path, following = (state_path(self._folder, self.split, self.shard, self._parts + i) for i in (0, 1))
+                if tf.io.gfile.exists(following):  # was after a part that is missing
+                    tf.io.gfile.remove(following)
+                write_bytes(path, msgspec.json.encode(state))
+                self._parts += 1
             self.scores.merge(self._new)
             self._new = self._empty()
-
-    def _write_part(self, scores, annotations):
-        state = {
-            "kind": self.evaluation.name,
-            "identity": self._identity(),
-            "model": self.model,
-            "complete": self._complete,
-            "spec": self.spec.to_json(),
-            "annotations": annotations,
-            "scores": scores.state(),
-        }
-        following = state_path(self._folder(), self.split, self.shard, self._parts + 1)
-        if tf.io.gfile.exists(following):  # was after a part that is missing
-            tf.io.gfile.remove(following)
-        path = state_path(self._folder(), self.split, self.shard, self._parts)
-        write_bytes(path, msgspec.json.encode(state))
-        self._parts += 1
 
 
 def merge(results_dir, split, find_evaluation, report=None):
@@ -213,31 +225,30 @@ def merge(results_dir, split, find_evaluation, report=None):
     path = state_path(results_dir, split, shards[0])
     first = _read(path)
     for shard in there if count == 1 else ():
-        _compare(path, first["identity"], _read(state_path(results_dir, split, shard))["identity"])
-    spec = DatasetSpec.from_schema(path, first["spec"])
-    evaluation = find_evaluation(first["kind"], f"{path}: kind")
+        _compare(path, first.identity, _read(state_path(results_dir, split, shard)).identity)
+    spec = DatasetSpec.from_schema(path, first.spec)
+    evaluation = find_evaluation(first.kind, f"{path}: kind")
     if count > 1:
         _refuse_results(evaluation, results_dir, split)
-    identity = first["identity"]
-    about = dict(identity=identity, model=first["model"] or identity.get("model", ""))
-    about["thresholds"] = tuple(identity.get("thresholds", ()))
+    about = dict(identity=first.identity, model=first.model or first.identity.get("model", ""))
     whole = SplitRun(evaluation, spec, split, report=report and report(evaluation, spec), **about)
     whole.restore()
     whole.results_dir, annotations = results_dir, {}
     whole.results = evaluation.results(results_dir, spec, split)
     for shard in shards:
-        paths = _parts(results_dir, split, shard)
-        scores, found, complete = _restored(paths, whole._empty, shard, identity=identity)
+        scores, found, complete = whole._restored(_parts(results_dir, split, shard), shard)
         if not complete:
             raise _left(results_dir, split, shard, "not finished")
         annotations.update(zip([number for number, *_ in scores.photos], found))
-        whole.scores.merge(scores)
+        whole._new.merge(scores)
     whole.results.restore(results_dir, [annotations[number] for number in sorted(annotations)])
     if whole.report:
-        whole.report.check(whole.scores.photos)  # while the states of the shards are there, from which they draw
+        whole.report.check(whole._new.photos)  # while the states of the shards are there, from which they draw
     whole._complete = True
     if count > 1:
-        whole._write_part(whole.scores, whole.results.annotations)
+        whole._write()
+    else:
+        whole.scores = whole._new
     whole.close()
     return whole
 
@@ -261,38 +272,6 @@ def _shards(folder, split):
     return [(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match]
 
 
-def _restored(paths, empty, shard, *, identity, has_results=True):
-    """(scores, annotations, whether it is complete) of a shard.
-
-    Args:
-        paths: of all parts of its state.
-        empty: function that returns empty `Scores`.
-        shard: (i, n).
-        identity: that the parts must have.
-        has_results: whether there is an annotation of each photo.
-
-    Raises:
-        InputError: a part of another evaluation, or one that does not go on where the part before it ends.
-    """
-    scores, annotations, complete = empty(), [], False
-    for path in paths:
-        state, part = _read(path), empty()
-        _compare(path, state["identity"], identity)
-        try:
-            part.restore(state["scores"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
-        first = shard[0] + shard[1] * len(scores.photos)
-        photos = state["annotations"] if has_results else part.photos
-        wanted = range(first, first + shard[1] * len(photos), shard[1])
-        if [number for number, *_ in part.photos] != list(wanted):
-            raise InputError(f"{path}: not of the {len(wanted)} photos from number {first} on; delete it")
-        annotations += state["annotations"]
-        complete = state["complete"]
-        scores.merge(part)
-    return scores, annotations, complete
-
-
 def _left(results_dir, split, shard, problem):
     return InputError(
         f"{state_path(results_dir, split, shard)}: {problem}; evaluate --shard={'/'.join(map(str, shard))} first"
@@ -312,5 +291,4 @@ def _refuse_results(evaluation, folder, split):
 
 
 def _read(path):
-    """The state as a dict. Raises InputError."""
-    return msgspec.structs.asdict(read_json(path, schemas.EvaluationState)[1])
+    return read_json(path, schemas.EvaluationState)[1]

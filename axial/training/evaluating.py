@@ -19,36 +19,26 @@ from axial.io.read import read_json
 from axial.io.write import file_digest, output_folder, remove_folder
 from axial.training.monitor import for_people
 from axial.training.optimizers import averaged
-from axial.training.saving import save_json, saving
+from axial.training.saving import Saver, save_json
 from axial.training.strategy import is_chief, total_over_workers
 
 PICTURES = 4  # of an evaluation
-
-
-@contextlib.contextmanager
-def evaluating(loop, model_dir):
-    """The `Evaluations` of a training. `loop` is its `Loop`, `model_dir` the folder of the run."""
-    if not loop.config.eval_interval:
-        yield Evaluations(loop, model_dir, None)
-        return
-    best = output_folder(model_dir, "best", "--model_dir")
-    with saving(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy) as saver:
-        yield Evaluations(loop, model_dir, saver)
 
 
 class Evaluations:
     """Evaluates during training. Of several workers the chief evaluates, and the others wait for it.
 
     Args:
-        loop, model_dir: see `evaluating`.
-        saver: `Saver` of the best checkpoint.
+        loop: the `Loop` of the training.
+        model_dir: folder of the run.
     """
 
-    def __init__(self, loop, model_dir, saver):
+    def __init__(self, loop, model_dir):
         self.loop, self.task, self.config, self.strategy = loop, loop.task, loop.config, loop.strategy
-        self.model_dir, self.saver = model_dir, saver
-        self.best_path = os.path.join(model_dir, "best", "scores.json")
-        self.done_path = os.path.join(model_dir, "evaluated.json")
+        self.model_dir, best = model_dir, output_folder(model_dir, "best", "--model_dir")
+        if self.config.eval_interval:
+            self.saver = Saver(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy)
+        self.best_path, self.done_path = (os.path.join(model_dir, n) for n in ("best/scores.json", "evaluated.json"))
 
     def is_due(self, step):
         """Whether the training evaluates after this step."""
@@ -58,11 +48,7 @@ class Evaluations:
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
 
-        def of_chief():
-            found = self._read(self.done_path)
-            return found is not None and found.step >= step
-
-        return self._decided(of_chief)
+        return self._decided(lambda: getattr(self._read(self.done_path), "step", -1) >= step)
 
     def run(self, step, watchdog, requests, writer=tf.summary.create_noop_writer):
         """Evaluates the averages of the weights, if there are any, and saves them if no score was better.
@@ -86,8 +72,9 @@ class Evaluations:
                 requests.stop(step)
 
         chief = is_chief(self.strategy)
-        waits = contextlib.nullcontext() if chief else watchdog.paused()
-        with averaged(self.loop.optimizer, self.loop.model.trainable_variables), waits:
+        if not chief:
+            watchdog.pause()
+        with averaged(self.loop.optimizer, self.loop.model.trainable_variables):
             scores = self._scores(step, watch, writer) if chief else {}
             if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
                 self.saver.save(step)

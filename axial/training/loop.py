@@ -1,5 +1,7 @@
 """The training steps of a task, as loops of orbit that run without the host."""
 
+import contextlib
+import functools
 import time
 
 import orbit
@@ -115,40 +117,28 @@ class Loop(orbit.StandardTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def replica_update(self, losses, gradients, total, statistics):
-        """Updates the weights and the means of the losses on one replica.
+        """Updates the weights, unless the loss or a gradient is not finite, and the means of the losses on one replica.
 
         Args:
             losses: of this replica.
             gradients, total: gradients and loss of the whole batch.
-            statistics: the moving statistics before the step.
+            statistics: the moving statistics before the step. A step that is not finite brings them back.
         """
         with tf.name_scope("optimizer"):
-            norm = self._update(gradients, total, zip(self.model.non_trainable_variables, statistics, strict=True))
+            step, norm = self.optimizer.iterations, tf.linalg.global_norm(gradients)
+            if self.config.clip_norm:
+                gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
+            finite = tf.math.is_finite(total + norm)
+            self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
+            stopped = self.is_stopped()
+            for variable, before in zip(self.model.non_trainable_variables, statistics, strict=True):
+                variable.assign(tf.where(stopped, before, variable))
+            gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
+            pairs = zip(gradients, self.model.trainable_variables)
+            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
         with tf.name_scope("metrics"):
             for name, value in {**losses, "gradient_norm": norm}.items():
                 self.sums[name].update_state(value)
-
-    def _update(self, gradients, total, statistics):
-        """Updates the weights, unless the loss or a gradient is not finite. Returns the norm of the gradients.
-
-        Args:
-            gradients, total: gradients and loss of the whole batch.
-            statistics: (moving statistic, its value before the step) of each. A step that is not finite brings them
-                back.
-        """
-        step = self.optimizer.iterations
-        norm = tf.linalg.global_norm(gradients)
-        if self.config.clip_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.config.clip_norm, norm)
-        finite = tf.math.is_finite(total + norm)
-        self.bad_step.assign(tf.where(finite | self.is_stopped(), self.bad_step, step))
-        stopped = self.is_stopped()
-        for variable, before in statistics:
-            variable.assign(tf.where(stopped, before, variable))
-        gradients = [tf.where(stopped, tf.zeros([], g.dtype), g) for g in gradients]
-        variables = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
-        return norm
 
     def _split_rows(self, batch):
         """The batch, whose maps are cut into rows for the devices of this replica."""
@@ -292,18 +282,14 @@ def first_non_finite(task, model, batch, count=5):
         look(f"input {name}", value)
     statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
     layers = [m for m in model.submodules if isinstance(m, keras.layers.Layer)]
-    calls = {}
-    try:
+    with contextlib.ExitStack() as after:
+        for variable, before in statistics:
+            after.callback(variable.assign, before)
         for layer in layers:
-            calls[layer] = layer.call
-            layer.call = _watched(layer, look)
+            after.callback(setattr, layer, "call", layer.call)
+            layer.call = functools.partial(_watched, layer, layer.call, look)
         with tf.GradientTape() as tape:
             losses = task.losses(model, batch)
-    finally:
-        for layer, call in calls.items():
-            layer.call = call
-        for variable, before in statistics:
-            variable.assign(before)
     for name, value in losses.items():
         look(f"loss {name}", value)
     variables = model.trainable_variables
@@ -312,12 +298,7 @@ def first_non_finite(task, model, batch, count=5):
     return names[:count]
 
 
-def _watched(layer, look):
-    call = layer.call
-
-    def watched(*args, **kwargs):
-        output = call(*args, **kwargs)
-        look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
-        return output
-
-    return watched
+def _watched(layer, call, look, *args, **kwargs):
+    output = call(*args, **kwargs)
+    look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
+    return output

@@ -52,8 +52,7 @@ class Status:
 
     def __init__(self, path, steps, batch, step=0):
         self.path, self.steps, self.batch, self._step = path, steps, batch, step
-        self._state, self._written = "", -math.inf
-        self.seconds, self.waits = collections.deque(maxlen=1000), collections.deque(maxlen=1000)
+        self._state, self._written, self._loops = "", -math.inf, collections.deque(maxlen=1000)
 
     def __enter__(self):
         return self
@@ -63,25 +62,24 @@ class Status:
         if state:
             self.write(state, self._step)
 
-    def add_loop(self, steps, seconds, waited=math.nan):
+    def add_loop(self, steps, seconds, waited):
         """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input."""
-        self.seconds.append(seconds / steps)
-        self.waits.append(waited / seconds)
+        self._loops.append((seconds / steps, waited / seconds))
 
     def speed(self):
         """dict of seconds a step (median, 90th and 99th percentile of the loops), images a second, and input's share.
 
-        What was not measured is not there.
+        It is empty before the first loop.
         """
-        names = ("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99")
-        if not self.seconds:
+        if not self._loops:
             return {}
-        times = np.percentile(self.seconds, (50, 90, 99))
-        shares = [share for share in self.waits if not math.isnan(share)]
+        seconds, shares = zip(*self._loops)
+        names = "seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"
+        times = dict(zip(names, map(float, np.percentile(seconds, (50, 90, 99)))))
         return {
-            **dict(zip(names, map(float, times))),
-            "images_per_second": self.batch / float(times[0]),
-            **({"input_bound": float(np.mean(shares))} if shares else {}),
+            **times,
+            "images_per_second": self.batch / times["seconds_per_step"],
+            "input_bound": float(np.mean(shares)),
         }
 
     def write(self, state, step):
@@ -189,21 +187,16 @@ class Watchdog:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
             faulthandler.dump_traceback_later(self.seconds, repeat=True, file=sys.__stderr__)
 
-    @contextlib.contextmanager
-    def paused(self):
-        """Nothing is written within this context."""
+    def pause(self):
+        """Nothing is written until the next `reset`."""
         faulthandler.cancel_dump_traceback_later()
-        try:
-            yield
-        finally:
-            self.reset()
 
     def __enter__(self):
         self.reset()
         return self
 
     def __exit__(self, *_):
-        faulthandler.cancel_dump_traceback_later()
+        self.pause()
 
 
 def show_steps(bar, step, compiled):

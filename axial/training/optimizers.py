@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -48,7 +49,7 @@ class _Stoppable(keras.optimizers.Optimizer):
             name = f"{type(self).__name__}.learning_rate"
             raise InputError(f"{name} = {learning_rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
         self._learning_rate = self._build_learning_rate(learning_rate)
-        self.is_stopped = _never
+        self.is_stopped = functools.partial(tf.constant, False)
 
     def build(self, variables):
         super().build(variables)
@@ -61,16 +62,17 @@ class _Stoppable(keras.optimizers.Optimizer):
             self._factors = types.MappingProxyType(factors)
             self._built = True
 
-    def _slot(self, variables, name, values=None):
-        """A variable like each of some, of zeros or of their `values`."""
-        values = [None] * len(variables) if values is None else values
-        return [self.add_variable_from_reference(v, name, initial_value=x) for v, x in zip(variables, values)]
+    def _slots(self, variables, *names):
+        """Of each name, a list of variables of zeros like some."""
+        return [[self.add_variable_from_reference(variable, name) for variable in variables] for name in names]
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
         stopped = self.is_stopped()
-        # Once for a step and a factor, not once for each variable.
-        scalars, factors = self._scalars(stopped), set(self._factors.values())
-        self._now = types.MappingProxyType({factor: _times(scalars, factor) for factor in factors})
+        scalars, found = self._scalars(stopped), {}
+        for factor in self._factors.values():  # once for a step and a factor, not once for each variable
+            if factor not in found:
+                found[factor] = {k: factor * x if k in ("lr", "decay") else x for k, x in scalars.items()}
+        self._now = types.MappingProxyType(found)
         super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
         self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
 
@@ -85,32 +87,11 @@ class _Stoppable(keras.optimizers.Optimizer):
         return {**super().get_config(), **own, "learning_rate": rate}
 
 
-def _times(scalars, factor):
-    """A step's scalars of the variables whose learning rate has a factor: 'rate' and 'decay' have the learning rate."""
-    if factor == 1:
-        return scalars
-    return {name: factor * value if name in ("rate", "decay") else value for name, value in scalars.items()}
-
-
 def _apply_adam(variable, moments, gradient, now):
     """Moves a variable and its two moments by TensorFlow's fused kernel, with a step's scalars."""
     first, second = moments
-    return tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=first.handle,
-        v=second.handle,
-        beta1_power=now["power_1"],
-        beta2_power=now["power_2"],
-        lr=now["rate"],
-        beta1=now["beta_1"],
-        beta2=now["beta_2"],
-        epsilon=now["epsilon"],
-        grad=gradient,
-    )
-
-
-def _never():
-    return tf.constant(False)
+    scalars = {name: now[name] for name in ("lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power")}
+    return tf.raw_ops.ResourceApplyAdam(var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **scalars)
 
 
 @checked
@@ -150,7 +131,7 @@ class RAdamLookahead(_Stoppable):
         self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
 
     def _add_slots(self, variables):
-        self._first, self._second, self._slow = (self._slot(variables, n) for n in ("first", "second", "slow"))
+        self._first, self._second, self._slow = self._slots(variables, "first", "second", "slow")
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
@@ -169,13 +150,13 @@ class RAdamLookahead(_Stoppable):
         moves = tf.where(stopped, 0.0, 1.0)
         sync = (number % self.sync_period == 0) & ~stopped
         return {
-            "rate": moves * tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
+            "lr": moves * tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
             "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
             "decay": moves * self.decay * self.learning_rate,
-            "power_1": tf.zeros([]),  # the rate has the corrections
-            "power_2": tf.zeros([]),
-            "beta_1": tf.where(stopped, 1.0, self.beta_1),
-            "beta_2": tf.where(stopped, 1.0, self.beta_2),
+            "beta1_power": tf.zeros([]),  # the rate has the corrections
+            "beta2_power": tf.zeros([]),
+            "beta1": tf.where(stopped, 1.0, self.beta_1),
+            "beta2": tf.where(stopped, 1.0, self.beta_2),
             "sync": sync,
             "slow": tf.where(sync, self.slow_step, 0.0),
             "first": tf.where((number == 1) & ~stopped, 1.0, 0.0),
@@ -187,7 +168,7 @@ class RAdamLookahead(_Stoppable):
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
             adam = _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
-        with tf.control_dependencies([adam] if adam is not None else []):
+        with tf.control_dependencies([adam]):
             fast = variable.read_value()
         if self.decay and not NO_DECAY.search(variable.name) and not TABLE.search(variable.name):
             fast -= now["decay"] * start
@@ -230,20 +211,19 @@ class NesterovMomentum(_Stoppable):
     ):
         super().__init__(learning_rate, name=name, **kwargs)
         self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
-        self.decay_tables = decay_tables
-        self.averages = []
+        self.decay_tables, self.averages = decay_tables, []
 
     def _add_slots(self, variables):
-        self._velocities = self._slot(variables, "velocity")
+        (self._velocities,) = self._slots(variables, "velocity")
         if self.average:
-            self.averages = self._slot(variables, "average", variables)
+            self.averages = [self.add_variable_from_reference(v, "average", initial_value=v) for v in variables]
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
         moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations - self.first_step, tf.float32)
         kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
         return {
-            "rate": moves * self.learning_rate,
+            "lr": moves * self.learning_rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
             "ahead": moves * (self.momentum if self.nesterov else 1.0),
             "average": moves * (1 - kept),
@@ -254,7 +234,7 @@ class NesterovMomentum(_Stoppable):
         decays = self.decay_tables if TABLE.search(variable.name) else not NO_DECAY.search(variable.name)
         if self.decay and decays:
             gradient += self.decay * variable
-        move = now["rate"] * gradient
+        move = now["lr"] * gradient
         velocity = self._velocities[index].assign(now["velocity"] * self._velocities[index] - move)
         weight = variable.assign_add(now["ahead"] * velocity - (move if self.nesterov else 0.0))
         if self.average:
@@ -288,18 +268,18 @@ class Adam(_Stoppable):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def _add_slots(self, variables):
-        self._first, self._second = (self._slot(variables, name) for name in ("first", "second"))
+        self._first, self._second = self._slots(variables, "first", "second")
 
     def _scalars(self, stopped):
         """The scalars of this step, which the updates of all variables share."""
         step = tf.cast(self.iterations - self.first_step + 1, tf.float32)
         return {
-            "rate": tf.where(stopped, 0.0, self.learning_rate),
-            "power_1": self.beta_1**step,
-            "power_2": self.beta_2**step,
+            "lr": tf.where(stopped, 0.0, self.learning_rate),
+            "beta1_power": self.beta_1**step,
+            "beta2_power": self.beta_2**step,
             "epsilon": self.epsilon,
-            "beta_1": tf.where(stopped, 1.0, self.beta_1),
-            "beta_2": tf.where(stopped, 1.0, self.beta_2),
+            "beta1": tf.where(stopped, 1.0, self.beta_1),
+            "beta2": tf.where(stopped, 1.0, self.beta_2),
         }
 
     def update_step(self, gradient, variable):
@@ -330,6 +310,10 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self):
         return arguments(self)
 
+    def ramp(self, step, start=0.0):
+        """The share of the peak in the warm-up: a line from `start`, at step 0, to 1."""
+        return start + (1 - start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
+
 
 @checked
 @dataclasses.dataclass(eq=False)
@@ -354,8 +338,7 @@ class WarmupPoly(_Schedule):
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         left = tf.clip_by_value(1 - step / self.steps, 0.0, 1.0)
-        ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
-        return self.peak * ramp * left**self.power
+        return self.peak * self.ramp(step + 1) * left**self.power
 
 
 @checked
@@ -383,8 +366,7 @@ class WarmupCosine(_Schedule):
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         share = tf.clip_by_value((step - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
-        ramp = tf.minimum((step + 1) / self.warmup, 1.0) if self.warmup else 1.0
-        return self.peak * ramp * (1 + tf.cos(math.pi * share)) / 2
+        return self.peak * self.ramp(step + 1) * (1 + tf.cos(math.pi * share)) / 2
 
 
 @checked
@@ -416,8 +398,7 @@ class WarmupSteps(_Schedule):
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         passed = tf.add_n([tf.cast(step >= drop, tf.float32) for drop in self.drops]) if self.drops else 0.0
-        ramp = self.start + (1 - self.start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
-        return self.peak * ramp * self.factor**passed
+        return self.peak * self.ramp(step, self.start) * self.factor**passed
 
 
 @checked

@@ -1,6 +1,5 @@
 """Checkpoints of a run, written by one or several processes."""
 
-import contextlib
 import functools
 import glob
 import os
@@ -15,12 +14,15 @@ from axial.training.strategy import is_chief, total_over_workers
 from axial.weights.checkpoint import run_checkpoints
 
 
-@contextlib.contextmanager
-def saving(checkpoint, folder, keep, strategy):
-    """The `Saver` of a `tf.train.Checkpoint` to a folder.
+class Saver:
+    """Writes the checkpoints of a `tf.train.Checkpoint` to a folder, and removes the oldest ones.
 
     Of several workers only the chief's checkpoints stay. The others must take part, because moving statistics are means
     over all replicas.
+
+    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
+    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
+    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
 
     Args:
         checkpoint: `tf.train.Checkpoint`.
@@ -28,28 +30,16 @@ def saving(checkpoint, folder, keep, strategy):
         keep: number of latest ones that stay.
         strategy: `tf.distribute` strategy.
     """
-    gfile.check_plain(folder)
-    chief = is_chief(strategy)
-    with contextlib.nullcontext(folder) if chief else tempfile.TemporaryDirectory() as own:
-        if chief:
+
+    def __init__(self, checkpoint, folder, keep, strategy):
+        gfile.check_plain(folder)
+        self.folder, self.strategy, self._last, own = folder, strategy, None, folder
+        if is_chief(strategy):
             _list_checkpoints(folder)
-        yield Saver(tf.train.CheckpointManager(checkpoint, own, keep), folder, strategy)
-
-
-class Saver:
-    """Writes checkpoints, and removes the oldest ones.
-
-    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
-    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
-    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
-
-    Args:
-        manager: `tf.train.CheckpointManager`.
-        folder, strategy: see `saving`.
-    """
-
-    def __init__(self, manager, folder, strategy):
-        self.manager, self.folder, self.strategy, self._last = manager, folder, strategy, None
+        else:
+            self._own = tempfile.TemporaryDirectory()  # goes with this object
+            own = self._own.name
+        self.manager = tf.train.CheckpointManager(checkpoint, own, keep)
 
     def save(self, step):
         """Writes the checkpoint of a step, unless that was the last one that it wrote.

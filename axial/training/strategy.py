@@ -1,24 +1,21 @@
-"""The devices and the precision of a training or an evaluation."""
+"""The devices of a training or an evaluation, and the processes that share it."""
 
 import json
 import math
 import os
+import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.parse
 
 import tensorflow as tf
-import tf_keras as keras
 
-from axial.errors import InputError, Preempted, nearest
+from axial.errors import InputError, Preempted
 from axial.io.read import first_line
+from axial.io.show import say
 from axial.layers.device import local_replicas
 
-STRATEGIES = ("default", "mirrored", "tpu")
 SERVER_SECONDS = 120  # in which all servers of a slice must have come
-PRECISIONS = ("float32", "mixed_bfloat16")
 
 
 def make_strategy(name="default", tpu="local", partitions=1):
@@ -32,33 +29,31 @@ def make_strategy(name="default", tpu="local", partitions=1):
         partitions: TPU cores of each replica; see `TrainingConfig`.
 
     Raises:
-        InputError: no such device, or an unknown name; a TF_CONFIG that is not a cluster of workers.
+        InputError: no such device; a TF_CONFIG that is not a cluster of workers.
         Preempted: another worker has stopped.
     """
     workers = cluster_workers()
     if workers > 1 and name != "mirrored":
         raise InputError(f"TF_CONFIG names {workers} workers: --strategy=mirrored trains on all of them, got {name}")
+    if workers > 1:
+        return _workers(workers)
     if name == "default":
         return tf.distribute.get_strategy()
     if name == "mirrored":
-        if workers > 1:
-            return _workers(workers)
         gpus = tf.config.list_logical_devices("GPU")
         devices = gpus or tf.config.list_logical_devices("CPU")
         if not gpus and len(devices) < 2:
             raise InputError("--strategy=mirrored: no GPU was found; --strategy=default needs none")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
-    if name == "tpu":
-        try:
-            _wait_for_servers(tpu)
-            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
-            if tpu not in ("", "local"):
-                tf.config.experimental_connect_to_cluster(resolver)
-            topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-        except Exception as error:  # the runtime raises anything from ValueError to NotFoundError
-            raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({first_line(error)[:200]})") from None
-        return tf.distribute.TPUStrategy(resolver, **_shared(topology, partitions))
-    raise InputError(f"--strategy={name}: unknown{nearest(name, STRATEGIES)}: {', '.join(STRATEGIES)}")
+    try:
+        _wait_for_servers(tpu)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu)
+        if tpu not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+    except Exception as error:  # the runtime raises anything from ValueError to NotFoundError
+        raise InputError(f"--strategy=tpu --tpu={tpu}: no TPU was found ({first_line(error)[:200]})") from None
+    return tf.distribute.TPUStrategy(resolver, **_shared(topology, partitions))
 
 
 def _wait_for_servers(tpu):
@@ -137,32 +132,20 @@ def cluster_workers():
 # What TensorFlow raises when another process is gone, or answers too late.
 LOST = tuple(getattr(tf.errors, f"{name}Error") for name in ("Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"))
 GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
-# TensorFlow holds Python's lock while it waits, so another process has to end this one.
-_END_PARENT = """
-import os, select, sys
-seconds, message = float(sys.argv[1]), sys.argv[2]
-if not select.select([sys.stdin], [], [], seconds)[0]:  # closed by a parent that goes on, or has ended
-    print(message, file=sys.stderr, flush=True)
-    os.kill(os.getppid(), 9)
-"""
 
 
 def _workers(count):
-    message = (
-        f"TF_CONFIG: not all of its {count} workers have come in {GATHER_SECONDS} s; start the same command again on "
-        "all of them"
-    )
-    command = [sys.executable, "-c", _END_PARENT, str(GATHER_SECONDS), message]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # Ctrl-C is for this process
-        try:
-            return tf.distribute.MultiWorkerMirroredStrategy()
-        except LOST as error:
-            raise Preempted(
-                f"TF_CONFIG: another worker has stopped ({first_line(error)[:150]}); start the same command again on "
-                "all of them"
-            ) from None
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
-            raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
+    again = "start the same command again on all of them"
+    say(f"TF_CONFIG: ends if not all of its {count} workers come in {GATHER_SECONDS} s; then {again}", error=True)
+    signal.alarm(GATHER_SECONDS)  # by the system, as TensorFlow holds Python's lock while it waits
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except LOST as error:
+        raise Preempted(f"TF_CONFIG: another worker has stopped ({first_line(error)[:150]}); {again}") from None
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
+    finally:
+        signal.alarm(0)
 
 
 # === One process of several ===
@@ -195,14 +178,3 @@ def total_over_workers(strategy, value):
 
     values = strategy.experimental_distribute_values_from_function(of_replica)
     return float(strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy())
-
-
-def set_precision(name):
-    """Makes `name` the precision policy of all layers that are made from now on.
-
-    Raises:
-        InputError: a name other than 'float32' and 'mixed_bfloat16'.
-    """
-    if name not in PRECISIONS:
-        raise InputError(f"precision {name!r} is unknown{nearest(name, PRECISIONS)}: {', '.join(PRECISIONS)}")
-    keras.mixed_precision.set_global_policy(name)

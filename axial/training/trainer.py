@@ -17,18 +17,11 @@ from axial.io.read import first_line
 from axial.io.show import plain, progress, say
 from axial.io.write import make_folder, output_folder
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
-from axial.training.evaluating import evaluating
+from axial.training.evaluating import Evaluations
 from axial.training.loop import Loop, check_loop
 from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, show_steps
-from axial.training.saving import saving
-from axial.training.strategy import (
-    LOST,
-    check_partitions,
-    has_other_hosts,
-    is_chief,
-    set_precision,
-    total_over_workers,
-)
+from axial.training.saving import Saver
+from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers
 from axial.weights.checkpoint import refused, remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
@@ -124,7 +117,7 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     strategy = strategy or tf.distribute.get_strategy()
     check_batch(config, strategy.num_replicas_in_sync, row=task.row)
     check_partitions(config.partitions, strategy)
-    set_precision(config.precision)
+    keras.mixed_precision.set_global_policy(config.precision)
     settings = trained_with(task, optimizer, config)
     check_names(change, settings)
     latest = latest_checkpoint(model_dir)
@@ -178,9 +171,8 @@ def _run(loop, model_dir, latest, *, start, begin, profile):
     summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
     options = dict(total=config.steps, initial=step, unit="step", disable=not folder)
     options["postfix"] = "compiling the first step" if step < config.steps else None
+    saver, evaluations = Saver(checkpoint, model_dir, config.keep, loop.strategy), Evaluations(loop, model_dir)
     with (
-        saving(checkpoint, model_dir, config.keep, loop.strategy) as saver,
-        evaluating(loop, model_dir) as evaluations,
         Profile(folder, profile) as trace,
         Status(folder, config.steps, config.batch, step) as status,
         StopRequests() as requests,
@@ -266,23 +258,25 @@ def _restored(loop, latest, start):
         latest: prefix of the run's latest checkpoint, or None.
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """
-    model, optimizer = loop.model, loop.optimizer
-    averages = {"averages": optimizer.averages} if getattr(optimizer, "averages", None) else {}
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
+    model, optimizer, averages = loop.model, loop.optimizer, getattr(loop.optimizer, "averages", [])
+    parts = {"averages": averages} if averages else {}
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **parts)  # `restore_model` looks for `model`
+    begins = not latest
     if latest:
         check_fits(model, latest)
         with refused(latest, "cannot be restored"):
-            _restore(checkpoint, optimizer, latest)
+            begins = not _restored_slots(checkpoint, optimizer, latest)
     elif start:
         say(*initialize(model, start, loop.task.model, loop.config.random_frozen).splitlines(), error=True)
-        _begin_averages(optimizer, model)
     elif not loop.config.random_frozen:
         check_frozen(model, loop.task.model)
+    for average, weight in zip(averages if begins else (), model.trainable_variables):
+        average.assign(weight)
     return checkpoint
 
 
-def _restore(checkpoint, optimizer, latest):
-    """Restores all, but the slots of another optimizer: they mean something else. Ours begin at this step."""
+def _restored_slots(checkpoint, optimizer, latest):
+    """Restores all, but the slots of another optimizer: they mean something else. Returns False where they begin."""
     stored, step = stored_optimizer(latest)
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
@@ -291,17 +285,12 @@ def _restore(checkpoint, optimizer, latest):
         checkpoint.restore(latest)
         if value is not None:
             rate.assign(value)
-        return
+        return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)
     tf.train.Checkpoint(model=checkpoint.model).read(latest).expect_partial()
     optimizer.iterations.assign(step)
     optimizer.first_step.assign(step)
-    _begin_averages(optimizer, checkpoint.model)
-
-
-def _begin_averages(optimizer, model):
-    for average, weight in zip(getattr(optimizer, "averages", ()), model.trainable_variables):
-        average.assign(weight)
+    return False
 
 
 @contextlib.contextmanager

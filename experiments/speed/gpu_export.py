@@ -15,13 +15,13 @@ import re
 import msgspec
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 import axial
 from axial.errors import InputError
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
 from axial.training.loop import Loop
-from axial.training.strategy import set_precision
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
 from gpu_measures import hlo, make_step, multiply_adds  # which adds the folder of what follows
@@ -155,7 +155,7 @@ def write_training(folder, build, count):
         for i, batch in enumerate(dataset.take(count).as_numpy_iterator())
         for key, value in batch.items()
     }
-    set_precision(training.precision)
+    keras.mixed_precision.set_global_policy(training.precision)
     model = task.build_model()
     optimizer.build(model.trainable_variables)
     schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")

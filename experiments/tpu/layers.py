@@ -9,6 +9,7 @@ import re
 import sys
 
 import tensorflow as tf
+import tf_keras as keras
 from absl import flags
 
 import tpu_compile
@@ -19,7 +20,6 @@ from axial.errors import InputError, check_installed
 from axial.io.show import say, working
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
-from axial.training.strategy import set_precision
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))
 import study_speed
@@ -35,7 +35,7 @@ def _compile_layers(layers):
     Args:
         layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
     """
-    set_precision("mixed_bfloat16")
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
     for name, layer, shape in layers():
         with working(f"{FLAGS.slice}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)

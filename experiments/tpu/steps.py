@@ -3,6 +3,7 @@
 import dataclasses
 
 import tensorflow as tf
+import tf_keras as keras
 
 import tpu_compile
 import tpu_table
@@ -10,7 +11,6 @@ from axial.chips import replicas_of
 from axial.cli import app
 from axial.serving.fold import fold
 from axial.training.loop import Loop, check_loop
-from axial.training.strategy import set_precision
 from axial.training.trainer import check_batch
 
 
@@ -45,7 +45,7 @@ def training_step(build, batch, replicas, slice_name):
         task, training, optimizer = build()
         row = task.row
         check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
-        set_precision(training.precision)
+        keras.mixed_precision.set_global_policy(training.precision)
         model = task.build_model()
         optimizer.build(model.trainable_variables)
         check_loop(task, model, training, strategy)

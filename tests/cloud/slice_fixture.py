@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from axial.cloud import runs
@@ -180,15 +181,9 @@ def kill(process):
 
 def below(pid):
     """The processes that a process has started, and those that these have started."""
-    parents = {}
-    for path in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if path.name.isdigit():
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
 
 
 def free_port():

@@ -73,7 +73,7 @@ def test_a_run_from_boot_to_deletion(host):
     assert [line[:7] for line in lines] == ["host 2 ", "sleep 3", "host 2 "]
 
 
-@pytest.mark.parametrize("codes, starts", [((42, 42, 0), 3), ((42, 2), 2), ((70,), 1), ((124,), 1), ((137,), 1)])
+@pytest.mark.parametrize("codes, starts", [((42, 42, 0), 3), ((42, 2), 2), ((137,), 1)])
 def test_42_starts_again_and_every_other_end_deletes(host, codes, starts):
     lines, calls, done = host(codes, slice=slices.find_slice("v5e-8"))
     assert [line[:7] for line in lines] == ["install", *["host  o", "sleep 3"] * (starts - 1), "host  o"]

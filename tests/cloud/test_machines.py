@@ -21,21 +21,16 @@ SCRIPTS = ROOT / "scripts" / "tpu"
 NOT_FOUND = json.dumps({"error": {"code": 404, "message": "Resource 'n' was not found", "status": "NOT_FOUND"}})
 
 
-@pytest.mark.parametrize(
-    "image, slice_, tensorflow, said",
-    [
-        (None, None, "2.20.0", None),
+def test_doctor_names_an_image_that_does_not_fit():
+    for image, slice_, tensorflow, said in (
         ("v2-alpha-tpuv6e", "v6e-16", "2.20.0", None),
         ("tpu-vm-tf-2.18.0-pod-pjrt", "v4-32", "2.18.0", None),
         ("tpu-vm-tf-2.18.0-pod-pjrt", "v4-32", "2.20.0", "TensorFlow 2.20.0 is installed on tpu-vm-tf-2.18.0-pod-pjrt"),
         ("tpu-vm-tf-2.18.0-pjrt", "v4-32", "2.18.1", "image tpu-vm-tf-2.18.0-pjrt: v4-32 has 4 hosts"),
         ("tpu-vm-tf-2.12.0-pjrt", "v4-8", "2.12.0", "2.18 to 2.20"),
-    ],
-)
-def test_doctor_names_an_image_that_does_not_fit(image, slice_, tensorflow, said):
-    environment = {"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_} if image else {}
-    found = doctor.image_problems(environment, tensorflow)
-    assert found == [] if said is None else len(found) == 1 and said in found[0]
+    ):
+        found = doctor.image_problems({"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_}, tensorflow)
+        assert found == [] if said is None else len(found) == 1 and said in found[0]
 
 
 def test_a_node_as_cloud_tpu_client_tells_it():
@@ -161,10 +156,8 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
 def test_the_virtual_environment_may_have_an_absolute_path(tmp_path):
     """Its Python says which TensorFlow is there, and not the one that runs otherwise."""
     image(tmp_path / "venv", "tensorflow-2.18.0")
-    ambient = image(tmp_path / "ambient", "tensorflow-2.19.0")
-    for venv in (tmp_path / "venv", os.path.relpath(tmp_path / "venv", SCRIPTS.parents[1])):
-        result = install(ambient, AXIAL_VENV=str(venv))
-        assert result.returncode == 0 and "tf-keras>=2.18.0" in result.stdout, result.stdout + result.stderr
+    result = install(image(tmp_path / "ambient", "tensorflow-2.19.0"), AXIAL_VENV=str(tmp_path / "venv"))
+    assert result.returncode == 0 and "tf-keras>=2.18.0" in result.stdout, result.stdout + result.stderr
 
 
 def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):

@@ -24,7 +24,6 @@ def finish(process, seconds=30):
     [
         ((), 0, 1),
         (("4 2",), 2, 1),
-        (("4 42",), 42, 1),
         (("4 1", "8 -9", "9 -11"), 0, 4),  # a new checkpoint each time
         (("5 1", "5 1", "5 -9"), 137, 3),
     ],
@@ -75,11 +74,6 @@ def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
     assert len(here.starts()) == 1 and here.weights()[0] == steps
 
 
-def test_a_trainer_that_does_not_save_at_the_deadline_is_killed(here):
-    here.describe("--steps=100000", "--pause=1000", seconds=2)
-    assert finish(here.start()) == 124 and not (here.model / "weights").exists()
-
-
 def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
     """The second waits for longer than a lease of 3 s; as the first goes on, that is bad input."""
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
@@ -94,14 +88,13 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
     assert finish(first) == 42
 
 
-@pytest.mark.parametrize("ends", [kill, lambda process: process.kill()], ids=["all", "alone"])
-def test_a_run_waits_for_the_lease_of_one_that_was_killed(here, ends):
+def test_a_run_waits_for_the_lease_of_one_that_was_killed(here):
     """A supervisor that is killed alone takes its trainer with it."""
     here.plan("4 hang")
     process = here.start()
     until((here.model / "weights").exists)
-    ends(process)
-    assert (here.model / FILE).exists()
+    process.kill()
+    assert finish(process) and (here.model / FILE).exists()
     assert finish(here.start()) == 0 and here.weights() == untouched()
     assert "waits for the lease" in here.output() and "TWO TRAINERS" not in here.log
 
@@ -123,15 +116,6 @@ def test_leases_of_two_who_start_at_once(tmp_path):
     first._write = lambda: (write(), second._write())
     assert not first.take(9.0) and not first._thread.is_alive()
     assert second._read().run == "b"
-
-
-def test_a_holder_that_was_suspended_leaves_the_lease_of_another(tmp_path):
-    lease = Lease(str(tmp_path), "a", 1.0)
-    assert lease.take(9.0)
-    theirs = '{"token": "x", "beat": 1, "run": "other", "host": "h"}'
-    (tmp_path / FILE).write_text(theirs)
-    lease.release()
-    assert (tmp_path / FILE).read_text() == theirs
 
 
 def test_a_damaged_lease_is_taken_as_one_of_a_silent_holder(tmp_path):
@@ -164,18 +148,17 @@ def test_a_folder_that_cannot_be_written_is_bad_input(here):
     assert finish(here.start()) == 2 and "no lease can be written" in here.output()
 
 
-@pytest.mark.parametrize(
-    "variables, said",
-    [
+def test_a_description_that_is_none_is_one_line(monkeypatch):
+    for variables, said in (
         ({runs.VARIABLE: "{}"}, "AXIAL_RUN: not the description of a run"),
-        ({runs.VARIABLE: "no"}, "AXIAL_RUN: not the description of a run"),
         ({"AXIAL_HOST": "1"}, "AXIAL_HOST=1"),
         ({"AXIAL_HOSTS": "a,b"}, "expected one of 1 hosts"),
-    ],
-)
-def test_a_description_that_is_none_is_one_line(here, variables, said):
-    assert finish(here.start(environment=variables)) == 2
-    assert said in here.output() and here.output().count("\n") == 1
+    ):
+        run = runs.Run(name="run", arguments=[], model_dir="m", deadline=0.0)
+        for name, value in {runs.VARIABLE: run.to_json(), "AXIAL_HOST": "0", "AXIAL_HOSTS": "", **variables}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InputError, match=said):
+            runs.from_environment()
 
 
 # === Several hosts ===
@@ -187,15 +170,12 @@ def together(here, **options):
     return [here.start(host) for host in range(3)]
 
 
-@pytest.mark.parametrize("plan, code", [(("4 2",), 2), (("4 1", "6 -9"), 0)])
-def test_all_hosts_end_with_the_code_of_the_first(here, plan, code):
-    here.plan(*plan)
-    assert [finish(process) for process in together(here)] == [code] * 3
+def test_all_hosts_end_with_the_code_of_the_first(here):
+    here.plan("4 1", "6 2")
+    assert [finish(process) for process in together(here)] == [2] * 3
     arguments, variables = here.starts()[0]
     tpu = ",".join(f"grpc://127.0.0.{host}:{here.run.port}" for host in (1, 2, 3))
     assert arguments[1] == f"--tpu={tpu}" and variables["TPU_LOAD_LIBRARY"] == "0"
-    if code == 0:
-        assert here.weights() == untouched()
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -234,13 +214,6 @@ def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     processes[2].send_signal(signal.SIGTERM)
     assert [finish(process) for process in processes] == [42, 42, 42]
     assert here.weights()[0] == 5  # 4 was the last of its own
-
-
-@pytest.mark.slow
-def test_the_deadline_of_several_hosts(here):
-    here.plan("3 hang")
-    processes = together(here, seconds=15)
-    assert [finish(process) for process in processes] == [124, 124, 124] and here.weights()[0] == 3
 
 
 def test_hosts_that_do_not_come_are_not_waited_for(here):

@@ -1,13 +1,11 @@
 """Other processes score to the same bits as one, in order, and leave with it."""
 
-import functools
 import subprocess
 import sys
 
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
@@ -31,40 +29,17 @@ def photos(sample_dir, shard=(0, 1), skip=0):
     return evaluation_dataset(sample_dir, "val2017", COCO, (17, 17), shard=shard, skip=skip)
 
 
-@pytest.fixture(scope="module")
-def wanted(sample_dir):
-    scores = PanopticScores(COCO)
-    seen = [scores.update(*pair) for pair in shifted(photos(sample_dir))]
-    return scores, seen
-
-
-def test_other_processes_score_the_same_bits(sample_dir, wanted):
-    total, seen = PanopticScores(COCO), []
-    for part, pairs in processes.scored(
-        shifted(photos(sample_dir)), functools.partial(PanopticScores, COCO), processes=2
-    ):
-        assert len(pairs) <= processes.AT_ONCE
-        total.merge(part)
-        seen += [found for _, found in pairs]
-    np.testing.assert_equal(total.state(), wanted[0].state())
-    np.testing.assert_equal(seen, wanted[1])
-
-
-def test_an_error_of_another_process_is_raised_here():
-    found = [({"image/id": tf.constant(1)}, {"panoptic": 1})]
-    with pytest.raises(KeyError):
-        list(processes.scored(found, functools.partial(PanopticScores, COCO), processes=1))
-
-
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, wanted, others):
-    """What was scored before the stop is not predicted again, and the scores are the same."""
+def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
+    """What was scored before the stop is not predicted again, and the scores have the bits of one process."""
     monkeypatch.setattr("axial.evaluation.split_run.number_of", lambda photos: others)
-    total, watched, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
+    wanted = PanopticScores(COCO)
+    wanted_seen = [wanted.update(*pair) for pair in shifted(photos(sample_dir))]
+    total, found_seen, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
 
     def stop(example, seen):
-        watched.append(int(example["image/id"]))
-        if len(watched) == 3:
+        found_seen.append(seen)
+        if len(found_seen) == 3:
             raise Preempted("stop")
 
     def examples(shard, skip):
@@ -77,9 +52,10 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, wanted,
 
     with pytest.raises(Preempted):
         run(stop)
-    result = run()
+    result = run(lambda _, seen: found_seen.append(seen))
     assert skipped[0] == 0 and 3 <= skipped[1] <= 3 + processes.AT_ONCE
-    np.testing.assert_equal(result, wanted[0].result())
+    np.testing.assert_equal(found_seen, wanted_seen[:3] + wanted_seen[skipped[1] :])
+    np.testing.assert_equal(result, wanted.result())
     np.testing.assert_equal(run(), result)
     assert len(skipped) == 2  # nothing is read of what is complete
     with pytest.raises(InputError, match="its step is 1 and not 2"):
@@ -99,7 +75,6 @@ def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     script = tmp_path / "script.py"  # without a guard of its main module, as a user may write it
     script.write_text(
         "import functools, itertools, os, time\n"
-        "from axial.data.specs import COCO\n"
         "from axial.evaluation import processes\n"
         "class Scores:\n"
         "    def update(self, example, prediction): return os.getpid()\n"

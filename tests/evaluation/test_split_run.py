@@ -1,11 +1,12 @@
 """Scores and results of a split do not depend on the order of its records."""
 
+import contextlib
 import json
+import pathlib
 import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from axial.data import convert
 from axial.data.converters import imagenet, text
@@ -23,27 +24,25 @@ from axial.tasks.translation import feed
 from axial.tasks.translation.evaluation import TRANSLATION
 
 
+def converted(folder, split, spec, found, encode=convert.encode_item):
+    items, source = found
+    convert.convert_split(items, encode, spec, split, output_dir=folder, source=source, progress=False)
+    return split
+
+
 def coco_split(folder, **_):
-    items, source = coco_items(SAMPLE_DIR, "val2017")
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, convert.encode_item, COCO, "val2017", **options)
-    return "val2017"
+    return converted(folder, "val2017", COCO, coco_items(SAMPLE_DIR, "val2017"))
 
 
 def colours_split(folder, colours, **_):
     root = colours.removesuffix("data") + "photos"
-    items, source = imagenet.imagenet_items(root, "val")
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, convert.encode_item, imagenet.imagenet_spec(root), "val", **options)
-    return "val"
+    return converted(folder, "val", imagenet.imagenet_spec(root), imagenet.imagenet_items(root, "val"))
 
 
 def texts_split(folder, texts, **_):
-    spec = read_manifest(texts, "val")["spec"]
-    items, source = text.listed_pairs(text.read_pairs, texts.removesuffix("data") + "texts", "val", ("en", "de"), spec)
-    options = dict(output_dir=folder, source=source, progress=False)
-    convert.convert_split(items, text.encode_pair, spec, "val", **options)
-    return "val"
+    spec, root = read_manifest(texts, "val")["spec"], texts.removesuffix("data") + "texts"
+    pairs = text.listed_pairs(text.read_pairs, root, "val", ("en", "de"), spec)
+    return converted(folder, "val", spec, pairs, text.encode_pair)
 
 
 def named_wrongly(example):
@@ -71,6 +70,28 @@ CASES = {
 }
 
 
+def evaluated(case, data, split, folder, until=None, **options):
+    """Evaluates a split until so many photos are predicted. Returns (`SplitRun`, its result, number of predictions)."""
+    kind, _, photos, canvas, predict = case
+    spec, asked = read_manifest(data, split)["spec"], []
+
+    def predictions(examples):
+        for number, example in enumerate(examples):
+            if number == until:
+                raise Stopped
+            asked.append(number)
+            yield example, predict(example)
+
+    run, found = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
+    with contextlib.suppress(Stopped):
+        found = run.run(lambda shard, skip: photos(data, split, spec, canvas, shard=shard, skip=skip), predictions)
+    return run, found, len(asked)
+
+
+class Stopped(Exception):
+    """Ends an evaluation early."""
+
+
 def unordered(scores):
     """The scores without orders of equal things."""
     if isinstance(scores, dict):
@@ -82,31 +103,22 @@ def unordered(scores):
 def test_permuted_records_have_the_scores_and_results_of_records_in_order(
     name, colours_dir, texts_dir, tmp_path, monkeypatch
 ):
-    """The whole split in the old order, the whole permuted split, and two shards of it, which are merged."""
-    kind, make_split, photos, canvas, predict = CASES[name]
-    found, orders = {}, {}
-    for order, seed in (("older", None), ("permuted", convert.PERMUTATION)):
-        monkeypatch.setattr(convert, "PERMUTATION", seed)
-        data, results = str(tmp_path / order), str(tmp_path / f"{order}_results")
-        split = make_split(data, colours=colours_dir, texts=texts_dir)
-        spec = read_manifest(data, split)["spec"]
-
-        def examples(shard, skip, place=(data, split, spec, canvas)):
-            return photos(*place, shard=shard, skip=skip)
-
-        def predictions(examples):
-            return ((example, predict(example)) for example in examples)
-
-        run = SplitRun(kind, spec, split, results_dir=results)
-        found[order] = unordered(run.run(examples, predictions)), written(results)
-        orders[order] = [name for _, name, _ in run.scores.photos]
-        parts = str(tmp_path / f"{order}_parts")
-        for i in range(2):
-            SplitRun(kind, spec, split, results_dir=parts, shard=(i, 2)).run(examples, predictions)
-        merged = merge(parts, split, find_evaluation)
-        assert (unordered(merged.scores.result()), written(parts)) == found[order]
-    assert sorted(orders["older"]) == sorted(orders["permuted"]) and orders["older"] != orders["permuted"]
-    assert found["older"] == found["permuted"]
+    """The whole split in the old order, and two shards of the permuted split, which are merged."""
+    data, found, orders = tmp_path / "older", [], []
+    monkeypatch.setattr(convert, "PERMUTATION", None)
+    split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
+    run, result, _ = evaluated(CASES[name], str(data), split, tmp_path / "whole")
+    found.append((unordered(result), written(tmp_path / "whole")))
+    orders.append([name for _, name, _ in run.scores.photos])
+    monkeypatch.undo()
+    CASES[name][1](str(tmp_path / "permuted"), colours=colours_dir, texts=texts_dir)
+    for i in range(2):
+        evaluated(CASES[name], str(tmp_path / "permuted"), split, tmp_path / "parts", shard=(i, 2))
+    merged = merge(str(tmp_path / "parts"), split, find_evaluation)
+    found.append((unordered(merged.scores.result()), written(tmp_path / "parts")))
+    orders.append([name for _, name, _ in sorted(merged.scores.photos)])
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+    assert found[0] == found[1]
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +127,9 @@ def named(tmp_path_factory):
     data = str(tmp_path_factory.mktemp("named"))
     split = coco_split(data)
 
-    def examples(shard, skip):
-        return evaluation_dataset(data, split, COCO, (17, 17), shard=shard, skip=skip)
-
-    def predictions(examples):
-        return ((example, named_wrongly(example)) for example in examples)
-
-    def run(folder, **options):
-        one = SplitRun(PANOPTIC, COCO, split, results_dir=str(folder), identity={"weights": "a"}, **options)
-        return one.run(examples, predictions)
+    def run(folder, thresholds=(), **options):
+        identity = {"weights": "a", **({"thresholds": list(thresholds)} if thresholds else {})}
+        return evaluated(CASES["panoptic"], data, split, folder, identity=identity, **options)[1]
 
     return run
 
@@ -135,38 +141,16 @@ def state_of(folder, shard):
 # === Parts of a state ===
 
 
-class Stopped(Exception):
-    """Ends an evaluation early."""
-
-
 @pytest.fixture(scope="module")
 def interrupted(colours_dir, tmp_path_factory):
-    """Function of a folder that evaluates a split of a classifier, until so many photos are predicted."""
-    kind, make_split, photos, canvas, predict = CASES["classification"]
+    """Function of a folder that evaluates a split of a classifier, and returns its result and number of predictions."""
     data = str(tmp_path_factory.mktemp("interrupted"))
-    split = make_split(data, colours=colours_dir)
-    spec = read_manifest(data, split)["spec"]
+    case, split = CASES["classification"], colours_split(data, colours=colours_dir)
 
-    def run(folder, *, until=None, shard=(0, 1), interval=0):
-        asked = []
+    def run(folder, **options):
+        return evaluated(case, data, split, folder, **{"interval": 0, **options})[1:]
 
-        def examples(shard, skip):
-            return photos(data, split, spec, canvas, shard=shard, skip=skip)
-
-        def predictions(examples):
-            for number, example in enumerate(examples):
-                if number == until:
-                    raise Stopped
-                asked.append(number)
-                yield example, predict(example)
-
-        one = SplitRun(kind, spec, split, results_dir=str(folder), shard=shard, interval=interval)
-        try:
-            return one.run(examples, predictions), len(asked)
-        except Stopped:
-            return None, len(asked)
-
-    run.split, run.spec, run.evaluation = split, spec, kind
+    run.split, run.spec, run.evaluation = split, read_manifest(data, split)["spec"], CLASSIFICATION
     return run
 
 
@@ -191,7 +175,7 @@ def test_each_part_holds_what_is_new_and_all_parts_are_the_whole(interrupted, tm
     assert all(len(part["annotations"]) == len(part["scores"]["photos"]) <= 1 for part in parts)
     found, left = interrupted(tmp_path / "resumed")
     assert json.dumps(found) == json.dumps(whole) and left == 0
-    assert written(str(tmp_path / "resumed")) == written(str(tmp_path / "whole"))
+    assert written(tmp_path / "resumed") == written(tmp_path / "whole")
 
 
 def test_parts_of_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path):
@@ -230,19 +214,19 @@ def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path):
     found, left = interrupted(tmp_path / "older", interval=1000)
     np.testing.assert_equal(found, whole)
     assert left == count - 2 and state.read_text() == text
-    assert written(str(tmp_path / "older")) == written(str(tmp_path / "whole"))
+    assert written(tmp_path / "older") == written(tmp_path / "whole")
 
 
 def test_photos_of_parts_after_a_missing_one_are_scored_again(interrupted, tmp_path):
     whole, count = interrupted(tmp_path)
     paths = sorted(tmp_path.glob(".*.state*.json"))
-    results = written(str(tmp_path))
+    results = written(tmp_path)
     for lost, left in (("state.1.json", count - 1), ("state.json", count)):
         for path in set(tmp_path.glob("[!.]*.json")):
             path.unlink()
         (tmp_path / f".{interrupted.split}.0-of-1.{lost}").unlink()
         np.testing.assert_equal(interrupted(tmp_path), (whole, left))
-        assert sorted(tmp_path.glob(".*.state*.json")) == paths and written(str(tmp_path)) == results
+        assert sorted(tmp_path.glob(".*.state*.json")) == paths and written(tmp_path) == results
 
 
 def test_a_part_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path):
@@ -282,8 +266,8 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
     assert states[0]["identity"] == states[1]["identity"] == {"weights": "a", "thresholds": [0.5, 0.75]}
 
 
-@pytest.mark.parametrize("first,second", [((), (0.5,)), ((0.5,), ())])
-def test_a_state_of_other_thresholds_is_refused(named, tmp_path, first, second):
+def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
+    first, second = (), (0.5,)
     words = f"its thresholds is {list(first) or None} and not {list(second) or None}"
     named(tmp_path / "whole", thresholds=first)
     for options in ({}, {"shard": (0, 2)}):
@@ -299,18 +283,15 @@ def test_a_state_without_its_counts_is_refused(named, tmp_path):
     named(tmp_path, thresholds=(0.5,))
     path = tmp_path / ".val2017.0-of-1.state.json"
     state = json.loads(path.read_text())
-    for field, value in (("tp", [[1]]), ("tp", [[-1] * COCO.num_classes]), ("thresholds", [0]), ("fp", None)):
-        broken = json.loads(json.dumps(state))
-        broken["scores"]["matching"][field] = value
-        path.write_text(json.dumps(broken))
+    for field, value in (("tp", [[1]]), ("thresholds", [0]), ("fp", None)):
+        state["scores"]["matching"] = {**state["scores"]["matching"], field: value}
+        path.write_text(json.dumps(state))
         with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
             named(tmp_path, thresholds=(0.5,))
-        with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
-            merge(str(tmp_path), "val2017", find_evaluation)
 
 
 def written(folder):
     """Dict from the names of the JSON results in a folder to their bytes."""
-    names = [name for name in tf.io.gfile.listdir(folder) if name.endswith(".json") and name[0] != "."]
-    assert names
-    return {name: tf.io.gfile.GFile(f"{folder}/{name}", "rb").read() for name in names}
+    found = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
+    assert found
+    return found

@@ -11,7 +11,7 @@ import sys
 
 TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 FILE = os.environ.get("AXIAL_ROUNDS")
-COLUMNS = ("finished", "one line, exit code 2", "preempted, exit code 42", "died")
+CODES = {0: "finished", 2: "one line, exit code 2", 42: "preempted, exit code 42"}
 
 
 def done(campaign, kind, number):
@@ -33,22 +33,14 @@ def read(path):
         return [json.loads(line) for line in file if line.endswith("\n")]
 
 
-def outcome(code):
-    return {0: COLUMNS[0], 2: COLUMNS[1], 42: COLUMNS[2]}.get(code, COLUMNS[3])
-
-
 def table(rows):
     """Markdown of how many rounds of each kind ended in which way."""
-    counts = collections.defaultdict(collections.Counter)
-    for campaign, kind, _, code in rows:
-        counts[campaign, kind][outcome(code)] += 1
-    lines = [
-        f"| campaign | kind | rounds | {' | '.join(COLUMNS)} |",
-        f"| {' | '.join(['---'] * (3 + len(COLUMNS)))} |",
-    ]
-    for (campaign, kind), found in sorted(counts.items()):
-        cells = [campaign, kind, found.total(), *(found[column] for column in COLUMNS)]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    counts = collections.Counter((campaign, kind, CODES.get(code, "died")) for campaign, kind, _, code in rows)
+    columns = *CODES.values(), "died"
+    lines = [f"| campaign | kind | rounds | {' | '.join(columns)} |", f"| {' | '.join(['---'] * 7)} |"]
+    for row in sorted({key[:2] for key in counts}):
+        cells = [counts[(*row, column)] for column in columns]
+        lines.append(f"| {' | '.join(map(str, [*row, sum(cells), *cells]))} |")
     return "\n".join(lines)
 
 

@@ -5,8 +5,6 @@ scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses
 """
 
 import contextlib
-import dataclasses
-import hashlib
 import os
 import pathlib
 import random
@@ -16,6 +14,7 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -26,6 +25,8 @@ TRAINING = (
     *("STEPS = 4", "TrainingConfig.steps_per_loop = 2", "TrainingConfig.eval_interval = 2"),
     *("TrainingConfig.checkpoint_interval = 2", "TrainingConfig.keep = 1"),
 )
+
+EVALUATE = "evaluate --saved_model={0}/export --data_dir={0}/data --results_dir={1}/results --split=val2017"
 
 # === What is disturbed ===
 
@@ -39,16 +40,12 @@ def train(whole, out):
     return [["train", *rounds.TINY, *bindings, f"--data_dir={whole}/data", f"--model_dir={out}/run"]]
 
 
-def evaluation(whole, out):
-    return ["evaluate", f"--saved_model={whole}/export", f"--data_dir={whole}/data", f"--results_dir={out}/results"]
-
-
 def evaluate(whole, out):
-    return [[*evaluation(whole, out), "--split=train2017", "--split=val2017", f"--json={out}/scores.json"]]
+    return [[*EVALUATE.format(whole, out).split(), "--split=train2017", f"--json={out}/scores.json"]]
 
 
 def shards(whole, out):
-    parts = [[*evaluation(whole, out), "--split=val2017", f"--shard={i}/2"] for i in (0, 1)]
+    parts = [[*EVALUATE.format(whole, out).split(), f"--shard={i}/2"] for i in (0, 1)]
     merge = ["evaluate", "merge", f"--results_dir={out}/results", "--split=val2017", f"--json={out}/scores.json"]
     return [*parts, merge]
 
@@ -65,31 +62,18 @@ WORKS = (convert, train, evaluate, shards, export, predict)
 SHARES = (6, 3, 4, 3, 3, 4)  # how often each is drawn: training takes longest
 
 
-@dataclasses.dataclass
-class Untouched:
-    """An untouched call of a work: its end state, and of each command the CPU seconds and the changes of its output."""
-
-    state: dict
-    seconds: list
-    changes: list
-
-
 @pytest.fixture(scope="session")
 def untouched(command, tmp_path_factory):
-    """Function that returns the `Untouched` of a work on what `whole` has."""
+    """Function of a work and `whole`: the end state of an untouched call, and a `Moment` of each command."""
     known = {}
 
     def find(work, whole):
         if work not in known:
-            out = tmp_path_factory.mktemp(work.__name__)
-            result = Untouched({}, [], [])
+            out, moments = tmp_path_factory.mktemp(work.__name__), []
             for call in work(whole, out):
-                watch = Moment(out)
-                assert command(*call, meanwhile=watch.follow).code == 0
-                result.seconds.append(watch.seconds)
-                result.changes.append(watch.changes)
-            result.state = state(out)
-            known[work] = result
+                moments.append(Moment(out))
+                assert command(*call, meanwhile=moments[-1].follow).code == 0
+            known[work] = state(out), moments
         return known[work]
 
     return find
@@ -105,16 +89,10 @@ def state(out):
         if path.suffix == ".index":
             reader = tf.train.load_checkpoint(str(path.with_suffix("")))
             tensors = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
-            found[name] = digest(
-                *(repr((k, getattr(v, "tobytes", lambda v=v: v)())) for k, v in sorted(tensors.items()))
-            )
+            found[name] = {key: getattr(value, "tobytes", lambda v=value: v)() for key, value in tensors.items()}
         elif ".data-" not in name:
-            found[name] = digest(path.read_bytes())
+            found[name] = path.read_bytes()
     return found
-
-
-def digest(*parts):
-    return hashlib.sha256(b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)).hexdigest()
 
 
 # === When ===
@@ -135,19 +113,18 @@ class Moment:
 
     def follow(self, pid):
         """Returns whether the moment has come."""
-        ticks, before = os.sysconf("SC_CLK_TCK"), listing(self._out)
-        while True:
-            try:
-                fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                return False
-            self.seconds = (int(fields[11]) + int(fields[12])) / ticks
-            if (now := listing(self._out)) != before:
-                before, self.changes = now, self.changes + 1
-            wanted = zip((self.seconds, self.changes), self._until)
-            if any(until is not None and value >= until for value, until in wanted):
-                return True
-            time.sleep(0.001)
+        before = listing(self._out)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            while process.status() != psutil.STATUS_ZOMBIE:
+                self.seconds = sum(process.cpu_times()[:2])
+                if (now := listing(self._out)) != before:
+                    before, self.changes = now, self.changes + 1
+                wanted = zip((self.seconds, self.changes), self._until)
+                if any(until is not None and value >= until for value, until in wanted):
+                    return True
+                time.sleep(0.001)
+        return False
 
 
 def listing(folder):
@@ -196,8 +173,7 @@ def no_large_files(pid, disk, rng):
 
 
 def no_memory(pid, disk, rng):
-    used = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = used + rng.randrange(2**26)
+    limit = psutil.Process(pid).memory_info().vms + rng.randrange(2**26)
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
 
 
@@ -235,19 +211,19 @@ def disk(tmp_path):
 
 def play(command, whole, untouched, *, disk, work, kind, aim, rng):
     """One round. Returns the exit code of the disturbed command."""
-    expected, out = untouched(work, whole), disk / "out"
+    (expected, moments), out = untouched(work, whole), disk / "out"
     out.mkdir()
     calls = work(whole, out)
     number = rng.randrange(len(calls))
     for call in calls[:number]:
         assert command(*call).code == 0
-    when = {"seconds": rng.uniform(0, expected.seconds[number])}
+    when = {"seconds": rng.uniform(0, moments[number].seconds)}
     if aim == "writing":
-        when = {"changes": rng.randint(1, max(1, expected.changes[number]))}
+        when = {"changes": rng.randint(1, max(1, moments[number].changes))}
     moment = Moment(out, **when)
 
     def disturb(pid):
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
             if moment.follow(pid):
                 FAULTS[kind](pid, disk, rng)
 
@@ -263,7 +239,7 @@ def play(command, whole, untouched, *, disk, work, kind, aim, rng):
         again = command(*call)
         assert again.code == 0, f"{what}\nagain: exit code {again.code}\n{again.err[-3000:]}"
     found = state(out)
-    names = sorted(set(found) ^ set(expected.state)) or [k for k in found if found[k] != expected.state[k]]
+    names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
     assert not names, f"{what}\ndifferent: {names}"
     return result.code
 

@@ -61,7 +61,7 @@ def run_resumes(task, batch, folder):
         np.testing.assert_array_equal(resumed.get_tensor(name), whole.get_tensor(name), err_msg=name)
 
 
-def moved_by_a_step(task, batch, wish, strategy=None):
+def moved_by_a_step(task, batch, wish, strategy=None, **options):
     """(losses, moves of the weights), dicts by name, of a step of descent at a rate of 1: weights move by gradients."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
@@ -71,7 +71,7 @@ def moved_by_a_step(task, batch, wish, strategy=None):
         optimizer = NesterovMomentum(1.0, momentum=0.0)
         optimizer.build(model.trainable_variables)
     before = [w.numpy() for w in model.weights]
-    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish), strategy)
+    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish, **options), strategy)
     assert loop.compiled == (wish == "yes")
     loop.train_dataset = strategy.distribute_datasets_from_function(
         lambda context: task.train_dataset(batch, 1, 0, context)

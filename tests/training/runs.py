@@ -89,18 +89,18 @@ class Begun(Exception):
 
 def begin(*arguments, **options):
     """(step, `Loop`) of a `run` that ends before its first step."""
-    kept = trainer.evaluating
+    kept = trainer.Evaluations
 
-    def evaluating(loop, model_dir):
+    def evaluations(loop, model_dir):
         raise Begun(int(loop.optimizer.iterations.numpy()), loop)
 
-    trainer.evaluating = evaluating
+    trainer.Evaluations = evaluations
     try:
         run(*arguments, **options)
     except Begun as begun:
         return begun.args
     finally:
-        trainer.evaluating = kept
+        trainer.Evaluations = kept
 
 
 def curve(model_dir, tag="total"):

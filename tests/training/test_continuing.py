@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import pathlib
 import shutil
 import types
 
@@ -58,58 +57,29 @@ def kept(folder):
     return json.loads((folder / "training.json").read_text())
 
 
-def of_task(sample_dir, **options):
-    return {"task": panoptic_task(sample_dir, **options)}
-
-
-def other_data(sample_dir, tmp_path):
-    """A task on the sample's other split, under the name of this one."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for path in pathlib.Path(sample_dir).glob("val2017*"):
-        shutil.copy(path, data / path.name.replace("val2017", "train2017"))
-    text = (data / "train2017.json").read_text()
-    (data / "train2017.json").write_text(text.replace("val2017", "train2017"))
-    return of_task(str(data))
-
-
-# What is changed, and how the message names it.
+# What is changed, of the run or of its task, and how the message names it.
 CHANGES = {
-    "batch": ({"batch": 4}, "batch is 2 in the run and 4 here"),
-    "seed": ({"seed": 7}, "seed is 0 in the run and 7 here"),
-    "precision": ({"precision": "mixed_bfloat16"}, "is 'float32' in the run and 'mixed_bfloat16' here"),
-    "accumulate": ({"accumulate": 2}, "accumulate is 1 in the run and 2 here"),
-    "clip_norm": ({"clip_norm": 1.0}, "clip_norm is 0.0 in the run and 1.0 here"),
-    "learning_rate": ({"rate": 0.002}, "learning_rate.peak is 0.001 in the run and 0.002 here"),
-    "optimizer": ({"optimizer": NesterovMomentum}, "optimizer.name is 'RAdamLookahead' in the run and 'Nesterov"),
-    "loss": ({"loss": LossConfig(top_k=1.0)}, "loss.top_k is 0.2 in the run and 1.0 here"),
-    "instances": ({"instances": False}, "instances is True in the run and False here"),
-    "augmentation": ({"data": {"augmentation": Augmentation(flip=False)}}, "augmentation.flip is True in the run"),
-    "photo_scale": ({"data": {"photo_scale": 0.5}}, "photo_scale is None in the run and 0.5 here"),
-    "shuffle": ({"data": {"shuffle": 0}}, "shuffle is 1024 in the run and 0 here"),
-    "model": ({"arguments": {"aspp": 16}}, r"of another model \(model.arguments.aspp is None in the run and 16 here"),
-    "data": (other_data, r"data is 'coco train2017, 8 records, \w{16}' in the run and 'coco train2017, 8 records"),
+    "batch": ({"batch": 4}, {}, "batch is 2 in the run and 4 here"),
+    "seed": ({"seed": 7}, {}, "seed is 0 in the run and 7 here"),
+    "learning_rate": ({"rate": 0.002}, {}, "learning_rate.peak is 0.001 in the run and 0.002 here"),
+    "optimizer": ({"optimizer": NesterovMomentum}, {}, "optimizer.name is 'RAdamLookahead' in the run and 'Nesterov"),
+    "loss": ({}, {"loss": LossConfig(top_k=1.0)}, "loss.top_k is 0.2 in the run and 1.0 here"),
+    "augmentation": ({}, {"data": {"augmentation": Augmentation(flip=False)}}, "augmentation.flip is True in the run"),
+    "model": ({}, {"arguments": {"aspp": 16}}, r"model \(model.arguments.aspp is None in the run and 16 here"),
 }
-
-
-def options_of(sample_dir, tmp_path, name):
-    """Arguments of `run` that change a setting."""
-    options = CHANGES[name][0]
-    if callable(options):
-        return options(sample_dir, tmp_path)
-    of_its_task = set(options) & {"loss", "instances", "data", "arguments"}
-    return of_task(sample_dir, **options) if of_its_task else options
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, capsys):
-    def settings(task=None, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
-        built = optimizer(WarmupPoly(rate, 50, 5))
-        return trained_with(task or panoptic_task(sample_dir), built, TrainingConfig(steps=10, batch=batch, **config))
+    of_run, of_task, words = CHANGES[name]
 
-    keep_settings(str(tmp_path), settings())
-    other = settings(**options_of(sample_dir, tmp_path, name))
-    with pytest.raises(InputError, match=CHANGES[name][1]) as caught:
+    def settings(task, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
+        built = optimizer(WarmupPoly(rate, 50, 5))
+        return trained_with(task, built, TrainingConfig(steps=10, batch=batch, **config))
+
+    keep_settings(str(tmp_path), settings(panoptic_task(sample_dir)))
+    other = settings(panoptic_task(sample_dir, **of_task), **of_run)
+    with pytest.raises(InputError, match=words) as caught:
         check_continues(str(tmp_path), other)
     assert f"of another {name} " in str(caught.value) and f"--change={name} goes on" in str(caught.value)
     assert kept(tmp_path)["changes"] == []
@@ -197,8 +167,6 @@ def test_settings_of_another_version_are_not_compared(goes_on):
         (folder / "training.json").write_text(json.dumps(content))
 
     assert goes_on(before=other_version)[1] == 2
-    with pytest.raises(InputError, match="training.json: not JSON"):
-        goes_on(before=lambda folder: (folder / "training.json").write_text("{"))
 
 
 def test_a_new_run_has_no_settings_to_keep_to(colours_dir, tmp_path):
@@ -245,8 +213,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("before", OPTIMIZERS)
-@pytest.mark.parametrize("after", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "before,after",
+    [("RAdam", "RAdam"), ("averaged", "averaged"), ("RAdam", "averaged"), ("averaged", "Adam"), ("Adam", "RAdam")],
+)
 def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_path):
     """It moves them as it moves the weights that a new training starts from. The same optimizer just goes on."""
 

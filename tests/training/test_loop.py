@@ -9,7 +9,6 @@ import tf_keras as keras
 
 from axial.errors import InputError, NonFiniteError
 from axial.layers import device, random
-from axial.layers.batch_norm import BatchNormConfig, all_reduce_sums
 from axial.models.registry import ModelConfig
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
@@ -17,7 +16,7 @@ from axial.training import loop as loop_module
 from axial.training.loop import Loop, check_loop
 from axial.training.optimizers import Adam
 from axial.training.trainer import TrainingConfig
-from tests.conftest import make_task, relative_error, two_replicas
+from tests.conftest import relative_error, two_replicas
 from tests.tasks.contract import moved_by_a_step, run_resumes
 from tests.training.runs import small_task
 
@@ -43,33 +42,24 @@ class Recorder:
         return {"total": tf.reduce_sum(model(batch["image"])) + spoilt}
 
 
-@pytest.fixture
-def repeat():
-    def run(task, step=3):
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model(tf.zeros([1, 1]))
-        config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
-        strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-        loop = types.SimpleNamespace(task=task, model=model, config=config, strategy=strategy)
-        return Loop._repeat(loop, step)
-
-    return run
+def repeat(task, step=3):
+    """`Loop._repeat` of a step of eight images on two replicas, each in two parts."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model(tf.zeros([1, 1]))
+    config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    return Loop._repeat(types.SimpleNamespace(task=task, model=model, config=config, strategy=strategy), step)
 
 
-def test_a_step_is_repeated_in_the_parts_that_memory_held(repeat):
-    """Eight images of step 3 on two replicas, each in two parts: the first that is not finite ends it."""
+def test_a_step_is_repeated_in_the_parts_that_memory_held():
+    """The first part that is not finite ends it."""
     task = Recorder(bad=29)
     assert repeat(task)[0] == "loss total"
     assert [images for images, _ in task.seen] == [[24, 25], [26, 27], [28, 29]]
     for (_, drawn), (part, replica) in zip(task.seen, [(0, 0), (1, 0), (0, 1)]):
         with random.seeded(0, 3 * 2 + part, replica):
             assert drawn == float(random.uniform([]))
-
-
-def test_a_step_that_is_finite_when_it_is_repeated_says_so(repeat):
-    task = Recorder(bad=None)
-    assert repeat(task) == ["none when the step is repeated operation by operation"]
-    assert len(task.seen) == 4
+    assert repeat(Recorder(bad=None)) == ["none when the step is repeated operation by operation"]
 
 
 def test_a_step_too_large_to_be_repeated_is_named_too():
@@ -81,89 +71,18 @@ def test_a_step_too_large_to_be_repeated_is_named_too():
         Loop.train_loop_end(loop)
 
 
-# === A batch in parts ===
-
-FROZEN = BatchNormConfig(frozen=True)  # live statistics are those of a part
-TOLERANCE = 1e-4  # of the largest gradient of a weight; float32 sums in another order
-
-
-def make_panoptic(sample_dir, texts_dir):
-    return make_task(sample_dir, model=dict(norm=FROZEN), data=dict(shuffle=0))
-
-
-def make_translation(sample_dir, texts_dir):
-    small = dict(layers=1, channels=16, inner=16, heads=2, dropout=0.0)
-    return TranslationTask(
-        ModelConfig("transformer_nano", arguments=small), TextData("train", "val", (16, 48)), texts_dir
-    )
-
-
-def step_of_a_batch(task, batch, values, *, accumulate=1, strategy=None):
-    """(mean losses, gradients) of a batch, in parts on each replica of a strategy."""
-    strategy = strategy or tf.distribute.get_strategy()
-    replicas, size = strategy.num_replicas_in_sync, len(next(iter(batch.values())))
-    with strategy.scope():
-        model = task.build_model()
-        for variable, value in zip(model.trainable_variables, values, strict=True):
-            variable.assign(value)
-        optimizer = Adam()
-        optimizer.build(model.trainable_variables)
-    loop = Loop(task, model, optimizer, config=TrainingConfig(1, size, accumulate), strategy=strategy)
-    statistics = [weight.numpy() for weight in model.non_trainable_variables]
-
-    def of_replica(context):
-        share = size // replicas
-        start = context.replica_id_in_sync_group * share
-        return {name: x[start : start + share] for name, x in batch.items()}
-
-    @tf.function(autograph=False)
-    def step(batch):
-        def replica(batch):
-            losses, gradients = loop._accumulated(batch, tf.constant(0, tf.int64), 0)
-            return all_reduce_sums(*losses.values(), *gradients)
-
-        return strategy.run(replica, (batch,))
-
-    found = step(strategy.experimental_distribute_values_from_function(of_replica))
-    found = [strategy.experimental_local_results(x)[0].numpy() for x in found]
-    for weight, value in zip(model.non_trainable_variables, statistics, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), value)
-    losses = dict(zip(task.loss_names, found))
-    names = [variable.name for variable in model.trainable_variables]
-    return {n: x / replicas for n, x in losses.items()}, dict(zip(names, found[len(losses) :], strict=True))
-
-
 # The detector has a quick test in `test_detection_task`.
-@pytest.mark.parametrize(
-    "make,accumulate,replicas",
-    [
-        (make_translation, 2, 1),
-        pytest.param(make_translation, 2, 2, marks=pytest.mark.slow),
-        pytest.param(make_panoptic, 2, 2, marks=pytest.mark.slow),  # a minute
-    ],
-)
-def test_a_batch_in_parts_has_the_gradients_of_the_whole(
-    make, accumulate, replicas, sample_dir, texts_dir, monkeypatch
-):
-    """Parts have unlike numbers of objects and of tokens."""
-    # The same boxes of a photo are drawn in every part.
-    monkeypatch.setattr(random, "uniform", lambda shape: tf.broadcast_to(tf.linspace(0.0, 1.0, shape[-1]), shape))
-    task = make(sample_dir, texts_dir)
-    batch = next(iter(task.train_dataset(192 if make is make_translation else 4, 0)))
-    if make is make_translation:
-        order = tf.argsort(tf.math.count_nonzero(batch["target"], 1))
-        batch = {name: tf.gather(x, order) for name, x in batch.items()}
-    rng = np.random.default_rng(0)
-    variables = task.build_model().trainable_variables
-    values = [rng.normal(0, 0.05, v.shape) + ("gamma" in v.name) for v in variables]
-    losses, gradients = step_of_a_batch(task, batch, values)
-    assert all(value > 0 for value in losses.values())
-    strategy = two_replicas() if replicas > 1 else None
-    of_parts, found = step_of_a_batch(task, batch, values, accumulate=accumulate, strategy=strategy)
-    for name, value in losses.items():
-        assert of_parts[name] == pytest.approx(value, rel=TOLERANCE), name
-    for name, value in gradients.items():
-        assert relative_error(found[name], value) < TOLERANCE or np.abs(value).max() < 1e-7, name
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
+    """Parts have unlike numbers of tokens. Float32 sums in another order."""
+    small = dict(layers=1, channels=16, inner=16, heads=2, dropout=0.0)
+    model = ModelConfig("transformer_nano", arguments=small)
+    task = TranslationTask(model, TextData("train", "val", (16, 48)), texts_dir)
+    losses, moves = moved_by_a_step(task, 192, "no")
+    of_parts, found = moved_by_a_step(task, 192, "no", two_replicas() if replicas > 1 else None, accumulate=2)
+    assert losses == pytest.approx(of_parts, rel=1e-4) and all(value > 0 for value in losses.values())
+    for name, value in moves.items():
+        assert relative_error(found[name], value) < 1e-4 or np.abs(value).max() < 1e-7, name
 
 
 # === Compiled by XLA ===

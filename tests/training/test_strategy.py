@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.training import strategy
-from axial.training.strategy import block_of, check_partitions, make_strategy, set_precision
+from axial.training.strategy import block_of, check_partitions, make_strategy
 
 
 def test_default_and_mirrored():
@@ -14,28 +14,16 @@ def test_default_and_mirrored():
         assert make_strategy("mirrored").num_replicas_in_sync == 2  # the tests' two logical CPUs
 
 
-@pytest.mark.parametrize("name,words", [("tpu", "no TPU was found"), ("mirored", "did you mean 'mirrored'")])
-def test_what_is_not_there(name, words):
-    with pytest.raises(InputError, match=words):
-        make_strategy(name)
-
-
-@pytest.mark.parametrize("address", ["grpc://127.0.0.1:1", "grpc://127.0.0.1:123456", "grpc://:1", "grpc://[::1"])
-def test_a_server_that_does_not_answer_is_named(address, monkeypatch):
+def test_a_server_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(strategy, "SERVER_SECONDS", 0)
     with pytest.raises(InputError, match=r"--strategy=tpu --tpu=grpc.*: no TPU was found \("):
-        make_strategy("tpu", address)
+        make_strategy("tpu", "grpc://127.0.0.1:1")
 
 
 def test_mirrored_without_gpus_names_the_flag(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
     with pytest.raises(InputError, match="--strategy=mirrored: no GPU was found"):
         make_strategy("mirrored")
-
-
-def test_unknown_precision():
-    with pytest.raises(InputError, match="did you mean 'float32'"):
-        set_precision("float23")
 
 
 @pytest.mark.parametrize(
@@ -49,11 +37,6 @@ def test_unknown_precision():
 )
 def test_cores_that_share_an_image_are_neighbours(mesh, count, block):
     assert block_of(mesh, count) == block
-
-
-def test_cores_that_form_no_block():
-    with pytest.raises(InputError, match=r"TrainingConfig.partitions = 3: no such block fits the mesh \[2, 2, 1, 2\]"):
-        block_of([2, 2, 1, 2], 3)
 
 
 def test_partitions_need_a_tpu():

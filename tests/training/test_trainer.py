@@ -63,15 +63,13 @@ def test_loops_are_bounded_in_seconds():
     [
         ("no such checkpoint", {"init_checkpoint": "/nowhere"}),
         ("no split 'nope'", {"eval_interval": 2}),
-        ("batch 3 cannot be shared by 2 replicas", {"batch": 3, "strategy": "two"}),
+        ("TrainingConfig.accumulate = 3: does not divide 2", {"accumulate": 3}),
     ],
 )
 def test_what_does_not_fit_is_named_before_the_model_is_built(colours_dir, tmp_path, monkeypatch, words, options):
     task = small_task(colours_dir)
     task.data = dataclasses.replace(task.data, eval_split="nope")
     monkeypatch.setattr(task, "build_model", lambda: pytest.fail("it is built"))
-    if "strategy" in options:
-        options = {**options, "strategy": two_replicas()}
     with pytest.raises(InputError, match=words):
         run(colours_dir, tmp_path / "run", task=task, **options)
 
@@ -128,19 +126,10 @@ def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path):
             np.testing.assert_array_equal(value, wanted[name], err_msg=name)
 
 
-def test_wrong_checkpoints_are_named(colours_dir, tmp_path):
+def test_a_checkpoint_of_another_model_is_named(colours_dir, tmp_path):
     run(colours_dir, tmp_path, steps=1)
-    prefix = find_checkpoint(str(tmp_path))
     with pytest.raises(InputError, match="of another model"):
         run(colours_dir, tmp_path, task=small_task(colours_dir, width=5))
-    index = pathlib.Path(prefix + ".index")
-    content = index.read_bytes()
-    index.write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match="not a whole checkpoint"):
-        restore_model(small_task(colours_dir).build_model(), prefix)
-    for path, words in ((tmp_path / "ckpt-99", "no such checkpoint"), (colours_dir, "no checkpoint here")):
-        with pytest.raises(InputError, match=words):
-            find_checkpoint(str(path))
 
 
 def test_damaged_records_are_named(colours_dir, tmp_path):
@@ -178,20 +167,18 @@ def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkey
         assert any(f"{what}: not written (Stale file handle)" in line for line in lines), (what, lines)
 
 
-@pytest.mark.parametrize("name", ["Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"])
-def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, name, monkeypatch):
+def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, monkeypatch):
     def failing(self, count):
-        raise getattr(tf.errors, f"{name}Error")(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
+        raise tf.errors.AbortedError(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
 
     monkeypatch.setattr(trainer.Loop, "run", failing)
     with pytest.raises(Preempted) as caught:
         run(colours_dir, tmp_path)
     assert str(caught.value).startswith("a request was aborted (All 10 retry attempts failed: 503 of gs://b/train-000")
     assert str(caught.value).endswith(f"it goes on from the last checkpoint in {tmp_path}")
-    assert "worker" not in str(caught.value)
     said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
     with said, trainer._name_lost_workers("RUN"):
-        raise getattr(tf.errors, f"{name}Error")(None, None, "aborted by: no answer")
+        raise tf.errors.UnavailableError(None, None, "aborted by: no answer")
 
 
 def test_a_step_is_a_function_of_its_own(colours_dir, tmp_path):

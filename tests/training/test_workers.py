@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from axial.errors import InputError
 from axial.training.strategy import cluster_workers, make_strategy
-from tests.cloud.slice_fixture import free_port
+from tests.cloud.slice_fixture import free_port, until
 from tests.training.runs import curve, run, weights
 
 PATH = list(sys.path)
@@ -62,13 +61,9 @@ def ends(processes):
     return [(p.returncode, (m.strip().splitlines() or [""])[-1]) for p, m in zip(processes, messages)]
 
 
-def wait_for(path, processes, seconds=600):
-    for _ in range(seconds * 20):
-        if os.path.exists(path):
-            return
-        assert all(p.poll() is None for p in processes), ends(processes)
-        time.sleep(0.05)
-    raise AssertionError(f"no {path} appeared")
+def wait_for(path, processes):
+    until(lambda: path.exists() or any(p.poll() is not None for p in processes), 600)
+    assert path.exists(), ends(processes)
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +111,7 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        '["worker"]',
-        '{"cluster": {"worker": ["a:1", "b:1"]}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
-        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
-    ],
+    "text", ["{", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}']
 )
 def test_a_wrong_cluster_is_named(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
@@ -154,11 +142,12 @@ from axial.training import strategy
 strategy.GATHER_SECONDS = 2
 strategy.make_strategy("mirrored")
 """
-    cluster = {"worker": [f"localhost:{free_port()}" for _ in range(2)]}
-    env = {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "not all of its 2 workers have come in 2 s" in done.stderr.splitlines()[-1]
+    process, other = launch(text, 2)
+    other.kill()
+    other.communicate()
+    message = process.communicate()[1]
+    assert process.returncode == -signal.SIGALRM, message
+    assert "TF_CONFIG: ends if not all of its 2 workers come in 2 s; then start the same" in message
 
 
 def test_workers_need_the_mirrored_strategy(monkeypatch):
