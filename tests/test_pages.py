@@ -27,7 +27,7 @@ from axial.cli import app
 
 for command in sys.argv[1:]:
 
-    def tell(verbs, module, default=None):
+    def tell(verbs, module, default=None, moved=()):
         verbs = {"": verbs} if callable(verbs) else verbs
         told = {name: sorted(app.flags_of(verb).names()) for name, verb in verbs.items()}
         told |= {"": told[default]} if default else {}

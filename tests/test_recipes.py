@@ -92,4 +92,4 @@ def test_an_unknown_recipe_is_named_with_the_nearest(command):
     result = command("analyze", "recipes", "nuclei/dmo.gin")
     assert result.code == 2 and "nuclei/dmo.gin: no recipe has this name" in result.line and "demo.gin" in result.line
     result = command("analyze", "recipes", "a", "b")
-    assert result.code == 2 and "takes the name of one recipe" in result.line
+    assert result.code == 2 and "takes [RECIPE]: got 'b'" in result.line

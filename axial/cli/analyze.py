@@ -266,7 +266,20 @@ VERBS = {
     "page": _page,
     "input": run_input,
 }
+# What was a verb before and is a script now.
+MOVED = {
+    "benchmark": "speed/benchmark.py",
+    "compile": "tpu/seconds.py",
+    "gpu": "speed/gpu.py",
+    "ops": "tpu/ops.py",
+    "pod": "tpu/pod.py",
+    "scaling": "speed/benchmark.py --suite=scaling",
+    "spans": "paper/spans.py",
+    "study": "paper/study.py",
+    "tables": "paper/tables.py",
+    "tpu": "tpu/tpu.py",
+}
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__])
+    app.run(VERBS, sys.modules[__name__], moved=MOVED)

@@ -34,7 +34,7 @@ CLOSED = 128 + signal.SIGPIPE
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
-def run(verbs, module, default=None):
+def run(verbs, module, default=None, moved=()):
     """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
@@ -46,6 +46,7 @@ def run(verbs, module, default=None):
             annotated with. Without an annotation it takes the flags that the module itself defines for absl.
         module: the command's module. Its docstring is the help; '%s' in it becomes the command's name.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
+        moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     program = os.path.basename(sys.argv[0])
@@ -62,6 +63,8 @@ def run(verbs, module, default=None):
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
             say(f"{program} {axial.__version__}")
             sys.exit(0)
+        if argv[1:] and argv[1] in moved:  # a later argument may be a folder of this name
+            raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{moved[argv[1]]}")
         if set(HELP) & set(argv):
             named = [name for name in argv[1:] if name in verbs]
             say(*_help(module, program, sorted(kinds[named[0]].declared()) if named else own))

@@ -16,6 +16,7 @@ _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _PROFILE, _PNG_XMP = b"Raw profile type exif\0", b"XML:com.adobe.xmp\0"
 _ADOBE = b"\xff\xee\0\x0eAdobe"
+_UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value of each type of TIFF; 0 for none
 _MOST_PARTS = 2**16  # segments, chunks and blocks of a file that are walked; a PNG of 512 MB has so many of 8 kB
 _LONGEST_PACKED = 2**17  # bytes of an EXIF block or XMP in a PNG; zlib makes up to 1000 of one
 _NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i in range(256)]
@@ -288,7 +289,8 @@ def _webp_blocks(encoded):
 
 def _exif_orientation(block):
     """int32 []: the value of the tag in an EXIF block, string []; 0 without it, 9 for a block that is none."""
-    block = tf.where(_slice(block, 0, 6) == _EXIF, _slice(block, 6, tf.strings.length(block)), block)
+    for _ in range(2):  # the name, which some write twice
+        block = tf.where(_slice(block, 0, 6) == _EXIF, _slice(block, 6, tf.strings.length(block)), block)
     order, size = _slice(block, 0, 4), tf.strings.length(block)
     little = _slice(order, 0, 2) == b"II"
     known = tf.reduce_any(tf.stack([b"II*\0", b"II\0*", b"MM\0*", b"MM*\0"]) == order)
@@ -304,10 +306,14 @@ def _exif_orientation(block):
     first = number(tf.constant(4), 4)
     entries = first + 2 + 12 * tf.range(number(first, 2))
     entries = tf.boolean_mask(entries, entries + 12 <= size)
-    entries = tf.boolean_mask(entries, number(entries, 2) == 0x0112)
-    kinds, values = number(entries + 2, 2), number(entries + 8, 2)  # a SHORT, but some write a LONG
-    values = tf.where(kinds == 3, values, tf.where(kinds == 4, number(entries + 8, 4), 9))
-    values = tf.where(values > 0, values, 9)
+    kinds, place = number(entries + 2, 2), number(entries + 8, 4)
+    unit = tf.gather(tf.constant(_UNITS), tf.minimum(kinds, len(_UNITS) - 1))
+    length = unit * tf.minimum(number(entries + 4, 4), 2**26)
+    there = (length > 0) & ((length <= 4) | (place <= size - length)) & (number(entries, 2) == 0x0112)
+    place = tf.where(length > 4, place, entries + 8)
+    values = tf.reduce_sum([tf.where(unit == count, number(place, count), 0) for count in (1, 2, 4, 8)], 0)
+    whole = tf.reduce_any([kinds == kind for kind in (3, 4, 6, 8, 9, 13, 16)], 0)
+    values = tf.boolean_mask(tf.where(whole & (values > 0), values, 9), there)
     value = tf.concat([values, [0]], 0)[0]
     return tf.where(known | (size == 0), value, 9)
 

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import struct
+import sys
 import warnings
 
 import numpy as np
@@ -53,9 +54,9 @@ def open_image(path, data):
     """The first picture of an image file, decoded by Pillow.
 
     Two attributes of the image say what Pillow does not. `deep` is an array, [h, w] or [h, w, 3], of what has more than
-    8 bits or a sign, or None: Pillow keeps the upper bytes of a PNG's colours, and reads some tags of a TIFF not at
-    all. In it, the smallest number is the darkest, and NaN stands for GDAL's missing values. `left_out` lists texts on
-    what of the file is not read, as 'page 1 of 4 is read'.
+    8 bits or a sign, or None: Pillow keeps the upper bytes of colours, and reads some tags of a TIFF not at all. In it,
+    the smallest number is the darkest, and NaN stands for GDAL's missing values. `left_out` lists texts on what of the
+    file is not read, as 'page 1 of 4 is read'.
 
     Args:
         path: for messages.
@@ -63,8 +64,8 @@ def open_image(path, data):
 
     Raises:
         InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these; a TIFF of colours of 16 bits, or whose first page is a
-            smaller copy of another.
+            would take much more time or memory than these; a TIFF whose first page is a smaller copy of another;
+            compressed planes of 16 bits that end between 256 and 4095.
     """
     try:
         if data[:4] in _TIFF_STARTS:
@@ -217,12 +218,7 @@ def _deep(path, data, image):
     if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # of 8 bits, though the tag has 16
         image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
-        if image.format == "TIFF":
-            raise InputError(f"{path}: colours of 16 bits in a TIFF, of which Pillow reads 8; save it as a PNG")
-        import tensorflow as tf
-
-        values = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
-        return values if data[25] & 2 else values[..., 0]
+        return _deep_colours(path, data, image)
     if not (image.mode[0] in "IF" or (image.mode == "L" and kind == 2)):
         return None
     values = np.asarray(image)
@@ -234,6 +230,39 @@ def _deep(path, data, image):
     if tags.get(Tag.PhotometricInterpretation, 1) == 0:  # the smallest number is white
         values = (1 if image.mode == "F" else 2**16 - 1) - values
     return values
+
+
+def _deep_colours(path, data, image):
+    """uint16 [h, w] or [h, w, 3]: colours of 16 bits. Their transparency is left out."""
+    if image.format == "PNG":
+        import tensorflow as tf
+
+        values = tf.io.decode_png(data, channels=3, dtype=tf.uint16).numpy()
+        return values if data[25] & 2 else values[..., 0]
+    halves, raw = [np.asarray(image.convert("RGB"))] * 2, image.info["compression"] == "raw"
+    if image.tag_v2.get(Tag.PlanarConfiguration) != 2 or raw:
+        big = data[:2] == b"MM" if raw else sys.byteorder == "big"
+        halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
+    elif 0 < halves[0].max() < DEEP_DIVISORS[2]:  # libtiff gives Pillow the planes
+        raise InputError(
+            f"{path}: colours of at most 12 bits in a TIFF of 16, of which Pillow reads the upper 8; save it as a PNG"
+        )
+    return halves[0].astype(np.uint16) * 256 + halves[1]
+
+
+def _bytes_of_colours(data, order):
+    """uint8 [h, w, 3] of a TIFF of 16 bits: the upper bytes of its colours, or those that are the upper ones in another
+    order of bytes."""
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image._mode, tiles = "RGB", []
+    for tile in image.tile:
+        form, *more = tile[3]
+        form = form.partition(";")[0]
+        if form in ("R", "G", "B") or len(form) > 1:  # not the plane of a fourth channel
+            form = form if len(form) == 1 else "RGB" + "X" * (len(form) - 3)
+            tiles.append(getattr(type(tile), "_make", tuple)((*tile[:3], (f"{form};16{order}", *more))))
+    image.tile = tiles
+    return np.asarray(image)
 
 
 def _left_out(path, data, image):

@@ -13,6 +13,11 @@ from axial.data.converters.coco import SAMPLE_DIR
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
+def test_what_has_moved_says_where_it_is(command):
+    result = command("analyze", "gpu", "--quick")
+    assert result.code == 2 and "gpu is a script of a clone now: python experiments/speed/gpu.py" in result.line
+
+
 def test_analyze_shows_the_parts_of_a_model_and_their_sums(command):
     sizes = "--batch=2", "--height=64", "--width=48", "--classes=3"
     result = command("analyze", "model", "axial_deeplab_nano", *sizes)

@@ -146,12 +146,18 @@ def test_photos_are_turned_as_pillow_turns_them(way):
 # === Orientation ===
 
 
-def block(way, order="<"):
-    """An EXIF block whose tag is a SHORT."""
+# struct's letters of the types of TIFF.
+KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
+
+
+def block(way, order="<", kind=3):
+    """An EXIF block whose tag has a type of `KINDS`, as SHORT."""
+    value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
+    far = value[4:] and value
     head = b"II*\0" if order == "<" else b"MM\0*"
-    entries = [(0x010F, 2, 1, 0, 0), (0x0112, 3, 1, way, 0)]
-    body = b"".join(struct.pack(order + "HHLHH", *entry) for entry in entries)
-    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4)
+    entries = [(0x010F, 2, 1, bytes(4)), (0x0112, kind, 1, struct.pack(order + "L", 38) if far else value)]
+    body = b"".join(struct.pack(order + "HHL", *entry[:3]) + entry[3] for entry in entries)
+    return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4) + far
 
 
 def xmp(way, element=False):
@@ -194,6 +200,13 @@ def test_the_orientation_is_the_one_that_pillow_finds(way):
         found = int(orientation(data))
         assert found == images.orientation(images.open_image("photo", data)), name
         assert found == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
+
+
+def test_the_tag_may_have_other_types():
+    for kind, order in [*((kind, "<") for kind in KINDS), (3, ">"), (9, ">")]:
+        photo = jpeg_with((0xE1, block(6, order, kind)))
+        found = images.orientation(images.open_image("photo", photo))
+        assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
 
 
 def test_a_block_that_ends_early_is_no_error():

@@ -93,10 +93,14 @@ def test_a_task_holds_to_its_contract(made_task, tmp_path):
     contract.results_are_read_back(task, pairs, tmp_path)
 
 
+# The batches of a translation have several shapes.
+@pytest.mark.parametrize(
+    "name", [name if name == "translation" else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
+)
 @contract.eagerly()
-def test_a_killed_run_resumes(texts_dir, tmp_path):
-    """Of the task whose batches have several shapes; `tests/training` has the others."""
-    contract.run_resumes(translation(texts_dir), BATCHES["translation"], tmp_path)
+def test_a_killed_run_resumes(name, sample_dir, colours_dir, texts_dir, tmp_path):
+    task = MAKERS[name](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
+    contract.run_resumes(task, BATCHES.get(name, 2), tmp_path)
 
 
 def test_an_export_holds_to_it_too(made_task, registered, tmp_path):
