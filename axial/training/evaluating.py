@@ -38,7 +38,8 @@ class Evaluations:
         self.model_dir, best = model_dir, output_folder(model_dir, "best", "--model_dir")
         if self.config.eval_interval:
             self.saver = Saver(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy)
-        self.best_path, self.done_path = (os.path.join(model_dir, n) for n in ("best/scores.json", "evaluated.json"))
+        self.best_path = os.path.join(model_dir, "best", "scores.json")
+        self.done_path = os.path.join(model_dir, "evaluated.json")
 
     def is_due(self, step):
         """Whether the training evaluates after this step."""

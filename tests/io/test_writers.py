@@ -55,7 +55,7 @@ REVIEWED = {
         ("training/trainer.py", "_run", "orbit.utils.SummaryManager"),
     ],
     "TensorFlow writes, where `Saver` has removed the links": [
-        ("training/saving.py", "saving", "tf.train.CheckpointManager"),
+        ("training/saving.py", "__init__", "tf.train.CheckpointManager"),
         ("training/saving.py", "_write", "self.manager.save"),
     ],
 }
