@@ -175,10 +175,7 @@ def refused(call, *words):
     [
         ("nuclie", ["did you mean 'nuclei'", "axial ships nuclei"]),
         ("axial_resnet_nano", ["no weights", "build_model('axial_resnet_nano'", "random weights"]),
-        (
-            "axial_resnet_26_s",
-            ["axial-convert weights --source=csrhddlam --input=axial26s.pth", "http://www.cs.jhu.edu"],
-        ),
+        ("axial_resnet_26_s", ["`axial-analyze zoo` lists public ones"]),
         (PHOTO, ["this file is none of a run"]),
         (SAMPLE_DIR, ["this folder is none of a run"]),
         ("hf://nuclei", ["expected hf://OWNER/REPO"]),

@@ -38,7 +38,7 @@ def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tm
     (run / "config.gin").write_text("PanopticTask.memory = 'kernel'\n")
     for name in "train", "evaluate":
         result = command(name, f"--model_dir={run}")
-        assert result.code == 2 and "since axial 0.2" in result.line, result.err
+        assert result.code == 2 and "PanopticTask has no argument 'memory'" in result.line, result.err
     assert (run / "config.gin").read_text() == "PanopticTask.memory = 'kernel'\n"
 
 

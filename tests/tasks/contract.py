@@ -46,9 +46,13 @@ def feed_resumes(task, batch):
     return {name: tf.constant(value) for name, value in whole[0].items()}
 
 
-def run_resumes(task, batch, folder):
-    """A run that is killed after its first step and resumed has the checkpoint of one that is not."""
-    config = TrainingConfig(2, batch, eval_interval=0, checkpoint_interval=1)
+def run_resumes(task, batch, folder, **options):
+    """A run that is killed after its first step and resumed has the checkpoint of one that is not.
+
+    Args:
+        **options: of `TrainingConfig`.
+    """
+    config = TrainingConfig(2, batch, eval_interval=0, checkpoint_interval=1, **options)
     train(task, str(folder / "whole"), Adam(0.01), config)
     shutil.copytree(folder / "whole", folder / "resumed")
     for path in (folder / "resumed").glob("ckpt-2.*"):

@@ -189,7 +189,7 @@ def test_specs_from_yaml_and_python_are_equal(tmp_path):
     "old,new,words",
     [
         ("id: 7", "id: 0", "category ids must differ, 0 is there twice"),
-        ("thing: true", "things: true", r"classes\[1\]: has an unknown field things \(did you mean 'thing'"),
+        ("thing: true", "things: true", r"classes\[1\]: has an unknown field things"),
         ("id: 300", "id: sky", r"classes\[2\].id: expected int, got str"),
         ("color: [0, 0, 142], ", "", "one colour for each class, or none at all"),
         ("classes:", "classes: [", "not YAML"),
