@@ -14,8 +14,9 @@ from scipy.ndimage import label
 
 from axial.data import tfrecord
 from axial.data.decode import orientation
+from axial.data.files import reason_of
 from axial.data.labels import numbered
-from axial.data.streams import decode_photo, reason_of, record_fault
+from axial.data.streams import decode_photo, record_fault
 from axial.io import page as pages
 from axial.io.check import shortened
 from axial.io.show import Html, counted, html, print_table, progress

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from axial.errors import NOT_UTF8, InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.images import LEVELS, PERCENTILES, eight_bits, open_image, orientation, upright
 from axial.io.paths import inside
-from axial.io.read import check_unique, read_file, read_json
+from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.images.FORMATS`
@@ -192,14 +193,17 @@ def _encoded(data, image):
     return encoded.getvalue()
 
 
+def reason_of(error):
+    """The first line of what TensorFlow says of a record, without the names of operations."""
+    return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", first_line(error)).strip()
+
+
 def check_decodes(path, encoded):
     """Raises InputError unless TensorFlow decodes a JPEG or PNG of a record, whose kernel `decode` and labels use.
 
     Pillow also reads some damaged files, and more pixels.
     """
     import tensorflow as tf
-
-    from axial.data.streams import reason_of
 
     try:
         tf.io.decode_image(encoded, channels=3, expand_animations=False)

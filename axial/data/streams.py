@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from axial.data import tfrecord
 from axial.data.decode import decode, turn
+from axial.data.files import reason_of
 from axial.data.service import Tickets, served
 from axial.data.specs import difference
 from axial.errors import InputError
@@ -259,11 +260,6 @@ def record_fault(serialized, spec, labels="panoptic"):
     except (tf.errors.InvalidArgumentError, DecodeError) as error:
         return f"{name} is damaged ({reason_of(error)})"
     return ""
-
-
-def reason_of(error):
-    """The first line of what TensorFlow says of a record, without the names of operations."""
-    return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", first_line(error)).strip()
 
 
 def whole_record(record, spec, pictures=False):

@@ -296,7 +296,7 @@ def _main(_):
         works, found = (suite or importlib.import_module(MODULES[FLAGS.suite]).benchmark)(FLAGS.quick)
     show(works, found)
     if FLAGS.figure:
-        write_whole(FLAGS.figure, lambda path: importlib.import_module("scaling").draw(works, path))
+        write_whole(FLAGS.figure, lambda path: importlib.import_module(MODULES[FLAGS.suite]).draw(works, path))
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
