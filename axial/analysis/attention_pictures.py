@@ -117,8 +117,8 @@ def query_weights(layer, x, place):
     part, index = {
         "height": (x[:, :, column : column + 1], row),
         "width": (x[:, row : row + 1], column),
-        None: (x, row * x.shape[2] + column),
-    }[axis_of(layer)]
+        "square": (x, row * x.shape[2] + column),
+    }[layer.spec.axis]
     return _lines(layer, part, index)
 
 
@@ -129,17 +129,12 @@ def line_weights(layer, x, place):
     weighs its column with. Of a layer along the width it is the other way round.
     """
     row, column = _check_place(place, x)
-    return _lines(layer, x, row if axis_of(layer) == "height" else column)
-
-
-def axis_of(layer):
-    """'height' or 'width' of a layer of axial attention, else None."""
-    return getattr(layer.spec.neighborhood, "axis", None)
+    return _lines(layer, x, row if layer.spec.axis == "height" else column)
 
 
 def _lines(layer, x, index):
     if isinstance(layer, Attention):
-        folded = layer.folded()
+        folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
         folded.build(x.shape)
         for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
             weight.assign(value)

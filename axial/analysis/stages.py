@@ -54,7 +54,8 @@ def stages(name, num_classes, *, batch, height, width):
     for layer in model.submodules:
         if isinstance(layer, ATTENTION):
             part = part_of(layer.kernel.name)
-            spans[part][layer.spec.neighborhood.span] = heads[part][layer.spec.heads] = True
+            options = layer.spec.options
+            spans[part][options.span] = heads[part][options.heads] = True
     return [
         Stage(
             part=part,

@@ -88,8 +88,8 @@ def _draw(stem, layers, inputs, *, photo, place):
             pictures.draw_kernels(name, pictures.query_kernels(layer, x, pixel))
         elif isinstance(layer, pictures.GeneralizedAttention):
             pictures.draw_maps(name, photo, pictures.term_maps(layer, x, pixel), pixel)
-        elif pictures.axis_of(layer):
-            lines[pictures.axis_of(layer)] = pictures.line_weights(layer, x, pixel).numpy(), pixel
+        elif layer.spec.axis != "square":
+            lines[layer.spec.axis] = pictures.line_weights(layer, x, pixel).numpy(), pixel
             continue
         else:
             maps = pictures.query_weights(layer, x, pixel).numpy()

@@ -19,14 +19,13 @@ from axial.errors import check_docstrings
 
 _MODULES = {
     "spatial_attention.attended": ("Attended", "AttendedMiddle", "Mechanism"),
-    "axial_attention": ("AxialAttention",),
+    "attention.layer": ("AxialAttention", "LocalAttention"),
     "batch_norm": ("BatchNorm", "BatchNormConfig"),
     "blocks": ("AxialPair", "BasicBlock", "Bottleneck", "StridedLocalAttention"),
     "conv": ("Conv", "SeparableConv"),
     "spatial_attention.deformable_conv": ("DeformableConv", "DeformableConv1D"),
     "spatial_attention.dynamic_conv": ("DynamicConv",),
     "spatial_attention.generalized_attention": ("GeneralizedAttention",),
-    "local_attention": ("LocalAttention",),
     "spatial_attention.transformer": ("DecoderLayer", "EncoderLayer"),
 }
 __all__ = sorted(name for names in _MODULES.values() for name in names)

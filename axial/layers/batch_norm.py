@@ -192,6 +192,56 @@ class BatchNorm(Layer):
         return scale, self.beta - self.moving_mean * scale
 
 
+class LogitNorm(Layer):
+    """The scales [terms, H] by which batch norms multiply logits: gamma / sqrt(variance + epsilon).
+
+    Softmax ignores the mean and the offset of a batch norm. The moving mean is kept for implementations that use it.
+
+    Args:
+        shape: [number of logit terms, number of heads].
+        config: `BatchNormConfig`.
+        **kwargs: of Keras' layer; the dtype is float32 or float64.
+    """
+
+    def __init__(self, shape, config, **kwargs):
+        super().__init__(**kwargs)
+        self.shape, self.config = shape, config
+
+    def build(self, shape):
+        self.gamma, self.moving_mean, self.moving_variance = add_norm_weights(self, self.shape, self.dtype)
+        super().build(shape)
+
+    def stored_scales(self):
+        """The scales of inference, from the moving variance."""
+        return self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
+
+    def call(self, sums, pairs):
+        """The scales of a batch. Updates the moving statistics.
+
+        Args:
+            sums: [terms, H, 2], sums of the logits and of their squares on this replica.
+            pairs: number of logits in each sum.
+        """
+        return of_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchScales:
+    """The scales of logits in training, which come from the batch.
+
+    Attributes:
+        norm: `LogitNorm`.
+        pairs: number of logits in each sum.
+    """
+
+    norm: LogitNorm
+    pairs: tf.Tensor
+
+    def from_sums(self, sums):
+        """The scales [terms, H]; see `LogitNorm.call`."""
+        return self.norm(sums, self.pairs)
+
+
 def _count(x):
     """How many numbers each channel of x has, a float."""
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), wide(x.dtype))

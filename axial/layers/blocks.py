@@ -1,20 +1,20 @@
 """Residual blocks: a bottleneck around any spatial layer, and two 3x3 convolutions."""
 
+import functools
+
 import tensorflow as tf
 
 from axial.layers import random
-from axial.layers.axial_attention import AxialAttention
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import Attention, AttentionOptions, AttentionSpec, local_options
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
-from axial.layers.local_attention import LocalAttention
 from axial.layers.recompute import recompute
 
 
-def make_attention(layer_class, norm, **arguments):
-    """An attention layer for training, or its folded version if `norm` is None."""
-    if norm is None:
-        return layer_class(**arguments).folded()
-    return layer_class(norm=norm, **arguments)
+def make_attention(spec, norm, name, inner_norm=True):
+    """The attention layer of an `AttentionSpec`; the folded one if `norm` is None."""
+    return FoldedAttention(spec, name=name) if norm is None else Attention(spec, norm, inner_norm, name=name)
 
 
 class AxialPair(Layer):
@@ -27,8 +27,9 @@ class AxialPair(Layer):
             layer, as in the paper.
         average_pool: whether the stride averages 2x2 pixels after the width layer instead, as in the authors' PyTorch
             code.
-        attention: further arguments of `AxialAttention`.
+        attention: `AttentionOptions`, or a dict of them.
         activation: see `Conv`.
+        max_distance: see `AttentionSpec`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
 
@@ -37,8 +38,6 @@ class AxialPair(Layer):
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = AxialPair(16, 32, BatchNormConfig())(x)
     """
-
-    attention_class = AxialAttention
 
     def __init__(
         self,
@@ -49,14 +48,16 @@ class AxialPair(Layer):
         average_pool=False,
         attention=None,
         activation="relu",
+        max_distance=255,
         **kwargs,
     ):
+        options = attention if isinstance(attention, AttentionOptions) else AttentionOptions(**(attention or {}))
         super().__init__(**kwargs)
         self.strides, self.average_pool, self.activation = strides, average_pool, activation
-        options = dict(key_channels=key_channels, value_channels=value_channels, **(attention or {}))
-        options |= dict(dtype=self.dtype_policy)
-        self.height = make_attention(self.attention_class, norm, axis="height", name="height", **options)
-        self.width = make_attention(self.attention_class, norm, axis="width", name="width", **options)
+        self.height, self.width = (
+            make_attention(AttentionSpec(axis, key_channels, value_channels, options, max_distance), norm, axis)
+            for axis in ("height", "width")
+        )
 
     def call(self, x, training=False):
         return ACTIVATIONS[self.activation](self.before_relu(x, training))
@@ -79,7 +80,8 @@ class StridedLocalAttention(Layer):
         channels: of the queries, keys and values.
         norm: `BatchNormConfig`, or None for the folded layer.
         strides: stride along both axes.
-        attention: further arguments of `LocalAttention`.
+        attention: `AttentionOptions`, or a dict of the arguments of `local_options`.
+        batch_norm: see `LocalAttention`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
 
@@ -89,12 +91,11 @@ class StridedLocalAttention(Layer):
         >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
     """
 
-    def __init__(self, channels, norm, strides=1, attention=None, **kwargs):
+    def __init__(self, channels, norm, strides=1, attention=None, batch_norm=True, **kwargs):
+        options = attention if isinstance(attention, AttentionOptions) else local_options(**(attention or {}))
         super().__init__(**kwargs)
         self.strides = strides
-        options = dict(key_channels=channels, value_channels=channels, **(attention or {}))
-        options |= dict(dtype=self.dtype_policy)
-        self.local = make_attention(LocalAttention, norm, name="local", **options)
+        self.local = make_attention(AttentionSpec("square", channels, channels, options), norm, "local", batch_norm)
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -140,8 +141,9 @@ class ResidualBlock(Layer):
     def build(self, shape):
         self.shortcut = None
         if shape[-1] != self.filters:
-            options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
-            self.shortcut = Conv(self.filters, 1, self.norm, self.strides, **options)
+            self.shortcut = Conv(
+                self.filters, 1, self.norm, self.strides, relu=False, dtype=self.dtype_policy, name="shortcut"
+            )
         super().build(shape)
 
     def call(self, x, training=False):
@@ -182,11 +184,10 @@ class Bottleneck(ResidualBlock):
     def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
         super().__init__(filters, norm, strides, **kwargs)
         first = strides if stride_first else 1
-        options = dict(dtype=self.dtype_policy)
-        self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce", **options)
+        self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce")
         self.middle = middle
         # The branch starts as zero, so that a deep stack starts as the identity.
-        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand", **options)
+        self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
 
     def branch(self, x, training):
         branch = self.reduce(x, training=training)
@@ -209,9 +210,9 @@ class BasicBlock(ResidualBlock):
 
     def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):
         super().__init__(filters, norm, strides, **kwargs)
-        options = dict(dilation=dilation, dtype=self.dtype_policy)
-        self.first = Conv(filters, 3, norm, strides, activation=self.activation, name="first", **options)
-        self.expand = Conv(filters, 3, norm, relu=False, gamma_initializer="zeros", name="expand", **options)
+        conv = functools.partial(Conv, filters, 3, norm, dilation=dilation)
+        self.first = conv(strides=strides, activation=self.activation, name="first")
+        self.expand = conv(relu=False, gamma_initializer="zeros", name="expand")
 
     def branch(self, x, training):
         return self.expand(self.first(x, training=training), training=training)

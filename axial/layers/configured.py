@@ -1,10 +1,11 @@
 """Layers and models whose config is how they were made, so that tf_keras can save, load and clone them.
 
-A config holds the arguments of the constructor, or those of the function that made the layer (`makes_layer`). Arguments
-are plain values, dataclasses of axial such as `BatchNormConfig`, layers, initializers, and lists and dicts of them.
+A config holds the arguments of the constructor: plain values, dataclasses of axial such as `BatchNormConfig`, layers,
+initializers, and lists and dicts of them. The argument `options` stands in it by its flat names (see `options.py`).
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import importlib
@@ -17,6 +18,7 @@ from tf_keras.src.saving.serialization_lib import SafeModeScope
 
 from axial.errors import InputError
 from axial.io.show import say
+from axial.layers import options
 
 # What tf_keras itself puts into the config of a layer, and the initial weights, which it leaves out.
 _COMMON = ("name", "trainable", "dtype", "batch_input_shape", "weights")
@@ -39,11 +41,35 @@ def _tell_type(floats):
         say(f"layers without a dtype compute in {floats}, as Keras is set ({setting})", error=True)
 
 
-class Configured:
+_dtype = contextvars.ContextVar("dtype", default=None)
+
+
+class _Policies(type):
+    """The class of layers and models: those that a constructor makes have its own dtype policy, unless they name one.
+
+    The constructors take no `dtype`: this class takes it for them.
+    """
+
+    def __call__(cls, *args, dtype=None, **kwargs):
+        if dtype is None and _dtype.get() is None:
+            _tell_type(keras.mixed_precision.global_policy().name)
+        token = _dtype.set(_dtype.get() if dtype is None else dtype)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            _dtype.reset(token)
+
+
+class Configured(metaclass=_Policies):
     """Mixin of layers and models; see the file's docstring. tf_keras knows its classes as 'axial>NAME'.
 
-    A config holds whether the whole layer is trainable, not whether the parts that it makes are.
+    A config holds whether the whole layer is trainable, not whether the layers that it makes are.
+
+    Attributes:
+        defaults: the dataclass of the argument `options`, with its default values; None where there is none.
     """
+
+    defaults = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -51,12 +77,15 @@ class Configured:
             keras.saving.register_keras_serializable("axial")(cls)
 
     def __new__(cls, *args, **kwargs):
-        _tell_type(keras.mixed_precision.global_policy().name)
         layer = super().__new__(cls, *args, **kwargs)
         # A partial, because TensorFlow neither tracks nor wraps what is in it: keys of checkpoints stay.
-        constructors = [base.__init__ for base in cls.__mro__ if "__init__" in vars(base)]
-        layer._made_by = functools.partial(cls, **_by_name(constructors, (layer, *args), kwargs))
+        layer._made_by = functools.partial(cls, **_by_name(cls, args, kwargs))
         return layer
+
+    def __init__(self, **kwargs):
+        if "dtype" in kwargs:  # of a user's subclass, whose layers have it too
+            _dtype.set(kwargs["dtype"])
+        super().__init__(**{"dtype": _dtype.get(), **kwargs})
 
     def get_config(self):
         """The arguments that the layer was made with, as JSON can hold them.
@@ -64,25 +93,27 @@ class Configured:
         Raises:
             InputError: an argument has no config.
         """
-        made, where = self._made_by, f"{type(self).__name__} {self.name!r}: argument"
-        own = {name: value for name, value in made.keywords.items() if name not in _COMMON}
-        config = {name: _described(value, f"{where} {name!r}") for name, value in own.items()}
-        if made.func is not type(self):
-            config["maker"] = _path(made.func)
+        arguments = {name: value for name, value in self._made_by.keywords.items() if name not in _COMMON}
+        if self.defaults is not None:
+            arguments |= options.flatten(arguments.pop("options"))
+        where = f"{type(self).__name__} {self.name!r}: argument"
+        config = {name: _described(value, f"{where} {name!r}") for name, value in arguments.items()}
         return {**config, **keras.layers.Layer.get_config(self)}
 
     @classmethod
     def from_config(cls, config):
         """The layer that `get_config` describes, not built yet."""
-        arguments = {name: _restored(value) for name, value in config.items() if name not in (*_COMMON, "maker")}
+        if "maker" in config:  # of axial 0.2, where functions made the backbones
+            config = dict(config)
+            return _find(_MAKERS.get(config.pop("maker"), "")).from_config(config)
+        arguments = {name: _restored(value) for name, value in config.items() if name not in _COMMON}
         common = {name: config[name] for name in _COMMON if name in config}
+        if cls.defaults is not None:
+            flat = options.flatten(cls.defaults)
+            rest = {name: value for name, value in arguments.items() if name not in flat}
+            arguments = {"options": options.replace(cls.defaults, arguments), **rest}
         trainable = common.pop("trainable", True)
-        if "maker" in config:
-            with _policy(common.get("dtype")):  # makers take no dtype
-                layer = _find(config["maker"], _is_maker)(**arguments)
-            layer._name = common["name"]
-        else:
-            layer = cls(**arguments, **common)
+        layer = cls(**arguments, **common)
         if not trainable:
             layer.trainable = False
         return layer
@@ -139,33 +170,22 @@ class Model(Configured, keras.Model):
         tf.function(self).get_concrete_function(_inputs_spec(config["inputs"]))
 
 
-def makes_layer(function):
-    """Decorator of a function that makes a `Layer`, whose config becomes the function's name and arguments."""
-
-    @functools.wraps(function)
-    def make(*args, **kwargs):
-        layer = function(*args, **kwargs)
-        layer._made_by = functools.partial(make, **_by_name([function], args, kwargs))
-        return layer
-
-    make.makes_layer = True
-    return make
+def _by_name(cls, args, kwargs):
+    """The arguments of a constructor by name, with its defaults, as a later version may have others."""
+    names, defaults = _parameters(cls)
+    return {**defaults, **dict(zip(names, args)), **kwargs}
 
 
-def _by_name(functions, args, kwargs):
-    """The arguments of a call by name. Those of the first function's *args are arguments of the second, and so on."""
-    signature, given = inspect.signature(functions[0]), {}
-    bound = signature.bind_partial(*args, **kwargs)
-    bound.apply_defaults()  # a later version may have others
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            given |= value
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            given |= _by_name(functions[1:], (args[0], *value), {}) if value else {}
-        elif name != "self":
-            given[name] = value
-    return given
+@functools.cache
+def _parameters(cls):
+    """Names of the arguments of a constructor, and a dict of their defaults.
+
+    After its own names come those of its base classes, whose arguments its *args are.
+    """
+    specs = [inspect.getfullargspec(vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base)]
+    first = specs[0]
+    defaults = dict(zip(reversed(first.args), reversed(first.defaults or ()))) | (first.kwonlydefaults or {})
+    return [name for spec in specs for name in spec.args[1:]], defaults
 
 
 # === Arguments as JSON ===
@@ -185,7 +205,8 @@ def _described(value, where):
     if ours and isinstance(value, Configured):
         return {"axial": _path(type(value)), "config": value.get_config()}
     if ours and dataclasses.is_dataclass(value):
-        return {"axial": _path(type(value)), "config": dataclasses.asdict(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"axial": _path(type(value)), "config": {k: _described(v, where) for k, v in fields.items()}}
     for kind, base in _KINDS.items():
         if isinstance(value, base):
             return {"keras": kind, "config": getattr(keras, kind).serialize(value)}
@@ -204,15 +225,29 @@ def _restored(value):
             raise InputError(f"config of a layer: {value['config']['class_name']!r} is not known: pass custom_objects")
         return found
     if "axial" in value:
-        made = _find(value["axial"], _is_class)
-        return made.from_config(value["config"]) if issubclass(made, Configured) else made(**value["config"])
+        made = _find(value["axial"])
+        config = value["config"]
+        return made.from_config(config) if issubclass(made, Configured) else made(**_restored(config))
     return {name: _restored(item) for name, item in value.items()}
 
 
-# Where the modules are that files of before the folder `spatial_attention` name.
+# Where the modules are that older files name.
 _MOVED = {
     f"axial.layers.{name}": f"axial.layers.spatial_attention.{name}"
     for name in ("attended", "deformable_conv", "dynamic_conv", "generalized_attention", "transformer")
+}
+_MOVED |= dict.fromkeys(
+    ("axial.layers.axial_attention", "axial.layers.local_attention"), "axial.layers.attention.layer"
+)
+# The classes of the backbones that files of axial 0.2 name by the functions that made them.
+_MAKERS = {
+    f"axial.models.{module}.{module}": f"axial.models.{module}.{name}"
+    for module, name in {
+        "resnet": "ConvResNet",
+        "axial_resnet": "AxialResNet",
+        "attention_resnet": "AttentionResNet",
+        "attended_resnet": "AttendedResNet",
+    }.items()
 }
 
 
@@ -220,36 +255,16 @@ def _path(made):
     return f"{made.__module__}.{made.__qualname__}"
 
 
-def _find(path, is_known):
-    """The class or function of axial at a path: a layer or a dataclass, or what `makes_layer`."""
+def _find(path):
+    """The class of axial at a path: a layer or a dataclass."""
     module, _, name = str(path).rpartition(".")
     module, found = _MOVED.get(module, module), None
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(module), name, None)
-    if not is_known(found):
+    if not isinstance(found, type) or not (issubclass(found, Configured) or dataclasses.is_dataclass(found)):
         raise InputError(f"config of a layer: {path!r} is not a layer of axial")
     return found
-
-
-def _is_class(found):
-    return isinstance(found, type) and (issubclass(found, Configured) or dataclasses.is_dataclass(found))
-
-
-def _is_maker(found):
-    return hasattr(found, "makes_layer")
-
-
-@contextlib.contextmanager
-def _policy(config):
-    """Within this context, new layers have the dtype policy that a config holds; None keeps the current one."""
-    before = keras.mixed_precision.global_policy()
-    name = config["config"]["name"] if isinstance(config, dict) else config
-    keras.mixed_precision.set_global_policy(name or before.name)
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)
 
 
 # === Inputs as JSON ===

@@ -168,16 +168,21 @@ class Conv(Layer):
         # A strided 1x1 convolution becomes `subsample` and a convolution without a stride: with three channels,
         # oneDNN's gradient of the strided one writes beyond its memory.
         self.step = strides if kernel == 1 else 1
-        options = dict(kernel_size=kernel, strides=strides // self.step, dilation_rate=dilation)
-        options |= dict(padding="valid" if self.pad else "same", use_bias=use_bias and norm is None)
-        options |= dict(data_format="channels_last", dtype=self.dtype_policy, name="conv")  # whatever keras.json says
         if filters is None:
-            options["depthwise_initializer"] = kernel_initializer
-            self.conv = RowsDepthwiseConv2D(backend, **options)
+            make = functools.partial(RowsDepthwiseConv2D, backend, depthwise_initializer=kernel_initializer)
         else:
-            options["kernel_initializer"] = kernel_initializer
-            self.conv = RowsConv2D(filters, **options)
-        self.norm = norm and BatchNorm(norm, gamma_initializer, dtype=self.dtype_policy, name="norm")
+            make = functools.partial(RowsConv2D, filters, kernel_initializer=kernel_initializer)
+        self.conv = make(
+            kernel_size=kernel,
+            strides=strides // self.step,
+            dilation_rate=dilation,
+            padding="valid" if self.pad else "same",
+            use_bias=use_bias and norm is None,
+            data_format="channels_last",  # whatever keras.json says
+            dtype=self.dtype_policy,
+            name="conv",
+        )
+        self.norm = norm and BatchNorm(norm, gamma_initializer, name="norm")
 
     def call(self, x, training=False):
         if self.pad:
@@ -234,10 +239,9 @@ class SeparableConv(Layer):
     ):
         super().__init__(**kwargs)
         inner_relu = inner_norm if inner_relu is None else inner_relu
-        options = dict(strides=strides, dilation=dilation, relu=inner_relu, use_bias=inner_norm, backend=backend)
-        options |= dict(dtype=self.dtype_policy, name="depthwise")
-        self.depthwise = Conv(None, kernel, norm if inner_norm else None, **options)
-        self.pointwise = Conv(filters, 1, norm, relu=relu, dtype=self.dtype_policy, name="pointwise")
+        depthwise = functools.partial(Conv, None, kernel, norm if inner_norm else None, strides, dilation)
+        self.depthwise = depthwise(relu=inner_relu, use_bias=inner_norm, backend=backend, name="depthwise")
+        self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 
     def call(self, x, training=False):
         training = training and self.trainable

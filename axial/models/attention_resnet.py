@@ -1,15 +1,18 @@
 """ResNet-50 with stand-alone local 2-D attention in place of its 3x3 convolutions."""
 
+import dataclasses
+import typing
+
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.io.check import check_choice
+from axial.layers.attention.layer import local_options
 from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.layers.blocks import StridedLocalAttention
-from axial.layers.configured import Layer, makes_layer
+from axial.layers.configured import Layer
+from axial.layers.device import BACKENDS
 from axial.layers.precision import widen
-from axial.layers.recompute import RECOMPUTE
-from axial.models.resnet import ResNet, base_filters, bottlenecks, make_stem
+from axial.models.resnet import ResNet, ResNetOptions, base_filters
 
 SIDE = 4  # of the stem's blocks
 
@@ -34,11 +37,11 @@ class AttentionStem(Layer):
     Shapes: [N, h, w, C] -> [N, ceil(h / 4), ceil(w / 4), filters].
     """
 
-    def __init__(self, filters, norm, heads=8, mixtures=4, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, filters, norm, heads=8, mixtures=4, name=None):
+        super().__init__(name=name)
         self.filters, self.heads, self.mixtures, self.norm = filters, heads, mixtures, norm
         if norm is not None:
-            self.output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="output_norm")
+            self.output_norm = BatchNorm(norm, name="output_norm")
 
     def build(self, shape):
         channels, filters = shape[-1], self.filters
@@ -90,47 +93,53 @@ class AttentionStem(Layer):
         return [self.kernel, self.values * scale, self.row, self.column, self.mixture, shift]
 
 
-@makes_layer
-def attention_resnet(
-    width=1.0,
-    repeats=(3, 4, 6, 3),
-    stem="imagenet",
-    output_stride=32,
-    span=7,
-    heads=8,
-    position_sensitive=False,
-    batch_norm=True,
-    drop_path=0.0,
-    recompute="none",
-    backend="auto",
-    norm=BatchNormConfig(),
-):
+@dataclasses.dataclass(frozen=True)
+class AttentionResNetOptions(ResNetOptions):
+    """Options of `AttentionResNet`.
+
+    Attributes:
+        stem: see `make_stem`, or 'attention' for Full Attention: `AttentionStem`.
+        span, heads, position_sensitive, batch_norm: see `LocalAttention`.
+        backend: what computes attention, of `BACKENDS`. The TPU kernels support axial attention only.
+    """
+
+    stem: typing.Literal["imagenet", "deeplab", "attention"] = "imagenet"
+    span: int = 7
+    heads: int = 8
+    position_sensitive: bool = False
+    batch_norm: bool = True
+    backend: typing.Literal[BACKENDS] = "auto"
+
+    @property
+    def attention(self):
+        """`AttentionOptions` of every attention layer."""
+        return local_options(self.span, self.heads, self.position_sensitive, self.recompute, self.backend)
+
+
+class AttentionResNet(ResNet):
     """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions, with as many channels.
 
     Args:
-        width: multiplies the channels.
-        repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
-        stem: see `axial_resnet`, or 'attention' for Full Attention: `AttentionStem`.
-        span, heads, position_sensitive, batch_norm: see `LocalAttention`.
-        recompute, backend: see `axial_resnet`. The TPU kernels support axial attention only.
+        options: `AttentionResNetOptions`.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: the heads do not divide the channels of this width, or a name is unknown.
+        InputError: the heads do not divide the channels of this width, or the span is even.
     """
-    filters = base_filters(width, heads)
-    check_choice("recompute", recompute, RECOMPUTE)
-    check_choice("stem", stem, ("imagenet", "deeplab", "attention"))
-    attention = dict(span=span, heads=heads, position_sensitive=position_sensitive, batch_norm=batch_norm)
-    attention |= dict(recompute=recompute, backend=backend)
 
-    def middle(filters, *, strides, dilation, input_stride, dtype):
-        del dilation, input_stride  # attention is never dilated
-        return StridedLocalAttention(filters, norm, strides, attention, dtype=dtype, name="attention")
+    defaults = AttentionResNetOptions()
 
-    if stem == "attention":
-        first, stride = AttentionStem(64, norm, heads, name="stem"), SIDE
-    else:
-        first, stride = make_stem(stem, width, norm), 2
-    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, name="backbone")
-    return ResNet(first, bottlenecks(middle, norm, recompute), filters=filters, stem_stride=stride, **frame)
+    def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
+        stride = SIDE if options.stem == "attention" else 2
+        super().__init__(options, norm, base_filters(options.width, options.heads), stem_stride=stride, name=name)
+
+    def make_stem(self):
+        if self.options.stem == "attention":
+            return AttentionStem(64, self.norm, self.options.heads, name="stem")
+        return super().make_stem()
+
+    def make_block(self, place):
+        local = StridedLocalAttention(
+            place.filters, self.norm, place.strides, self.options.attention, self.options.batch_norm, name="attention"
+        )
+        return self.bottleneck(place, local)

@@ -1,11 +1,15 @@
 """Axial-DeepLab with a single axial-decoder in place of Panoptic-DeepLab's two decoders (appendix B)."""
 
+import dataclasses
+import functools
+
 import tensorflow as tf
 
+from axial.layers.attention.layer import AttentionOptions
 from axial.layers.blocks import AxialPair
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, resize_bilinear
-from axial.models.base import Network
+from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 from axial.models.panoptic_deeplab import PanopticDeepLab
 
@@ -21,20 +25,19 @@ class AxialDecoderBlock(Layer):
         filters: f.
         norm: `BatchNormConfig`, or None (folded).
         encoder: whether there is an encoder map. Without one the block does not upsample.
-        attention: further arguments of `AxialAttention`.
+        attention: `AttentionOptions`.
 
     Shapes: [N, h, w, C] and the encoder's [N, H, W, E] or None -> [N, H, W, 4f].
     """
 
-    def __init__(self, filters, norm, encoder, attention, **kwargs):
-        super().__init__(**kwargs)
-        own = dict(dtype=self.dtype_policy)
-        options = dict(relu=False, **own)
-        self.reduce = Conv(2 * filters, 1, norm, name="reduce", **options)
-        self.project = Conv(2 * filters, 1, norm, name="project", **options) if encoder else None
-        self.pair = AxialPair(filters, 2 * filters, norm, attention=attention, name="attention", **own)
-        self.expand = Conv(4 * filters, 1, norm, name="expand", **options)
-        self.shortcut = Conv(4 * filters, 1, norm, name="shortcut", **options)
+    def __init__(self, filters, norm, encoder, attention, name=None):
+        super().__init__(name=name)
+        conv = functools.partial(Conv, kernel=1, norm=norm, relu=False)
+        self.reduce = conv(2 * filters, name="reduce")
+        self.project = conv(2 * filters, name="project") if encoder else None
+        self.pair = AxialPair(filters, 2 * filters, norm, attention=attention, name="attention")
+        self.expand = conv(4 * filters, name="expand")
+        self.shortcut = conv(4 * filters, name="shortcut")
 
     def call(self, x, low=None, training=False):
         training = training and self.trainable
@@ -46,6 +49,21 @@ class AxialDecoderBlock(Layer):
             x, shortcut = resize_bilinear(x, size) + low, resize_bilinear(shortcut, size)
         x = self.pair(tf.nn.relu(x), training=training)
         return tf.nn.relu(self.expand(x, training=training) + shortcut)
+
+
+@dataclasses.dataclass(frozen=True)
+class AxialDecoderOptions(NetworkOptions):
+    """Options of `AxialDecoderDeepLab`.
+
+    Attributes:
+        width: multiplies the channels.
+        attention: `AttentionOptions` of every attention layer.
+        instances: False omits the centre and offset outputs.
+    """
+
+    width: float = 1.0
+    attention: AttentionOptions = AttentionOptions(span=65)
+    instances: bool = True
 
 
 class AxialDecoderDeepLab(Network):
@@ -63,9 +81,7 @@ class AxialDecoderDeepLab(Network):
         backbone: layer from the image to the dict 'res1' .. 'res5'.
         num_classes: channels of the semantic output.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
-        width: multiplies the channels.
-        span, whole_up_to_span, heads, recompute, backend: arguments of every attention layer.
-        instances: False omits the centre and offset outputs.
+        options: `AxialDecoderOptions`.
 
     Shapes: see `PanopticDeepLab`.
     """
@@ -73,37 +89,18 @@ class AxialDecoderDeepLab(Network):
     task, title, hub = PanopticDeepLab.task, PanopticDeepLab.title, PanopticDeepLab.hub
     classes, maps = PanopticDeepLab.classes, PanopticDeepLab.maps
 
-    def __init__(
-        self,
-        backbone,
-        num_classes,
-        norm,
-        *,
-        width=1.0,
-        span=65,
-        whole_up_to_span=False,
-        heads=8,
-        recompute="none",
-        backend="auto",
-        instances=True,
-        name="axial_deeplab",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
-        self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
-        attention = dict(span=span, whole_up_to_span=whole_up_to_span, heads=heads)
-        attention |= dict(recompute=recompute, backend=backend)
+    defaults = AxialDecoderOptions()
+
+    def __init__(self, backbone, num_classes, norm, options=defaults, name="axial_deeplab"):
+        super().__init__(backbone, num_classes, norm, options, name)
         plan = [("res4", 72)] if backbone.output_stride == 32 else []
         plan += [("res3", 64), ("res2", 96), (None, 48)]
-        self.levels, own = [level for level, _ in plan], dict(dtype=self.dtype_policy)
-        self.blocks = [
-            AxialDecoderBlock(
-                int(f * width), norm, level is not None, attention, name=f"decoder_{level or 'last'}", **own
-            )
-            for level, f in plan
-        ]
+        self.levels, self.blocks = [level for level, _ in plan], []
+        for level, f in plan:
+            name, encoder = f"decoder_{level or 'last'}", level is not None
+            self.blocks.append(AxialDecoderBlock(int(f * options.width), norm, encoder, options.attention, name))
         self.semantic_head = make_logits(self, num_classes, "semantic_head")
-        if instances:
+        if options.instances:
             self.center_head = make_logits(self, 1, "center_head")
             self.offset_head = make_logits(self, 2, "offset_head")
 
@@ -114,6 +111,6 @@ class AxialDecoderDeepLab(Network):
         for level, block in zip(self.levels, self.blocks):
             x = block(x, features[level] if level else None, training=training)
         maps = {SEMANTIC: self.semantic_head(x)}
-        if self.instances:
+        if self.options.instances:
             maps |= {CENTER: self.center_head(x), OFFSET: self.offset_head(x)}
         return maps

@@ -1,69 +1,25 @@
 """Axial-ResNet: ResNet-50 with axial attention in place of its 3x3 convolutions (Axial-DeepLab, Sec. 3.2)."""
 
-from axial.io.check import check_choice
-from axial.layers.attention.reference import TERMS
+import dataclasses
+import typing
+
+from axial.layers.attention.layer import AttentionOptions
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import AxialPair
-from axial.layers.configured import Layer, makes_layer
+from axial.layers.blocks import AxialPair, BasicBlock
+from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS
-from axial.layers.recompute import RECOMPUTE
-from axial.models.resnet import ResNet, base_filters, basic_blocks, bottlenecks, convolutions, in_turn, make_stem
+from axial.models.resnet import PIXELS, Place, ResNet, ResNetOptions, base_filters, in_turn, make_stem
 
 
-class AxialStem(Layer):
-    """The stem of Full Axial-ResNet: three axial blocks of 128 x width channels, the first with stride 2."""
+@dataclasses.dataclass(frozen=True)
+class AxialResNetOptions(ResNetOptions):
+    """Options of `AxialResNet`. The widths 0.5, 0.75, 1 and 2 are the paper's S, M, L and XL.
 
-    def __init__(self, block, filters, **kwargs):
-        super().__init__(**kwargs)
-        options = dict(dilation=1, drop_path=0.0, dtype=self.dtype_policy)
-        self.blocks = [
-            block(filters, strides=1 if i else 2, input_stride=2 if i else 1, name=f"block{i + 1}", **options)
-            for i in range(3)
-        ]
-
-    def call(self, x, training=False):
-        return in_turn(self.blocks, x, training and self.trainable)
-
-
-@makes_layer
-def axial_resnet(
-    width=1.0,
-    repeats=(3, 4, 6, 3),
-    stem="deeplab",
-    output_stride=16,
-    span=65,
-    heads=8,
-    pool=True,
-    terms=TERMS,
-    value_position=True,
-    drop_path=0.0,
-    recompute="none",
-    backend="auto",
-    stem_width=None,
-    average_pool=False,
-    table_photo=None,
-    attention_stride=1,
-    whole_up_to_span=False,
-    conv_block="bottleneck",
-    attention_width=1,
-    activation="relu",
-    pixels="symmetric",
-    norm=BatchNormConfig(),
-):
-    """Axial-ResNet as a `ResNet` layer. The widths 0.5, 0.75, 1 and 2 are the paper's S, M, L and XL.
-
-    Args:
-        width: multiplies the channels.
-        repeats, output_stride, drop_path: see `ResNet`. Attention is never dilated.
+    Attributes:
         stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'wide' for SWideRNet, 'axial'
             for Full Axial-ResNet. With 'axial' the first stage has a stride in place of the max-pool.
-        span: span of every attention layer; None for the whole axis.
-        whole_up_to_span: whether an axis that is not longer than the span is seen whole; see `AxialAttention`.
-        heads: heads of every attention layer.
+        attention: `AttentionOptions` of every attention layer.
         pool: whether a max-pool follows the stem.
-        terms, value_position: position-sensitivity of every attention layer; see `AxialAttention`.
-        recompute: what the backward pass recomputes to save memory, of `RECOMPUTE`.
-        backend: what computes attention, of `device.BACKENDS`.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
         table_photo: side of the largest photo whose offsets the position tables hold; None for 255 distances at every
@@ -72,42 +28,107 @@ def axial_resnet(
         conv_block: what those are: 'bottleneck' as in ResNet, 'basic' as in SWideRNet (Chen et al., 2020).
         attention_width: multiplies the channels of the attention inside each block. DeepLab2's SWideRNets have 2.
         activation: see `Conv`.
-        pixels: see `ResNet`.
+        pixels: of `PIXELS`.
+    """
+
+    output_stride: int = 16
+    stem: typing.Literal["imagenet", "deeplab", "wide", "axial"] = "deeplab"
+    attention: AttentionOptions = AttentionOptions(span=65)
+    pool: bool = True
+    stem_width: float | None = None
+    average_pool: bool = False
+    table_photo: int | None = None
+    attention_stride: int = 1
+    conv_block: typing.Literal["bottleneck", "basic"] = "bottleneck"
+    attention_width: int = 1
+    activation: typing.Literal[tuple(ACTIVATIONS)] = "relu"
+    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
+
+
+class AxialStem(Layer):
+    """The stem of Full Axial-ResNet: three axial blocks of 128 x width channels, the first with stride 2.
+
+    Args:
+        make_block: function that makes the block at a `Place`.
+        filters: of the blocks.
+    """
+
+    def __init__(self, make_block, filters, name=None):
+        super().__init__(name=name)
+        places = [Place(filters, 1 if i else 2, 1, 2 if i else 1, 0.0, f"block{i + 1}") for i in range(3)]
+        self.blocks = [make_block(place) for place in places]
+
+    def call(self, x, training=False):
+        return in_turn(self.blocks, x, training and self.trainable)
+
+
+class AxialResNet(ResNet):
+    """Axial-ResNet.
+
+    Args:
+        options: `AxialResNetOptions`.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: the heads do not divide the channels of this width, or a name is unknown.
+        InputError: the heads do not divide the channels of this width.
     """
-    filters = base_filters(width, heads, 32 if stem == "axial" else 64)
-    check_choice("recompute", recompute, RECOMPUTE)
-    check_choice("stem", stem, ("imagenet", "deeplab", "wide", "axial"))
-    check_choice("conv_block", conv_block, ("bottleneck", "basic"))
-    check_choice("activation", activation, ACTIVATIONS)
-    attention = dict(span=span, whole_up_to_span=whole_up_to_span, heads=heads, terms=terms)
-    attention |= dict(value_position=value_position, recompute=recompute, backend=backend)
 
-    def middle(filters, *, strides, dilation, input_stride, dtype):
-        del dilation  # attention is never dilated
-        own = {} if table_photo is None else dict(max_distance=max(-(-table_photo // input_stride), 1))
-        options = dict(average_pool=average_pool, attention=attention | own, activation=activation)
-        options |= dict(dtype=dtype, name="attention")
-        channels = attention_width * filters
-        return AxialPair(channels, 2 * channels, norm, strides, **options)
+    defaults = AxialResNetOptions()
 
-    attending = bottlenecks(middle, norm, recompute, 2 * attention_width, activation=activation)
-    if conv_block == "basic":
-        convolving = basic_blocks(norm, recompute, activation)
-    else:
-        convolving = bottlenecks(convolutions(norm, activation), norm, recompute, activation=activation)
+    def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
+        axial = options.stem == "axial"
+        super().__init__(
+            options,
+            norm,
+            base_filters(options.width, options.attention.heads, 32 if axial else 64),
+            pool=options.pool and not axial,
+            pixels=options.pixels,
+            table_photo=options.table_photo,
+            name=name,
+        )
 
-    def block(filters, *, input_stride, **options):
-        make = attending if input_stride >= attention_stride else convolving
-        return make(filters, input_stride=input_stride, **options)
+    def make_stem(self):
+        options = self.options
+        if options.stem == "axial":
+            return AxialStem(self.make_block, self.filters // 2, name="stem")
+        return make_stem(
+            options.stem,
+            options.width,
+            self.norm,
+            stem_width=options.stem_width,
+            activation=options.activation,
+            recompute=options.recompute,
+        )
 
-    if stem == "axial":
-        first, pool = AxialStem(block, filters // 2, name="stem"), False
-    else:
-        options = dict(stem_width=stem_width, activation=activation, recompute=recompute)
-        first = make_stem(stem, width, norm, **options)
-    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
-    return ResNet(first, block, filters=filters, pool=pool, table_photo=table_photo, **frame)
+    def make_block(self, place):
+        options = self.options
+        if place.input_stride >= options.attention_stride:
+            pair = self.make_pair(options.attention_width * place.filters, place)
+            return self.bottleneck(place, pair, 2 * options.attention_width, activation=options.activation)
+        if options.conv_block == "bottleneck":
+            return self.conv_bottleneck(place, activation=options.activation)
+        return BasicBlock(
+            4 * place.filters,
+            self.norm,
+            place.strides,
+            place.dilation,
+            drop_path=place.drop_path,
+            recompute=options.recompute,
+            activation=options.activation,
+            name=place.name,
+        )
+
+    def make_pair(self, channels, place):
+        """The `AxialPair` of a block: attention along the height, then along the width."""
+        side = self.options.table_photo
+        return AxialPair(
+            channels,
+            2 * channels,
+            self.norm,
+            place.strides,
+            self.options.average_pool,
+            self.options.attention,
+            self.options.activation,
+            255 if side is None else max(-(-side // place.input_stride), 1),
+            name="attention",
+        )

@@ -1,5 +1,7 @@
 """What every model of the registry has: a backbone, a head, and what people and commands need to know of them."""
 
+import dataclasses
+
 import tensorflow as tf
 
 from axial.errors import InputError
@@ -8,8 +10,19 @@ from axial.layers.configured import Model
 PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
 
 
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions:
+    """Options of a `Network`, beside those of its backbone."""
+
+
 class Network(Model):
-    """A backbone with a head. A subclass takes the backbone and the number of classes by position.
+    """A backbone with a head.
+
+    Args:
+        backbone: layer from the input to the maps that the head takes.
+        num_classes: from the `DatasetSpec`.
+        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
+        options: `NetworkOptions` of the subclass.
 
     Attributes:
         task: name of what the model is for, as `Task.models` has it.
@@ -29,6 +42,11 @@ class Network(Model):
     input_row = PHOTOS
     maps: tuple[tuple[str, str], ...] = ()
     spec = photo_scale = predictor = None
+    defaults = NetworkOptions()
+
+    def __init__(self, backbone, num_classes, norm, options, name):
+        super().__init__(name=name)
+        self.backbone, self.num_classes, self.options = backbone, num_classes, options
 
     def know(self, spec, photo_scale, predictor=None):
         """Keeps what `axial.load` knows of the model: its classes, the scale of its photos, and what predicts."""

@@ -4,6 +4,8 @@ The spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1) segments with it: 
 convolutions on the last map of a dilated ResNet-50, and a third convolution on their result beside that map.
 """
 
+import dataclasses
+
 import tensorflow as tf
 
 from axial.layers import random
@@ -11,8 +13,23 @@ from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits
 from axial.layers.spatial_attention.attended import Attended, Mechanism
 from axial.layers.spatial_attention.generalized_attention import VISION
-from axial.models.base import Network
+from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import AUXILIARY, SEMANTIC
+
+
+@dataclasses.dataclass(frozen=True)
+class CCNetOptions(NetworkOptions):
+    """Options of `CCNet`.
+
+    Attributes:
+        context: channels of the head.
+        mechanism: `Mechanism` in the head.
+        dropout: share of the head's last map that training zeroes, as in CCNet's code.
+    """
+
+    context: int = 512
+    mechanism: Mechanism = Mechanism()
+    dropout: float = 0.1
 
 
 class CCNet(Network):
@@ -22,9 +39,7 @@ class CCNet(Network):
         backbone: layer from the image to a dict with 'res4' and 'res5', of output stride 8 in the paper.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's. A folded model has no auxiliary head.
-        context: channels of the head.
-        mechanism, heads, groups, key_stride, window: see `Mechanism`; of the module in the head.
-        dropout: share of the head's last map that training zeroes, as in CCNet's code.
+        options: `CCNetOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 'semantic_logits' [N, h / s, w / s, num_classes] at the
         backbone's output stride s. Training adds 'auxiliary_logits' of the same shape.
@@ -34,34 +49,18 @@ class CCNet(Network):
     classes = 19  # of Cityscapes
     maps = ((SEMANTIC, "[N, h / 8, w / 8, C]"),)
 
-    def __init__(
-        self,
-        backbone,
-        num_classes,
-        norm,
-        *,
-        context=512,
-        mechanism="none",
-        heads=8,
-        groups=16,
-        key_stride=1,
-        window=None,
-        dropout=0.1,
-        name="ccnet",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
-        random.check_rate("dropout", dropout)
-        self.backbone, self.num_classes, self.dropout = backbone, num_classes, dropout
-        own = dict(dtype=self.dtype_policy)
-        self.reduce = Conv(context, 3, norm, name="reduce", **own)
-        mechanism = Mechanism(mechanism, heads, key_stride, window, groups=groups)
-        attention = mechanism.layer(name="attention", **VISION, **own)
-        self.attended = attention and Attended(attention, name="attended", **own)
-        self.smooth = Conv(context, 3, norm, name="smooth", **own)
-        self.fuse = Conv(context, 3, norm, name="fuse", **own)
+    defaults = CCNetOptions()
+
+    def __init__(self, backbone, num_classes, norm, options=defaults, name="ccnet"):
+        super().__init__(backbone, num_classes, norm, options, name)
+        random.check_rate("dropout", options.dropout)
+        self.reduce = Conv(options.context, 3, norm, name="reduce")
+        attention = options.mechanism.layer(**VISION)
+        self.attended = attention and Attended(attention, name="attended")
+        self.smooth = Conv(options.context, 3, norm, name="smooth")
+        self.fuse = Conv(options.context, 3, norm, name="fuse")
         self.logits = make_logits(self, num_classes, "logits")
-        self.auxiliary_head = norm and Auxiliary(context, num_classes, norm, name="auxiliary_head", **own)
+        self.auxiliary_head = norm and Auxiliary(options.context, num_classes, norm, name="auxiliary_head")
 
     def call(self, images, training=False):
         learns = training and self.trainable
@@ -71,8 +70,8 @@ class CCNet(Network):
             x = self.attended(x, training=learns)
         x = self.smooth(x, training=learns)
         x = self.fuse(tf.concat([tf.cast(features["res5"], x.dtype), x], -1), training=learns)
-        if learns and self.dropout:
-            x = random.dropout(x, self.dropout)
+        if learns and self.options.dropout:
+            x = random.dropout(x, self.options.dropout)
         maps = {SEMANTIC: self.logits(x)}
         if self.auxiliary_head is not None:  # called in inference too, so that a model always has its weights
             auxiliary = self.auxiliary_head(features["res4"], training=learns)
@@ -95,9 +94,9 @@ class Auxiliary(Layer):
         norm: `BatchNormConfig`.
     """
 
-    def __init__(self, filters, num_classes, norm, **kwargs):
-        super().__init__(**kwargs)
-        self.hidden = Conv(filters, 3, norm, dtype=self.dtype_policy, name="hidden")
+    def __init__(self, filters, num_classes, norm, name=None):
+        super().__init__(name=name)
+        self.hidden = Conv(filters, 3, norm, name="hidden")
         self.logits = make_logits(self, num_classes, "logits")
 
     def call(self, x, training=False):

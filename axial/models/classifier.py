@@ -22,9 +22,8 @@ class Classifier(Network):
     classes = 1000  # of ImageNet
     maps = ((LOGITS, "[N, C]"),)
 
-    def __init__(self, backbone, num_classes, name="classifier", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.backbone, self.num_classes = backbone, num_classes
+    def __init__(self, backbone, num_classes, norm=None, options=Network.defaults, name="classifier"):
+        super().__init__(backbone, num_classes, norm, options, name)
         self.logits = make_logits(self, num_classes, "logits")
 
     def call(self, images, training=False):

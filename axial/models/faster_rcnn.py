@@ -5,6 +5,9 @@ layers. The sampling, the pyramid and the heads are ours. They are those of mmde
 ICCV 2019); tf-models-official's heads have batch norms.
 """
 
+import dataclasses
+import functools
+
 import tensorflow as tf
 import tf_keras as keras
 
@@ -13,7 +16,7 @@ from axial.layers import device, random
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, subsample
 from axial.models.anchors import LEVELS, RATIOS, anchors, choose, match
-from axial.models.base import Network
+from axial.models.base import Network, NetworkOptions
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
@@ -29,12 +32,12 @@ class Pyramid(Layer):
     Level 6 is every second pixel of level 5.
     """
 
-    def __init__(self, filters, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, filters, name=None):
+        super().__init__(name=name)
         self.levels = LEVELS[:-1]
-        options = dict(relu=False, kernel_initializer="glorot_uniform", dtype=self.dtype_policy)
-        self.lateral = [Conv(filters, 1, None, name=f"lateral{level}", **options) for level in self.levels]
-        self.output_convs = [Conv(filters, 3, None, name=f"output{level}", **options) for level in self.levels]
+        conv = functools.partial(Conv, filters, norm=None, relu=False, kernel_initializer="glorot_uniform")
+        self.lateral = [conv(kernel=1, name=f"lateral{level}") for level in self.levels]
+        self.output_convs = [conv(kernel=3, name=f"output{level}") for level in self.levels]
 
     def call(self, features):
         maps = [conv(features[f"res{level}"]) for level, conv in zip(self.levels, self.lateral)]
@@ -49,11 +52,10 @@ class Pyramid(Layer):
 class ProposalHead(Layer):
     """Scores and box codes of the anchors of each level: two dicts of float32 maps with A and 4 A channels."""
 
-    def __init__(self, filters, **kwargs):
-        super().__init__(**kwargs)
-        normal = keras.initializers.RandomNormal
-        options = dict(kernel_initializer=normal(stddev=0.01), dtype=self.dtype_policy)
-        self.hidden = Conv(filters, 3, None, name="hidden", **options)
+    def __init__(self, filters, name=None):
+        super().__init__(name=name)
+        normal = keras.initializers.RandomNormal(stddev=0.01)
+        self.hidden = Conv(filters, 3, None, kernel_initializer=normal, name="hidden")
         self.scores = _make_logits(self, len(RATIOS), "scores")
         self.codes = _make_logits(self, 4 * len(RATIOS), "codes")
 
@@ -68,10 +70,10 @@ class BoxHead(Layer):
     Shapes: [N, boxes, side, side, C] -> float32 [N, boxes, 1 + classes], float32 [N, boxes, 4 (1 + classes)].
     """
 
-    def __init__(self, width, num_classes, **kwargs):
-        super().__init__(**kwargs)
-        options = dict(kernel_initializer="glorot_uniform", dtype=self.dtype_policy)
-        self.hidden = [Conv(width, 1, None, name=f"hidden{i}", **options) for i in (1, 2)]
+    def __init__(self, width, num_classes, name=None):
+        super().__init__(name=name)
+        linear = functools.partial(Conv, width, 1, None, kernel_initializer="glorot_uniform")
+        self.hidden = [linear(name=f"hidden{i}") for i in (1, 2)]
         self.classes = _make_logits(self, 1 + num_classes, "classes")
         self.codes = _make_logits(self, 4 * (1 + num_classes), "codes", 0.001)
 
@@ -89,11 +91,10 @@ class MaskHead(Layer):
     Shapes: [N, boxes, side, side, C] and classes int [N, boxes] -> float32 logits [N, boxes, 2 side, 2 side].
     """
 
-    def __init__(self, filters, num_classes, **kwargs):
-        super().__init__(**kwargs)
-        own = dict(dtype=self.dtype_policy)
-        self.hidden = [Conv(filters, 3, None, name=f"hidden{i}", **own) for i in range(1, 5)]
-        self.double = Conv(4 * filters, 1, None, name="double", **own)  # a transposed convolution: stride and side 2
+    def __init__(self, filters, num_classes, name=None):
+        super().__init__(name=name)
+        self.hidden = [Conv(filters, 3, None, name=f"hidden{i}") for i in range(1, 5)]
+        self.double = Conv(4 * filters, 1, None, name="double")  # a transposed convolution: stride and side 2
         self.masks = _make_logits(self, 1 + num_classes, "masks")
 
     def call(self, x, classes):
@@ -110,13 +111,11 @@ def _make_logits(layer, filters, name, deviation=0.01):
     return make_logits(layer, filters, name, keras.initializers.RandomNormal(stddev=deviation))
 
 
-class FasterRCNN(Network):
-    """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
+@dataclasses.dataclass(frozen=True)
+class FasterRCNNOptions(NetworkOptions):
+    """Options of `FasterRCNN`.
 
-    Args:
-        backbone: layer from the image to the dict 'res1' .. 'res5', of output stride 32.
-        num_classes: classes of things.
-        norm: `BatchNormConfig` of the backbone, or None (folded).
+    Attributes:
         pyramid_width: channels of the pyramid and of the proposal and mask heads.
         head_width: channels of the box head's two layers.
         pre_nms, proposals: boxes of each level before the suppression of overlaps, and boxes of a photo after it, in
@@ -125,6 +124,26 @@ class FasterRCNN(Network):
         detections: most objects that are found in a photo.
         masks: whether objects get masks.
         frozen_stages: the stem and so many of the stages keep their weights, if at least 0; -1 for none.
+    """
+
+    pyramid_width: int = 256
+    head_width: int = 1024
+    pre_nms: tuple[int, int] = (2000, 1000)
+    proposals: tuple[int, int] = (2000, 1000)
+    sampled: int = 512
+    detections: int = 100
+    masks: bool = False
+    frozen_stages: int = -1
+
+
+class FasterRCNN(Network):
+    """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
+
+    Args:
+        backbone: layer from the image to the dict 'res1' .. 'res5', of output stride 32.
+        num_classes: classes of things.
+        norm: `BatchNormConfig` of the backbone, or None (folded).
+        options: `FasterRCNNOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4]
         of corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
@@ -137,45 +156,33 @@ class FasterRCNN(Network):
     task, title, hub = "detection", "detection", "object-detection"
     classes = 80  # of COCO's things
 
-    def __init__(
-        self,
-        backbone,
-        num_classes,
-        norm,
-        *,
-        pyramid_width=256,
-        head_width=1024,
-        pre_nms=(2000, 1000),
-        proposals=(2000, 1000),
-        sampled=512,
-        detections=100,
-        masks=False,
-        frozen_stages=-1,
-        name="faster_rcnn",
-        **kwargs,
-    ):
+    defaults = FasterRCNNOptions()
+
+    def __init__(self, backbone, num_classes, norm, options=defaults, name="faster_rcnn"):
         from official.vision.modeling.layers import roi_generator
 
-        super().__init__(name=name, **kwargs)
+        super().__init__(backbone, num_classes, norm, options, name)
         if backbone.output_stride != 32:
             raise InputError(f"output_stride must be 32 for a feature pyramid: got {backbone.output_stride}")
-        if not -1 <= frozen_stages <= len(backbone.stages):
-            raise InputError(f"frozen_stages must be from -1 to {len(backbone.stages)}: got {frozen_stages}")
-        self.backbone, self.num_classes, self.masks = backbone, num_classes, masks
-        for stage in [[backbone.stem], *backbone.stages][: frozen_stages + 1]:
-            for part in stage:
-                part.trainable = False
-        own = dict(dtype=self.dtype_policy)
-        self.pyramid = Pyramid(pyramid_width, name="pyramid", **own)
-        self.proposal_head = ProposalHead(pyramid_width, name="proposal_head", **own)
-        self.box_head = BoxHead(head_width, num_classes, name="box_head", **own)
-        if masks:
-            self.mask_head = MaskHead(pyramid_width, num_classes, name="mask_head", **own)
-        most = dict(num_proposals=proposals[0], test_pre_nms_top_k=pre_nms[1], test_num_proposals=proposals[1])
-        most |= dict.fromkeys(("nms_iou_threshold", "test_nms_iou_threshold"), OVERLAP["proposals"])
-        # In float32, as all layers that compute with pixels.
-        self._propose = roi_generator.MultilevelROIGenerator(pre_nms[0], **most, dtype="float32")
-        self._detections, self._sampled = detections, sampled
+        if not -1 <= options.frozen_stages <= len(backbone.stages):
+            raise InputError(f"frozen_stages must be from -1 to {len(backbone.stages)}: got {options.frozen_stages}")
+        for stage in [[backbone.stem], *backbone.stages][: options.frozen_stages + 1]:
+            for layer in stage:
+                layer.trainable = False
+        self.pyramid = Pyramid(options.pyramid_width, name="pyramid")
+        self.proposal_head = ProposalHead(options.pyramid_width, name="proposal_head")
+        self.box_head = BoxHead(options.head_width, num_classes, name="box_head")
+        if options.masks:
+            self.mask_head = MaskHead(options.pyramid_width, num_classes, name="mask_head")
+        self._propose = roi_generator.MultilevelROIGenerator(
+            options.pre_nms[0],
+            num_proposals=options.proposals[0],
+            nms_iou_threshold=OVERLAP["proposals"],
+            test_pre_nms_top_k=options.pre_nms[1],
+            test_num_proposals=options.proposals[1],
+            test_nms_iou_threshold=OVERLAP["proposals"],
+            dtype="float32",  # as all layers that compute with pixels
+        )
 
     def call(self, images, content=None, truth=None, training=False):
         """Detections, or with `truth` what the losses need.
@@ -205,9 +212,8 @@ class FasterRCNN(Network):
         scores, codes = self.proposal_head(pyramid)
         copies = [tf.shape(images)[0], 1, 1, 1]
         of_each = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
-        places = dict(anchor_boxes=of_each, image_shape=content)
         visible = {level: _on_photo(x, 2 ** int(level), content) for level, x in _float32(scores).items()}
-        proposals, _ = self._propose(_float32(codes), visible, **places, training=truth is not None)
+        proposals, _ = self._propose(_float32(codes), visible, of_each, content, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
@@ -227,16 +233,18 @@ class FasterRCNN(Network):
         from official.vision.modeling.layers import detection_generator
 
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
-        places = dict(anchor_boxes=proposals, image_shape=content)
-        limits = dict(pre_nms_score_threshold=LEAST_SCORE, nms_iou_threshold=OVERLAP["detections"])
-        form = "batched" if device.on_cpu() else "v2"  # one operation of CPUs, or a loop of plain ones
-        limits |= dict(max_num_detections=self._detections, nms_version=form)
-        detect = detection_generator.DetectionGenerator(**limits, dtype="float32")
-        found = detect(_float32(codes), _float32(logits), **places, regression_weights=CODE_WEIGHTS)
+        detect = detection_generator.DetectionGenerator(
+            pre_nms_score_threshold=LEAST_SCORE,
+            nms_iou_threshold=OVERLAP["detections"],
+            max_num_detections=self.options.detections,
+            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
+            dtype="float32",
+        )
+        found = detect(_float32(codes), _float32(logits), proposals, content, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
         result["count"] = tf.cast(found["num_detections"], tf.int32)
-        if self.masks:
+        if self.options.masks:
             result["mask"] = tf.sigmoid(self.mask_head(self._crops(maps, result["box"], MASK_CROP), classes))
         return result
 
@@ -259,10 +267,10 @@ class FasterRCNN(Network):
         positive = tf.concat([positive, classes > 0], 1)
         negative = tf.concat([negative, tf.zeros_like(classes, tf.bool)], 1)
         draw = random.uniform(tf.shape(positive))
-        chosen = choose(positive, negative, self._sampled, draw, share=SAMPLED_OBJECTS)
+        chosen = choose(positive, negative, self.options.sampled, draw, share=SAMPLED_OBJECTS)
         kinds = tf.where(positive, tf.gather(classes, matched, batch_dims=1), 0)
         kinds = tf.where(chosen, kinds, -1)
-        order = tf.math.top_k(tf.cast(chosen, tf.int32), self._sampled)[1]
+        order = tf.math.top_k(tf.cast(chosen, tf.int32), self.options.sampled)[1]
         return tuple(tf.gather(x, order, batch_dims=1) for x in (boxes, matched, kinds))
 
     def _learned(self, maps, proposals, truth):
@@ -277,10 +285,10 @@ class FasterRCNN(Network):
         logits, codes = self.box_head(self._crops(maps, boxes, BOX_CROP))
         result = {"logits": logits, "codes": codes, "classes": classes}
         result["code_targets"] = tf.stop_gradient(targets)
-        if self.masks:
+        if self.options.masks:
             known = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
             masked = tf.where(tf.gather(known, indices, batch_dims=1), classes, 0)
-            count = int(self._sampled * SAMPLED_OBJECTS)
+            count = int(self.options.sampled * SAMPLED_OBJECTS)
             sampler = mask_sampler.MaskSampler(2 * MASK_CROP, count, dtype="float32")
             boxes, classes, masks = sampler(boxes, matched, masked, indices, gt_masks=truth["masks"])
             result["mask_logits"] = self.mask_head(self._crops(maps, boxes, MASK_CROP), classes)

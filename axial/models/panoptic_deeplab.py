@@ -1,12 +1,17 @@
 """Panoptic-DeepLab (Cheng et al., CVPR 2020) on any backbone: two decoders and three heads."""
 
+import dataclasses
+import functools
+import typing
+
 import tensorflow as tf
 
 from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv, make_logits, resize_bilinear
-from axial.models.base import Network
+from axial.layers.device import BACKENDS
+from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 
 
@@ -25,16 +30,15 @@ class ASPP(Layer):
         widen: multiplies the rates.
     """
 
-    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", widen=1, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", widen=1, name=None):
+        super().__init__(name=name)
         random.check_rate("aspp_dropout", dropout)
         self.dropout = dropout
-        own = dict(dtype=self.dtype_policy)
-        self.point = Conv(filters, 1, norm, name="point", **own)
-        options = dict(norm=norm, backend=backend, **own)
-        self.atrous = [SeparableConv(filters, 3, dilation=widen * r, name=f"rate{r}", **options) for r in rates]
-        self.pool = Conv(filters, 1, norm, name="pool", **own)
-        self.mix = Conv(filters, 1, norm, name="mix", **own)
+        self.point = Conv(filters, 1, norm, name="point")
+        atrous = functools.partial(SeparableConv, filters, 3, norm, backend=backend)
+        self.atrous = [atrous(dilation=widen * rate, name=f"rate{rate}") for rate in rates]
+        self.pool = Conv(filters, 1, norm, name="pool")
+        self.mix = Conv(filters, 1, norm, name="mix")
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -45,47 +49,56 @@ class ASPP(Layer):
         return random.dropout(y, self.dropout) if training and self.dropout else y
 
 
+@dataclasses.dataclass(frozen=True)
+class DecoderOptions:
+    """Options of both decoders and of the heads.
+
+    Attributes:
+        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. None for no such convolution, as in the
+            paper's counts.
+        inner_norm, backend: see `SeparableConv`.
+        aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
+        aspp_dropout: of the `ASPP`.
+    """
+
+    projection: int | None = None
+    inner_norm: bool = False
+    aspp: int | None = None
+    aspp_dropout: float = 0.1
+    backend: typing.Literal[BACKENDS] = "auto"
+
+
 class Decoder(Layer):
     """Upsamples 'res5' to stride 4 and adds projected low-level maps on the way.
 
     Args:
         filters: channels of every 5x5 separable convolution that fuses two maps.
-        projections: channels of the projected low-level maps, from the smallest map to 'res2'.
+        low: channels of the projected low-level maps, from the smallest map to 'res2'.
+        projection: channels in place of those of the options.
         norm: `BatchNormConfig`, or None (folded).
-        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. None for no such convolution, as in the
-            paper's counts.
-        inner_norm: see `SeparableConv`.
-        aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
-        aspp_dropout, widen: of the `ASPP`.
-        backend: see `SeparableConv`.
+        options: `DecoderOptions`.
+        widen: multiplies the rates of the `ASPP`.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
 
-    def __init__(
-        self,
-        filters,
-        projections,
-        norm,
-        *,
-        projection=None,
-        inner_norm=False,
-        aspp=None,
-        aspp_dropout=0.1,
-        widen=1,
-        backend="auto",
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        own = dict(dtype=self.dtype_policy)
-        self.context = projection and Conv(projection, 1, norm, name="context", **own)
-        if aspp:
-            options = dict(dropout=aspp_dropout, backend=backend, widen=widen, **own)
-            self.context = ASPP(aspp, norm, name="context", **options)
-        self.levels = [f"res{1 + len(projections) - i}" for i in range(len(projections))]
-        self.projections = [Conv(c, 1, norm, name=f"project_{n}", **own) for c, n in zip(projections, self.levels)]
-        options = dict(norm=norm, inner_norm=inner_norm, backend=backend, **own)
-        self.fusions = [SeparableConv(filters, 5, name=f"fuse_{n}", **options) for n in self.levels]
+    def __init__(self, filters, low, projection, norm, options, widen=1, name=None):
+        super().__init__(name=name)
+        self.context = projection and Conv(projection, 1, norm, name="context")
+        if options.aspp:
+            self.context = ASPP(
+                options.aspp,
+                norm,
+                dropout=options.aspp_dropout,
+                backend=options.backend,
+                widen=widen,
+                name="context",
+            )
+        self.levels = [f"res{1 + len(low) - i}" for i in range(len(low))]
+        self.projections = [Conv(c, 1, norm, name=f"project_{n}") for c, n in zip(low, self.levels)]
+        fuse = functools.partial(SeparableConv, filters, 5, norm)
+        fuse = functools.partial(fuse, inner_norm=options.inner_norm, backend=options.backend)
+        self.fusions = [fuse(name=f"fuse_{level}") for level in self.levels]
 
     def call(self, features, training=False):
         training = training and self.trainable
@@ -109,13 +122,13 @@ class Head(Layer):
         filters: channels between the two convolutions.
         outputs: channels of the output.
         norm: `BatchNormConfig`, or None (folded).
-        inner_norm, backend: see `SeparableConv`.
+        options: `DecoderOptions`.
     """
 
-    def __init__(self, filters, outputs, norm, inner_norm=False, backend="auto", **kwargs):
-        super().__init__(**kwargs)
-        options = dict(inner_norm=inner_norm, backend=backend, dtype=self.dtype_policy)
-        self.hidden = SeparableConv(filters, 5, norm, name="hidden", **options)
+    def __init__(self, filters, outputs, norm, options, name=None):
+        super().__init__(name=name)
+        inner_norm, backend = options.inner_norm, options.backend
+        self.hidden = SeparableConv(filters, 5, norm, inner_norm=inner_norm, backend=backend, name="hidden")
         self.logits = make_logits(self, outputs, "logits")
 
     def call(self, x, training=False):
@@ -126,6 +139,24 @@ CHANNELS = dict(semantic=256, semantic_low=(128, 64, 32), semantic_head=256)
 CHANNELS |= dict(instance=128, instance_low=(64, 32, 16), center_head=32, offset_head=32)
 
 
+@dataclasses.dataclass(frozen=True)
+class PanopticDeepLabOptions(NetworkOptions):
+    """Options of `PanopticDeepLab`.
+
+    Attributes:
+        decoder_width: multiplies the channels of decoders and heads, `CHANNELS`.
+        channels: dict of channels that replace those of `CHANNELS`, at no width. Those of 'semantic_projection' and
+            'instance_projection' replace `projection`.
+        decoder: `DecoderOptions`.
+        instances: False omits the instance decoder and its two heads.
+    """
+
+    decoder_width: float = 1.0
+    channels: dict | None = None
+    decoder: DecoderOptions = DecoderOptions()
+    instances: bool = True
+
+
 class PanopticDeepLab(Network):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
@@ -134,11 +165,7 @@ class PanopticDeepLab(Network):
             'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
-        decoder_width: multiplies the channels of decoders and heads, `CHANNELS`.
-        channels: dict of channels that replace those of `CHANNELS`, at no width. Those of 'semantic_projection' and
-            'instance_projection' replace `projection`.
-        projection, inner_norm, aspp, aspp_dropout, backend: see `Decoder`.
-        instances: False omits the instance decoder and its two heads.
+        options: `PanopticDeepLabOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
         'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]. An offset is the vector (y, x) from a
@@ -149,44 +176,25 @@ class PanopticDeepLab(Network):
     classes = 19  # of Cityscapes
     maps = tuple((name, f"[N, h / 4, w / 4, {n}]") for name, n in ((SEMANTIC, "C"), (CENTER, 1), (OFFSET, 2)))
 
-    def __init__(
-        self,
-        backbone,
-        num_classes,
-        norm,
-        *,
-        decoder_width=1.0,
-        channels=None,
-        projection=None,
-        inner_norm=False,
-        aspp=None,
-        aspp_dropout=0.1,
-        instances=True,
-        backend="auto",
-        name="panoptic_deeplab",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
-        self.backbone, self.num_classes, self.instances = backbone, num_classes, instances
+    defaults = PanopticDeepLabOptions()
+
+    def __init__(self, backbone, num_classes, norm, options=defaults, name="panoptic_deeplab"):
+        super().__init__(backbone, num_classes, norm, options, name)
         levels = max(1 + backbone.output_stride // 16, 2)  # low-level maps that the decoders project
         # At output stride 8 twice the rates see the same part of the photo, as in DeepLabv3 (Chen et al., 2017).
         widen = max(16 // backbone.output_stride, 1)
-
-        sizes = _channels(decoder_width, projection, channels or {})
-        options = dict(norm=norm, inner_norm=inner_norm, backend=backend, dtype=self.dtype_policy)
+        sizes = _channels(options)
 
         def decoder(task):
-            low = sizes[f"{task}_low"][-levels:]
-            context = dict(aspp=aspp, aspp_dropout=aspp_dropout, widen=widen)
-            context["projection"] = sizes[f"{task}_projection"]
-            return Decoder(sizes[task], low, name=f"{task}_decoder", **options, **context)
+            low, projection = sizes[f"{task}_low"][-levels:], sizes[f"{task}_projection"]
+            return Decoder(sizes[task], low, projection, norm, options.decoder, widen, name=f"{task}_decoder")
 
         def head(name, outputs):
-            return Head(sizes[name], outputs, name=name, **options)
+            return Head(sizes[name], outputs, norm, options.decoder, name=name)
 
         self.semantic_decoder = decoder("semantic")
         self.semantic_head = head("semantic_head", num_classes)
-        if instances:
+        if options.instances:
             self.instance_decoder = decoder("instance")
             self.center_head = head("center_head", 1)
             self.offset_head = head("offset_head", 2)
@@ -196,21 +204,22 @@ class PanopticDeepLab(Network):
         features = self.backbone(images, training=training)
         semantic = self.semantic_decoder(features, training=training)
         maps = {SEMANTIC: self.semantic_head(semantic, training=training)}
-        if self.instances:
+        if self.options.instances:
             instance = self.instance_decoder(features, training=training)
             maps[CENTER] = self.center_head(instance, training=training)
             maps[OFFSET] = self.offset_head(instance, training=training)
         return maps
 
 
-def _channels(width, projection, changes):
+def _channels(options):
     """`CHANNELS` at a width, with the projections of both decoders, and with the user's changes."""
+    width, changes = options.decoder_width, options.channels or {}
 
     def scaled(channels):
         return [int(c * width) for c in channels] if isinstance(channels, tuple) else int(channels * width)
 
     sizes = {name: scaled(channels) for name, channels in CHANNELS.items()}
-    sizes |= dict.fromkeys(("semantic_projection", "instance_projection"), projection)
+    sizes |= dict.fromkeys(("semantic_projection", "instance_projection"), options.decoder.projection)
     for name in changes:
         check_choice("channels", name, sizes)
     return {**sizes, **changes}

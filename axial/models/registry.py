@@ -90,7 +90,7 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
                 f"model {name!r} has no argument {argument!r}{nearest(argument, known)}: {', '.join(known)}"
             )
     try:
-        return variant.build(num_classes, norm=norm, **{**variant.arguments, **changes})
+        return variant.build(num_classes, norm, changes)
     except InputError as error:
         raise InputError(f"model {name!r}: {error}") from None
 

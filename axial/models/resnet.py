@@ -1,17 +1,20 @@
 """ResNet (He et al., CVPR 2016): the frame of every backbone but Xception, and the convolutional backbone."""
 
+import dataclasses
+import functools
+import typing
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import BasicBlock, Bottleneck
-from axial.layers.configured import Layer, makes_layer
+from axial.layers.configured import Layer
 from axial.layers.conv import Conv, max_pool
+from axial.layers.recompute import RECOMPUTE
 
 # Mean and standard deviation of the pixels, from 0 to 255, that a network takes its photos by.
 PIXELS = {
@@ -21,71 +24,163 @@ PIXELS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class BackboneOptions:
+    """What all backbones for photos take.
+
+    Attributes:
+        output_stride: 16 or 32, the stride of the last map. With 16 the last stage has no stride, and its blocks after
+            the first have dilation 2, as in DeepLab. With 8, which not every backbone takes, the last two stages have
+            none, and all their blocks have dilation 2 and 4. Attention is never dilated.
+        drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
+        recompute: what the backward pass recomputes to save memory: 'none' or 'block'; see `ResidualBlock`.
+    """
+
+    output_stride: int = 32
+    drop_path: float = 0.0
+    recompute: typing.Literal["none", "block"] = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetOptions(BackboneOptions):
+    """Options of a `ResNet` with any spatial layer.
+
+    Attributes:
+        width: multiplies the channels.
+        repeats: number of blocks in each stage; (3, 4, 6, 3) are those of ResNet-50.
+        stem: see `make_stem`.
+        recompute: of `RECOMPUTE`. 'softmax' is that of attention.
+    """
+
+    width: float = 1.0
+    repeats: tuple[int, ...] = (3, 4, 6, 3)
+    stem: typing.Literal["imagenet", "deeplab", "wide"] = "imagenet"
+    recompute: typing.Literal[RECOMPUTE] = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvResNetOptions(ResNetOptions):
+    """Options of `ConvResNet`.
+
+    Attributes:
+        recompute: 'none' or 'block'; see `ResidualBlock`.
+        stride_first: see `Bottleneck`; for weights of tf_keras.applications.
+        pixels: of `PIXELS`. The photo comes with values from -1 to 1 and is brought to this mean and deviation.
+    """
+
+    recompute: typing.Literal["none", "block"] = "none"
+    stride_first: bool = False
+    pixels: typing.Literal[tuple(PIXELS)] = "symmetric"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a residual block stands.
+
+    Attributes:
+        filters: base channels of its stage; the block has 4 times as many.
+        strides, dilation: of the block.
+        input_stride: stride of its input, from the photo.
+        drop_path: its stochastic depth.
+        name: of the layer.
+    """
+
+    filters: int
+    strides: int
+    dilation: int
+    input_stride: int
+    drop_path: float
+    name: str
+
+
 class ResNet(Layer):
-    """A stem and four stages of blocks.
+    """A stem and four stages of blocks. Subclasses say which, by `make_stem` and `make_block`.
 
     Args:
-        stem: layer from the image to 'res1', at stride 2.
-        block: function of (filters, strides, dilation, drop_path, input_stride, dtype, name) that makes a block of 4 x
-            filters channels.
+        options: `ResNetOptions`.
+        norm: `BatchNormConfig`, or None for the folded network.
         filters: base channels of the first stage; they double from stage to stage.
-        repeats: number of blocks in each stage.
-        output_stride: 16 or 32. With 16 the last stage has no stride, and its blocks after the first have dilation 2,
-            as in DeepLab. With 8 the last two stages have none, and all their blocks have dilation 2 and 4.
-        least_stride: the least output stride that the model takes, 16 or 8.
         pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
         stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
-        drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
-        pixels: of `PIXELS`. The photo comes with values from -1 to 1 and is brought to this mean and deviation.
+        pixels: of `PIXELS`, for its photo.
         table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo is
             warned of, once for each size.
 
     Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 (8 if output_stride is) and
         output_stride.
 
+    Attributes:
+        least_stride: the least output stride.
+
     Raises:
-        InputError: output_stride is not among those of `check_backbone`, drop_path is outside [0, 1), or `pixels` is
-            unknown.
+        InputError: output_stride is not among those of `check_backbone`, or drop_path is outside [0, 1).
     """
+
+    least_stride = 16
 
     def __init__(
         self,
-        stem,
-        block,
-        *,
-        filters=64,
-        repeats=(3, 4, 6, 3),
-        output_stride=32,
-        least_stride=16,
+        options,
+        norm,
+        filters,
         pool=True,
         stem_stride=2,
-        drop_path=0.0,
         pixels="symmetric",
         table_photo=None,
-        **kwargs,
+        name="backbone",
     ):
-        super().__init__(**kwargs)
-        check_backbone(output_stride, drop_path, least_stride)
-        check_choice("pixels", pixels, PIXELS)
-        self.pixels, self.table_photo = pixels, table_photo
-        self.stem, self.pool = stem, pool and stem_stride == 2
-        self.output_stride = output_stride
+        super().__init__(name=name)
+        check_backbone(options, self.least_stride)
+        self.options, self.norm, self.output_stride = options, norm, options.output_stride
+        self.filters, self.pixels, self.table_photo = filters, pixels, table_photo
+        self.pool = pool and stem_stride == 2
+        self.stem = self.make_stem()
         first = 1 if pool or stem_stride == 4 else 2
-        strides = [first, 2, max(min(output_stride // 8, 2), 1), max(output_stride // 16, 1)]
-        last = max(sum(repeats) - 1, 1)
-        input_stride = 4 // strides[0]
-        self.stages = []
-        for i, count in enumerate(repeats):
-            dilation = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2)}.get(output_stride, (1,) * 4)[i]
-            blocks = []
-            for j in range(count):
-                stride = strides[i] if j == 0 else 1
-                own = dict(strides=stride, dilation=1 if j == 0 and output_stride > 8 else dilation)
-                own |= dict(drop_path=drop_path * (sum(repeats[:i]) + j) / last, input_stride=input_stride)
-                name = f"stage{i + 2}_block{j + 1}"
-                blocks.append(block(filters * 2**i, dtype=self.dtype_policy, name=name, **own))
-                input_stride *= stride
-            self.stages.append(blocks)
+        strides = [first, 2, max(min(options.output_stride // 8, 2), 1), max(options.output_stride // 16, 1)]
+        dilations = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2)}.get(options.output_stride, (1,) * 4)
+        blocks = [(i, j) for i, count in enumerate(options.repeats) for j in range(count)]
+        input_stride = 4 // first
+        self.stages = [[] for _ in options.repeats]
+        for index, (i, j) in enumerate(blocks):
+            place = Place(
+                filters * 2**i,
+                strides=1 if j else strides[i],
+                dilation=1 if j == 0 and options.output_stride > 8 else dilations[i],
+                input_stride=input_stride,
+                drop_path=options.drop_path * index / max(len(blocks) - 1, 1),
+                name=f"stage{i + 2}_block{j + 1}",
+            )
+            self.stages[i].append(self.make_block(place))
+            input_stride *= place.strides
+
+    def make_stem(self):
+        """The layer from the image to 'res1'."""
+        return make_stem(self.options.stem, self.options.width, self.norm)
+
+    def make_block(self, place):
+        """The block at a `Place`."""
+        raise InputError(f"{type(self).__name__} does not say which blocks it has")
+
+    def bottleneck(self, place, middle, inner=1, stride_first=False, activation="relu"):
+        """A `Bottleneck` at a `Place`, with `inner` times its filters around the middle layer."""
+        return Bottleneck(
+            inner * place.filters,
+            4 * place.filters,
+            middle,
+            self.norm,
+            place.strides,
+            stride_first,
+            drop_path=place.drop_path,
+            recompute=self.options.recompute,
+            activation=activation,
+            name=place.name,
+        )
+
+    def conv_bottleneck(self, place, stride_first=False, activation="relu"):
+        """The `bottleneck` around a 3x3 convolution."""
+        strides = 1 if stride_first else place.strides
+        conv = Conv(place.filters, 3, self.norm, strides, place.dilation, activation=activation, name="middle")
+        return self.bottleneck(place, conv, stride_first=stride_first, activation=activation)
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -112,12 +207,12 @@ def normalize(x, pixels):
     return x * tf.constant(127.5 / deviation, x.dtype) + tf.constant((127.5 - mean) / deviation, x.dtype)
 
 
-def check_backbone(output_stride, drop_path, least_stride=16):
+def check_backbone(options, least_stride=16):
     """Raises InputError unless output_stride is 16 or 32, or 8 if that is the least, and drop_path is in [0, 1)."""
     known = [stride for stride in (8, 16, 32) if stride >= least_stride]
-    if output_stride not in known:
-        raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {output_stride}")
-    random.check_rate("drop_path", drop_path)
+    if options.output_stride not in known:
+        raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {options.output_stride}")
+    random.check_rate("drop_path", options.drop_path)
 
 
 def in_turn(layers, x, training):
@@ -130,14 +225,11 @@ def in_turn(layers, x, training):
 class DeepLabStem(Layer):
     """Panoptic-DeepLab's three 3x3 convolutions of 64, 64 and 128 channels times the width."""
 
-    def __init__(self, width, norm, activation="relu", **kwargs):
-        super().__init__(**kwargs)
-        options = dict(norm=norm, activation=activation, dtype=self.dtype_policy)
+    def __init__(self, width, norm, activation="relu", name=None):
+        super().__init__(name=name)
+        conv = functools.partial(Conv, kernel=3, norm=norm, activation=activation)
         sizes = (64, 2), (64, 1), (128, 1)
-        self.convs = [
-            Conv(int(filters * width), 3, strides=strides, name=f"conv{i}", **options)
-            for i, (filters, strides) in enumerate(sizes, 1)
-        ]
+        self.convs = [conv(int(n * width), strides=s, name=f"conv{i}") for i, (n, s) in enumerate(sizes, 1)]
 
     def call(self, x, training=False):
         return in_turn(self.convs, x, training and self.trainable)
@@ -149,12 +241,11 @@ class WideStem(Layer):
     DeepLab2 has the stride in the convolution, where the paper (Chen et al., 2020) has it in the last block.
     """
 
-    def __init__(self, width, norm, activation="relu", recompute="none", **kwargs):
-        super().__init__(**kwargs)
-        options = dict(activation=activation, dtype=self.dtype_policy)
-        self.conv = Conv(int(64 * width), 3, norm, strides=2, name="conv", **options)
-        options |= dict(recompute=recompute)
-        self.blocks = [BasicBlock(int(128 * width), norm, name=f"block{i + 1}", **options) for i in range(3)]
+    def __init__(self, width, norm, activation="relu", recompute="none", name=None):
+        super().__init__(name=name)
+        self.conv = Conv(int(64 * width), 3, norm, strides=2, activation=activation, name="conv")
+        block = functools.partial(BasicBlock, int(128 * width), norm, activation=activation, recompute=recompute)
+        self.blocks = [block(name=f"block{i + 1}") for i in range(3)]
 
     def call(self, x, training=False):
         return in_turn([self.conv, *self.blocks], x, training and self.trainable)
@@ -170,11 +261,7 @@ def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recomput
         stem_width: multiplies the channels of every kind, in place of `width`.
         activation: see `Conv`.
         recompute: of the blocks of `WideStem`; see `ResidualBlock`.
-
-    Raises:
-        InputError: the kind is unknown.
     """
-    check_choice("stem", kind, ("imagenet", "deeplab", "wide"))
     if kind == "imagenet":
         filters = int(64 * (1 if stem_width is None else stem_width))
         return Conv(filters, 7, norm, strides=2, activation=activation, name="stem")
@@ -207,70 +294,18 @@ def base_filters(width, heads=1, least=64):
     return int(64 * width)
 
 
-def bottlenecks(middle, norm, recompute, inner=1, **options):
-    """The `block` of a `ResNet` whose blocks are `Bottleneck`s.
+class ConvResNet(ResNet):
+    """ResNet with 3x3 convolutions; the first one of a stage has the stride.
 
     Args:
-        middle: function of (filters, strides, dilation, input_stride, dtype) that makes a block's middle layer.
-        norm: `BatchNormConfig`, or None for the folded network.
-        recompute: see `ResidualBlock`.
-        inner: channels around the middle layer, in units of filters.
-        **options: further arguments of `Bottleneck`.
-    """
-
-    def block(filters, *, strides, dilation, input_stride, dtype, **own):
-        inside = dict(strides=1 if options.get("stride_first", False) else strides, dilation=dilation, dtype=dtype)
-        around = dict(strides=strides, recompute=recompute, dtype=dtype, **own, **options)
-        layer = middle(filters, input_stride=input_stride, **inside)
-        return Bottleneck(inner * filters, 4 * filters, layer, norm, **around)
-
-    return block
-
-
-def basic_blocks(norm, recompute, activation="relu"):
-    """The `block` of a `ResNet` whose blocks are `BasicBlock`s."""
-
-    def block(filters, *, input_stride, **own):
-        del input_stride
-        return BasicBlock(4 * filters, norm, recompute=recompute, activation=activation, **own)
-
-    return block
-
-
-def convolutions(norm, activation="relu"):
-    """The `middle` of `bottlenecks` that is a 3x3 convolution."""
-
-    def middle(filters, *, strides, dilation, input_stride, dtype):
-        del input_stride
-        options = dict(dilation=dilation, activation=activation, dtype=dtype, name="middle")
-        return Conv(filters, 3, norm, strides, **options)
-
-    return middle
-
-
-@makes_layer
-def resnet(
-    width=1.0,
-    repeats=(3, 4, 6, 3),
-    stem="imagenet",
-    output_stride=32,
-    drop_path=0.0,
-    recompute="none",
-    stride_first=False,
-    pixels="symmetric",
-    norm=BatchNormConfig(),
-):
-    """ResNet with 3x3 convolutions; the first one of a stage has the stride. Repeats (3, 4, 6, 3) give ResNet-50.
-
-    Args:
-        width: multiplies the channels.
-        repeats, output_stride, drop_path, pixels: see `ResNet`.
-        stem: see `make_stem`.
-        recompute: 'none' or 'block'; see `ResidualBlock`.
-        stride_first: see `Bottleneck`.
+        options: `ConvResNetOptions`.
         norm: `BatchNormConfig`, or None for the folded network.
     """
-    check_choice("recompute", recompute, ("none", "block"))
-    frame = dict(repeats=repeats, output_stride=output_stride, drop_path=drop_path, pixels=pixels, name="backbone")
-    block = bottlenecks(convolutions(norm), norm, recompute, stride_first=stride_first)
-    return ResNet(make_stem(stem, width, norm), block, filters=base_filters(width), **frame)
+
+    defaults = ConvResNetOptions()
+
+    def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
+        super().__init__(options, norm, base_filters(options.width), pixels=options.pixels, name=name)
+
+    def make_block(self, place):
+        return self.conv_bottleneck(place, self.options.stride_first)

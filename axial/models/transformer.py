@@ -4,27 +4,29 @@ Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it: sources
 share one embedding, whose rows are scaled by sqrt(C) where they are embedded. Position comes from the mechanisms alone.
 """
 
+import dataclasses
+import functools
+import typing
+
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import wide, widen
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
-from axial.models.base import Network
+from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import LOGITS
 
-POSITIONS = ("none", "sinusoid")
 
+@dataclasses.dataclass(frozen=True)
+class TransformerOptions:
+    """Options of `Transformer`.
 
-class Transformer(Layer):
-    """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
-
-    Args:
+    Attributes:
         layers: of the encoder, and as many of the decoder.
         channels: C.
         inner: channels inside the feed-forward layers.
@@ -34,41 +36,50 @@ class Transformer(Layer):
         encoder_deformable, decoder_deformable: whether a deformable convolution comes before the self-attention.
         window: kernel of dynamic convolution, or window of generalised self-attention; odd, or None.
         dropout: of each residual branch.
+    """
+
+    layers: int = 6
+    channels: int = 512
+    inner: int = 2048
+    heads: int = 8
+    encoder: str = "1111"
+    decoder: str = "1111"
+    memory: str = "1111"
+    encoder_deformable: bool = False
+    decoder_deformable: bool = False
+    window: int | None = None
+    dropout: float = 0.1
+
+
+class Transformer(Layer):
+    """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
+
+    Args:
+        options: `TransformerOptions`.
+        norm: not used: a Transformer has no batch norm.
 
     Raises:
         InputError: a mechanism is refused, or the heads do not divide C.
     """
 
-    def __init__(
-        self,
-        layers=6,
-        channels=512,
-        inner=2048,
-        heads=8,
-        *,
-        encoder="1111",
-        decoder="1111",
-        memory="1111",
-        encoder_deformable=False,
-        decoder_deformable=False,
-        window=None,
-        dropout=0.1,
-        name="backbone",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
+    defaults = TransformerOptions()
+
+    def __init__(self, options=defaults, norm=None, name="backbone"):
+        super().__init__(name=name)
+        channels, heads = options.channels, options.heads
         if channels % heads or channels % 16:
             raise InputError(f"channels = {channels}: expected a multiple of 16 and of the heads, {heads}")
-        if memory in ("none", "dynamic"):
+        if (memory := options.memory) in ("none", "dynamic"):
             raise InputError(f"memory = {memory!r}: expected four bits; only attention sees the encoder's output")
         self.channels = channels
-        own, across = Mechanism(encoder, heads, window=window), Mechanism(memory, heads)
-        masked = Mechanism(decoder, heads, window=window)
-        size = dict(channels=channels, inner=inner, dropout=dropout, dtype=self.dtype_policy)
-        sees = dict(mechanism=own, deformable=encoder_deformable, **size)
-        self.encoder = [EncoderLayer(name=f"encoder_{i + 1}", **sees) for i in range(layers)]
-        sees = dict(mechanism=masked, deformable=decoder_deformable, memory=across, **size)
-        self.decoder = [DecoderLayer(name=f"decoder_{i + 1}", **sees) for i in range(layers)]
+        encoder = Mechanism(options.encoder, heads, window=options.window)
+        decoder = Mechanism(options.decoder, heads, window=options.window)
+        encode = functools.partial(EncoderLayer, channels, options.inner, encoder, options.encoder_deformable)
+        decode = functools.partial(DecoderLayer, channels, options.inner, decoder, options.decoder_deformable)
+        decode = functools.partial(decode, memory=Mechanism(memory, heads))
+        layers = range(1, 1 + options.layers)
+        self.encoder = [encode(options.dropout, name=f"encoder_{i}") for i in layers]
+        self.decoder = [decode(options.dropout, name=f"decoder_{i}") for i in layers]
 
     def encode(self, x, mask, training=False):
         """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
@@ -102,15 +113,27 @@ class Transformer(Layer):
         return x, cache
 
 
+@dataclasses.dataclass(frozen=True)
+class TranslatorOptions(NetworkOptions):
+    """Options of `Translator`.
+
+    Attributes:
+        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study has relative
+            ones and does not say whether it adds these to settings without a relative term; we do not.
+        dropout: of the embeddings.
+    """
+
+    positions: typing.Literal["none", "sinusoid"] = "none"
+    dropout: float = 0.1
+
+
 class Translator(Unfolded, Network):
     """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
 
     Args:
         backbone: `Transformer`.
         num_classes: pieces of the vocabulary. Piece 0 is padding and starts a target.
-        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study has relative
-            ones and does not say whether it adds these to settings without a relative term; we do not.
-        dropout: of the embeddings.
+        options: `TranslatorOptions`.
 
     Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes], of
         each target token from those before it.
@@ -121,11 +144,11 @@ class Translator(Unfolded, Network):
     input_row = ("source, target", "int32", "[N, length]", "tokens of the vocabulary, from 0 to C - 1; 0 is padding")
     output_stride = 1  # any length will do
 
-    def __init__(self, backbone, num_classes, positions="none", dropout=0.1, name="translator", **kwargs):
-        super().__init__(name=name, **kwargs)
-        check_choice("positions", positions, POSITIONS)
-        random.check_rate("dropout", dropout)
-        self.backbone, self.num_classes, self.positions, self.dropout = backbone, num_classes, positions, dropout
+    defaults = TranslatorOptions()
+
+    def __init__(self, backbone, num_classes, norm=None, options=defaults, name="translator"):
+        super().__init__(backbone, num_classes, norm, options, name)
+        random.check_rate("dropout", options.dropout)
         channels = backbone.channels
         # Without Keras' cast, which holds inside of `call` alone, the last layer has the same weights in `translate`.
         self.embedding = self.add_weight(
@@ -156,10 +179,10 @@ class Translator(Unfolded, Network):
     def _embed(self, ids, index=None, training=False):
         """[B, L] -> [B, L, C]; `index` is the place of a single token."""
         x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
-        if self.positions == "sinusoid":
+        if self.options.positions == "sinusoid":
             places = tf.range(ids.shape[1]) if index is None else index[None]
             x += tf.cast(sinusoids(places, self.backbone.channels, wide(x.dtype)), x.dtype)
-        return random.dropout(x, self.dropout) if training and self.dropout else x
+        return random.dropout(x, self.options.dropout) if training and self.options.dropout else x
 
     def _logits(self, x):
         x = widen(x)
@@ -205,8 +228,9 @@ class Translator(Unfolded, Network):
         from official.nlp.modeling.ops.beam_search import sequence_beam_search
 
         start = tf.zeros([source.shape[0]], tf.int32)
-        limits = dict(beam_size=beams, alpha=alpha, max_decode_length=length, eos_id=end, padded_decode=True)
-        ids, scores = sequence_beam_search(float32_step, start, _float32(cache), vocab_size=self.num_classes, **limits)
+        ids, scores = sequence_beam_search(
+            float32_step, start, _float32(cache), self.num_classes, beams, alpha, length, end, padded_decode=True
+        )
         return ids[:, 0, 1:], scores[:, 0]
 
 

@@ -2,18 +2,18 @@
 
 import dataclasses
 import functools
-import inspect
 import typing
 
-from axial.models.attended_resnet import attended_resnet
-from axial.models.attention_resnet import attention_resnet
+from axial.layers import options
+from axial.models.attended_resnet import AttendedResNet
+from axial.models.attention_resnet import AttentionResNet
 from axial.models.axial_decoder import AxialDecoderDeepLab
-from axial.models.axial_resnet import axial_resnet
+from axial.models.axial_resnet import AxialResNet
 from axial.models.ccnet import CCNet
 from axial.models.classifier import Classifier
 from axial.models.faster_rcnn import FasterRCNN
 from axial.models.panoptic_deeplab import PanopticDeepLab
-from axial.models.resnet import resnet
+from axial.models.resnet import ConvResNet
 from axial.models.transformer import Transformer, Translator
 from axial.models.xception import Xception71
 
@@ -24,8 +24,8 @@ class Variant:
 
     Attributes:
         head: class of the model, a `Network`, which takes a backbone and the number of classes.
-        backbone: function or class that makes the backbone.
-        arguments: keyword arguments of both. An argument that both take goes to both.
+        backbone: class of the backbone.
+        arguments: flat dict of the options of both. An option that both have goes to both.
     """
 
     head: typing.Callable
@@ -43,30 +43,23 @@ class Variant:
         return self.head.task
 
     def parameters(self):
-        """Names of the arguments that the head or the backbone takes, without those that every model gets."""
-        names = {*inspect.signature(self.head).parameters, *inspect.signature(self.backbone).parameters}
-        return sorted(names - {"backbone", "num_classes", "norm", "name", "kwargs"})
+        """Names of the arguments that the head or the backbone takes."""
+        return sorted({**options.flatten(self.head.defaults), **options.flatten(self.backbone.defaults)})
 
     def backbone_arguments(self, changes):
-        """All arguments of the backbone, with its defaults. `changes` replace those of the variant."""
-        parameters = inspect.signature(self.backbone).parameters.values()
-        given = {p.name: p.default for p in parameters} | self.arguments | changes
-        given = {p.name: given[p.name] for p in parameters}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        """dict of all arguments of the backbone. `changes` replace those of the variant."""
+        return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
     def all_arguments(self, changes):
-        """dict of all arguments of head and backbone, with their defaults. `changes` replace those of the variant."""
-        parameters = [p for part in (self.backbone, self.head) for p in inspect.signature(part).parameters.values()]
-        given = {p.name: p.default for p in parameters if p.default is not p.empty} | self.arguments | changes
-        return {name: given[name] for name in self.parameters() if name in given}
+        """dict of all arguments of head and backbone. `changes` replace those of the variant."""
+        head = options.flatten(options.replace(self.head.defaults, self.arguments | changes))
+        return {**self.backbone_arguments(changes), **head}
 
-    def build(self, num_classes, **arguments):
-        """The model, not built yet. Each argument goes to the head, the backbone or both."""
-
-        def own(function):
-            return {k: v for k, v in arguments.items() if k in inspect.signature(function).parameters}
-
-        return self.head(self.backbone(**own(self.backbone)), num_classes, **own(self.head))
+    def build(self, num_classes, norm, changes):
+        """The model, not built yet. `changes` replace arguments of the variant."""
+        arguments = self.arguments | changes
+        backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)
+        return self.head(backbone, num_classes, norm, options.replace(self.head.defaults, arguments))
 
 
 def _variant(head, backbone, **arguments):
@@ -81,7 +74,7 @@ def _axial_swidernet(layers):
 
 def _attended(mechanism, spatial="regular", head=Classifier, **arguments):
     """A model with an attended ResNet, by default a classifier: the pre-training of the spatial-attention study."""
-    return Variant(head, attended_resnet, dict(mechanism=mechanism, spatial=spatial) | arguments)
+    return Variant(head, AttendedResNet, dict(mechanism=mechanism, spatial=spatial) | arguments)
 
 
 def _transformer(mechanism, window=None, **arguments):
@@ -103,11 +96,11 @@ _OF_DEEPLAB = dict(stem="deeplab", output_stride=16)
 # Kinds of models. Arguments of a variant replace those of its kind.
 _classifier = functools.partial(_variant, Classifier)
 # Axial-ResNet with a conv stem. It attends to the whole axis.
-_conv_stem = functools.partial(_classifier, axial_resnet, stem="imagenet", output_stride=32, span=None)
-_full_axial = functools.partial(_classifier, axial_resnet, stem="axial", output_stride=32, span=15)
-_ps_attention = functools.partial(_classifier, attention_resnet, position_sensitive=True)
-_axial_deeplab = functools.partial(_variant, PanopticDeepLab, axial_resnet, output_stride=16, span=65)
-_axial_decoder = functools.partial(_variant, AxialDecoderDeepLab, axial_resnet, output_stride=16, span=65)
+_conv_stem = functools.partial(_classifier, AxialResNet, stem="imagenet", output_stride=32, span=None)
+_full_axial = functools.partial(_classifier, AxialResNet, stem="axial", output_stride=32, span=15)
+_ps_attention = functools.partial(_classifier, AttentionResNet, position_sensitive=True)
+_axial_deeplab = functools.partial(_variant, PanopticDeepLab, AxialResNet, output_stride=16, span=65)
+_axial_decoder = functools.partial(_variant, AxialDecoderDeepLab, AxialResNet, output_stride=16, span=65)
 _panoptic = functools.partial(_variant, PanopticDeepLab, **_OF_DEEPLAB)
 _xception = functools.partial(_variant, PanopticDeepLab, Xception71, output_stride=16)
 # A model of google-research/deeplab2's zoo: it attends from stride 16 on and has no max-pool and no ASPP.
@@ -134,20 +127,20 @@ _SMALL |= dict(pre_nms=(500, 300), proposals=(300, 100), frozen_stages=-1)
 _detector_nano = functools.partial(_detector, **_SMALL)
 
 # Arguments of a backbone that change no weight.
-FREE = ("norm", "output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
+FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 # Backbones that are another one with modules in it that start as the identity.
-PLAIN = {attended_resnet: resnet}
+PLAIN = {AttendedResNet: ConvResNet}
 
 
 VARIANTS = {
     # ImageNet classifiers (Tables 1, 8 and 10).
-    "resnet_50": _classifier(resnet),
-    "resnet_101": _classifier(resnet, repeats=_RESNET_101),
-    "resnet_152": _classifier(resnet, repeats=(3, 8, 36, 3)),
+    "resnet_50": _classifier(ConvResNet),
+    "resnet_101": _classifier(ConvResNet, repeats=_RESNET_101),
+    "resnet_152": _classifier(ConvResNet, repeats=(3, 8, 36, 3)),
     "xception_71": _classifier(Xception71, output_stride=32),
-    "attention_resnet_no_bn": _classifier(attention_resnet, batch_norm=False),
-    "attention_resnet": _classifier(attention_resnet),
-    "full_attention_resnet": _classifier(attention_resnet, batch_norm=False, stem="attention"),
+    "attention_resnet_no_bn": _classifier(AttentionResNet, batch_norm=False),
+    "attention_resnet": _classifier(AttentionResNet),
+    "full_attention_resnet": _classifier(AttentionResNet, batch_norm=False, stem="attention"),
     "ps_attention_resnet_w050": _ps_attention(width=0.5),
     "ps_attention_resnet_w075": _ps_attention(width=0.75),
     "ps_attention_resnet_w100": _ps_attention(width=1.0),
@@ -165,8 +158,8 @@ VARIANTS = {
     "axial_resnet_m_deeplab_stem": _conv_stem(width=0.75, stem="deeplab"),
     "axial_resnet_l_deeplab_stem": _conv_stem(width=1.0, stem="deeplab"),
     "axial_resnet_xl_deeplab_stem": _conv_stem(width=2.0, stem="deeplab"),
-    "resnet_50_deeplab_stem": _classifier(resnet, stem="deeplab"),
-    "resnet_101_deeplab_stem": _classifier(resnet, stem="deeplab", repeats=_RESNET_101),
+    "resnet_50_deeplab_stem": _classifier(ConvResNet, stem="deeplab"),
+    "resnet_101_deeplab_stem": _classifier(ConvResNet, stem="deeplab", repeats=_RESNET_101),
     "full_axial_resnet_s": _full_axial(width=0.5),
     "full_axial_resnet_m": _full_axial(width=0.75),
     "full_axial_resnet_l": _full_axial(width=1.0),
@@ -201,13 +194,13 @@ VARIANTS = {
     "axial_deeplab_s_qv": _axial_deeplab(width=0.5, terms=("content", "query")),
     "axial_deeplab_s_kv": _axial_deeplab(width=0.5, terms=("content", "key")),
     # The other rows of Tables 2, 4, 6, 7 and 9.
-    "panoptic_deeplab_resnet_50": _panoptic(resnet),
-    "panoptic_deeplab_resnet_50_aspp": _panoptic(resnet, aspp=256),
-    "panoptic_deeplab_resnet_101": _panoptic(resnet, repeats=_RESNET_101),
-    "panoptic_deeplab_attention": _panoptic(attention_resnet),
-    "panoptic_deeplab_attention_aspp": _panoptic(attention_resnet, aspp=256),
-    "panoptic_deeplab_ps_attention": _panoptic(attention_resnet, position_sensitive=True),
-    "panoptic_deeplab_ps_attention_aspp": _panoptic(attention_resnet, position_sensitive=True, aspp=256),
+    "panoptic_deeplab_resnet_50": _panoptic(ConvResNet),
+    "panoptic_deeplab_resnet_50_aspp": _panoptic(ConvResNet, aspp=256),
+    "panoptic_deeplab_resnet_101": _panoptic(ConvResNet, repeats=_RESNET_101),
+    "panoptic_deeplab_attention": _panoptic(AttentionResNet),
+    "panoptic_deeplab_attention_aspp": _panoptic(AttentionResNet, aspp=256),
+    "panoptic_deeplab_ps_attention": _panoptic(AttentionResNet, position_sensitive=True),
+    "panoptic_deeplab_ps_attention_aspp": _panoptic(AttentionResNet, position_sensitive=True, aspp=256),
     "panoptic_deeplab_xception_71": _xception(),
     "panoptic_deeplab_xception_71_aspp": _xception(aspp=256),
     # The spatial-attention study (Zhu et al., ICCV 2019): a mechanism in conv4 and conv5 of ResNet-50.
@@ -242,12 +235,12 @@ VARIANTS = {
     "faster_rcnn_attended_resnet_50_0010_deformable": _attended_detector("0010", "deformable"),
     "mask_rcnn_attended_resnet_50_0010_deformable": _attended_detector("0010", "deformable", masks=True),
     "mask_rcnn_resnet_50": _attended_detector("none", masks=True),
-    "faster_rcnn_axial_resnet_s": _detector(axial_resnet, width=0.5, span=65),
+    "faster_rcnn_axial_resnet_s": _detector(AxialResNet, width=0.5, span=65),
     # Ours, for laptops and tests.
-    "faster_rcnn_resnet_nano": _detector_nano(attended_resnet),
-    "faster_rcnn_attended_nano_0010": _detector_nano(attended_resnet, mechanism="0010", heads=4),
-    "faster_rcnn_axial_resnet_nano": _detector_nano(axial_resnet, width=0.25, heads=4, span=65),
-    "mask_rcnn_resnet_nano": _detector_nano(attended_resnet, masks=True),
+    "faster_rcnn_resnet_nano": _detector_nano(AttendedResNet),
+    "faster_rcnn_attended_nano_0010": _detector_nano(AttendedResNet, mechanism="0010", heads=4),
+    "faster_rcnn_axial_resnet_nano": _detector_nano(AxialResNet, width=0.25, heads=4, span=65),
+    "mask_rcnn_resnet_nano": _detector_nano(AttendedResNet, masks=True),
     # Its Transformers, for translation.
     "transformer_base": _transformer("1111"),
     "transformer_base_0110": _transformer("0110"),
@@ -265,7 +258,7 @@ VARIANTS = {
     "transformer_nano_deformable": _transformer_nano("none", encoder_deformable=True),
     "axial_deeplab_w025": _axial_deeplab(width=0.25),
     "axial_resnet_nano": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4),
-    "resnet_nano": _classifier(resnet, width=0.359375, repeats=_ONE_EACH),
+    "resnet_nano": _classifier(ConvResNet, width=0.359375, repeats=_ONE_EACH),
     "axial_resnet_nano_deeplab_stem": _conv_stem(width=0.25, repeats=_ONE_EACH, heads=4, stem="deeplab"),
     "axial_deeplab_nano": _axial_deeplab(width=0.25, repeats=_ONE_EACH, heads=4, decoder_width=0.5),
     "ccnet_nano": _ccnet_nano("none"),
@@ -277,5 +270,5 @@ VARIANTS = {
     "attended_deeplab_nano_dynamic": _attended_nano("dynamic", window=13),
     "attended_deeplab_nano_deformable": _attended_nano("none", "deformable"),
     "attended_deeplab_nano_0010_deformable": _attended_nano("0010", "deformable"),
-    "panoptic_deeplab_resnet_nano": _panoptic(resnet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
+    "panoptic_deeplab_resnet_nano": _panoptic(ConvResNet, width=0.34375, repeats=_ONE_EACH, decoder_width=0.5),
 }

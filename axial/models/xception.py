@@ -1,14 +1,15 @@
 """Xception-71, the backbone of the published Panoptic-DeepLab (Chollet, CVPR 2017; Qi et al., 2017)."""
 
+import functools
+
 import tensorflow as tf
 
-from axial.io.check import check_choice
 from axial.layers import random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
-from axial.models.resnet import check_backbone, in_turn
+from axial.models.resnet import BackboneOptions, check_backbone, in_turn
 
 
 class XceptionBlock(Layer):
@@ -41,21 +42,19 @@ class XceptionBlock(Layer):
         relu_after=False,
         drop_path=0.0,
         recompute="none",
-        **kwargs,
+        name=None,
     ):
-        super().__init__(**kwargs)
+        super().__init__(name=name)
         random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
-        options = dict(dilation=dilation, inner_norm=True, inner_relu=relu_after, relu=relu_after)
-        options |= dict(dtype=self.dtype_policy)
+        conv = functools.partial(SeparableConv, kernel=3, norm=norm, dilation=dilation, inner_norm=True)
+        conv = functools.partial(conv, inner_relu=relu_after, relu=relu_after)
         self.convs = [
-            SeparableConv(count, 3, norm, strides if i == 2 else 1, name=f"conv{i + 1}", **options)
-            for i, count in enumerate(filters)
+            conv(count, strides=strides if i == 2 else 1, name=f"conv{i + 1}") for i, count in enumerate(filters)
         ]
         self.kind, self.shortcut = shortcut, None
         if shortcut == "conv":
-            options = dict(relu=False, dtype=self.dtype_policy, name="shortcut")
-            self.shortcut = Conv(filters[-1], 1, norm, strides, **options)
+            self.shortcut = Conv(filters[-1], 1, norm, strides, relu=False, name="shortcut")
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -80,59 +79,47 @@ class XceptionBlock(Layer):
 class Xception71(Layer):
     """Xception-71 with a batch norm after each depthwise convolution, as DeepLab has it.
 
+    With an output stride of 16 the exit flow has no stride, and its last block has dilation 2. With 8 the last block of
+    the entry flow has no stride either, and all dilations after it are doubled. A network that is trained at 16 can be
+    used at 8.
+
     Args:
+        options: `BackboneOptions`.
         norm: `BatchNormConfig`, or None (folded).
-        output_stride: stride of 'res5', 8, 16 or 32. With 16 the exit flow has no stride, and its last block has
-            dilation 2. With 8 the last block of the entry flow has no stride either, and all dilations after it are
-            doubled. A network that is trained at 16 can be used at 8.
-        drop_path: stochastic depth of the last block with a shortcut. It rises linearly from 0 in the first block.
-        recompute: 'none' or 'block'; see `ResidualBlock`.
 
     Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 (8 if
         output_stride is) and 'res5' [2048] at output_stride.
 
     Raises:
-        InputError: output_stride is not 8, 16 or 32, or drop_path is outside [0, 1), or recompute is unknown.
+        InputError: output_stride is not 8, 16 or 32, or drop_path is outside [0, 1).
     """
 
-    def __init__(
-        self,
-        norm=BatchNormConfig(),
-        output_stride=16,
-        drop_path=0.0,
-        recompute="none",
-        name="backbone",
-        **kwargs,
-    ):
-        super().__init__(name=name, **kwargs)
-        check_backbone(output_stride, drop_path, 8)
-        check_choice("recompute", recompute, ("none", "block"))
-        self.output_stride = output_stride
-        own = dict(dtype=self.dtype_policy)
-        self.conv1 = Conv(32, 3, norm, strides=2, name="conv1", **own)
-        self.conv2 = Conv(64, 3, norm, name="conv2", **own)
-        dilation = 2 if output_stride == 8 else 1  # from the middle flow on
+    defaults = BackboneOptions(output_stride=16)
+
+    def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
+        super().__init__(name=name)
+        check_backbone(options, 8)
+        self.output_stride = options.output_stride
+        self.conv1 = Conv(32, 3, norm, strides=2, name="conv1")
+        self.conv2 = Conv(64, 3, norm, name="conv2")
+        dilation = 2 if self.output_stride == 8 else 1  # from the middle flow on
         entry = [(128, 2, None), (256, 1, "res2"), (256, 2, None), (728, 1, "res3"), (728, 2 // dilation, None)]
         count = len(entry) + 16 + 1  # blocks with a shortcut
+        block = functools.partial(XceptionBlock, norm=norm, recompute=options.recompute)
 
         def rate(index):
-            return drop_path * index / (count - 1)
-
-        def block(filters, name, **options):
-            return XceptionBlock(filters, norm, recompute=recompute, name=name, **own, **options)
+            return options.drop_path * index / (count - 1)
 
         self.entry = [
-            (block([c] * 3, f"entry{i + 1}", strides=s, drop_path=rate(i)), level)
+            (block([c] * 3, strides=s, drop_path=rate(i), name=f"entry{i + 1}"), level)
             for i, (c, s, level) in enumerate(entry)
         ]
-        self.middle = [
-            block([728] * 3, f"middle{i + 1}", dilation=dilation, shortcut="identity", drop_path=rate(len(entry) + i))
-            for i in range(16)
-        ]
-        stride = max(output_stride // 16, 1)
-        options = dict(strides=stride, dilation=dilation, drop_path=rate(count - 1))
-        last = dict(dilation=2 * dilation // stride, shortcut=None, relu_after=True)
-        self.exit = [block([728, 1024, 1024], "exit1", **options), block([1536, 1536, 2048], "exit2", **last)]
+        middle = functools.partial(block, [728] * 3, dilation=dilation, shortcut="identity")
+        self.middle = [middle(drop_path=rate(len(entry) + i), name=f"middle{i + 1}") for i in range(16)]
+        stride = max(self.output_stride // 16, 1)
+        first = functools.partial(block, [728, 1024, 1024], strides=stride, dilation=dilation, name="exit1")
+        last = functools.partial(block, [1536, 1536, 2048], dilation=2 * dilation // stride, name="exit2")
+        self.exit = [first(drop_path=rate(count - 1)), last(shortcut=None, relu_after=True)]
 
     def call(self, x, training=False):
         training = training and self.trainable

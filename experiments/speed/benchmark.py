@@ -33,10 +33,10 @@ from axial.errors import InputError
 from axial.io.show import print_table, say, working
 from axial.io.write import write_whole
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import AxialPair, Bottleneck
+from axial.layers.blocks import AxialPair
+from axial.models.axial_resnet import AxialResNet, AxialResNetOptions
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
-from axial.models.resnet import ResNet, make_stem
 from textbook import TextbookPair
 
 FLAGS = flags.FLAGS
@@ -72,14 +72,11 @@ def table_8():
 # === Forms ===
 
 
-def textbook_resnet():
+class TextbookResNet(AxialResNet):
     """Axial-ResNet-L of textbook layers."""
 
-    def block(filters, *, strides, name, **_):
-        middle = TextbookPair(filters, 2 * filters, NORM, strides, name="attention")
-        return Bottleneck(2 * filters, 4 * filters, middle, NORM, strides=strides, name=name)
-
-    return ResNet(make_stem("imagenet", 1.0, NORM), block, name="backbone")
+    def make_pair(self, channels, place):
+        return TextbookPair(channels, 2 * channels, self.norm, place.strides, name="attention")
 
 
 def make_layer(form, images):
@@ -95,7 +92,8 @@ def make_model(form, images, training):
     """Axial-ResNet-L or ResNet-101, built. In inference ResNet-101 is folded."""
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     if form == "textbook":
-        model = Classifier(textbook_resnet(), 1000)
+        options = AxialResNetOptions(stem="imagenet", output_stride=32)
+        model = Classifier(TextbookResNet(options, NORM), 1000)
     elif form == "resnet101":
         model = build_model("resnet_101", 1000, norm)
     else:

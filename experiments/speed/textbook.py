@@ -7,11 +7,11 @@ needs much memory. Tests and the benchmark use it; no model does.
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.reference import logit_maps, weigh
+from axial.layers.attention.layer import AxialAttention, logit_maps
 from axial.layers.attention.windows import table_rows
-from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import update_moving
 from axial.layers.blocks import AxialPair
+from axial.layers.masking import hide
 
 
 class TextbookAttention(AxialAttention):
@@ -21,22 +21,22 @@ class TextbookAttention(AxialAttention):
     """
 
     def call(self, x, training=False):
-        spec, axis, windows = self.spec, self.spec.neighborhood.axis, self.spec.windows(x)
+        spec, axis, windows = self.spec, self.spec.axis, self.spec.windows(x)
+        heads = spec.options.heads
         if axis == "height":
             x = tf.transpose(x, [0, 2, 1, 3])
         _, lines, length, channels = x.shape
         x = tf.reshape(x, [-1, length, channels])
         qkv = self._normalize(tf.einsum("blc,cd->bld", x, self.kernel), self.qkv_norm, training)
-        q, k, v = (
-            tf.reshape(t, [-1, length, spec.heads, t.shape[2] // spec.heads]) for t in tf.split(qkv, spec.sizes, 2)
-        )
+        q, k, v = (tf.reshape(t, [-1, length, heads, t.shape[2] // heads]) for t in tf.split(qkv, spec.sizes, 2))
         offsets = np.arange(length)[None, :] - np.arange(length)[:, None]
         visible = np.abs(offsets) <= windows.reach
         rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in self.tables.items()}
-        maps = self._normalize_maps(logit_maps(q, k, rows, spec.terms), visible, training)
-        content, position = weigh(tf.reduce_sum(maps, 0), visible, v, rows)
-        y = self._output(content, self.content_output_norm, training)
-        if position is not None:
+        maps = self._normalize_maps(logit_maps(q, k, rows, spec.options.terms), visible, training)
+        w = tf.cast(tf.nn.softmax(hide(tf.reduce_sum(maps, 0), visible)), v.dtype)
+        y = self._output(tf.einsum("bhlm,bmhe->blhe", w, v), self.content_output_norm, training)
+        if "value" in rows:
+            position = tf.einsum("bhlm,lme->blhe", w, rows["value"])
             y += self._output(position, self.position_output_norm, training)
         y = tf.reshape(y, [-1, lines, length, spec.value_channels])
         return tf.transpose(y, [0, 2, 1, 3]) if axis == "height" else y
@@ -79,4 +79,8 @@ class TextbookAttention(AxialAttention):
 class TextbookPair(AxialPair):
     """`AxialPair` of `TextbookAttention`."""
 
-    attention_class = TextbookAttention
+    def __init__(self, key_channels, value_channels, norm, strides=1, name=None):
+        super().__init__(key_channels, value_channels, norm, strides, name=name)
+        self.height, self.width = (
+            TextbookAttention(key_channels, value_channels, axis, norm=norm, name=axis) for axis in ("height", "width")
+        )

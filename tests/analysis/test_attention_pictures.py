@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from axial.layers.axial_attention import AxialAttention
+from axial.layers.local_attention import LocalAttention
 from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
 from axial.layers.attention import reference
-from axial.layers.axial_attention import AxialAttention
-from axial.layers.local_attention import LocalAttention
 from axial.layers.masking import MASKED
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
@@ -74,7 +74,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
         layer.set_weights([w.numpy() for w in source.folded_weights()])
     found = pictures.query_weights(layer, x, (row, column)).numpy()
     np.testing.assert_allclose(found.sum((1, 2)), np.ones(2), rtol=1e-5)
-    axis = pictures.axis_of(layer)
+    axis = layer.spec.axis
     line, index, shape = {
         "height": (column, row, (2, 6, 1)),
         "width": (row, column, (2, 1, 8)),

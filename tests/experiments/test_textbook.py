@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
+
 from axial.layers.batch_norm import BatchNormConfig
 from tests.conftest import randomize
 from textbook import TextbookAttention

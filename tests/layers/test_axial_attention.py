@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
+
+from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import (
     assign_weights,

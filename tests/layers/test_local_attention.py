@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from axial.layers.local_attention import LocalAttention
 
 from axial.analysis.multiply_adds import count_multiply_adds
 from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.local_attention import LocalAttention
 from tests import oracles
 from tests.conftest import BACKENDS, randomize, relative_error
 from tests.layers.test_axial_attention import check_steps, folded_copy, oracle_weights, step

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
-
 from axial.layers.axial_attention import AxialAttention
+
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.masking import hide
 

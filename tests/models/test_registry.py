@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from axial.layers.axial_attention import AxialAttention
 
 from axial.analysis.counts import trace
 from axial.analysis.model_counts import read_models
 from axial.errors import InputError
-from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import drop_images
 from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC

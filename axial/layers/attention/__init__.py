@@ -1,12 +1,10 @@
 """Position-sensitive attention: one equation, and the forms that compute it fast.
 
-Start with `reference.py`: the equation as einsums, on one page.
+Start with `layer.py`: the equation, its options, its weights and norms, and the plain path.
 
-    reference.py   the equation, plain
+    layer.py       the layers that train; `choose` of `../device.py` says where each form runs
     windows.py     which keys a query sees; windows that keep memory linear in the length
-    layer.py       the layer that trains: weights and batch norms
     folded.py      the layer that serves: no batch norm is left
-    backend.py     `attend`, the one entry to all forms; `choose` of `../device.py` says where each form runs
     cpu.py         the form for CPUs: plain batched products, made in parts that stay in the cache
     xla.py         the form for GPUs and TPUs: einsums that XLA lays out
     tpu/           Pallas kernels for a TPU: a whole layer, no map of logits in main memory

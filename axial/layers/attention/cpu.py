@@ -17,8 +17,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.reference import TERMS
 from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
@@ -159,16 +159,17 @@ def _by_block(logits, windows, lanes):
 # === Attention ===
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
-    """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
+def attend(q, k, v, tables, *, windows, options, scales, training=False):
+    """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy but float64.
     """
+    heads, terms = options.heads, options.terms
     depth, lanes = q.shape[3] // heads, windows.abreast * heads
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     rows = rows_of_tables(tables, windows, q.dtype)
     maps = {}
-    of_batch = callable(scales)
+    of_batch = isinstance(scales, BatchScales)
     if of_batch:
         sums = []
         for term in terms:
@@ -181,11 +182,11 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
             else:
                 x = widen(windows.whole(k if term == "key" else q))
                 sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
-        scales = scales(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
-    scales = {term: tf.tile(scales[term], [windows.abreast]) for term in terms if term in scales}  # [G] each
+        scales = scales.from_sums(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
+    scales = {term: tf.tile(x, [windows.abreast]) for term, x in zip(terms, tf.unstack(scales))}  # [G] each
     parts = _parts(cut["q"].shape[0], windows, lanes) if of_batch else None
     part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
-    outputs = _mix(part, parts, recompute, inputs=(cut, maps, rows, scales))
+    outputs = _mix(part, parts, options.recompute, inputs=(cut, maps, rows, scales))
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
 
@@ -303,13 +304,11 @@ class _Part:
                 d_rows[term] = d_second
             name = _FIRST[term]
             d_cut.setdefault(name, []).append(self._scale(d_first, term, scales))
-            if term in scales:
-                product = widen(d_first) * widen(cut[name])
-                d_scales[term] = _sum_lanes(product, self.lanes, self.depth)
+            d_scales[term] = _sum_lanes(widen(d_first) * widen(cut[name]), self.lanes, self.depth)
         return {name: tf.add_n(x) for name, x in d_cut.items()}, d_maps, d_rows, d_scales
 
     def _scale(self, x, term, scales):
-        return x * tf.cast(tf.repeat(scales[term], self.depth), self.dtype) if term in scales else x
+        return x * tf.cast(tf.repeat(scales[term], self.depth), self.dtype)
 
     def _scale_map(self, x, scale):
         by_lane = tf.reshape(x, [-1, self.lanes, self.windows.queries * self.windows.keys])
@@ -327,7 +326,7 @@ def _mix(part, parts, recompute, inputs):
             cut: windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
             maps: maps [A*G, L, M] of the terms that have one already.
             rows: table rows 'query', 'value' [L, M, .], 'key' [M, L, .].
-            scales: [G] of each term that has a scale. Every term in `maps` has one.
+            scales: [G] of each term.
 
     Returns:
         list of [A, L, G*E]: content and, with a value table, position.

@@ -1,40 +1,35 @@
 """The attention layer that serves: every batch norm is folded into its weights."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
-from axial.io.check import check_choice
-from axial.layers.attention.backend import KERNELS, attend
-from axial.layers.attention.reference import logit_maps
-from axial.layers.attention.spec import AttentionSpec
+from axial.layers.attention.layer import KERNELS, AttentionOptions, AttentionSpec, attend_fast, logit_maps
 from axial.layers.attention.windows import table_rows
-from axial.layers.configured import Unfolded
+from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product
-from axial.layers.device import BACKENDS, choose, import_kernels
+from axial.layers.device import choose, import_kernels
 from axial.layers.masking import hide
 
 PROJECTIONS = ("query", "key", "value")
 
 
-@keras.saving.register_keras_serializable("axial")
-class FoldedAttention(Unfolded, keras.layers.Layer):
-    """What `Attention` computes in inference, without batch norms. `Attention.folded` makes it.
+class FoldedAttention(Unfolded, Layer):
+    """What an `Attention` of the same spec computes in inference, without batch norms.
 
     q, k and v have a bias each. A number for each head scales each logit term, and a number for each channel scales the
     position output.
 
     Args:
         spec: `AttentionSpec`.
-        backend: what computes attention, of `BACKENDS`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
     """
 
-    def __init__(self, spec, backend="auto", **kwargs):
-        super().__init__(**kwargs)
-        check_choice("backend", backend, BACKENDS)
-        self.spec, self.backend = spec, backend
+    def __init__(self, spec, name=None):
+        super().__init__(name=name)
+        self.spec = spec
 
     def build(self, shape):
         # Three projections, so that no result has to be split.
@@ -44,14 +39,11 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
         ]
         self.biases = [self.add_weight(f"{name}_bias", [size]) for name, size in zip(PROJECTIONS, self.spec.sizes)]
         self.tables = self.spec.add_tables(self)
-        for term in self.spec.terms:
-            setattr(self, f"{term}_scale", self.add_weight(f"{term}_scale", [self.spec.heads], initializer="ones"))
-        if self.spec.value_position:
+        options = self.spec.options
+        self.scales = [self.add_weight(f"{t}_scale", [options.heads], initializer="ones") for t in options.terms]
+        if options.value_position:
             self.position_scale = self.add_weight("position_scale", [self.spec.value_channels])
         super().build(shape)
-
-    def _scales(self):
-        return {term: getattr(self, f"{term}_scale") for term in self.spec.terms}
 
     def load_own_variables(self, store):
         """Reads the weights, also those that were saved when only the content term had a scale."""
@@ -60,14 +52,14 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
 
     def call(self, x, training=False):
         windows = self.spec.windows(x)
-        if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
+        if choose(self.spec.options.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, windows)
         q, k, v = (tf.nn.bias_add(product(x, kernel), bias) for kernel, bias in zip(self.kernels, self.biases))
-        tables = self.spec.neighborhood.lookup_tables(self.tables)
-        options = dict(heads=self.spec.heads, terms=self.spec.terms, backend=self.backend)
+        tables = self.spec.lookup_tables(self.tables)
+        options, scales = self.spec.options, tf.stack(self.scales)
         with tf.name_scope(windows.scope):
-            content, position = attend(q, k, v, tables, windows=windows, scales=self._scales(), **options)
+            content, position = attend_fast(q, k, v, tables, windows=windows, options=options, scales=scales)
         return content if position is None else content + position * self.position_scale
 
     def _kernels_can_serve(self, x, windows):
@@ -81,10 +73,10 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
             x,
             tf.concat(self.kernels, 1),
             self.spec,
-            self.spec.neighborhood.lookup_tables(self.tables),
+            self.spec.lookup_tables(self.tables),
             windows=windows,
             qkv_affine=lambda _: tf.stack([tf.ones_like(bias), bias]),
-            logit_scales=tf.cast(tf.stack(list(self._scales().values())), tf.float32),
+            logit_scales=tf.cast(tf.stack(self.scales), tf.float32),
             output_affines=lambda _: tf.stack([scales, tf.zeros_like(scales)], 1),
         )
 
@@ -98,8 +90,8 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
             index: of the query along the axis: its row if the layer attends along the height, or its column. A map that
                 attends to squares is one line, in raster order.
         """
-        windows, heads = self.spec.windows(x), self.spec.heads
-        lines = windows.split_rows(x)
+        windows, heads = self.spec.windows(x), self.spec.options.heads
+        lines = windows.split_lines(x)
         lines = tf.reshape(lines, [-1, windows.length, 1, x.shape[3]])
 
         def projected(rows, i):
@@ -107,21 +99,28 @@ class FoldedAttention(Unfolded, keras.layers.Layer):
             return tf.reshape(y, [-1, rows.shape[1], heads, y.shape[3] // heads])
 
         offsets, visible = windows.all_pairs([index])
-        tables = self.spec.neighborhood.lookup_tables(self.tables)
+        tables = self.spec.lookup_tables(self.tables)
         rows = {name: tf.cast(table_rows(table, offsets), x.dtype) for name, table in tables.items()}
         q, k = projected(lines[:, index : index + 1], 0), projected(lines, 1)
-        maps = logit_maps(q, k, rows, self.spec.terms)  # [terms, lines, heads, 1, L]
-        scales = tf.cast(tf.stack(list(self._scales().values())), maps.dtype)
+        maps = logit_maps(q, k, rows, self.spec.options.terms)  # [terms, lines, heads, 1, L]
+        scales = tf.cast(tf.stack(self.scales), maps.dtype)
         weights = tf.nn.softmax(hide(tf.reduce_sum(maps * scales[:, None, :, None, None], 0), visible))
         weights = tf.reshape(tf.transpose(weights[:, :, 0], [0, 2, 1]), [-1, windows.length, 1, heads])
-        return tf.transpose(windows.join_rows(weights), [0, 3, 1, 2])
-
-    def get_config(self):
-        return {**super().get_config(), "spec": self.spec.to_config(), "backend": self.backend}
+        return tf.transpose(windows.join_lines(weights), [0, 3, 1, 2])
 
     @classmethod
     def from_config(cls, config):
-        return cls(**{**config, "spec": AttentionSpec.from_config(config["spec"])})
+        """See `Configured`. Files of axial 0.2 have the neighbourhood apart, and no options."""
+        spec, config = config["spec"], dict(config)
+        if "neighborhood" in spec:
+            near = {"axis": "square", "max_distance": 255, **spec["neighborhood"]}
+            names = [field.name for field in dataclasses.fields(AttentionOptions)]
+            known = {**spec, **near, "backend": config.pop("backend")}
+            options = AttentionOptions(**{name: known[name] for name in names if name in known})
+            channels = spec["key_channels"], spec["value_channels"]
+            spec = AttentionSpec(near["axis"], *channels, options, near["max_distance"])
+            return cls(spec, name=config["name"], dtype=config["dtype"])
+        return super().from_config(config)
 
 
 def fill_scales(weights, values):

@@ -1,156 +1,366 @@
-"""The attention layer that trains: its weights and its batch norms.
+"""Position-sensitive attention: the equation, its options, its weights and norms, and the plain path. Read this first.
 
-`AxialAttention` and `LocalAttention` are this layer with their neighbourhood. The arithmetic is in the other files of
-this folder; `backend.py` chooses among them.
+A query at pixel o sees the keys at the pixels p of its neighbourhood. For each head,
+
+    y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
+
+In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o; in Eq. 4 it is o's row or
+column, whole or within a span. q, k and v are projections of the image. r^q, r^k and r^v are rows of learned tables,
+which all heads share.
+
+Batch norms normalise q, k and v, each of the three logit terms (one scale for each head) and each of the two output
+terms (one scale for each channel). Softmax ignores a shift that is the same for all keys, so of the norm of a logit
+term only the scale gamma / sqrt(variance + epsilon) is left.
+
+`attend` is the plain path: it makes every L x L map, so it is slow and needs much memory. The other forms compute the
+same in less: `cpu.py`, `xla.py`, and for a whole layer `tpu/`. `FORMS` lists them, and `device.choose` chooses one.
+
+Letters of the shapes: N images of h x w pixels, B lines that attend each on its own (rows, columns, or whole maps for
+squares), L pixels of a line as queries, M the same pixels as keys, H heads, D query and key channels of a head,
+E value channels of a head, R rows of a table.
 """
+
+import dataclasses
 
 import tensorflow as tf
 import tf_keras as keras
 
+from axial.errors import InputError
 from axial.io.check import check_choice
-from axial.layers.attention.backend import KERNELS, attend
-from axial.layers.attention.folded import FoldedAttention
-from axial.layers.batch_norm import BatchNorm, BatchNormConfig, add_norm_weights, of_sums
+from axial.layers.attention import cpu, xla
+from axial.layers.attention.windows import SquareWindows, Windows, check_span, table_rows
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig, BatchScales, LogitNorm
 from axial.layers.configured import Layer
 from axial.layers.conv import product
 from axial.layers.device import BACKENDS, choose, import_kernels
-from axial.layers.precision import wide
+from axial.layers.masking import hide
+from axial.layers.precision import wide, widen
 from axial.layers.recompute import RECOMPUTE
 
+TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
+KERNELS = "axial.layers.attention.tpu.layer"
+LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 
-class LogitNorm(keras.layers.Layer):
-    """The scales [terms, H] by which batch norms multiply logits: gamma / sqrt(variance + epsilon).
 
-    Softmax ignores the mean and the offset of a batch norm. The moving mean is kept for implementations that use it.
+# === Options ===
 
-    Args:
-        terms: number of logit terms.
-        heads: number of heads.
-        config: `BatchNormConfig`.
-        **kwargs: of Keras' layer; the dtype is float32 or float64.
+
+@dataclasses.dataclass(frozen=True)
+class AttentionOptions:
+    """What all attention layers of a network have in common.
+
+    Attributes:
+        heads: number of heads, H.
+        span: odd; a query sees the keys with |p - o| <= span // 2. None: the whole axis.
+        terms: logit terms in use, of `TERMS`.
+        value_position: whether r^v is in use.
+        whole_up_to_span: whether a query sees the whole axis where that is not longer than the span. Otherwise the span
+            is a window, however short the axis is.
+        recompute: of `RECOMPUTE`. 'softmax' saves the memory of a map of logits and repeats a third of the products.
+        backend: what computes attention, of `BACKENDS`.
+
+    Raises:
+        InputError: the span is even, there is no term, or a name is unknown.
     """
 
-    def __init__(self, terms, heads, config, **kwargs):
-        super().__init__(**kwargs)
-        self.shape, self.config = [terms, heads], config
+    heads: int = 8
+    span: int | None = None
+    terms: tuple[str, ...] = TERMS
+    value_position: bool = True
+    whole_up_to_span: bool = False
+    recompute: str = "none"
+    backend: str = "auto"
 
-    def build(self, shape):
-        self.gamma, self.moving_mean, self.moving_variance = add_norm_weights(self, self.shape, self.dtype)
-        super().build(shape)
+    def __post_init__(self):
+        check_span(self.span)
+        check_choice("recompute", self.recompute, RECOMPUTE)
+        check_choice("backend", self.backend, BACKENDS)
+        if not self.terms or not set(self.terms) <= set(TERMS):
+            raise InputError(f"terms must be some of {', '.join(TERMS)}: got {self.terms}")
+        object.__setattr__(self, "terms", tuple(term for term in TERMS if term in self.terms))
 
-    def stored_scales(self):
-        """The scales of inference, from the moving variance."""
-        return self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
 
-    def call(self, sums, pairs):
-        """The scales of a batch. Updates the moving statistics.
+def local_options(span=7, heads=8, position_sensitive=False, recompute="none", backend="auto"):
+    """`AttentionOptions` of Eq. 3, or of Ramachandran et al., NeurIPS 2019 (Eq. 2), which have r^q alone."""
+    terms = TERMS if position_sensitive else TERMS[:2]
+    return AttentionOptions(heads, span, terms, position_sensitive, recompute=recompute, backend=backend)
 
-        Args:
-            sums: [terms, H, 2], sums of the logits and of their squares on this replica.
-            pairs: number of logits in each sum.
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """The options of one layer: those of the network, its neighbourhood and its channels.
+
+    Attributes:
+        axis: 'height' or 'width'; 'square' for the span x span pixels around a query.
+        key_channels: channels of the queries, and of the keys, of all heads together, H*D.
+        value_channels: channels of the values of all heads together, and of the output, H*E.
+        options: `AttentionOptions`.
+        max_distance: the tables of an axis hold the offsets below it, 2 max_distance - 1 rows. Positions that are
+            farther apart share the end rows.
+
+    Raises:
+        InputError: the axis is unknown, a square has no span, the heads do not divide the channels, or max_distance is
+            below 1.
+    """
+
+    axis: str
+    key_channels: int
+    value_channels: int
+    options: AttentionOptions = AttentionOptions()
+    max_distance: int = 255
+
+    def __post_init__(self):
+        heads = self.options.heads
+        check_choice("axis", self.axis, ("height", "width", "square"))
+        if self.axis == "square" and self.options.span is None:
+            raise InputError("span must be a number for the attention to squares: got None")
+        if self.max_distance < 1:
+            raise InputError(f"max_distance must be at least 1: got {self.max_distance}")
+        if heads < 1 or self.key_channels % heads or self.value_channels % heads:
+            raise InputError(
+                f"{heads} heads must divide key_channels and value_channels: "
+                f"got {self.key_channels} and {self.value_channels}"
+            )
+
+    @property
+    def sizes(self):
+        """Channels of q, k and v."""
+        return self.key_channels, self.key_channels, self.value_channels
+
+    @property
+    def uses(self):
+        """What position tables are used for, of 'query', 'key' and 'value'."""
+        return [term for term in self.options.terms if term != "content"] + ["value"] * self.options.value_position
+
+    def windows(self, x):
+        """The windows of an image [N, h, w, C]. Raises InputError unless h and w are static."""
+        _, height, width, _ = x.shape
+        if height is None or width is None:
+            raise InputError(
+                f"attention needs a static height and width: got {x.shape}; give the model an Input of a fixed size, "
+                "and tf.data.Dataset.from_generator an output_signature"
+            )
+        span = self.options.span
+        if self.axis == "square":
+            return SquareWindows(height, width, span)
+        length = height if self.axis == "height" else width
+        whole = self.options.whole_up_to_span and span is not None and length <= span
+        return Windows(height, width, self.axis, None if whole else span)
+
+    def add_tables(self, layer):
+        """Adds the position tables to a layer that is being built. Returns them as a dict by name.
+
+        A square has two tables for each use, one for rows and one for columns: r_{p-o} is the sum of their rows.
         """
-        return of_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
+        square, tables = self.axis == "square", {}
+        rows, variance = (self.options.span, 0.5) if square else (2 * self.max_distance - 1, 1.0)
+        for use in self.uses:
+            depth = (self.value_channels if use == "value" else self.key_channels) // self.options.heads
+            for name in (f"{use}_row", f"{use}_column") if square else (use,):
+                tables[name] = layer.add_weight(
+                    f"{name}_table",
+                    [rows, depth],
+                    initializer=keras.initializers.TruncatedNormal(stddev=(variance / depth) ** 0.5),
+                    experimental_autocast=False,
+                )
+        return tables
+
+    def lookup_tables(self, tables):
+        """dict from uses to tables [R, D], from `add_tables`. Those of a square are at the offsets of its windows."""
+        if self.axis != "square":
+            return tables
+        pairs = {use: tf.expand_dims(tables[f"{use}_row"], 1) + tables[f"{use}_column"] for use in self.uses}
+        return {use: tf.reshape(table, [self.options.span**2, -1]) for use, table in pairs.items()}
+
+
+# === The plain path ===
+
+
+def attend(q, k, v, tables, *, windows, options, scales, training=False):
+    """The equation, with a scale on each logit term in place of its batch norm.
+
+    Args:
+        q, k: [N, h, w, H*D].
+        v: [N, h, w, H*E].
+        tables: dict of the tables in use: 'query', 'key' [R, D] and 'value' [R, E].
+        windows: `Windows` or `SquareWindows` of the image.
+        options: `AttentionOptions`. This form does not use `recompute`.
+        scales: [terms, H], or `BatchScales`, which makes them of the sums of s and s^2 over all visible pairs.
+        training: see `hide`; not used here.
+
+    Returns:
+        sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.
+    """
+    del training
+    q, k, v = (split_heads(x, windows, options.heads) for x in (q, k, v))  # [B, L, H, D], [B, M, H, D], [B, M, H, E]
+    offsets, visible = windows.all_pairs()  # [L, M]
+    rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D]
+    maps = logit_maps(q, k, rows, options.terms)  # [terms, B, H, L, M]
+    if isinstance(scales, BatchScales):
+        seen = tf.where(visible, maps, tf.zeros([], maps.dtype))
+        scales = scales.from_sums(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (seen, seen * seen)], 2))
+    logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)  # [B, H, L, M]
+    w = tf.cast(tf.nn.softmax(hide(logits, visible)), v.dtype)  # [B, H, L, M]
+    content, position = tf.einsum("bhlm,bmhe->blhe", w, v), None  # [B, L, H, E]
+    if "value" in rows:
+        position = join_heads(tf.einsum("bhlm,lme->blhe", w, rows["value"]), windows)
+    return join_heads(content, windows), position
+
+
+def logit_maps(q, k, rows, terms):
+    """q . k, q . r^q and k . r^k of every pair: [terms, B, H, L, M].
+
+    Args:
+        q, k: [B, L, H, D].
+        rows: dict of table rows 'query', 'key' [L, M, D]: row l, m holds r_{m-l}.
+        terms: of `TERMS`.
+    """
+    maps = {}
+    for term in terms:
+        if term == "content":
+            maps[term] = tf.einsum("blhd,bmhd->bhlm", q, k)
+        elif term == "query":
+            maps[term] = tf.einsum("blhd,lmd->bhlm", q, rows["query"])
+        else:
+            maps[term] = tf.einsum("bmhd,lmd->bhlm", k, rows["key"])
+    return widen(tf.stack([maps[term] for term in terms]))
+
+
+def split_heads(x, windows, heads):
+    """[N, h, w, H*D] -> [B, L, H, D]."""
+    return tf.reshape(windows.split_lines(x), [-1, windows.length, heads, x.shape[3] // heads])
+
+
+def join_heads(y, windows):
+    """[B, L, H, E] -> [N, h, w, H*E]."""
+    return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[2] * y.shape[3]]))
+
+
+# === The fast forms ===
+
+FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": attend}
+
+
+def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
+    """`attend` in the form that suits the device.
+
+    In inference, if the logits of all lines would exceed `LARGEST_MAP`, the lines are computed in parts, one part after
+    the other. This needs a static number of images.
+    """
+
+    def run(q, k, v, windows):
+        form = FORMS[choose(options.backend)]
+        return form(q, k, v, tables, windows=windows, options=options, scales=scales, training=training)
+
+    if isinstance(scales, BatchScales) or q.shape[0] is None:
+        return run(q, k, v, windows)
+    lines = q.shape[0] * windows.lines
+    parts = -(-lines * options.heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    if parts <= 1:
+        return run(q, k, v, windows)
+    size = -(-lines // parts)
+    parts = -(-lines // size)
+
+    def cut(x):
+        x = tf.pad(windows.split_lines(x), [[0, parts * size - lines], [0, 0], [0, 0], [0, 0]])
+        return tf.reshape(x, [parts, size, *x.shape[1:]])
+
+    def run_part(x):
+        return [y for y in run(*x, windows.one_line()) if y is not None]
+
+    inputs = cut(q), cut(k), cut(v)
+    signature = [tf.TensorSpec(inputs[2].shape[1:], v.dtype)] * (1 + ("value" in tables))
+    outputs = tf.map_fn(run_part, inputs, parallel_iterations=1, fn_output_signature=signature)
+    outputs = [windows.join_lines(tf.reshape(y, [-1, *y.shape[2:]])[:lines]) for y in outputs]
+    return (*outputs, None)[:2]
+
+
+# === The layers ===
 
 
 class Attention(Layer):
     """Multi-head attention of every pixel to those of its neighbourhood, with batch norms.
 
     Args:
-        spec: `AttentionSpec`: channels, heads, terms and neighbourhood.
+        spec: `AttentionSpec`.
         norm: `BatchNormConfig`.
         inner_norm: whether q, k, v and the logit terms have batch norms. The outputs always have them.
-        recompute: of `RECOMPUTE`. 'softmax' saves the memory of a map of logits and repeats a third of the products.
-        backend: what computes attention, of `BACKENDS`.
 
     Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
-
-    Raises:
-        InputError: `recompute` or `backend` is unknown.
     """
 
-    def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, recompute="none", backend="auto", **kwargs):
+    def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, **kwargs):
         super().__init__(**kwargs)
-        check_choice("recompute", recompute, RECOMPUTE)
-        check_choice("backend", backend, BACKENDS)
         self.spec, self.norm, self.inner_norm = spec, norm, inner_norm
-        self.recompute, self.backend = recompute, backend
         if inner_norm:
-            self.qkv_norm = BatchNorm(norm, dtype=self.dtype_policy, name="qkv_norm")
-            options = dict(dtype=wide(self.compute_dtype).name, name="logit_norm")
-            self.logit_norm = LogitNorm(len(spec.terms), spec.heads, norm, **options)
-        self.content_output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="content_output_norm")
-        if spec.value_position:
-            self.position_output_norm = BatchNorm(norm, dtype=self.dtype_policy, name="position_output_norm")
+            self.qkv_norm = BatchNorm(norm, name="qkv_norm")
+            shape, dtype = [len(spec.options.terms), spec.options.heads], wide(self.compute_dtype).name
+            self.logit_norm = LogitNorm(shape, norm, dtype=dtype, name="logit_norm")
+        self.content_output_norm = BatchNorm(norm, name="content_output_norm")
+        self.position_output_norm = None
+        if spec.options.value_position:
+            self.position_output_norm = BatchNorm(norm, name="position_output_norm")
 
     def build(self, shape):
-        self.kernel = self.add_weight(
-            "kernel",
-            [shape[-1], sum(self.spec.sizes)],
-            initializer=keras.initializers.VarianceScaling(1.0, "fan_in"),
-        )
+        qkv, values = sum(self.spec.sizes), self.spec.value_channels
+        scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
+        self.kernel = self.add_weight("kernel", [shape[-1], qkv], initializer=scaled)
         self.tables = self.spec.add_tables(self)
-        norms = {"content_output_norm": self.spec.value_channels}
+        norms = [(self.content_output_norm, values)]
         if self.inner_norm:
-            norms |= {"qkv_norm": sum(self.spec.sizes), "logit_norm": None}
-        if self.spec.value_position:
-            norms["position_output_norm"] = self.spec.value_channels
-        for name, channels in norms.items():  # built here, because not every path through `call` calls every norm
-            with tf.name_scope(name):
-                getattr(self, name).build([channels])
+            norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
+        if self.position_output_norm is not None:
+            norms.append((self.position_output_norm, values))
+        for norm, channels in norms:  # built here, because not every path through `call` calls every norm
+            with tf.name_scope(norm.name):
+                norm.build([channels])
         super().build(shape)
 
     def call(self, x, training=False):
-        in_training, training = training, training and self.trainable and not self.norm.frozen
-        x = self.sized(x)
-        windows = self.spec.windows(x)
-        lines = tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.rows
-        pairs = windows.pairs * lines
-        tables = self.spec.neighborhood.lookup_tables(self.tables)
-        if choose(self.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
+        x = self.sized(x)  # [N, h, w, C]
+        learns = training and self.trainable and not self.norm.frozen
+        windows, options = self.spec.windows(x), self.spec.options
+        pairs = windows.pairs * tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.lines
+        tables = self.spec.lookup_tables(self.tables)  # [R, D]
+        if choose(options.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
-                return self._call_kernels(x, tables, windows, pairs=pairs, training=training)
-        if self.inner_norm and training:
-            qkv = self.qkv_norm(product(x, self.kernel), training=True)
+                return self._call_kernels(x, tables, windows, pairs=pairs, learns=learns)
+        if self.inner_norm and learns:
+            qkv = self.qkv_norm(product(x, self.kernel), training=True)  # [N, h, w, 2 H*D + H*E]
         else:
             qkv = product(x, self.kernel, self.qkv_norm if self.inner_norm else lambda y: y)
-        q, k, v = tf.split(qkv, self.spec.sizes, 3)
-        options = dict(heads=self.spec.heads, terms=self.spec.terms, backend=self.backend)
-        options |= dict(recompute=self.recompute, training=in_training)
+        q, k, v = tf.split(qkv, self.spec.sizes, 3)  # [N, h, w, H*D] twice, [N, h, w, H*E]
+        scales = self._scales(pairs, learns)
         with tf.name_scope(windows.scope):
-            scales = self._scales(pairs, training)
-            content, position = attend(q, k, v, tables, windows=windows, scales=scales, **options)
-        output = self.content_output_norm(content, training=training)
+            content, position = attend_fast(
+                q, k, v, tables, windows=windows, options=options, scales=scales, training=training
+            )
+        output = self.content_output_norm(content, training=learns)  # [N, h, w, H*E]
         if position is not None:
-            output += self.position_output_norm(position, training=training)
+            output += self.position_output_norm(position, training=learns)
         return output
 
-    def _scales(self, pairs, training):
-        """The scales of the logit terms; see `reference.attend`."""
+    def _scales(self, pairs, learns):
+        """The scales of the logit terms; see `attend`."""
         if not self.inner_norm:
-            return dict.fromkeys(self.spec.terms, tf.ones([self.spec.heads], wide(self.compute_dtype)))
-        if training and self.logit_norm.trainable:
-            return lambda sums: self._by_term(self.logit_norm(sums, pairs))
-        return self._by_term(self.logit_norm.stored_scales())
-
-    def _by_term(self, scales):
-        return dict(zip(self.spec.terms, tf.unstack(scales)))
+            return tf.ones([len(self.spec.options.terms), self.spec.options.heads], wide(self.compute_dtype))
+        if learns and self.logit_norm.trainable:
+            return BatchScales(self.logit_norm, pairs)
+        return self.logit_norm.stored_scales()
 
     # === Kernels of a TPU ===
 
     def _kernels_can_serve(self, x, windows):
         return self.inner_norm and import_kernels(KERNELS).can_serve(x, self.kernel, self.spec, windows)
 
-    def _call_kernels(self, x, tables, windows, *, pairs, training):
+    def _call_kernels(self, x, tables, windows, *, pairs, learns):
         """What `call` returns, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
         norms = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
-            of_batch = training and norm.trainable
+            of_batch = learns and norm.trainable
             return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if of_batch else norm.folded())
-
-        def of_batch(sums):
-            return self.logit_norm(sums, pairs)
 
         return import_kernels(KERNELS).project_and_attend(
             x,
@@ -159,18 +369,14 @@ class Attention(Layer):
             tables,
             windows=windows,
             qkv_affine=lambda sums: affine(self.qkv_norm, sums),
-            logit_scales=of_batch if training and self.logit_norm.trainable else self.logit_norm.stored_scales(),
+            logit_scales=self._scales(pairs, learns),
             output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(norms, tf.unstack(sums))]),
         )
 
     # === Folding ===
 
-    def folded(self):
-        """A `FoldedAttention` of the same sizes, not built yet. `folded_weights` has the values of its weights."""
-        return FoldedAttention(self.spec, self.backend, name=self.name, dtype=self.dtype_policy)
-
     def folded_weights(self):
-        """Values for the weights of `folded`, in their order.
+        """Values for the weights of a `FoldedAttention` of the same spec, in their order.
 
         - The batch norm of q, k and v goes into the projections and their biases.
         - Each logit term keeps a scale for each head. Scales inside q and k would have to be divided out of the content
@@ -179,22 +385,19 @@ class Attention(Layer):
           its table.
         - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
         """
-        spec = self.spec
-        dtype = wide(self.compute_dtype)
-        scale, shift = tf.ones([self.kernel.shape[1]], dtype), tf.zeros([self.kernel.shape[1]], dtype)
-        scales = tf.ones([len(spec.terms), spec.heads], dtype)
+        dtype, channels = wide(self.compute_dtype), self.kernel.shape[1]
+        scale, shift = tf.ones([channels], dtype), tf.zeros([channels], dtype)
         if self.inner_norm:
             scale, shift = self.qkv_norm.folded()
-            scales = self.logit_norm.stored_scales()
-        rest = tf.unstack(scales)
+        rest = tf.unstack(self._scales(None, learns=False))
         output_scale, output_shift = self.content_output_norm.folded()
-        if spec.value_position:
+        if self.position_output_norm is not None:
             position_scale, position_shift = self.position_output_norm.folded()
             output_shift += position_shift
             rest.append(position_scale)
-        on_columns = tf.concat([tf.ones([2 * spec.key_channels], output_scale.dtype), output_scale], 0)
-        kernels = tf.split(self.kernel * scale * on_columns, spec.sizes, 1)
-        q_bias, k_bias, v_bias = tf.split(shift * on_columns, spec.sizes)
+        on_columns = tf.concat([tf.ones([2 * self.spec.key_channels], output_scale.dtype), output_scale], 0)
+        kernels = tf.split(self.kernel * scale * on_columns, self.spec.sizes, 1)
+        q_bias, k_bias, v_bias = tf.split(shift * on_columns, self.spec.sizes)
         return [*kernels, q_bias, k_bias, v_bias + output_shift, *self.tables.values(), *rest]
 
     # === Config ===
@@ -206,3 +409,87 @@ class Attention(Layer):
         if isinstance(norm, dict) and "axial" not in norm:
             config = {**config, "norm": BatchNormConfig(**norm)}
         return super().from_config(config)
+
+
+class AxialAttention(Attention):
+    """Multi-head position-sensitive attention along the height or the width of an image (Axial-DeepLab, Eq. 4).
+
+    The same weights work for every image size and every span, because the tables are indexed by p - o.
+
+    Args:
+        key_channels, value_channels, axis, max_distance: see `AttentionSpec`.
+        heads, span, terms, value_position, whole_up_to_span, recompute, backend: see `AttentionOptions`.
+        norm: `BatchNormConfig`.
+
+    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+
+    Raises:
+        InputError: the span is even, the heads do not divide the channels, there is no logit term, or a name is
+            unknown.
+
+    Example:
+        >>> layer = AxialAttention(64, 128, axis="width", span=65)
+        >>> layer(tf.random.normal([1, 33, 129, 128])).shape
+        TensorShape([1, 33, 129, 128])
+    """
+
+    def __init__(
+        self,
+        key_channels,
+        value_channels,
+        axis,
+        heads=8,
+        span=None,
+        terms=TERMS,
+        value_position=True,
+        max_distance=255,
+        whole_up_to_span=False,
+        norm=BatchNormConfig(),
+        recompute="none",
+        backend="auto",
+        **kwargs,
+    ):
+        options = AttentionOptions(heads, span, terms, value_position, whole_up_to_span, recompute, backend)
+        super().__init__(AttentionSpec(axis, key_channels, value_channels, options, max_distance), norm, **kwargs)
+
+
+class LocalAttention(Attention):
+    """Multi-head attention of every pixel to the square around it (Axial-DeepLab, Eq. 3; Ramachandran et al., 2019).
+
+    The same weights work for every image size, even one smaller than the square.
+
+    Args:
+        key_channels, value_channels: see `AttentionSpec`.
+        heads, recompute, backend: see `AttentionOptions`. The TPU kernels support axial attention only.
+        span: odd; rows and columns of the square.
+        position_sensitive: True for Eq. 3; False for Eq. 2, which has r^q alone.
+        batch_norm: whether there are batch norms on q, k, v and on the logit terms. The output always has a batch norm:
+            it is that of the 3x3 convolution which the layer replaces.
+        norm: `BatchNormConfig`.
+
+    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+
+    Raises:
+        InputError: the span is even, the heads do not divide the channels, or a name is unknown.
+
+    Example:
+        >>> layer = LocalAttention(64, 64, position_sensitive=True)
+        >>> layer(tf.random.normal([1, 33, 5, 128])).shape
+        TensorShape([1, 33, 5, 64])
+    """
+
+    def __init__(
+        self,
+        key_channels,
+        value_channels,
+        heads=8,
+        span=7,
+        position_sensitive=False,
+        batch_norm=True,
+        norm=BatchNormConfig(),
+        recompute="none",
+        backend="auto",
+        **kwargs,
+    ):
+        options = local_options(span, heads, position_sensitive, recompute, backend)
+        super().__init__(AttentionSpec("square", key_channels, value_channels, options), norm, batch_norm, **kwargs)

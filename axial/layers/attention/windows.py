@@ -1,13 +1,12 @@
 """Which keys a query sees, and how an image is cut into windows so that memory stays linear.
 
-A neighbourhood belongs to a layer and knows no image size: `AxisNeighborhood` is one axis (Eq. 4), `SquareNeighborhood`
-a square (Eq. 3). It makes the windows of an image of a given height and width: `Windows` or `SquareWindows`.
+`Windows` are those along one axis of an image (Eq. 4), `SquareWindows` those of squares (Eq. 3).
+`AttentionSpec.windows` makes them for an image of a given height and width.
 
 Letters of the shapes: N images of h x w pixels, A windows, L queries and M keys of a window, R rows of a table,
 D channels of a table.
 """
 
-import dataclasses
 import math
 
 import numpy as np
@@ -68,93 +67,6 @@ def check_span(span):
         )
 
 
-# === Neighbourhoods ===
-
-
-@dataclasses.dataclass(frozen=True)
-class AxisNeighborhood:
-    """A query sees its row or its column, all of it or the keys with |p - o| <= span // 2.
-
-    Attributes:
-        axis: 'height' or 'width'.
-        span: odd number of keys, or None for the whole axis.
-        max_distance: the tables hold the offsets below it, 2 max_distance - 1 rows. Positions that are farther apart
-            share the end rows.
-        whole_up_to_span: whether a query sees the whole axis where that is not longer than the span.
-
-    Raises:
-        InputError: the axis is unknown, the span is even, or max_distance is below 1.
-    """
-
-    axis: str
-    span: int | None = None
-    max_distance: int = 255
-    whole_up_to_span: bool = False
-
-    def __post_init__(self):
-        if self.axis not in ("height", "width"):
-            raise InputError(f"axis must be 'height' or 'width': got {self.axis!r}")
-        if self.max_distance < 1:
-            raise InputError(f"max_distance must be at least 1: got {self.max_distance}")
-        check_span(self.span)
-
-    def windows(self, height, width):
-        """`Windows` of an image of that size."""
-        span, length = self.span, height if self.axis == "height" else width
-        if self.whole_up_to_span and span is not None and length <= span:
-            span = None
-        return Windows(height, width, self.axis, span)
-
-    def table_shapes(self, uses):
-        """Rows of each table and the variance of its first values times its channels.
-
-        Args:
-            uses: of 'query', 'key', 'value'.
-
-        Returns:
-            dict from (use, name of the weight) to (rows, variance).
-        """
-        return {(use, use): (2 * self.max_distance - 1, 1.0) for use in uses}
-
-    def lookup_tables(self, tables):
-        """dict from uses to tables [R, D], from a dict of the weights by name."""
-        return tables
-
-
-@dataclasses.dataclass(frozen=True)
-class SquareNeighborhood:
-    """A query sees the keys of the span x span square around it. r_{p-o} is the sum of a row's and a column's vector.
-
-    Attributes:
-        span: odd; rows and columns of the square.
-
-    Raises:
-        InputError: the span is even.
-    """
-
-    span: int = 7
-
-    def __post_init__(self):
-        check_span(self.span)
-
-    def windows(self, height, width):
-        """`SquareWindows` of an image of that size."""
-        return SquareWindows(height, width, self.span)
-
-    def table_shapes(self, uses):
-        """See `AxisNeighborhood`. Each use has two tables, one for rows and one for columns."""
-        return {(use, f"{use}_{side}"): (self.span, 0.5) for use in uses for side in ("row", "column")}
-
-    def lookup_tables(self, tables):
-        """See `AxisNeighborhood`. The tables are [span^2, D], at the offsets of `SquareWindows`."""
-        uses = sorted({name.rpartition("_")[0] for name in tables})
-        pairs = {use: tf.expand_dims(tables[f"{use}_row"], 1) + tables[f"{use}_column"] for use in uses}
-        return {use: tf.reshape(table, [self.span**2, -1]) for use, table in pairs.items()}
-
-
-NEIGHBORHOODS = {"axis": AxisNeighborhood, "square": SquareNeighborhood}
-
-
 # === Windows along an axis ===
 
 
@@ -209,7 +121,7 @@ class Windows:
         self.visible = None if visible.all() else visible
 
     @property
-    def rows(self):
+    def lines(self):
         """Number of lines of an image, rows or columns, each of which attends on its own."""
         return self.width if self.axis == "height" else self.height
 
@@ -267,19 +179,19 @@ class Windows:
             x = tf.reshape(x, [-1, self.blocks * self.queries, channels])[:, : self.length]
         return tf.reshape(x, [-1, self.height, self.width, channels // self.abreast])
 
-    def one_row(self):
+    def one_line(self):
         """The windows of an image of one line."""
         height, width = (self.height, 1) if self.axis == "height" else (1, self.width)
         return Windows(height, width, self.axis, self.span)
 
-    def split_rows(self, x):
-        """[N, h, w, C] -> [N * rows, h or 1, 1 or w, C]: an image for each line, for `one_row`."""
+    def split_lines(self, x):
+        """[N, h, w, C] -> [N * lines, h or 1, 1 or w, C]: an image for each line, for `one_line`."""
         if self.axis == "height":
             return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, self.height, 1, x.shape[3]])
         return tf.reshape(x, [-1, 1, self.width, x.shape[3]])
 
-    def join_rows(self, x):
-        """The inverse of `split_rows`."""
+    def join_lines(self, x):
+        """The inverse of `split_lines`."""
         if self.axis == "height":
             return tf.transpose(tf.reshape(x, [-1, self.width, self.height, x.shape[3]]), [0, 2, 1, 3])
         return tf.reshape(x, [-1, self.height, self.width, x.shape[3]])
@@ -332,7 +244,7 @@ class SquareWindows:
     so the tables have span^2 rows. `reach` is the largest offset.
     """
 
-    rows = abreast = 1
+    lines = abreast = 1
 
     def __init__(self, height, width, span):
         self.height, self.width, self.span = height, width, span
@@ -401,11 +313,11 @@ class SquareWindows:
         x = tf.reshape(x, [-1, rows.blocks * rows.queries, columns.blocks * columns.queries, channels])
         return x[:, : self.height, : self.width]
 
-    def one_row(self):
+    def one_line(self):
         return self
 
-    def split_rows(self, x):
+    def split_lines(self, x):
         return x
 
-    def join_rows(self, x):
+    def join_lines(self, x):
         return tf.reshape(x, [-1, self.height, self.width, x.shape[3]])

@@ -8,11 +8,13 @@ minor axis of the relative terms. So pixels and heads are one axis, unless the p
 has the cycles of the other choices.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.reference import TERMS
 from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
@@ -24,11 +26,12 @@ FACTORS = {  # the two factors of each logit term, as names and indices
 }
 
 
-def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="none", training=False):
-    """The equation; see `reference.attend`. With recompute='softmax' the backward pass recomputes w.
+def attend(q, k, v, tables, *, windows, options, scales, training=False):
+    """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
 
     Logits and softmax are float32 under every policy but float64.
     """
+    heads, terms = options.heads, options.terms
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     pixels = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
     lead = [-1, heads] if pixels and pixels % LANES == 0 else [-1]
@@ -43,7 +46,7 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
         return tf.reshape(tf.transpose(x, [0, 3, 1, 2, 4]), [-1, x.shape[3], windows.abreast * heads * x.shape[4]])
 
     inputs = {**{name: open_(x) for name, x in cut.items()}, **rows_of_tables(tables, windows, q.dtype)}
-    if callable(scales):
+    if isinstance(scales, BatchScales):
         sums = []
         for term in terms:
             if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs
@@ -53,9 +56,8 @@ def attend(q, k, v, tables, *, windows, scales, heads, terms=TERMS, recompute="n
             else:
                 x = windows.whole(k if term == "key" else q)
                 sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
-        scales = scales(tf.stack(sums))
-    scales = {term: scales[term] for term in terms if term in scales}
-    outputs = _mix(inputs, scales, windows, heads=heads, terms=terms, recompute=recompute, training=training)
+        scales = scales.from_sums(tf.stack(sums))
+    outputs = _Mixing(windows, options, v.dtype, training).mix(inputs, dict(zip(terms, tf.unstack(scales))))
     content, *position = (windows.join_queries(close(x)) for x in outputs)
     return content, position[0] if position else None
 
@@ -107,73 +109,80 @@ def _product(term, inputs):
     return widen(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
 
 
-def _mix(inputs, scales, windows, *, heads, terms, recompute, training):
-    """sum_p w v_p and, with a value table, sum_p w r^v_{p-o}, [*, L, E] each. w = softmax(sum of the scaled products).
+@dataclasses.dataclass(frozen=True)
+class _Mixing:
+    """The softmax, the outputs and the gradients.
 
-    Args:
-        inputs: dict of 'q' [*, L, D], 'k' [*, M, D], 'v' [*, M, E] and the table rows.
-        scales: dict of [H], of the terms that have a scale.
-        windows: of the image.
-        heads, terms, recompute: see `attend`.
-        training: see `hide`.
+    The methods take `inputs`, a dict of 'q' [*, L, D], 'k' [*, M, D], 'v' [*, M, E] and the table rows; `scales`, a
+    dict of [H] for each term; and w [*, L, M].
     """
-    dtype = inputs["v"].dtype
 
-    def per_head(scale, x):
-        """[H], shaped so that it multiplies x."""
-        scale = tf.cast(scale, dtype)
-        scale = scale if x.shape.rank == 4 else tf.tile(scale, [tf.shape(x)[0] // heads])
-        return scale[:, None, None]
+    windows: object
+    options: object
+    dtype: tf.DType
+    training: bool
 
-    def scaled(term, inputs, scales):
-        name = FACTORS[term][0]
-        return {**inputs, name: inputs[name] * per_head(scales[term], inputs[name])} if term in scales else inputs
+    def mix(self, inputs, scales):
+        """sum_p w v_p and, with a value table, sum_p w r^v_{p-o}, [*, L, E] each."""
 
-    def weigh(inputs, scales):
-        logits = tf.add_n([_product(term, scaled(term, inputs, scales)) for term in terms])
+        @tf.custom_gradient
+        def run(*tensors):
+            inputs_, scales_ = tf.nest.pack_sequence_as((inputs, scales), tensors)
+            w = self.weigh(inputs_, scales_)
+            outputs = [_einsum("*lm,*me->*le", w, inputs_["v"])]
+            if "value" in inputs_:
+                outputs.append(_einsum("*lm,lme->*le", w, inputs_["value"]))
+
+            def gradient(*d):
+                weights = w
+                if self.options.recompute == "softmax":
+                    # A value that depends on d keeps XLA from reusing the forward pass.
+                    zero = 0.0 * widen(tf.reduce_sum(tf.reshape(d[0], [-1])[:1]))
+                    weights = self.weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, self.dtype)}, scales_)
+                return tf.nest.flatten(self.gradient(weights, outputs, d, inputs_, scales_))
+
+            return outputs, gradient
+
+        return run(*tf.nest.flatten((inputs, scales)))
+
+    def weigh(self, inputs, scales):
+        """w = softmax of the sum of the scaled products."""
+        windows, heads = self.windows, self.options.heads
+        logits = tf.add_n([_product(term, self.scaled(term, inputs, scales)) for term in self.options.terms])
         if windows.visible is not None:
             by_block = [-1, windows.blocks, windows.abreast * heads, windows.queries, windows.keys]
-            hidden = hide(tf.reshape(logits, by_block), windows.visible[:, None], training)
+            hidden = hide(tf.reshape(logits, by_block), windows.visible[:, None], self.training)
             logits = tf.reshape(hidden, tf.shape(logits))
-        return tf.cast(tf.nn.softmax(logits), dtype)
+        return tf.cast(tf.nn.softmax(logits), self.dtype)
 
-    @tf.custom_gradient
-    def run(*tensors):
-        inputs_, scales_ = tf.nest.pack_sequence_as((inputs, scales), tensors)
-        w = weigh(inputs_, scales_)
-        outputs = [_einsum("*lm,*me->*le", w, inputs_["v"])]
-        if "value" in inputs_:
-            outputs.append(_einsum("*lm,lme->*le", w, inputs_["value"]))
+    def gradient(self, w, outputs, d, inputs, scales):
+        """Gradients of (inputs, scales), as dicts, from the gradients d of the outputs."""
+        gradients = dict.fromkeys(inputs, 0.0)
+        gradients["v"] = _einsum("*lm,*le->*me", w, d[0])
+        d_weights = widen(_einsum("*le,*me->*lm", d[0], inputs["v"]))
+        if "value" in inputs:
+            gradients["value"] = _einsum("*lm,*le->lme", w, d[1])
+            d_weights += widen(_einsum("*le,lme->*lm", d[1], inputs["value"]))
+        # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+        mean = tf.add_n([tf.reduce_sum(widen(a) * widen(b), -1, keepdims=True) for a, b in zip(d, outputs)])
+        d_logits, d_scales = tf.cast(widen(w) * (d_weights - mean), self.dtype), {}
+        for term in self.options.terms:
+            a, of_a, b, of_b = FACTORS[term]
+            d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs[b])
+            d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, self.scaled(term, inputs, scales)[a])
+            by_pixel = tf.reduce_sum(widen(d_a) * widen(inputs[a]), [-2, -1])
+            d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, self.options.heads]), 0)
+            gradients[a] += d_a * self.per_head(scales[term], d_a)
+            gradients[b] += d_b
+        return {name: x if tf.is_tensor(x) else tf.zeros_like(inputs[name]) for name, x in gradients.items()}, d_scales
 
-        def gradient(*d):
-            weights = w
-            if recompute == "softmax":
-                # A value that depends on d keeps XLA from reusing the forward pass.
-                zero = 0.0 * widen(tf.reduce_sum(tf.reshape(d[0], [-1])[:1]))
-                weights = weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, dtype)}, scales_)
-            found = {"v": _einsum("*lm,*le->*me", weights, d[0])}
-            d_weights = widen(_einsum("*le,*me->*lm", d[0], inputs_["v"]))
-            if "value" in inputs_:
-                found["value"] = _einsum("*lm,*le->lme", weights, d[1])
-                d_weights += widen(_einsum("*le,lme->*lm", d[1], inputs_["value"]))
-            # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
-            mean = tf.add_n([tf.reduce_sum(widen(a) * widen(b), -1, keepdims=True) for a, b in zip(d, outputs)])
-            d_logits = tf.cast(widen(weights) * (d_weights - mean), dtype)
-            d_scales = {}
-            for term in terms:
-                a, of_a, b, of_b = FACTORS[term]
-                d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs_[b])
-                d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, scaled(term, inputs_, scales_)[a])
-                if term in scales_:
-                    by_pixel = tf.reduce_sum(widen(d_a) * widen(inputs_[a]), [-2, -1])
-                    d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, heads]), 0)
-                    d_a *= per_head(scales_[term], d_a)
-                for name, x in ((a, d_a), (b, d_b)):
-                    found[name] = found[name] + x if name in found else x
-            for name in inputs_:
-                found.setdefault(name, tf.zeros_like(inputs_[name]))
-            return tf.nest.flatten((found, d_scales))
+    def per_head(self, scale, x):
+        """[H], shaped so that it multiplies x."""
+        scale = tf.cast(scale, self.dtype)
+        scale = scale if x.shape.rank == 4 else tf.tile(scale, [tf.shape(x)[0] // self.options.heads])
+        return scale[:, None, None]
 
-        return outputs, gradient
-
-    return run(*tf.nest.flatten((inputs, scales)))
+    def scaled(self, term, inputs, scales):
+        """The inputs, of which the first factor of a term is scaled."""
+        name = FACTORS[term][0]
+        return {**inputs, name: inputs[name] * self.per_head(scales[term], inputs[name])}

@@ -53,19 +53,24 @@ class Mechanism:
             )
         self.layer()  # refuses what the mechanism refuses, before any other layer is made
 
-    def layer(self, **options):
-        """The layer that attends, or None.
-
-        Args:
-            **options: 'axes', 'causal', 'scaled', 'wavelength', and arguments of every layer.
-        """
+    def layer(self, axes=2, causal=False, scaled=False, wavelength=1000.0):
+        """The layer that attends, or None. For the arguments see `GeneralizedAttention`."""
         if self.name == "none":
             return None
         if self.name == "dynamic":
-            taken = {name: x for name, x in options.items() if name not in ("scaled", "wavelength")}
-            return DynamicConv(self.window or 3, self.groups, **taken)
-        options |= dict(key_stride=self.key_stride, window=self.window, recompute=self.recompute)
-        return GeneralizedAttention(self.name, self.heads, **options)
+            return DynamicConv(self.window or 3, self.groups, axes, causal, name="attention")
+        return GeneralizedAttention(
+            self.name,
+            self.heads,
+            axes,
+            key_stride=self.key_stride,
+            window=self.window,
+            causal=causal,
+            scaled=scaled,
+            wavelength=wavelength,
+            recompute=self.recompute,
+            name="attention",
+        )
 
 
 class Attended(Unfolded, Layer):
@@ -134,14 +139,12 @@ class AttendedMiddle(Layer):
         super().__init__(**kwargs)
         check_choice("spatial", spatial, SPATIAL)
         self.strides, self.spatial = strides, spatial
-        own = dict(dtype=self.dtype_policy)
-        options = dict(dilation=dilation, name="conv", **own)
         if spatial == "regular":
-            self.conv = Conv(filters, 3, norm, strides, **options)
+            self.conv = Conv(filters, 3, norm, strides, dilation, name="conv")
         elif spatial == "deformable":
-            self.conv = DeformableConv(filters, 3, norm, strides, **options, **(deformable or {}))
-        attention = mechanism.layer(name="attention", **VISION, **own)
-        self.attended = None if attention is None else Attended(attention, name="attended", **own)
+            self.conv = DeformableConv(filters, 3, norm, strides, dilation, name="conv", **(deformable or {}))
+        attention = mechanism.layer(**VISION)
+        self.attended = None if attention is None else Attended(attention, name="attended")
 
     def call(self, x, training=False):
         training = training and self.trainable

@@ -270,7 +270,7 @@ class DeformableConv(Layer):
         self.padding = dilation * (kernel - 1) // 2 if padding is None else padding
         self.relu, self.use_bias, self.offset_rate, self.form = relu, use_bias, offset_rate, form
         self.kernel_initializer = kernel_initializer
-        self.norm = norm and BatchNorm(norm, dtype=self.dtype_policy, name="norm")
+        self.norm = norm and BatchNorm(norm, name="norm")
 
     def build(self, shape):
         channels, taps = shape[-1], self.side**2

@@ -77,10 +77,9 @@ class SelfAttention(Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.units = {}
-        own = dict(dtype=self.dtype_policy)
         if deformable:
-            self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable", **own)
-        attention = mechanism.layer(causal=causal, name="attention", **TEXT, **own)
+            self.units["deformable"] = DeformableConv1D(channels, 3, causal, name="deformable")
+        attention = mechanism.layer(causal=causal, **TEXT)
         if attention is not None:
             self.units["attention"] = attention
 
@@ -130,12 +129,11 @@ class EncoderLayer(Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.attention = None
-        own = dict(dtype=self.dtype_policy)
         if mechanism.name != "none" or deformable:
-            self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self", **own)
-            self.after_attention = Residual(dropout, name="after_attention", **own)
-        self.feed_forward = FeedForward(channels, inner, name="feed_forward", **own)
-        self.after_feed_forward = Residual(dropout, name="after_feed_forward", **own)
+            self.attention = SelfAttention(channels, mechanism, deformable, self.causal, name="self")
+            self.after_attention = Residual(dropout, name="after_attention")
+        self.feed_forward = FeedForward(channels, inner, name="feed_forward")
+        self.after_feed_forward = Residual(dropout, name="after_feed_forward")
 
     def call(self, x, key_mask=None, training=False, mask=None):
         """The layer's output. `key_mask` and Keras' `mask` are bool [B, L], which tokens are real."""
@@ -168,9 +166,8 @@ class DecoderLayer(EncoderLayer):
         self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, *, memory=FULL, **kwargs
     ):
         super().__init__(channels, inner, mechanism, deformable, dropout=dropout, **kwargs)
-        own = dict(dtype=self.dtype_policy)
-        self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT, **own)
-        self.after_memory = Residual(dropout, name="after_memory", **own)
+        self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT)
+        self.after_memory = Residual(dropout, name="after_memory")
         self._memory_shape = None
 
     def call(self, x, memory, memory_mask=None, training=False, mask=None):
@@ -205,8 +202,8 @@ class DecoderLayer(EncoderLayer):
 
     def constants(self, length, memory_length):
         """What `step` needs that depends on the weights alone."""
-        own = {} if self.attention is None else self.attention.constants(length)
-        return {"self": own, "memory": self.memory.positions(length, memory_length)}
+        attention = {} if self.attention is None else self.attention.constants(length)
+        return {"self": attention, "memory": self.memory.positions(length, memory_length)}
 
     def step(self, x, index, cache, constants):
         """(output, new cache) of one token.

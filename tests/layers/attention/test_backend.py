@@ -5,12 +5,12 @@ import importlib.util
 
 import pytest
 import tensorflow as tf
+from axial.layers.axial_attention import AxialAttention
 
 from axial.errors import InputError
 from axial.layers import device
 from axial.layers.attention import backend as backends
 from axial.layers.attention import cpu
-from axial.layers.axial_attention import AxialAttention
 from tests.conftest import randomize, relative_error
 from tests.layers.spatial_attention.generalized_fixture import largest_tensor
 from tests.layers.test_axial_attention import HEADS, check_steps, make, same_weights, step

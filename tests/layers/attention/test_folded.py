@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-
 from axial.layers.attention.reference import TERMS
 from axial.layers.axial_attention import AxialAttention
-from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.local_attention import LocalAttention
+
+from axial.layers.batch_norm import BatchNormConfig
 from tests.conftest import randomize, relative_error
 from tests.layers.test_axial_attention import folded_copy, make
 

@@ -4,15 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from axial.layers.attention.reference import TERMS
+from axial.layers.attention.spec import AttentionSpec
+from axial.layers.axial_attention import AxialAttention
 
 from axial.layers import device
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.attention.reference import TERMS
-from axial.layers.attention.spec import AttentionSpec
 from axial.layers.attention.tpu import layer as kernel_layer
 from axial.layers.attention.tpu import programs, shear
 from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
-from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
 from tests.conftest import randomize, relative_error

@@ -19,6 +19,7 @@ from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, OF_CHANNEL, REACH, Tiling
 from axial.layers.attention.windows import Windows, table_rows
+from axial.layers.batch_norm import BatchScales
 from axial.layers.tpu.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 
 
@@ -33,7 +34,7 @@ def can_serve(x, kernel, spec, windows):
         spec: `AttentionSpec`.
         windows: windows of the image.
     """
-    all_terms = len(spec.terms) == len(spec.uses) == 3
+    all_terms = len(spec.options.terms) == len(spec.uses) == 3
     if not (x.shape.is_fully_defined() and all_terms and isinstance(windows, Windows)) or x.dtype == tf.float64:
         return False
     memory = FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4
@@ -53,7 +54,7 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         windows: `Windows` of the image.
         qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
             their batch norm.
-        logit_scales: function from the sums [terms, H, 2] of s and s^2 to the scales [terms, H]; or the scales.
+        logit_scales: [terms, H], or `BatchScales`.
         output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
             their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
         interpret: whether jax computes it on a CPU, slowly.
@@ -61,17 +62,25 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     Returns:
         the sum of the normalised outputs by content and by position, [N, h, w, value_channels].
     """
-    sizes = dict(depth=spec.key_channels // spec.heads, value_depth=spec.value_channels // spec.heads, heads=spec.heads)
-    form, lines = dict(dtype=x.dtype.name, strided=tpu_generation() > 4), x.shape[0] * windows.rows
-    tiling = Tiling(lines, windows.length, windows.reach, **sizes, **form)
+    heads = spec.options.heads
+    tiling = Tiling(
+        x.shape[0] * windows.lines,
+        windows.length,
+        windows.reach,
+        depth=spec.key_channels // heads,
+        value_depth=spec.value_channels // heads,
+        heads=heads,
+        dtype=x.dtype.name,
+        strided=tpu_generation() > 4,
+    )
     kernels = _Kernels(tiling, tables, interpret)
-    qkv, sums = kernels.project(tf.reshape(windows.split_rows(x), [-1, x.shape[3]]), kernels.align(kernel))  # [P, C]
+    qkv, sums = kernels.project(tf.reshape(windows.split_lines(x), [-1, x.shape[3]]), kernels.align(kernel))  # [P, C]
     affine = qkv_affine(kernels.unalign(sums))
-    if callable(logit_scales):
+    if isinstance(logit_scales, BatchScales):
         sums, qkv = kernels.logit_sums(qkv, affine)
-        logit_scales = logit_scales(sums)
+        logit_scales = logit_scales.from_sums(sums)
     y = kernels.outputs(qkv, affine, logit_scales, output_affines)
-    return windows.join_rows(tf.reshape(y, [-1, windows.length, 1, y.shape[1]]))
+    return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[1]]))
 
 
 @dataclasses.dataclass(frozen=True)
