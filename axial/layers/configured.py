@@ -105,7 +105,9 @@ class Configured(metaclass=_Policies):
         """The layer that `get_config` describes, not built yet."""
         if "maker" in config:  # of axial 0.2, where functions made the backbones
             config = dict(config)
-            return _find(_MAKERS.get(config.pop("maker"), "")).from_config(config)
+            if (maker := config.pop("maker")) not in _MAKERS:
+                raise InputError(f"config of a layer: {maker!r} is not a layer of axial")
+            return _find(_MAKERS[maker]).from_config(config)
         arguments = {name: _restored(value) for name, value in config.items() if name not in _COMMON}
         common = {name: config[name] for name in _COMMON if name in config}
         if cls.defaults is not None:

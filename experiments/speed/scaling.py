@@ -5,9 +5,9 @@ wide as the image's map at stride 4: 65 to 513 pixels. Nothing else in a model d
 """
 
 import tensorflow as tf
-from axial.layers.axial_attention import AxialAttention
 
 from axial.io.show import drawn
+from axial.layers.attention.layer import AxialAttention
 from benchmark import measure, training_step
 
 SIZES = (257, 513, 1025, 2049)

@@ -11,7 +11,6 @@ import sys
 import tensorflow as tf
 import tf_keras as keras
 from absl import flags
-from axial.layers.axial_attention import AxialAttention
 
 import tpu_compile
 from axial.chips import replicas_of
@@ -19,6 +18,7 @@ from axial.cli import app
 from axial.cli.pages import report
 from axial.errors import InputError, check_installed
 from axial.io.show import say, working
+from axial.layers.attention.layer import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))

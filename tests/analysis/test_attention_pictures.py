@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.axial_attention import AxialAttention
-from axial.layers.local_attention import LocalAttention
 from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
 from axial.layers.attention import reference
+from axial.layers.attention.layer import AxialAttention, LocalAttention
 from axial.layers.masking import MASKED
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv

@@ -2,9 +2,9 @@
 
 import pytest
 import tensorflow as tf
-from axial.layers.axial_attention import AxialAttention
 
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
+from axial.layers.attention.layer import AxialAttention
 from axial.layers.attention.windows import Windows
 
 

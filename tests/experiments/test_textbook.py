@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.attention.reference import TERMS
-from axial.layers.axial_attention import AxialAttention
 
+from axial.layers.attention.layer import TERMS, AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from tests.conftest import randomize
 from textbook import TextbookAttention

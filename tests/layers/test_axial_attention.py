@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.attention.reference import TERMS
-from axial.layers.axial_attention import AxialAttention
 
 from axial.errors import InputError
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import TERMS, AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import (
     assign_weights,
@@ -75,7 +75,7 @@ def check_steps(found, wanted, tolerance):
 
 def folded_copy(layer, x):
     """The folded layer of a built one, with its weights."""
-    folded = layer.folded()
+    folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
     folded.build(x.shape)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
         weight.assign(value)
@@ -87,7 +87,7 @@ def oracle_weights(layer):
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
-    if layer.spec.value_position:
+    if layer.spec.options.value_position:
         outputs.append(layer.position_output_norm)
     for ours, theirs in (
         ("gamma", "gamma"),
@@ -126,7 +126,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     for training in (False, True):
         wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
         for layer in layers:
-            assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.backend
+            assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.spec.options.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
         content = layer.content_output_norm
         for name, norm, batch in (
@@ -136,7 +136,10 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         ):
             old = weights[f"{name}_{kind}"][0] if norm is content else weights[f"{name}_{kind}"]
             moved = 0.9 * old + 0.1 * batch
-            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (layer.backend, name)
+            assert relative_error(getattr(norm, f"moving_{kind}"), moved) < tolerance, (
+                layer.spec.options.backend,
+                name,
+            )
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,12 @@ def test_an_argument_without_a_config_is_named():
 
 
 def test_a_config_names_only_what_makes_layers():
-    for path in ("axial.io.write.write_whole", "axial.layers.later.Layer", "axial.models.resnet.resnet", "os.system"):
+    for path in (
+        "axial.io.write.write_whole",
+        "axial.layers.later.Layer",
+        "axial.models.resnet.in_turn",
+        "os.system",
+    ):
         config = {"axial": path, "config": {"path": "x"}}
         with pytest.raises(InputError, match=f"'{path}' is not a layer of axial"):
             Attended.from_config({"attention": config})

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.local_attention import LocalAttention
 
 from axial.analysis.multiply_adds import count_multiply_adds
+from axial.layers.attention.layer import LocalAttention
 from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
@@ -56,11 +56,11 @@ def test_matches_the_oracle(case, dtype, tolerance):
         layer(x)
         randomize(layer)
         assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
-    w, terms = oracle_weights(layers[0]), layers[0].spec.terms
+    w, terms = oracle_weights(layers[0]), layers[0].spec.options.terms
     for training in (False, True):
         wanted = oracles.local_attention(x, w, HEADS, span, terms, 1e-3, training, batch_norm)
         for layer in layers:
-            assert relative_error(layer(x, training=training), wanted) < tolerance, layer.backend
+            assert relative_error(layer(x, training=training), wanted) < tolerance, layer.spec.options.backend
     *fast, plain = layers
     for layer in fast:
         check_steps(step(layer, x), step(plain, x), 10 * tolerance)

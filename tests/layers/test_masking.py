@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
-from axial.layers.axial_attention import AxialAttention
 
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.masking import hide
 
@@ -52,7 +53,7 @@ NORM = BatchNormConfig(momentum=0.0)  # so that one batch gives the statistics
 
 def folded(layer):
     layer(photos(), training=True)
-    twin = layer.folded()
+    twin = FoldedAttention(layer.spec)
     twin.build([1, *SIZE])
     twin.set_weights([np.asarray(value) for value in layer.folded_weights()])
     return twin

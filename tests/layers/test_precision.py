@@ -7,20 +7,19 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.layers.attention.layer import LogitNorm
-from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.attention.layer import AttentionOptions
+from axial.layers.batch_norm import BatchNormConfig, LogitNorm
 from axial.layers.blocks import AxialPair, Bottleneck, StridedLocalAttention
-from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.attention_resnet import AttentionStem
-from axial.models.axial_decoder import AxialDecoderDeepLab
+from axial.models.axial_decoder import AxialDecoderDeepLab, AxialDecoderOptions
 from axial.models.axial_resnet import AxialStem
-from axial.models.ccnet import CCNet
+from axial.models.ccnet import CCNet, CCNetOptions
 from axial.models.faster_rcnn import BoxHead, MaskHead, ProposalHead, Pyramid
-from axial.models.panoptic_deeplab import PanopticDeepLab
-from axial.models.resnet import ResNet, WideStem, bottlenecks, convolutions
-from axial.models.transformer import Transformer, Translator
+from axial.models.panoptic_deeplab import DecoderOptions, PanopticDeepLab, PanopticDeepLabOptions
+from axial.models.resnet import ConvResNetOptions, ResNet, WideStem
+from axial.models.transformer import Transformer, TransformerOptions, Translator, TranslatorOptions
 from tests.conftest import randomize
 
 NORM = BatchNormConfig(momentum=0.5)
@@ -32,28 +31,41 @@ def normal(*shape):
     return tf.random.stateless_normal(shape, [0, sum(shape)], dtype=tf.float64)
 
 
+class Narrow(ResNet):
+    """A ResNet of few channels."""
+
+    least_stride = 8
+
+    def make_block(self, place):
+        return self.conv_bottleneck(place)
+
+
 def backbone(output_stride=16, **own):
-    blocks = bottlenecks(convolutions(NORM), NORM, "none")
-    stem = Conv(8, 3, NORM, strides=2, name="stem", **own)
-    return ResNet(stem, blocks, filters=4, repeats=(1, 1, 1, 1), output_stride=output_stride, least_stride=8, **own)
+    options = ConvResNetOptions(output_stride, repeats=(1, 1, 1, 1), stem="deeplab", width=0.125)
+    return Narrow(options, NORM, 4, **own)
 
 
-def axial_block(filters, *, strides, dilation=1, drop_path=0.0, input_stride=1, dtype=None, **own):
-    del dilation, drop_path, input_stride
-    pair = AxialPair(8, 8, NORM, strides, attention=ATTENTION, dtype=dtype, name="attention")
-    return Bottleneck(8, filters, pair, NORM, strides, dtype=dtype, **own)
+def axial_block(place):
+    pair = AxialPair(8, 8, NORM, place.strides, attention=ATTENTION, name="attention")
+    return Bottleneck(8, place.filters, pair, NORM, place.strides, name=place.name)
 
 
 def transformer(**own):
-    return Transformer(1, 16, 16, 2, encoder_deformable=True, decoder="dynamic", dropout=0.0, **own)
+    options = TransformerOptions(1, 16, 16, 2, encoder_deformable=True, decoder="dynamic", dropout=0.0)
+    return Transformer(options, **own)
 
 
 MAP, PHOTO = normal(2, 9, 7, 8), normal(1, 33, 33, 3)
 MAPS = {f"res{level}": normal(1, 2 ** (7 - level), 2 ** (7 - level), 8) for level in (2, 3, 4, 5)}
 CROPS = normal(2, 3, 4, 4, 8), tf.constant([[1, 2, 0], [2, 1, 1]])
+PANOPTIC = PanopticDeepLabOptions(0.0625, decoder=DecoderOptions(aspp=8, aspp_dropout=0.0))
+DECODER = AxialDecoderOptions(0.25, AttentionOptions(2, 5))
 # What makes a layer, and what it takes.
 LAYERS = {
-    "axial block": (lambda **own: axial_block(16, strides=2, **own), [MAP]),
+    "axial block": (
+        lambda **own: Bottleneck(8, 16, AxialPair(8, 8, NORM, 2, False, ATTENTION, **own), NORM, 2, **own),
+        [MAP],
+    ),
     "local pair": (lambda **own: StridedLocalAttention(8, NORM, 2, ATTENTION, **own), [MAP]),
     "deformable middle": (
         lambda **own: AttendedMiddle(
@@ -67,15 +79,15 @@ LAYERS = {
     "axial stem": (lambda **own: AxialStem(axial_block, 8, **own), [PHOTO]),
     "attention stem": (lambda **own: AttentionStem(8, NORM, 2, **own), [PHOTO]),
     "panoptic": (
-        lambda **own: PanopticDeepLab(backbone(**own), 3, NORM, decoder_width=0.0625, aspp=8, aspp_dropout=0.0, **own),
+        lambda **own: PanopticDeepLab(backbone(**own), 3, NORM, PANOPTIC, **own),
         [PHOTO],
     ),
     "axial decoder": (
-        lambda **own: AxialDecoderDeepLab(backbone(**own), 3, NORM, width=0.25, span=5, heads=2, **own),
+        lambda **own: AxialDecoderDeepLab(backbone(**own), 3, NORM, DECODER, **own),
         [PHOTO],
     ),
     "ccnet": (
-        lambda **own: CCNet(backbone(8, **own), 3, NORM, context=8, mechanism="1111", heads=2, dropout=0.0, **own),
+        lambda **own: CCNet(backbone(8, **own), 3, NORM, CCNetOptions(8, Mechanism("1111", 2), 0.0), **own),
         [PHOTO],
     ),
     "pyramid": (lambda **own: Pyramid(8, **own), [MAPS]),
@@ -83,7 +95,7 @@ LAYERS = {
     "boxes": (lambda **own: BoxHead(8, 3, **own), CROPS[:1]),
     "masks": (lambda **own: MaskHead(8, 3, **own), CROPS),
     "translator": (
-        lambda **own: Translator(transformer(**own), 7, "sinusoid", 0.0, **own),
+        lambda **own: Translator(transformer(**own), 7, None, TranslatorOptions("sinusoid", 0.0), **own),
         [{"source": WORDS, "target": WORDS}],
     ),
 }

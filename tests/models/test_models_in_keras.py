@@ -6,9 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.layers.conv import Conv
 from axial.models import VARIANTS, build_model
-from axial.models.resnet import ResNet, resnet
+from axial.models.resnet import ConvResNet, ConvResNetOptions, ResNet
 from axial.weights.loading import Features
 from tests import keras_programs
 from tests.conftest import randomize, relative_error, two_replicas
@@ -118,28 +117,8 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_backbone_of_a_users_own_blocks_is_refused_in_one_line(tmp_path):
-    """A function has no config. Its weights alone can be saved, every one of them."""
-
-    def block(filters, strides, name, **options):
-        return Conv(4 * filters, 3, None, strides, name=name)
-
-    photo = keras.Input([33, 33, 3])
-
-    def model():
-        backbone = ResNet(Conv(8, 3, None, 2), block, filters=2, repeats=(1, 2, 1, 1), name="own")
-        return keras.Model(photo, backbone(photo)["res5"])
-
-    first, second = model(), model()
-    with pytest.raises(InputError, match="^ResNet 'own': argument 'block' is a function, which has no config"):
-        first.save(tmp_path / "model.keras")
-    first.save_weights(tmp_path / "own.weights.h5")
-    second.load_weights(tmp_path / "own.weights.h5")
-    for ours, theirs in zip(second.get_weights(), first.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_a_backbone_is_described_by_the_function_that_made_it():
-    config = resnet(width=0.25, repeats=(1, 1, 1, 1)).get_config()
-    assert config["maker"] == "axial.models.resnet.resnet" and config["repeats"] == [1, 1, 1, 1]
-    assert ResNet.from_config(config).get_config() == config
+def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():
+    config = ConvResNet(ConvResNetOptions(width=0.25, repeats=(1, 1, 1, 1))).get_config()
+    assert config["repeats"] == [1, 1, 1, 1] and config["norm"]["config"]["momentum"] == 0.99
+    old = ResNet.from_config({**config, "maker": "axial.models.resnet.resnet"})
+    assert type(old) is ConvResNet and old.get_config() == config

@@ -2,13 +2,14 @@
 
 import tensorflow as tf
 
+from axial.models.resnet import BackboneOptions
 from axial.models.xception import Xception71
 from tests.conftest import relative_error
 
 
 def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
     """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
-    coarse, fine = Xception71(output_stride=16), Xception71(output_stride=8)
+    coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))
     images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
     wanted = coarse(images)
     fine(images)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.axial_attention import AxialAttention
 
 from axial.errors import InputError
+from axial.layers.attention.layer import AxialAttention
 from axial.weights.names import assign_weights, weight_names
 
 

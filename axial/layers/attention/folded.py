@@ -69,16 +69,14 @@ class FoldedAttention(Unfolded, Layer):
         """What `call` returns, computed by the kernels of a TPU."""
         bias = tf.cast(tf.concat(self.biases, 0), tf.float32)
         scales = tf.stack([tf.ones([self.spec.value_channels]), tf.cast(self.position_scale, tf.float32)])
-        return import_kernels(KERNELS).project_and_attend(
-            x,
-            tf.concat(self.kernels, 1),
-            self.spec,
-            self.spec.lookup_tables(self.tables),
-            windows=windows,
+        kernels = import_kernels(KERNELS)
+        norms = kernels.Norms(
             qkv_affine=lambda _: tf.stack([tf.ones_like(bias), bias]),
             logit_scales=tf.cast(tf.stack(self.scales), tf.float32),
             output_affines=lambda _: tf.stack([scales, tf.zeros_like(scales)], 1),
         )
+        kernel, tables = tf.concat(self.kernels, 1), self.spec.lookup_tables(self.tables)
+        return kernels.project_and_attend(x, kernel, self.spec, tables, windows=windows, norms=norms)
 
     def query_weights(self, x, index):
         """The weights of one query of every line: float32 [N, heads, h, w]. They sum to one along a line.

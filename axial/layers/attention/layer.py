@@ -356,22 +356,20 @@ class Attention(Layer):
     def _call_kernels(self, x, tables, windows, *, pairs, learns):
         """What `call` returns, computed by the kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
-        norms = self.content_output_norm, self.position_output_norm
+        outputs = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
             of_batch = learns and norm.trainable
             return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if of_batch else norm.folded())
 
-        return import_kernels(KERNELS).project_and_attend(
-            x,
-            tf.convert_to_tensor(self.kernel),
-            self.spec,
-            tables,
-            windows=windows,
+        kernels = import_kernels(KERNELS)
+        norms = kernels.Norms(
             qkv_affine=lambda sums: affine(self.qkv_norm, sums),
             logit_scales=self._scales(pairs, learns),
-            output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(norms, tf.unstack(sums))]),
+            output_affines=lambda sums: tf.stack([affine(*pair) for pair in zip(outputs, tf.unstack(sums))]),
         )
+        kernel = tf.convert_to_tensor(self.kernel)
+        return kernels.project_and_attend(x, kernel, self.spec, tables, windows=windows, norms=norms)
 
     # === Folding ===
 

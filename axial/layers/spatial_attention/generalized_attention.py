@@ -4,7 +4,7 @@ For each head, y_q = sum_k softmax_k(E1 + E2 + E3 + E4) W' x_k, and W adds the h
 E1 to E4 are and computes them. Only the weights that a setting needs exist.
 """
 
-import copy
+import dataclasses
 
 import tensorflow as tf
 import tf_keras as keras
@@ -105,32 +105,28 @@ class GeneralizedAttention(Unfolded, Layer):
         self.depth = channels // self.heads
         if terms.needs_position and channels % (4 if self.axes == 2 else 2):
             raise InputError(f"{channels} channels: expected a multiple of {4 if self.axes == 2 else 2} for positions")
-        self.query_kernel = self._kernel("query_kernel", channels, channels) if terms.needs_query else None
-        self.key_kernel = self._kernel("key_kernel", channels, channels) if terms.needs_key else None
-        self.value_kernel = self._kernel("value_kernel", channels, channels)
+
+        def weight(name, shape, initializer):
+            """A weight that we cast, and not Keras: `step` runs outside of `call` and must see the same numbers."""
+            return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
+
+        def kernel(name, inputs=channels):
+            return weight(name, [inputs, channels], keras.initializers.VarianceScaling(1.0, "fan_in", "uniform"))
+
+        def vector(name):
+            bound = (2 * self.depth) ** -0.5
+            return weight(name, [self.heads, self.depth], keras.initializers.RandomUniform(-bound, bound))
+
+        self.query_kernel = kernel("query_kernel") if terms.needs_query else None
+        self.key_kernel = kernel("key_kernel") if terms.needs_key else None
+        self.value_kernel = kernel("value_kernel")
         sides = ("row", "column")[: self.axes] if terms.needs_position else ()
-        self.position_kernels = {
-            f"{name}s": self._kernel(f"{name}_position_kernel", channels // self.axes, channels) for name in sides
-        }
-        self.key_vector = self._vector("key_vector") if terms.key else None
-        self.position_vector = self._vector("position_vector") if terms.position else None
-        self.output_kernel = self._kernel("output_kernel", channels, channels)
-        self.output_bias = self._weight("output_bias", [channels], "zeros")
+        self.position_kernels = {f"{name}s": kernel(f"{name}_position_kernel", channels // self.axes) for name in sides}
+        self.key_vector = vector("key_vector") if terms.key else None
+        self.position_vector = vector("position_vector") if terms.position else None
+        self.output_kernel = kernel("output_kernel")
+        self.output_bias = weight("output_bias", [channels], "zeros")
         super().build(shape)
-
-    def _kernel(self, name, inputs, outputs):
-        """A projection, uniform within sqrt(3 / inputs)."""
-        initializer = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
-        return self._weight(name, [inputs, outputs], initializer)
-
-    def _vector(self, name):
-        bound = (2 * self.depth) ** -0.5
-        initializer = keras.initializers.RandomUniform(-bound, bound)
-        return self._weight(name, [self.heads, self.depth], initializer)
-
-    def _weight(self, name, shape, initializer):
-        """A weight that `_cast` casts, and not Keras: `step` runs outside of `call` and must see the same numbers."""
-        return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
 
     # === The forward pass ===
 
@@ -175,22 +171,22 @@ class GeneralizedAttention(Unfolded, Layer):
 
     def _attended(self, x, keys, key_mask, training):
         """What the heads make of the values, [B, H, W, C], or [B, 1, 1, C] if it is the same everywhere."""
-        grid = self.grid(x.shape[1:3], keys.shape[1:3])
-        saliency = self._saliency(keys)
+        grid, operands = self.grid(x.shape[1:3], keys.shape[1:3]), Operands(self, self.terms)
+        saliency = operands.saliency(keys)
         if self.terms.key_only and not grid.visible():
             # Pooled first and projected then: the values are never made.
             pooled = pool(saliency, keys, key_mask, training)
-            kernel = tf.reshape(self._cast(self.value_kernel), [-1, self.heads, self.depth])
+            kernel = tf.reshape(operands.cast(self.value_kernel), [-1, self.heads, self.depth])
             y = tf.einsum("bmc,cmd->bmd", pooled, kernel)
             return tf.reshape(y, [-1, 1, 1, self.heads * self.depth])
-        value = split_heads(product(keys, self._cast(self.value_kernel)), self.heads)
+        value = split_heads(product(keys, operands.cast(self.value_kernel)), self.heads)
         same = all(axis.queries == axis.keys for axis in (grid.rows, grid.columns))
         if self.terms.key_only and same and self.key_stride == 1:
             return join_heads(tf.cast(pool_near(saliency, value, grid, key_mask), value.dtype))
-        tables = self._tables(grid)
+        tables = operands.tables(grid)
         if self.terms.position_only and key_mask is None:
             return join_heads(separable(tables, value, grid, training))
-        query, key = self._operands(x, keys, saliency)
+        query, key = operands.queries(x), operands.keys(keys, saliency)
         key["value"] = value
         if key_mask is not None:
             # Not bool, because parts have gradients of all that they share.
@@ -199,64 +195,9 @@ class GeneralizedAttention(Unfolded, Layer):
         return join_heads(attend(query, key, tables, grid, recompute=again, training=training))
 
     def _project(self, y, x):
-        y = product(y, self._cast(self.output_kernel)) + self._cast(self.output_bias)
+        cast = Operands(self, self.terms).cast
+        y = product(y, cast(self.output_kernel)) + cast(self.output_bias)
         return y if y.shape[1:3] == x.shape[1:3] else tf.broadcast_to(y, tf.shape(x))
-
-    def _cast(self, x):
-        return tf.cast(x, self.compute_dtype)
-
-    @property
-    def _scale(self):
-        return self.depth**-0.5 if self.scaled else 1.0
-
-    def _saliency(self, keys):
-        """E3 where it stands alone: float32 or float64 [B, M, Y, X], or None."""
-        if self.terms.query_key or not self.terms.key:
-            return None
-        kernel = tf.reshape(self.key_kernel, [-1, self.heads, self.depth])
-        kernel = tf.einsum("cmd,md->cm", kernel, self.key_vector) * self._scale  # u never meets the whole key
-        saliency = widen(product(keys, self._cast(kernel)))
-        return tf.transpose(saliency, [0, 3, 1, 2])
-
-    def _operands(self, x, keys, saliency):
-        """The dicts `query` and `key` of `attention_terms.attend`, without the values."""
-        key = {} if saliency is None else {"saliency": saliency}
-        if self.terms.query_key:
-            key["key"] = split_heads(product(keys, self._cast(self.key_kernel)), self.heads)
-        return self._queries(x), key
-
-    def _queries(self, x):
-        """What the queries meet the keys and the positions with; see `attention_terms.logits`."""
-        terms, query = self.terms, {}
-        if terms.needs_query:
-            q = split_heads(product(x, self._cast(self.query_kernel)) * self._scale, self.heads)
-            if terms.query_key:
-                query["content"] = q + self._spread(self.key_vector) if terms.key else q
-            if terms.query_position:
-                query["place"] = q + self._spread(self.position_vector) if terms.position else q
-        return query
-
-    def _spread(self, vector):
-        """u or v, [M, D], for the queries [B, M, H, W, D]."""
-        return self._cast(vector * self._scale)[:, None, None]
-
-    def _tables(self, grid):
-        """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
-        if not self.terms.needs_position:
-            return {}
-        return {name: self._table(name, getattr(grid, name).differences()) for name in ("rows", "columns")}
-
-    def _table(self, name, differences):
-        kernel, dtype = self.position_kernels.get(name), wide(self.compute_dtype)
-        if kernel is None:  # the one column of a sequence
-            table = tf.zeros([self.heads, len(differences), self.depth], dtype)
-        else:
-            codes = encode(differences, kernel.shape[0], self.wavelength) * self.axes**-0.5
-            table = tf.matmul(tf.constant(codes, dtype), tf.cast(kernel, dtype))
-            table = tf.transpose(tf.reshape(table, [-1, self.heads, self.depth]), [1, 0, 2])
-        if self.terms.query_position:
-            return self._cast(table)
-        return tf.einsum("mrd,md->mr", table, tf.cast(self.position_vector, dtype)) * self._scale
 
     # === The weights of one query ===
 
@@ -273,14 +214,17 @@ class GeneralizedAttention(Unfolded, Layer):
         Raises:
             InputError: the place is outside the map, or a term is not on in the setting.
         """
-        twin = self if terms is None else self._with_terms(terms)
+        operands = Operands(self, self.terms if terms is None else Terms.of(terms))
+        if terms is not None and any(bit > own for bit, own in zip(terms, self.setting)):
+            raise InputError(f"terms = {terms!r}: expected some of the terms of setting {self.setting!r}")
         row, column = (place, 0) if self.axes == 1 else place
         x, keys, _ = self._as_maps(x, None, None)
         if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
             raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
         one = x[:, row : row + 1, column : column + 1]
-        (query, key), tables = twin._operands(one, keys, twin._saliency(keys)), twin._tables(grid)
+        query, key = operands.queries(one), operands.keys(keys, operands.saliency(keys))
+        tables = operands.tables(grid)
         if tables:
             query["rows"] = tf.gather(tables["rows"], grid.rows.rows()[[row]], axis=1)
             key["columns"] = tf.gather(tables["columns"], grid.columns.rows()[[column]], axis=1)
@@ -288,15 +232,6 @@ class GeneralizedAttention(Unfolded, Layer):
         weights = tf.nn.softmax(logits(query, key, visible))
         weights = tf.reshape(weights, [-1, weights.shape[1], *keys.shape[1:3]])
         return tf.broadcast_to(weights, [tf.shape(x)[0], self.heads, *keys.shape[1:3]])
-
-    def _with_terms(self, setting):
-        """A layer of another setting that shares this one's weights."""
-        terms = Terms.of(setting)
-        if any(bit > own for bit, own in zip(setting, self.setting)):
-            raise InputError(f"terms = {setting!r}: expected some of the terms of setting {self.setting!r}")
-        twin = copy.copy(self)
-        twin.setting, twin.terms = setting, terms
-        return twin
 
     # === Decoding, a token at a time ===
 
@@ -321,23 +256,9 @@ class GeneralizedAttention(Unfolded, Layer):
     def memory_cache(self, keys, key_mask=None):
         """The cache of encoder-decoder attention: what the keys [B, L, C] give. `step` leaves it as it is."""
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
-        cache = self._of_keys(keys)
+        cache = Operands(self, self.terms).of_keys(keys)
         if key_mask is not None:
             cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
-        return cache
-
-    def _of_keys(self, keys):
-        """What the keys of a map with one column give, [B, L, M, D] or [B, L, M]."""
-
-        def heads(kernel):
-            x = product(keys, self._cast(kernel))
-            return tf.reshape(x, [-1, keys.shape[1], self.heads, self.depth])
-
-        cache = {"value": heads(self.value_kernel)}
-        if self.terms.query_key:
-            cache["key"] = heads(self.key_kernel)
-        elif self.terms.key:
-            cache["saliency"] = tf.transpose(self._saliency(keys)[..., 0], [0, 2, 1])
         return cache
 
     def positions(self, length, keys=None):
@@ -349,7 +270,7 @@ class GeneralizedAttention(Unfolded, Layer):
         """
         keys = -(-(length if keys is None else keys) // self.key_stride)
         grid = self.grid((length, 1), (keys, 1))
-        return {"axis": grid.rows, **self._tables(grid)}
+        return {"axis": grid.rows, **Operands(self, self.terms).tables(grid)}
 
     def step(self, x, index, cache, positions):
         """The attention of the token at `index`, and the new cache.
@@ -363,14 +284,14 @@ class GeneralizedAttention(Unfolded, Layer):
         Raises:
             InputError: the index is an int that is not below the length of the cache.
         """
-        axis = positions["axis"]
+        axis, operands = positions["axis"], Operands(self, self.terms)
         check_index(index, axis.queries)
         if self.causal:
             # A token between two keys has the place -1, where `written` writes nothing.
             place = tf.where(index % axis.stride == 0, index // axis.stride, -1)
-            cache = {name: written(cache[name], new, place) for name, new in self._of_keys(x[:, :, None]).items()}
+            cache = {name: written(cache[name], new, place) for name, new in operands.of_keys(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
-        query, key = self._step_operands(x[:, :, None], cache)
+        query, key = operands.queries(x[:, :, None]), cached_keys(cache)
         if "rows" in positions:
             query["rows"] = tf.gather(positions["rows"], row[None], axis=1)
             key["columns"] = tf.gather(positions["columns"], [[0]], axis=1)
@@ -378,12 +299,96 @@ class GeneralizedAttention(Unfolded, Layer):
         y = join_heads(weigh(query, key, visible, 1))
         return self._from_map(self._project(y, x[:, :, None])), cache
 
-    def _step_operands(self, x, cache):
-        """The dicts `query` and `key` of `attention_terms.weigh`."""
-        of_pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
-        key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in of_pixels.items()}
-        if "saliency" in cache:
-            key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
-        if "real" in cache:
-            key["real"] = cache["real"][:, None]
-        return self._queries(x), key
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What the terms of a layer are made of, from its weights; see `attention_terms.logits`.
+
+    Attributes:
+        layer: a built `GeneralizedAttention`.
+        terms: `Terms`, those of the layer or some of them.
+    """
+
+    layer: GeneralizedAttention
+    terms: Terms
+
+    def cast(self, x):
+        return tf.cast(x, self.layer.compute_dtype)
+
+    @property
+    def scale(self):
+        return self.layer.depth**-0.5 if self.layer.scaled else 1.0
+
+    def saliency(self, keys):
+        """E3 where it stands alone: float32 or float64 [B, M, Y, X], or None."""
+        if self.terms.query_key or not self.terms.key:
+            return None
+        kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
+        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u never meets the whole key
+        return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
+
+    def keys(self, keys, saliency):
+        """The dict `key`, without the values."""
+        key = {} if saliency is None else {"saliency": saliency}
+        if self.terms.query_key:
+            key["key"] = split_heads(product(keys, self.cast(self.layer.key_kernel)), self.layer.heads)
+        return key
+
+    def queries(self, x):
+        """The dict `query`: what the queries meet the keys and the positions with."""
+
+        def add(q, vector, used):  # u or v, [M, D], for the queries [B, M, H, W, D]
+            return q + self.cast(vector * self.scale)[:, None, None] if used else q
+
+        layer, terms, query = self.layer, self.terms, {}
+        if terms.needs_query:
+            q = split_heads(product(x, self.cast(layer.query_kernel)) * self.scale, layer.heads)
+            if terms.query_key:
+                query["content"] = add(q, layer.key_vector, terms.key)
+            if terms.query_position:
+                query["place"] = add(q, layer.position_vector, terms.position)
+        return query
+
+    def tables(self, grid):
+        """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
+        if not self.terms.needs_position:
+            return {}
+        return {name: self._table(name, axis) for name, axis in (("rows", grid.rows), ("columns", grid.columns))}
+
+    def _table(self, name, axis):
+        layer, differences = self.layer, axis.differences()
+        kernel, dtype = layer.position_kernels.get(name), wide(layer.compute_dtype)
+        if kernel is None:  # the one column of a sequence
+            table = tf.zeros([layer.heads, len(differences), layer.depth], dtype)
+        else:
+            codes = encode(differences, kernel.shape[0], layer.wavelength) * layer.axes**-0.5
+            table = tf.matmul(tf.constant(codes, dtype), tf.cast(kernel, dtype))
+            table = tf.transpose(tf.reshape(table, [-1, layer.heads, layer.depth]), [1, 0, 2])
+        if self.terms.query_position:
+            return self.cast(table)
+        return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
+
+    def of_keys(self, keys):
+        """What the keys of a map with one column give to a cache, [B, L, M, D] or [B, L, M]."""
+
+        def heads(kernel):
+            x = product(keys, self.cast(kernel))
+            return tf.reshape(x, [-1, keys.shape[1], self.layer.heads, self.layer.depth])
+
+        cache = {"value": heads(self.layer.value_kernel)}
+        if self.terms.query_key:
+            cache["key"] = heads(self.layer.key_kernel)
+        elif self.terms.key:
+            cache["saliency"] = tf.transpose(self.saliency(keys)[..., 0], [0, 2, 1])
+        return cache
+
+
+def cached_keys(cache):
+    """The dict `key` of `attention_terms.weigh` from the cache of `step`."""
+    pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
+    key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in pixels.items()}
+    if "saliency" in cache:
+        key["saliency"] = tf.transpose(cache["saliency"], [0, 2, 1])[..., None]
+    if "real" in cache:
+        key["real"] = cache["real"][:, None]
+    return key

@@ -5,12 +5,12 @@ import importlib.util
 
 import pytest
 import tensorflow as tf
-from axial.layers.axial_attention import AxialAttention
 
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.attention import backend as backends
 from axial.layers.attention import cpu
+from axial.layers.attention import layer as layers
+from axial.layers.attention.layer import AxialAttention
 from tests.conftest import randomize, relative_error
 from tests.layers.spatial_attention.generalized_fixture import largest_tensor
 from tests.layers.test_axial_attention import HEADS, check_steps, make, same_weights, step
@@ -128,7 +128,7 @@ def test_large_maps_are_made_in_parts(monkeypatch, backend, span, value):
     layer(x)
     randomize(layer)
     whole = layer(x)
-    monkeypatch.setattr(backends, "LARGEST_MAP", 20000)
+    monkeypatch.setattr(layers, "LARGEST_MAP", 20000)
     call = tf.function(layer, autograph=False)
     assert relative_error(call(x), whole) < 1e-6
     graph = call.get_concrete_function(x).graph

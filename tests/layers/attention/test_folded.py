@@ -1,13 +1,21 @@
 """Folding, and both attention layers as plain Keras layers that are cloned, saved and loaded."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from axial.layers.attention.reference import TERMS
-from axial.layers.axial_attention import AxialAttention
-from axial.layers.local_attention import LocalAttention
 
+from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import (
+    TERMS,
+    AttentionOptions,
+    AttentionSpec,
+    AxialAttention,
+    LocalAttention,
+    local_options,
+)
 from axial.layers.batch_norm import BatchNormConfig
 from tests.conftest import randomize, relative_error
 from tests.layers.test_axial_attention import folded_copy, make
@@ -46,7 +54,8 @@ LAYERS = {
 def test_folded_layers_are_cloned_saved_and_loaded(kind, tmp_path):
     """A clone and a saved copy of a functional model have its configuration and its outputs."""
     make, options = LAYERS[kind]
-    layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options).folded()
+    spec = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), **options).spec
+    layer = FoldedAttention(spec, name="attention")
     inputs = keras.Input([9, 6, 3])
     model = keras.Model(inputs, keras.layers.ReLU()(layer(inputs)))
     randomize(model)
@@ -64,11 +73,12 @@ def test_folded_layers_are_cloned_saved_and_loaded(kind, tmp_path):
 
 def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
     """Their kernels hold the scales of the query and the key term."""
-    layer = make(span=5).folded()
+    layer = FoldedAttention(make(span=5).spec)
     inputs = keras.Input([9, 6, 4])
     model = keras.Model(inputs, layer(inputs))
     randomize(model)
-    layer.query_scale.assign([1.0, 1.0]), layer.key_scale.assign([1.0, 1.0])
+    for scale in layer.scales[1:]:  # of the query and the key term
+        scale.assign([1.0, 1.0])
 
     def save_own_variables(store):
         old = [w for w in layer.weights if not w.name.endswith(("query_scale:0", "key_scale:0"))]
@@ -79,3 +89,19 @@ def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
     model.save(tmp_path / "model.keras")
     x = tf.random.stateless_normal([2, 9, 6, 4], [0, 1])
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
+
+
+def test_a_config_of_an_earlier_version():
+    """Files of axial 0.2 have the neighbourhood apart."""
+    for spec in (
+        AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
+        AttentionSpec("square", 8, 8, local_options(3)),
+    ):
+        options = spec.options
+        near = {"axis": spec.axis, "max_distance": spec.max_distance, "whole_up_to_span": False, "kind": "axis"}
+        near = {"span": options.span, **(near if spec.axis == "width" else {"kind": "square"})}
+        old = {"neighborhood": near, "key_channels": 8, "value_channels": spec.value_channels, "heads": options.heads}
+        old |= {"terms": list(options.terms), "value_position": options.value_position}
+        config = {"name": "a", "trainable": True, "dtype": "float32", "spec": old, "backend": "xla"}
+        wanted = dataclasses.replace(spec, options=dataclasses.replace(options, backend="xla"))
+        assert FoldedAttention.from_config(config).spec == wanted

@@ -4,15 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from axial.layers.attention.reference import TERMS
-from axial.layers.attention.spec import AttentionSpec
-from axial.layers.axial_attention import AxialAttention
 
 from axial.layers import device
 from axial.layers.attention.folded import FoldedAttention
+from axial.layers.attention.layer import TERMS, AttentionOptions, AttentionSpec, AxialAttention
 from axial.layers.attention.tpu import layer as kernel_layer
 from axial.layers.attention.tpu import programs, shear
-from axial.layers.attention.windows import AxisNeighborhood, SquareNeighborhood
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
 from tests.conftest import randomize, relative_error
@@ -141,18 +138,18 @@ def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "batch,heads,terms,neighborhood,width",
+    "batch,terms,axis,span,width",
     [
-        (None, 2, TERMS, AxisNeighborhood("width"), 9),  # the number of images is unknown
-        (2, 2, TERMS[:2], AxisNeighborhood("width"), 9),
-        (2, 2, TERMS, SquareNeighborhood(3), 9),
-        (2, 2, TERMS, AxisNeighborhood("width", 129), 200),
+        (None, TERMS, "width", None, 9),  # the number of images is unknown
+        (2, TERMS[:2], "width", None, 9),
+        (2, TERMS, "square", 3, 9),
+        (2, TERMS, "width", 129, 200),
     ],
 )
-def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighborhood, width):
-    spec = AttentionSpec(neighborhood, heads * 32, heads * 32, heads, terms=terms)
+def test_the_kernels_refuse_what_they_cannot_compute(batch, terms, axis, span, width):
+    spec = AttentionSpec(axis, 64, 64, AttentionOptions(2, span, terms))
     x = tf.TensorSpec([batch, 3, width, 16])
-    assert not kernel_layer.can_serve(x, tf.zeros([16, heads * 96]), spec, neighborhood.windows(3, width))
+    assert not kernel_layer.can_serve(x, tf.zeros([16, 192]), spec, spec.windows(x))
 
 
 @pytest.mark.parametrize(
@@ -164,10 +161,9 @@ def test_the_kernels_refuse_what_they_cannot_compute(batch, heads, terms, neighb
 )
 def test_a_v4_has_less_fast_memory(monkeypatch, generation, channels, dtype, fits):
     monkeypatch.setattr(device, "tpu_generation", lambda: generation)
-    neighborhood = AxisNeighborhood("width", 65)
-    spec = AttentionSpec(neighborhood, channels // 4, channels // 2, 8)
+    spec = AttentionSpec("width", channels // 4, channels // 2, AttentionOptions(8, 65))
     x, kernel = tf.TensorSpec([2, 3, 65, 64], dtype), tf.zeros([64, channels])
-    assert kernel_layer.can_serve(x, kernel, spec, neighborhood.windows(3, 65)) == fits
+    assert kernel_layer.can_serve(x, kernel, spec, spec.windows(x)) == fits
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
@@ -176,7 +172,7 @@ def test_a_folded_layer_matches(calls, dtype):
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
     layer(x)
     randomize(layer)
-    wanted, folded = layer(x), FoldedAttention(layer.spec, "kernel", dtype=dtype)
+    wanted, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
     folded(x)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
         weight.assign(value)

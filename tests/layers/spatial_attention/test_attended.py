@@ -11,7 +11,7 @@ from axial.layers.blocks import Bottleneck
 from axial.layers.spatial_attention.attended import Attended, AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
-from axial.models.attended_resnet import attended_resnet
+from axial.models.attended_resnet import AttendedResNet, AttendedResNetOptions
 from tests.conftest import randomize
 
 
@@ -52,7 +52,8 @@ def test_a_block_starts_as_the_block_without_attention(name, spatial):
 
 
 def test_attention_and_deformable_convolution_are_in_the_last_stages():
-    backbone = attended_resnet(width=0.25, repeats=(1, 1, 1, 1), mechanism="0010", spatial="deformable", heads=2)
+    options = AttendedResNetOptions(width=0.25, repeats=(1, 1, 1, 1), mechanism=mechanism("0010"), spatial="deformable")
+    backbone = AttendedResNet(options)
     middles = [stage[0].middle for stage in backbone.stages]
     assert [m.spatial for m in middles] == ["regular", "regular", "deformable", "deformable"]
     assert [m.attended is not None for m in middles] == [False, False, True, True]

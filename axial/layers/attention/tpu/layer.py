@@ -12,6 +12,7 @@ layer uses them where `backend='kernel'`, which is what the recipes say. `../NOT
 """
 
 import dataclasses
+import typing
 
 import tensorflow as tf
 
@@ -43,7 +44,23 @@ def can_serve(x, kernel, spec, windows):
     return fits and windows.reach <= REACH
 
 
-def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_scales, output_affines, interpret=False):
+class Norms(typing.NamedTuple):
+    """The batch norms of a layer, as functions of sums that the kernels make.
+
+    Attributes:
+        qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
+            their batch norm.
+        logit_scales: [terms, H], or `BatchScales`.
+        output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
+            their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
+    """
+
+    qkv_affine: typing.Callable
+    logit_scales: tf.Tensor | BatchScales
+    output_affines: typing.Callable
+
+
+def project_and_attend(x, kernel, spec, tables, *, windows, norms, interpret=False):
     """An attention layer, where `can_serve`.
 
     Args:
@@ -52,11 +69,7 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
         spec: `AttentionSpec`.
         tables: dict of 'query', 'key' [R, D] and 'value' [R, E].
         windows: `Windows` of the image.
-        qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
-            their batch norm.
-        logit_scales: [terms, H], or `BatchScales`.
-        output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
-            their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
+        norms: `Norms`.
         interpret: whether jax computes it on a CPU, slowly.
 
     Returns:
@@ -75,11 +88,11 @@ def project_and_attend(x, kernel, spec, tables, *, windows, qkv_affine, logit_sc
     )
     kernels = _Kernels(tiling, tables, interpret)
     qkv, sums = kernels.project(tf.reshape(windows.split_lines(x), [-1, x.shape[3]]), kernels.align(kernel))  # [P, C]
-    affine = qkv_affine(kernels.unalign(sums))
-    if isinstance(logit_scales, BatchScales):
+    affine, scales = norms.qkv_affine(kernels.unalign(sums)), norms.logit_scales
+    if isinstance(scales, BatchScales):
         sums, qkv = kernels.logit_sums(qkv, affine)
-        logit_scales = logit_scales.from_sums(sums)
-    y = kernels.outputs(qkv, affine, logit_scales, output_affines)
+        scales = scales.from_sums(sums)
+    y = kernels.outputs(qkv, affine, scales, norms.output_affines)
     return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[1]]))
 
 

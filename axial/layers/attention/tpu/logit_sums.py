@@ -13,6 +13,7 @@ from axial.layers.attention.tpu.tiling import (
     Normalized,
     add_to_row,
     clear,
+    only,
     run_windows,
     whole_registers,
 )
@@ -33,7 +34,7 @@ class Terms(Group):
 
     def products(self, own):
         """float32 content [S, L], query and key term [128, J] of the head in the lanes `own` of the group."""
-        q, k = (self.tiling.only(x, own) for x in (self.q, self.k))
+        q, k = (only(x, own) for x in (self.q, self.k))
         halo = self.tiling.halo
         content = self.tiling.shear.fold(dot(k, self.content))
         return [content, dot(q, self.tables[0]), dot(k[halo : halo + LANES], self.tables[1])]

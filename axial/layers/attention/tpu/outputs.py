@@ -4,6 +4,7 @@ A map is [slots, queries], because the sums of a softmax then add registers, whi
 heads run in step, each gang a few operations behind the one before it (`run_in_step`).
 """
 
+import collections
 import functools
 
 import jax
@@ -13,24 +14,27 @@ from jax.experimental import pallas as pl
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import LANES, dot, dot_turned, turn_over, up
 from axial.layers.attention.tpu.tiling import (
+    ROWS,
     Gradient,
     Group,
     Normalized,
     chunks,
     clear,
     flip_matrix,
+    only,
     run_windows,
     whole_registers,
     window_rows,
 )
+from axial.layers.masking import MASKED
 
 
 class Logits(Group):
     """The logits of a group of heads in a window."""
 
-    def weigh(self, own, mask):
-        """w, float32 [S, L], of the head in the lanes `own` of the group, in steps."""
-        q, k = (self.tiling.only(x, own) for x in (self.q, self.k))
+    def weigh(self, lanes, mask):
+        """w, float32 [S, L], of the head in some `lanes` of the group, in steps."""
+        q, k = (only(x, lanes) for x in (self.q, self.k))
         shear = self.tiling.shear
         content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
         yield
@@ -52,7 +56,7 @@ def _forward(tiling, place, *refs):
 
     def of_window(window):
         first = place.first + window * LANES
-        mask, inside = tiling.mask(first), tiling.inside(first, LANES)
+        mask, inside = jnp.where(tiling.visible(first), 0.0, MASKED), tiling.inside(first, LANES)
 
         @functools.cache
         def logits_of(start, stop):
@@ -91,103 +95,124 @@ def _forward(tiling, place, *refs):
     run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
 
 
+_Refs = collections.namedtuple(
+    "_Refs",
+    "before own after d_total content position affine factors query key value flip d_x d_affine d_query d_key d_value "
+    "normal_content normal_q normal_k normal_v total query_total key_total value_total",
+)
+
+
 def _backward(tiling, place, *refs):
     """Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
     tables of the query term, the key term and, [C, J], of the values, flip. Then d_x, d_affine, the gradients of the
     three tables, of which that of the values is [E, J], and scratch memory.
     """
-    before, own, after, d_total, content, position, affine, factors, query, key, value, flip = refs[:12]
-    d_x, d_affine, *d_tables = refs[12:17]
-    *scratch, total, query_total, key_total, value_total = refs[17:]
-    pixels, flip, totals = Normalized(*scratch), flip[...], (query_total, key_total, value_total)
-    gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total)
+    refs = _Refs(*refs)
+    totals = refs.query_total, refs.key_total, refs.value_total
+    pixels = Normalized(refs.normal_content, refs.normal_q, refs.normal_k, refs.normal_v)
+    gradient = Gradient(
+        tiling, place, x=refs.before, affine=refs.affine, d_x=refs.d_x, d_affine=refs.d_affine, total=refs.total
+    )
     pl.when(place.begins)(lambda: clear(*totals))
-    shear, cast = tiling.shear, tiling.cast
 
     def of_window(window):
-        first = place.first + window * LANES
-        mask, inside = tiling.mask(first), tiling.inside(first, LANES)
+        return _WindowGradient(tiling, place, refs, pixels, gradient, window).run
 
-        @functools.cache
-        def logits_of(start, stop):
-            """For a group: `Logits`, k [C, M], q and k [C, .] in reverse.
-
-            Then lists for its heads' d of content, q, k by content, and k by position. q and the last one are in
-            reverse.
-            """
-            logits = Logits(tiling, pixels, (query, key), window=window, lanes=slice(start, stop))
-            k = turn_over(logits.k)
-            q_reversed = dot(cast(turn_over(logits.q)), flip)
-            k_reversed = turn_over(shear.reverse_keys(logits.k, flip))
-            return logits, k, q_reversed, k_reversed, ([], [], [], [])
-
-        @functools.cache
-        def values_of(start, stop):
-            """For a group: v, d_content [C, L], d_position, its [C, L] in reverse, the table, a list for d_v."""
-            rows, lanes = window_rows(window), slice(start, min(stop, d_total.shape[1]))
-            d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (d_total, content, position))
-
-            def gradient_of(i):
-                scale, shift, slope = (factors[row : row + 1, lanes] for row in range(3 * i, 3 * i + 3))
-                y = jnp.where(inside, d * scale + shift + slope * ys[i], 0.0)
-                return jnp.pad(y, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else y
-
-            d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
-            v = pixels.v[window_rows(window, 2 * tiling.halo), start:stop]
-            return v, d1, cast(d2), dot(cast(turn_over(d2)), flip), value[start:stop], []
-
-        def run(head):
-            lanes, rows = tiling.group(head, tiling.depth)
-            value_lanes, value_rows = tiling.group(head, tiling.value_depth)
-            of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
-            logits, k, q_reversed, k_reversed, found = logits_of(lanes.start, lanes.stop)
-            w = yield from logits.weigh(rows, mask)
-            v, d1, d2, d2_reversed, table, d_vs = values_of(value_lanes.start, value_lanes.stop)
-            position_term = dot(tiling.only(d2, value_rows), table)
-            d_w = dot(tiling.only(v, value_rows), cast(d1))
-            yield
-            d_w = shear.fold(d_w) + jnp.transpose(shear.rotate(position_term))
-            d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
-            yield
-            by_key = cast(shear.unfold(d_map))
-            d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
-            found[0].append(dot(cast(k[rows, : shear.keys]), by_key))
-            found[2].append(dot_turned(logits.content[rows], by_key))
-            w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
-            yield
-            w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
-            of_keys = cast(shear.unfold(shear.rotate(of_keys, 1), reverse=True))
-            yield
-            value_total[...] += dot(cast(d2_reversed[value_rows]), w)
-            query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
-            key_total[of_head] += dot(cast(k_reversed[rows, : shear.keys]), of_keys)
-            found[1].append(dot_turned(logits.tables[0][rows], of_queries))
-            found[3].append(dot_turned(logits.tables[1][rows], of_keys))
-            if tiling.ends_group(head, tiling.depth):
-                d_content, d_q, d_k, d_k_reversed = map(whole_registers, found)
-                gradient.add(window, 0, lanes, jnp.transpose(d_content))
-                gradient.add(window, 1, lanes, dot_turned(flip, cast(d_q)))
-                reversed_ = shear.reverse_keys(cast(jnp.transpose(d_k_reversed)), flip)
-                gradient.add(window, 2, lanes, jnp.transpose(d_k) + reversed_)
-            if tiling.ends_group(head, tiling.value_depth):
-                gradient.add(window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
-
-        return run
-
-    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
+    around = refs.before, refs.own, refs.after
+    run_windows(tiling, place, pixels, of_window, around=around, affine=refs.affine)
 
     gradient.finish()
 
     @pl.when(place.ends)
     def _():
-        for ref, total in zip(d_tables, totals, strict=True):
+        for ref, total in zip((refs.d_query, refs.d_key, refs.d_value), totals, strict=True):
             ref[...] = total[...]
+
+
+class _WindowGradient:
+    """The gradients of a window: what the heads of a group share, and the steps of a head."""
+
+    def __init__(self, tiling, place, refs, pixels, gradient, window):
+        self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
+        first = place.first + window * LANES
+        self.flip, self.inside = refs.flip[...], tiling.inside(first, LANES)
+        self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
+        self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
+
+    def _logits_of(self, start, stop):
+        """For a group: `Logits`, k [C, M], q and k [C, .] in reverse.
+
+        Then lists for its heads' d of content, q, k by content, and k by position. q and the last one are in reverse.
+        """
+        tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
+        logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
+        q_reversed = dot(self.tiling.cast(turn_over(logits.q)), self.flip)
+        k_reversed = turn_over(self.tiling.shear.reverse_keys(logits.k, self.flip))
+        return logits, turn_over(logits.k), q_reversed, k_reversed, ([], [], [], [])
+
+    def _values_of(self, start, stop):
+        """For a group: v, d_content [C, L], d_position, its [C, L] in reverse, the table, a list for d_v."""
+        refs, cast = self.refs, self.tiling.cast
+        rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
+        d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
+
+        def gradient_of(i):
+            scale, shift, slope = (refs.factors[row : row + 1, lanes] for row in range(3 * i, 3 * i + 3))
+            y = jnp.where(self.inside, d * scale + shift + slope * ys[i], 0.0)
+            return jnp.pad(y, [(0, 0), (0, stop - lanes.stop)]) if stop > lanes.stop else y
+
+        d1, d2 = turn_over(gradient_of(0)), gradient_of(1)
+        v = self.pixels.v[window_rows(self.window, 2 * self.tiling.halo), start:stop]
+        return v, d1, cast(d2), dot(cast(turn_over(d2)), self.flip), refs.value[start:stop], []
+
+    def run(self, head):
+        """Adds the gradients of a head, in steps."""
+        tiling, refs, shear, cast, flip = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.flip
+        lanes, rows = tiling.group(head, tiling.depth)
+        value_lanes, value_rows = tiling.group(head, tiling.value_depth)
+        of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
+        logits, k, q_reversed, k_reversed, d_heads = self.logits_of(lanes.start, lanes.stop)
+        w = yield from logits.weigh(rows, self.mask)
+        v, d1, d2, d2_reversed, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
+        position_term = dot(only(d2, value_rows), table)
+        d_w = dot(only(v, value_rows), cast(d1))
+        yield
+        d_w = shear.fold(d_w) + jnp.transpose(shear.rotate(position_term))
+        d_map = w * (d_w - jnp.sum(w * d_w, 0, keepdims=True))
+        yield
+        by_key = cast(shear.unfold(d_map))
+        d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
+        d_heads[0].append(dot(cast(k[rows, : shear.keys]), by_key))
+        d_heads[2].append(dot_turned(logits.content[rows], by_key))
+        w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
+        yield
+        w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
+        of_keys = cast(shear.unfold(shear.rotate(of_keys, 1), reverse=True))
+        yield
+        refs.value_total[...] += dot(cast(d2_reversed[value_rows]), w)
+        refs.query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
+        refs.key_total[of_head] += dot(cast(k_reversed[rows, : shear.keys]), of_keys)
+        d_heads[1].append(dot_turned(logits.tables[0][rows], of_queries))
+        d_heads[3].append(dot_turned(logits.tables[1][rows], of_keys))
+        if tiling.ends_group(head, tiling.depth):
+            self._add(lanes, d_heads)
+        if tiling.ends_group(head, tiling.value_depth):
+            self.gradient.add(self.window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
+
+    def _add(self, lanes, d_heads):
+        """Adds the gradients of q and k of a group whose heads have all run."""
+        shear, cast, flip = self.tiling.shear, self.tiling.cast, self.flip
+        d_content, d_q, d_k, d_k_reversed = map(whole_registers, d_heads)
+        self.gradient.add(self.window, 0, lanes, jnp.transpose(d_content))
+        self.gradient.add(self.window, 1, lanes, dot_turned(flip, cast(d_q)))
+        reversed_ = shear.reverse_keys(cast(jnp.transpose(d_k_reversed)), flip)
+        self.gradient.add(self.window, 2, lanes, jnp.transpose(d_k) + reversed_)
 
 
 def _gradient_sums(tiling, place, d, content, position, sums):
     """Refs: [P, H*E] three times. Then the sums [3, H*E]."""
     pl.when(place.begins)(lambda: clear(sums))
-    inside = tiling.inside(place.first, tiling.rows)
+    inside = tiling.inside(place.first, ROWS)
 
     @pl.when(place.exists)
     def _():
@@ -222,7 +247,7 @@ def outputs(tiling, interpret, x, affine, tables):
         sums=[float_shape(4, size)],
         scratch=Normalized.scratch(tiling),
     )
-    return run_programs(_forward, tiling, interpret, operands, flops=tiling.flops(5), exponentials=tiling.exponentials)
+    return run_programs(_forward, tiling, interpret, operands, flops=tiling.flops(5), exponentials=True)
 
 
 def outputs_gradient(tiling, interpret, x, affine, d, tables):
@@ -248,6 +273,4 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
             *((shape, jnp.float32) for shape in shapes),
         ],
     )
-    return run_programs(
-        _backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(17), exponentials=tiling.exponentials
-    )
+    return run_programs(_backward, tiling, interpret, operands, delayed=True, flops=tiling.flops(17), exponentials=True)

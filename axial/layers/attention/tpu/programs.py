@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axial.layers.attention.tpu.tiling import FAST_MEMORY
+from axial.layers.attention.tpu.tiling import FAST_MEMORY, LANES, ROWS
 
 CORES = 2  # of a v4 or v5p chip, which compile as one device; other chips ignore how programs are shared out
 SHARED = 32  # programs of a kernel, at least, that the cores share out
@@ -27,6 +27,7 @@ class Programs:
         delayed: whether each program writes the results of the one before.
 
     Attributes:
+        count: number of programs.
         cores: number of cores.
         each: number of programs whose results a core writes.
         lead: number of programs that come before those.
@@ -34,9 +35,9 @@ class Programs:
     """
 
     def __init__(self, tiling, delayed=False):
-        self.tiling, self.delayed = tiling, delayed
-        self.cores = CORES if tiling.programs >= SHARED else 1
-        self.each = -(-tiling.programs // self.cores)
+        self.tiling, self.delayed, self.count = tiling, delayed, -(-tiling.pixels // ROWS)
+        self.cores = CORES if self.count >= SHARED else 1
+        self.each = -(-self.count // self.cores)
         self.lead = int(delayed and self.cores > 1)
         self.steps = self.each + self.lead + delayed
 
@@ -53,7 +54,7 @@ class Programs:
         """
 
         def index(core, step):
-            first, end = 0, self.tiling.programs
+            first, end = 0, self.count
             if written:
                 first, end = core * self.each, jnp.minimum((core + 1) * self.each, end)
             return jnp.clip(self.number(core, step) - late, first, end - 1), 0
@@ -63,7 +64,7 @@ class Programs:
     def halo(self, lanes, after):
         """`pl.BlockSpec` of the halo before or after the pixels of a program."""
         size = self.tiling.halo
-        parts, last = self.tiling.rows // size, -(-self.tiling.pixels // size) - 1
+        parts, last = ROWS // size, -(-self.tiling.pixels // size) - 1
 
         def index(core, step):
             number = self.number(core, step)
@@ -76,12 +77,12 @@ class Programs:
         core, step = pl.program_id(0), pl.program_id(1)
         number = self.number(core, step)
         return Place(
-            first=number * self.tiling.rows,
-            exists=(number >= 0) & (number < self.tiling.programs),
+            first=number * ROWS,
+            exists=(number >= 0) & (number < self.count),
             opens=step == 0,
             begins=step == self.lead,
             ends=step == self.lead + self.each - 1,
-            finishes=(step > self.lead) & (number <= self.tiling.programs),
+            finishes=(step > self.lead) & (number <= self.count),
         )
 
 
@@ -131,7 +132,7 @@ class Operands:
     scratch: list = ()
 
 
-def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0, exponentials=0):
+def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0, exponentials=False):
     """Runs a kernel in all its programs.
 
     The programs are shared out over cores, each of which has its own sums; they are added up here.
@@ -142,7 +143,8 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         interpret: whether jax computes it on a CPU.
         operands: `Operands`.
         delayed: see `Programs`.
-        flops, exponentials: of one program.
+        flops: of one program, for the compiler.
+        exponentials: whether it has one for each pair.
 
     Returns:
         list of the outputs, the results in the place of `before` first, and of the sums.
@@ -150,20 +152,20 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     programs = Programs(tiling, delayed)
     scalars, arrays, specs = list(operands.scalars), [], []
     for x, lanes in operands.around:
-        before = programs.rows((tiling.rows, lanes), late=1) if delayed else programs.halo(lanes, after=False)
+        before = programs.rows((ROWS, lanes), late=1) if delayed else programs.halo(lanes, after=False)
         arrays += [x] * 3
-        specs += [before, programs.rows((tiling.rows, lanes)), programs.halo(lanes, after=True)]
+        specs += [before, programs.rows((ROWS, lanes)), programs.halo(lanes, after=True)]
     arrays += operands.own
-    specs += [programs.rows((tiling.rows, x.shape[1])) for x in operands.own]
+    specs += [programs.rows((ROWS, x.shape[1])) for x in operands.own]
     aliases = {len(scalars) + len(arrays) + i: i for i in range(len(operands.before))}
     arrays += [x for x, _ in operands.before]
-    specs += [programs.rows((tiling.rows, lanes), late=1) for _, lanes in operands.before]
+    specs += [programs.rows((ROWS, lanes), late=1) for _, lanes in operands.before]
     # What the programs do not move has one buffer, not two.
     fixed = functools.partial(pl.BlockSpec, pipeline_mode=pl.Buffered(1))
     arrays += operands.small
     specs += [fixed(x.shape, lambda core, step: (0, 0)) for x in operands.small]
     written = [*operands.before, *((x, x.shape[1]) for x in operands.outputs)]
-    times = 2 + tiling.halo / tiling.rows if delayed else 1 + 2 * tiling.halo / tiling.rows  # that `around` is read
+    times = 2 + tiling.halo / ROWS if delayed else 1 + 2 * tiling.halo / ROWS  # that `around` is read
     moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.own, *operands.small, *operands.sums))
     for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
         moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
@@ -173,7 +175,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         grid=(programs.cores, programs.steps),
         in_specs=[*(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars), *specs],
         out_specs=[
-            *(programs.rows((tiling.rows, lanes), late=int(delayed), written=True) for _, lanes in written),
+            *(programs.rows((ROWS, lanes), late=int(delayed), written=True) for _, lanes in written),
             *(fixed((None, *x.shape), lambda core, step: (core, 0, 0)) for x in operands.sums),
         ],
         out_shape=[
@@ -187,7 +189,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         ),
         cost_estimate=pl.CostEstimate(
             flops=programs.cores * programs.steps * flops,
-            transcendentals=programs.cores * programs.steps * exponentials,
+            transcendentals=programs.cores * programs.steps * exponentials * ROWS * tiling.heads * LANES,
             bytes_accessed=moved,
         ),
         interpret=interpret,

@@ -6,12 +6,12 @@ from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.programs import Operands, float_shape, run_programs
 from axial.layers.attention.tpu.shear import dot, dot_turned
-from axial.layers.attention.tpu.tiling import chunks, clear
+from axial.layers.attention.tpu.tiling import ROWS, chunks, clear
 
 
 def _read(tiling, place, ref):
     """float32 of a ref of pixels. Whatever memory holds beyond the last pixel becomes 0."""
-    return jnp.where(tiling.inside(place.first, tiling.rows), ref[...].astype(jnp.float32), 0.0)
+    return jnp.where(tiling.inside(place.first, ROWS), ref[...].astype(jnp.float32), 0.0)
 
 
 def _project(tiling, place, *refs):
@@ -37,7 +37,7 @@ def _project_backward(tiling, place, *refs):
     @pl.when(place.exists)
     def _():
         y = d_sums[0:1] + 2.0 * d_sums[1:2] * qkv[...].astype(jnp.float32)
-        inside = tiling.inside(place.first, tiling.rows)
+        inside = tiling.inside(place.first, ROWS)
         d = tiling.cast(jnp.where(inside, d_qkv[...].astype(jnp.float32) + y, 0.0))
         for channels in chunks(x.shape[1]):
             d_x[:, channels] = dot_turned(d, kernel[channels, :]).astype(d_x.dtype)
@@ -65,4 +65,4 @@ def project_gradient(tiling, interpret, x, qkv, d_qkv, kernel, d_sums):
 
 def _flops(tiling, kernel):
     """FLOPs of one program's product with the kernel."""
-    return 2 * tiling.rows * kernel.shape[0] * kernel.shape[1]
+    return 2 * ROWS * kernel.shape[0] * kernel.shape[1]

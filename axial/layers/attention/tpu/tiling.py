@@ -8,7 +8,7 @@ a group of heads; see also `shear.py`.
 
 Heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill whole registers of
 128 lanes. A product over 128 lanes costs as much as one over 32. So a product reads the whole group, and one operand is
-zero outside the head's own lanes (`Tiling.only`). The other operand serves all heads of the group.
+zero outside the head's own lanes (`only`). The other operand serves all heads of the group.
 
 An array x holds q, k and v of the pixels before their batch norm, each in whole registers. `affine` [2, .] holds the
 factors and the summands of the batch norm, for four groups of lanes: q times the scale of the content term, q, k, v.
@@ -23,7 +23,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
-from axial.layers.masking import MASKED
 
 # Bytes that a kernel of attention may use; a v5e has 128 MiB. More than other kernels (`pallas.FAST_MEMORY`): the
 # projection of XL's last stage and its gradient take 48 MiB of it.
@@ -32,6 +31,7 @@ FAST_MEMORY = 100 * 2**20
 # 2,048 channels.
 OF_CHANNEL = 6 * 2**10
 WINDOWS = 2  # of a program
+ROWS = WINDOWS * LANES  # pixels of a program
 REACH = LANES // 2 - 1  # the largest |offset|: a query sees 127 keys at most
 
 
@@ -60,15 +60,6 @@ class Tiling:
     @property
     def pixels(self):
         return self.lines * self.length
-
-    @property
-    def rows(self):
-        """Pixels of a program."""
-        return WINDOWS * LANES
-
-    @property
-    def programs(self):
-        return -(-self.pixels // self.rows)
 
     @property
     def halo(self):
@@ -102,11 +93,6 @@ class Tiling:
         """Of a program, for the compiler: of products that fill a map for each head."""
         return 2 * WINDOWS * self.heads * products * LANES**3
 
-    @property
-    def exponentials(self):
-        """Of a program, for the compiler."""
-        return WINDOWS * self.heads * LANES**2
-
     # === Heads ===
 
     def group(self, head, depth):
@@ -119,11 +105,6 @@ class Tiling:
     def ends_group(self, head, depth):
         """Whether a head is the last one of its group."""
         return head == self.heads - 1 or self.group(head, depth)[0] != self.group(head + 1, depth)[0]
-
-    def only(self, x, own):
-        """x [., C], zero outside a head's own lanes."""
-        lane = iota((1, x.shape[1]), 1)
-        return jnp.where((lane >= own.start) & (lane < own.stop), x, jnp.zeros((), x.dtype))
 
     # === Visible pairs of a window ===
 
@@ -144,10 +125,6 @@ class Tiling:
         shape, half = (LANES, LANES), LANES // 2
         offset = ((iota(shape, 0) - iota(shape, 1) + half) & (LANES - 1)) - half
         return (offset >= least) & (offset <= most)
-
-    def mask(self, first):
-        """float32 [S, L], to be added to logits: 0, or `MASKED` where a key is not visible."""
-        return jnp.where(self.visible(first), 0.0, MASKED)
 
     def counted(self, first):
         """float32 [128, J]: 1 where a pixel sees one at that offset, in the order of `OFFSETS`."""
@@ -184,8 +161,8 @@ class Normalized:
     def scratch(cls, tiling, values=True):
         """[(shape, dtype)] of the refs, for `Operands`."""
         q, k, v = (x.stop - x.start for x in tiling.lanes)
-        keys = tiling.rows + 2 * tiling.halo
-        shapes = [(WINDOWS, q, LANES), (tiling.rows, q), (keys, k), *[(keys, v)] * values]
+        keys = ROWS + 2 * tiling.halo
+        shapes = [(WINDOWS, q, LANES), (ROWS, q), (keys, k), *[(keys, v)] * values]
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
@@ -211,7 +188,7 @@ class Normalized:
                 target[at, :] = tiling.cast(norm(ref[rows, lanes], start, lanes, q.stop))
 
         keys(before, slice(before.shape[0] - halo, None), first - halo, slice(0, halo))
-        keys(after, slice(None), first + tiling.rows, slice(tiling.rows + halo, None))
+        keys(after, slice(None), first + ROWS, slice(ROWS + halo, None))
 
         def window(i, _):
             own, start = window_rows(i), first + i * LANES
@@ -275,7 +252,7 @@ class Gradient:
     @classmethod
     def scratch(cls, tiling, lanes):
         """[(shape, dtype)] of `total`, for `Operands`. `lanes`: number of those of affine that the kernel uses."""
-        return [((2 * tiling.rows + tiling.halo, lanes), jnp.float32)]
+        return [((2 * ROWS + tiling.halo, lanes), jnp.float32)]
 
     def add(self, window, part, lanes, d):
         """Adds to the gradient of a window.
@@ -288,7 +265,7 @@ class Gradient:
         """
         q, k, v = self.tiling.lanes
         start = (0, q.stop, q.stop + k.start, q.stop + v.start)[part] + lanes.start
-        first = self.tiling.rows + window * LANES - (self.tiling.halo if len(d) > LANES else 0)
+        first = ROWS + window * LANES - (self.tiling.halo if len(d) > LANES else 0)
         rows = pl.ds(pl.multiple_of(first, SUBLANES), len(d))
         self.total[rows, start : start + d.shape[1]] += d
 
@@ -300,9 +277,9 @@ class Gradient:
 
         @pl.when(self.place.finishes)
         def _():
-            for start, first in itertools.product(range(0, d_x.shape[1], LANES), range(0, tiling.rows, LANES)):
+            for start, first in itertools.product(range(0, d_x.shape[1], LANES), range(0, ROWS, LANES)):
                 lanes, rows = slice(start, start + LANES), slice(first, first + LANES)
-                seen = tiling.inside(self.place.first - tiling.rows + first, LANES)
+                seen = tiling.inside(self.place.first - ROWS + first, LANES)
                 value = jnp.where(seen, x[rows, lanes].astype(jnp.float32), 0.0)
                 d = jnp.zeros_like(value) if more is None else more[rows, lanes].astype(jnp.float32)
                 for part in [start, start + q] if start < q else [start + q]:
@@ -313,9 +290,15 @@ class Gradient:
                     d += y * affine[0:1, at]
                 d_x[rows, lanes] = d.astype(d_x.dtype)
 
-        kept = tiling.rows + tiling.halo
-        total[:kept] = total[tiling.rows :]
+        kept = ROWS + tiling.halo
+        total[:kept] = total[ROWS:]
         total[kept:] = jnp.zeros_like(total[kept:])
+
+
+def only(x, lanes):
+    """x [., C], zero outside a head's own lanes."""
+    lane = iota((1, x.shape[1]), 1)
+    return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, jnp.zeros((), x.dtype))
 
 
 def clear(*refs):
