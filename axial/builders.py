@@ -58,9 +58,10 @@ def read_arguments():
 
 
 def model_names():
-    """Names of all registered models: those of `models.variants.VARIANTS`, in its order."""
-    node, _ = _module("axial.models.variants").find("VARIANTS")
-    return [key.value for key in node.value.keys]
+    """Names of all registered models: those of each home's `VARIANTS`, in the order of `models.registry`."""
+    homes = sorted(path.parent.name for path in pathlib.Path(PACKAGE, "models").glob("*/variants.py"))
+    found = [_module(f"axial.models.{home}.variants").find("VARIANTS")[0] for home in homes]
+    return [key.value for node in found for key in node.value.keys]
 
 
 def check_model_name(name, known=None, where=""):

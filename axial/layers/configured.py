@@ -233,23 +233,24 @@ def _restored(value):
     return {name: _restored(item) for name, item in value.items()}
 
 
-# Where the modules are that older files name.
+# Where the modules are that older files name, within axial.
 _MOVED = {
-    f"axial.layers.{name}": f"axial.layers.spatial_attention.{name}"
-    for name in ("attended", "deformable_conv", "dynamic_conv", "generalized_attention", "transformer")
+    "layers.axial_attention": "layers.attention.layer",
+    "layers.local_attention": "layers.attention.layer",
+    "layers.attended": "layers.spatial_attention.attended",
+    "layers.deformable_conv": "layers.spatial_attention.deformable_conv",
+    "layers.dynamic_conv": "layers.spatial_attention.dynamic_conv",
+    "layers.generalized_attention": "layers.spatial_attention.generalized_attention",
+    "layers.transformer": "layers.spatial_attention.transformer",
+    "models.resnet": "models.resnet.network",
+    "models.xception": "models.panoptic_deeplab.xception",
 }
-_MOVED |= dict.fromkeys(
-    ("axial.layers.axial_attention", "axial.layers.local_attention"), "axial.layers.attention.layer"
-)
 # The classes of the backbones that files of axial 0.2 name by the functions that made them.
 _MAKERS = {
-    f"axial.models.{module}.{module}": f"axial.models.{module}.{name}"
-    for module, name in {
-        "resnet": "ConvResNet",
-        "axial_resnet": "AxialResNet",
-        "attention_resnet": "AttentionResNet",
-        "attended_resnet": "AttendedResNet",
-    }.items()
+    "axial.models.resnet.resnet": "axial.models.resnet.network.ConvResNet",
+    "axial.models.axial_resnet.axial_resnet": "axial.models.axial_deeplab.axial_resnet.AxialResNet",
+    "axial.models.attention_resnet.attention_resnet": "axial.models.attention_resnet.network.AttentionResNet",
+    "axial.models.attended_resnet.attended_resnet": "axial.models.attended_resnet.network.AttendedResNet",
 }
 
 
@@ -260,7 +261,8 @@ def _path(made):
 def _find(path):
     """The class of axial at a path: a layer or a dataclass."""
     module, _, name = str(path).rpartition(".")
-    module, found = _MOVED.get(module, module), None
+    within, found = module.removeprefix("axial."), None
+    module = f"axial.{_MOVED.get(within, within)}"
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(module), name, None)

@@ -26,7 +26,7 @@ def flatten(options):
     """dict of all options by their flat names.
 
     Example:
-        >>> from axial.models.axial_resnet import AxialResNetOptions
+        >>> from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
         >>> flatten(AxialResNetOptions(width=0.5))["span"]
         65
     """

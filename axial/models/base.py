@@ -1,10 +1,11 @@
-"""What every model of the registry has: a backbone, a head, and what people and commands need to know of them."""
+"""What every model of the registry has: a backbone, a head, what people and commands need to know of them, its line."""
 
 import dataclasses
 
 import tensorflow as tf
 
 from axial.errors import InputError
+from axial.layers import options
 from axial.layers.configured import Model
 
 PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
@@ -77,3 +78,52 @@ class Network(Model):
     def folding_units(self):
         """The layers that have `folded_weights`. Together they hold every weight of inference."""
         return [layer for layer in self.submodules if hasattr(layer, "folded_weights")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A registered model.
+
+    Attributes:
+        head: class of the model, a `Network`, which takes a backbone and the number of classes.
+        backbone: class of the backbone.
+        arguments: flat dict of the options of both. An option that both have goes to both.
+    """
+
+    head: type
+    backbone: type
+    arguments: dict
+
+    @classmethod
+    def of(cls, head, backbone, **arguments):
+        """The variant with these arguments."""
+        return cls(head, backbone, arguments)
+
+    @property
+    def classes(self):
+        """Number of classes with which the paper counts the model, as its head says."""
+        return self.head.classes
+
+    @property
+    def task(self):
+        """Name of the task that the model is for, as its head says."""
+        return self.head.task
+
+    def parameters(self):
+        """Names of the arguments that the head or the backbone takes."""
+        return sorted({**options.flatten(self.head.defaults), **options.flatten(self.backbone.defaults)})
+
+    def backbone_arguments(self, changes):
+        """dict of all arguments of the backbone. `changes` replace those of the variant."""
+        return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
+
+    def all_arguments(self, changes):
+        """dict of all arguments of head and backbone. `changes` replace those of the variant."""
+        head = options.flatten(options.replace(self.head.defaults, self.arguments | changes))
+        return {**self.backbone_arguments(changes), **head}
+
+    def build(self, num_classes, norm, changes):
+        """The model, not built yet. `changes` replace arguments of the variant."""
+        arguments = self.arguments | changes
+        backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)
+        return self.head(backbone, num_classes, norm, options.replace(self.head.defaults, arguments))

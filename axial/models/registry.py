@@ -1,4 +1,4 @@
-"""Models by the names of `variants.py`: found, built, and configured for a training."""
+"""Models by name, the sum of all homes' `variants.py`: found, built, and configured for a training."""
 
 import dataclasses
 import typing
@@ -13,8 +13,30 @@ from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.device import BACKENDS
 from axial.layers.recompute import RECOMPUTE
+from axial.models.attended_resnet import variants as attended_resnet
+from axial.models.attended_resnet.network import AttendedResNet
+from axial.models.attention_resnet import variants as attention_resnet
+from axial.models.axial_deeplab import variants as axial_deeplab
 from axial.models.classifier import Classifier
-from axial.models.variants import FREE, PLAIN, VARIANTS
+from axial.models.faster_rcnn import variants as faster_rcnn
+from axial.models.panoptic_deeplab import variants as panoptic_deeplab
+from axial.models.resnet import variants as resnet
+from axial.models.resnet.network import ConvResNet
+from axial.models.transformer import variants as transformer
+
+VARIANTS = {
+    **attended_resnet.VARIANTS,
+    **attention_resnet.VARIANTS,
+    **axial_deeplab.VARIANTS,
+    **faster_rcnn.VARIANTS,
+    **panoptic_deeplab.VARIANTS,
+    **resnet.VARIANTS,
+    **transformer.VARIANTS,
+}
+# Arguments of a backbone that change no weight.
+FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
+# Backbones that are another one with modules in it that start as the identity.
+PLAIN = {AttendedResNet: ConvResNet}
 
 
 def find_variant(name, where=""):

@@ -17,7 +17,7 @@ from axial.io.schemas import WeightsCard
 from axial.io.show import counted
 from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
-from axial.models.panoptic_deeplab import CHANNELS
+from axial.models.panoptic_deeplab.network import CHANNELS
 from axial.models.registry import find_variant
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5

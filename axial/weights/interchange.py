@@ -21,7 +21,7 @@ from axial.io.read import convert, decode_json, first_line, read_file
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant, zeros
-from axial.models.resnet import PIXELS
+from axial.models.resnet.network import PIXELS
 from axial.weights.names import assign_weights, weight_names
 from axial.weights.source import SUFFIX
 

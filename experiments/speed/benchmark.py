@@ -34,7 +34,7 @@ from axial.io.show import print_table, say, working
 from axial.io.write import write_whole
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
-from axial.models.axial_resnet import AxialResNet, AxialResNetOptions
+from axial.models.axial_deeplab.axial_resnet import AxialResNet, AxialResNetOptions
 from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from textbook import TextbookPair

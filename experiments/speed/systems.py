@@ -12,7 +12,7 @@ from official.vision.ops.anchor import build_anchor_generator
 from official.vision.tasks.maskrcnn import MaskRCNNTask
 
 from axial.data.converters.coco import sample_data_dir
-from axial.models.anchors import ANCHOR_SIZE, LEVELS, RATIOS
+from axial.models.faster_rcnn.anchors import ANCHOR_SIZE, LEVELS, RATIOS
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig, build_model
 from axial.tasks.detection.feed import DetectionData

@@ -7,7 +7,7 @@ import tensorflow as tf
 from axial.layers import blocks, random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck
-from axial.models.xception import XceptionBlock
+from axial.models.panoptic_deeplab.xception import XceptionBlock
 from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, to_csrhddlam_block, weight_names
 from tests.conftest import (
     check_golden,

@@ -211,7 +211,7 @@ def test_a_config_names_only_what_makes_layers():
     for path in (
         "axial.io.write.write_whole",
         "axial.layers.later.Layer",
-        "axial.models.resnet.in_turn",
+        "axial.models.resnet.network.in_turn",
         "os.system",
     ):
         config = {"axial": path, "config": {"path": "x"}}

@@ -12,14 +12,14 @@ from axial.layers.batch_norm import BatchNormConfig, LogitNorm
 from axial.layers.blocks import AxialPair, Bottleneck, StridedLocalAttention
 from axial.layers.spatial_attention.attended import AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
-from axial.models.attention_resnet import AttentionStem
-from axial.models.axial_decoder import AxialDecoderDeepLab, AxialDecoderOptions
-from axial.models.axial_resnet import AxialStem
-from axial.models.ccnet import CCNet, CCNetOptions
-from axial.models.faster_rcnn import BoxHead, MaskHead, ProposalHead, Pyramid
-from axial.models.panoptic_deeplab import DecoderOptions, PanopticDeepLab, PanopticDeepLabOptions
-from axial.models.resnet import ConvResNetOptions, ResNet, WideStem
-from axial.models.transformer import Transformer, TransformerOptions, Translator, TranslatorOptions
+from axial.models.attended_resnet.ccnet import CCNet, CCNetOptions
+from axial.models.attention_resnet.network import AttentionStem
+from axial.models.axial_deeplab.axial_decoder import AxialDecoderDeepLab, AxialDecoderOptions
+from axial.models.axial_deeplab.axial_resnet import AxialStem
+from axial.models.faster_rcnn.network import BoxHead, MaskHead, ProposalHead, Pyramid
+from axial.models.panoptic_deeplab.network import DecoderOptions, PanopticDeepLab, PanopticDeepLabOptions
+from axial.models.resnet.network import ConvResNetOptions, ResNet, WideStem
+from axial.models.transformer.network import Transformer, TransformerOptions, Translator, TranslatorOptions
 from tests.conftest import randomize
 
 NORM = BatchNormConfig(momentum=0.5)

@@ -11,7 +11,7 @@ from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import seeded
-from axial.models.faster_rcnn import FasterRCNN
+from axial.models.faster_rcnn.network import FasterRCNN
 from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.serving.fold import fold
 from tests import oracles

@@ -10,7 +10,7 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
-from axial.models.panoptic_deeplab import ASPP
+from axial.models.panoptic_deeplab.network import ASPP
 from axial.models.registry import build_model
 from axial.tasks.segmentation.canvas_maps import upsample
 from axial.weights.names import assign_weights, deeplab2_weights

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.models.registry import ModelConfig, build_model
-from axial.models.transformer import sinusoids
+from axial.models.transformer.network import sinusoids
 from tests.conftest import relative_error
 
 PIECES, END, LONGEST = 11, 1, 6

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from axial.models.resnet import BackboneOptions
-from axial.models.xception import Xception71
+from axial.models.panoptic_deeplab.xception import Xception71
+from axial.models.resnet.network import BackboneOptions
 from tests.conftest import relative_error
 
 

@@ -10,7 +10,7 @@ from axial.data.preprocess import place_image
 from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
 from axial.errors import InputError
 from axial.io.check import Count, Name, Natural, Size, checked
-from axial.models.anchors import RATIOS, anchors, choose, match
+from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
 from axial.tasks.segmentation.feed import segment_map
 
 MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official

@@ -14,7 +14,7 @@ from axial.data.specs import COCO
 from axial.data.streams import check_records
 from axial.errors import InputError
 from axial.io import schemas
-from axial.models.anchors import choose
+from axial.models.faster_rcnn.anchors import choose
 from axial.tasks.detection.feed import (
     DetectionData,
     evaluation_photos,

@@ -11,7 +11,7 @@ from axial.layers.blocks import Bottleneck
 from axial.layers.spatial_attention.attended import Attended, AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
-from axial.models.attended_resnet import AttendedResNet, AttendedResNetOptions
+from axial.models.attended_resnet.network import AttendedResNet, AttendedResNetOptions
 from tests.conftest import randomize
 
 

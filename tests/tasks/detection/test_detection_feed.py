@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.models.anchors import anchors
+from axial.models.faster_rcnn.anchors import anchors
 from axial.tasks.detection.feed import anchor_targets
 from tests import oracles
 

@@ -8,7 +8,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS
-from axial.models.resnet import PIXELS, Place, ResNet, ResNetOptions, base_filters, in_turn, make_stem
+from axial.models.resnet.network import PIXELS, Place, ResNet, ResNetOptions, base_filters, in_turn, make_stem
 
 
 @dataclasses.dataclass(frozen=True)

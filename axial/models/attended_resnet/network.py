@@ -6,7 +6,7 @@ import typing
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.attended import SPATIAL, AttendedMiddle, Mechanism
 from axial.layers.spatial_attention.deformable_conv import FORMS, MODULATIONS
-from axial.models.resnet import PIXELS, ResNet, ResNetOptions, base_filters
+from axial.models.resnet.network import PIXELS, ResNet, ResNetOptions, base_filters
 
 STAGES = 4
 

@@ -12,7 +12,7 @@ from axial.layers.blocks import StridedLocalAttention
 from axial.layers.configured import Layer
 from axial.layers.device import BACKENDS
 from axial.layers.precision import widen
-from axial.models.resnet import ResNet, ResNetOptions, base_filters
+from axial.models.resnet.network import ResNet, ResNetOptions, base_filters
 
 SIDE = 4  # of the stem's blocks
 

@@ -15,8 +15,8 @@ from axial.errors import InputError
 from axial.layers import device, random
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, subsample
-from axial.models.anchors import LEVELS, RATIOS, anchors, choose, match
 from axial.models.base import Network, NetworkOptions
+from axial.models.faster_rcnn.anchors import LEVELS, RATIOS, anchors, choose, match
 
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes

@@ -9,7 +9,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import run_block
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, SeparableConv
-from axial.models.resnet import BackboneOptions, check_backbone, in_turn
+from axial.models.resnet.network import BackboneOptions, check_backbone, in_turn
 
 
 class XceptionBlock(Layer):

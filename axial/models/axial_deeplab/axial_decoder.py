@@ -11,7 +11,7 @@ from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, resize_bilinear
 from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
-from axial.models.panoptic_deeplab import PanopticDeepLab
+from axial.models.panoptic_deeplab.network import PanopticDeepLab
 
 
 class AxialDecoderBlock(Layer):
