@@ -28,6 +28,7 @@ standard error.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -53,7 +54,7 @@ MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 SPLIT = flags.SPLIT.but(needed=True)
 
 
-class Conversion(Flags):
+class Convert(Flags):
     """Flags of every conversion of data."""
 
     spec, labels, skip_broken = None, None, False  # flags of some
@@ -73,7 +74,7 @@ class Conversion(Flags):
             check_installed("--beam needs", "beam", "apache_beam")
 
 
-class Photos(Conversion):
+class Photos(Convert):
     skip_broken = Flag(bool, "leaves out photos and labels that cannot be read; SPLIT.json lists them.", False)
 
 
@@ -95,7 +96,7 @@ class Mapillary(Labelled):
     version = Flag(str, "release of Mapillary Vistas.", "v1.2", choices=("v1.2", "v2.0"))
 
 
-class Texts(Conversion):
+class Texts(Convert):
     languages = Flag(list, "suffixes of a split's two text files, with a sentence a line.", ("en", "de"))
     vocabulary = Flag(
         str, "a SentencePiece model with pad_id 0; by default one of the training split.", path=flags.IN_FILE
@@ -174,7 +175,7 @@ def _convert(given, name):
         raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
     spec = _spec(name, given)  # before TensorFlow is imported
 
-    from axial.data.convert import encode_item, of_stored_pixels
+    from axial.data.convert import Conversion, of_stored_pixels
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
@@ -182,18 +183,19 @@ def _convert(given, name):
             listing = _items(name, given, split, spec)
             if given.labels == "stored":
                 listing = functools.partial(of_stored_pixels, listing)
-            items, source = listing()
-            how = dict(encode=encode_item, source=source, listing=listing, per=DATA_SETS[name][2])
-            _write(given, items, split, spec, **how)
-            if all(item.get("labels", item) is None for item in items) or not is_labelled(given.output_dir, split):
+            of_flags = given.output_dir, given.workers, given.skip_broken
+            made = Conversion(*listing(), spec, split, *of_flags)
+            _write(given, made, listing, DATA_SETS[name][2])
+            if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
-def _write(given, items, split, spec, *, encode, source, listing, per, unit="photo"):
+def _write(given, conversion, listing, per):
     """Writes a split, and prints its summary.
 
     Args:
-        items, split, spec, encode, source, unit: of `convert_split`.
+        given: the flags.
+        conversion: `data.convert.Conversion`.
         listing: function of nothing that lists the items again, on other machines.
         per: items of a shard.
     """
@@ -203,18 +205,17 @@ def _write(given, items, split, spec, *, encode, source, listing, per, unit="pho
     if given.beam:
         from axial.data import beam
 
-        options = beam.make_options(given.runner, given.beam_option)
-        write = beam.shard_writer(listing, encode, options, workers=given.workers)
-    shards = given.shards or min(-(-len(items) // per), MOST_SHARDS)
-    how = dict(output_dir=given.output_dir, source=source, shards=shards, workers=given.workers, unit=unit)
-    manifest, done = convert_split(items, encode, spec, split, **how, write=write, skip_broken=given.skip_broken)
-    say(summary(split, manifest, done, unit))
+        write = beam.shard_writer(listing, beam.make_options(given.runner, given.beam_option))
+    shards = given.shards or min(-(-len(conversion.items) // per), MOST_SHARDS)
+    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards), write)
+    say(summary(conversion.split, manifest, done, conversion.unit))
 
 
 def _convert_text(given, name):
     """Converts the splits of a data set of sentence pairs, the training split first."""
     input_dir, splits = given.need("input_dir"), given.need("split")
 
+    from axial.data.convert import Conversion
     from axial.data.converters import text
 
     data_set = name.removesuffix("_tfds")
@@ -231,10 +232,9 @@ def _convert_text(given, name):
             source = reader.read_pairs, input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
-            items = text.pair_items(pairs, spec)
-            listing = functools.partial(text.listed_pairs, *source, spec)
-            of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
-            _write(given, items, split, spec, encode=text.encode_pair, **of_pairs)
+            items, of_flags = text.pair_items(pairs, spec), (given.output_dir, given.workers)
+            made = Conversion(items, digest, spec, split, *of_flags, encode=text.encode_pair, unit="pair")
+            _write(given, made, functools.partial(text.listed_pairs, *source, spec), PAIRS_A_SHARD)
 
 
 def _verb(name, kind, convert=_convert):
@@ -320,9 +320,9 @@ def _say_how_to_train(data_dir, checks):
 
 
 class Zip(Flags):
-    input_dir = Conversion.declared()["input_dir"].but(needed=True)
+    input_dir = Convert.declared()["input_dir"].but(needed=True)
     data_dir = flags.DATA_DIR.but(needed=True)
-    output_dir = Conversion.declared()["output_dir"]
+    output_dir = Convert.declared()["output_dir"]
     split = SPLIT
 
 

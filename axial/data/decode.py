@@ -1,6 +1,6 @@
 """A photo's file as pixels, in TensorFlow: for training, evaluation and exports.
 
-Each value equals the one that Pillow decodes (`io.images.open_image` and `files.to_rgb`), which checks photos before
+Each value equals the one that Pillow decodes (`io.images.open_photo`), which checks photos before
 they are converted, and reads them for axial-predict. TensorFlow's default method for JPEGs rounds two thirds of the
 values otherwise.
 """

@@ -12,7 +12,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.streams import photo_of, spec_of
+from axial.data.streams import Stream, photo_of, spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
 from axial.io.show import percent
@@ -265,8 +265,8 @@ class Task(abc.ABC):
 
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The endless stream of training batches; see `streams.training_stream`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return self.batches(self.data_dir, self.data, self.spec, **self.targets, **place)
+        stream = Stream(batch, seed, first_step, context, service)
+        return self.batches(self.data_dir, self.data, self.spec, stream, **self.targets)
 
     def feed_stages(self):
         """dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`."""

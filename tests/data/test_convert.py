@@ -53,8 +53,8 @@ def child(folder, output, kill_after):
             time.sleep(0.02 if ends else 3600)
             return convert.encode_item(item)
 
-        options = {"output_dir": output, "source": source, "shards": 20, "workers": 1, "progress": False}
-        convert.convert_split(items, slow, COCO, "val", **options)
+        options = {"shards": 20, "encode": slow, "progress": False}
+        convert.convert_split(convert.Conversion(items, source, COCO, "val", output, 1, **options))
         os._exit(0)
     if kill_after is not None:
         time.sleep(kill_after)

@@ -12,7 +12,6 @@ from PIL import Image
 
 from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
-from axial.data.files import to_rgb
 from axial.io import images
 from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, png_chunk, samples
 
@@ -25,7 +24,7 @@ orientation = tf.function(decode.orientation, autograph=False, input_signature=B
 
 
 def expected(data, levels=images.DEPTH):
-    return np.asarray(to_rgb(images.open_image("photo", data), levels))
+    return np.asarray(images.open_photo("photo", data).rgb(levels))
 
 
 def png_with(chunks, before=b"IDAT"):

@@ -25,8 +25,7 @@ from axial.tasks.translation.evaluation import TRANSLATION
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):
-    items, source = found
-    convert.convert_split(items, encode, spec, split, output_dir=folder, source=source, progress=False)
+    convert.convert_split(convert.Conversion(*found, spec, split, folder, encode=encode, progress=False))
     return split
 
 

@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from axial.data.converters.coco import panoptic_items
-from axial.data.files import PHOTOS, by_name, check_paired, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, check_paired, labelled_items, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -80,38 +80,29 @@ def mapillary_items(input_dir, split, spec, version):
     """
     _, year = _of_version(version)
     folder = split_folder(input_dir, split)
-    photos = os.path.join(folder, "images")
-    annotated = os.path.join(folder, version)
-    if not tf.io.gfile.isdir(annotated):
-        annotated = folder
-    panoptic = os.path.join(annotated, "panoptic")
+    photos, labelled = os.path.join(folder, "images"), os.path.join(folder, version)
+    if not tf.io.gfile.isdir(labelled):
+        labelled = folder
+    panoptic = os.path.join(labelled, "panoptic")
     path = os.path.join(panoptic, f"panoptic_{year}.json")
     if tf.io.gfile.exists(path):
         items, source = panoptic_items(path, photos, panoptic, spec)
         return list(items.values()), source
-    found = by_name(photos, PHOTOS)
+    found, files = by_name(photos, PHOTOS), {}
     if not found:
         raise InputError(f"{photos}: the split is empty")
-    images = {}
     if split != "testing":
-        labels = os.path.join(annotated, "instances")
+        labels = os.path.join(labelled, "instances")
         if not tf.io.gfile.isdir(labels):
             raise InputError(f"{path}: no such file, and no folder {labels} either")
         images = by_name(labels, (".png",))
-        check_paired(found, images, photos, lambda name: os.path.join(labels, f"{name}.png"))
-    items = [
-        {
-            "photo": photo,
-            "id": number,
-            "labels": functools.partial(read_instances, images[key], spec) if images else None,
-            "label_files": [images[key]] if images else [],
-        }
-        for number, (key, photo) in enumerate(found.items())
-    ]
-    return items, "\n".join([version, str(bool(images)), *found]).encode()
+        check_paired(found, images, photos, labels)
+        files = {key: [image] for key, image in images.items()}
+    items = labelled_items(found, files, functools.partial(read_instances, spec))
+    return items, "\n".join([version, str(bool(files)), *found]).encode()
 
 
-def read_instances(path, spec):
+def read_instances(spec, _, path):
     """`Labels` of a 16-bit image of label x 256 + number. Every number of a thing is an instance."""
     ids = read_ids(path, deep=True)
     return labels_of(ids, lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1, pixel=key))

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from axial.data.convert import convert_sample
 from axial.data.converters.folder import folder_items
-from axial.data.files import PHOTOS, by_name, folders_in, list_folder
+from axial.data.files import PHOTOS, by_name, folders_in, labelled_items, list_folder
 from axial.data.labels import labels_of, read_ids, same_size, segment
 from axial.data.specs import NUCLEI
 from axial.errors import InputError, nearest
@@ -54,16 +54,9 @@ def nuclei_items(input_dir, split, spec=NUCLEI):
     bare = [folder for folder in folders if folder not in masks]
     if masks and bare:
         raise InputError(f"{os.path.join(bare[0], 'masks')}: no such folder, though {min(masks)} has masks")
-    items = [
-        {
-            "photo": photos[folder],
-            "name": os.path.basename(folder) + os.path.splitext(photos[folder])[1],
-            "id": number,
-            "labels": functools.partial(read_masks, spec, photos[folder], masks[folder]) if masks else None,
-            "label_files": masks.get(folder, []),
-        }
-        for number, folder in enumerate(folders)
-    ]
+    items = labelled_items(photos, masks, functools.partial(read_masks, spec))
+    for folder, item in zip(folders, items):
+        item["name"] = os.path.basename(folder) + os.path.splitext(item["photo"])[1]
     names = [os.path.basename(path) for item in items for path in (item["photo"], *item["label_files"])]
     return items, "\n".join([*map(os.path.basename, folders), *names]).encode()
 
@@ -101,7 +94,7 @@ def _photo(folder):
     return photos[0]
 
 
-def read_masks(spec, photo, masks):
+def read_masks(spec, photo, *masks):
     """`Labels` from the paths of a photo and of the masks of its nuclei, which are numbered from 1.
 
     Raises:

@@ -76,13 +76,13 @@ def listed_pairs(read, input_dir, split, languages, spec):
 
 
 def encode_pair(item):
-    """The fields of a pair's record (see `tfrecord`), and the seconds of each stage."""
+    """The fields of a pair's record (see `tfrecord`), the seconds of each stage, and no remarks."""
     start = time.perf_counter()
     number, source, target = item["text"]
     texts = {"source": source, "target": target}
     fields = {f"{side}/ids": item["spec"].encode(text) for side, text in texts.items()}
     fields |= {f"{side}/text": text for side, text in texts.items()}
-    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}
+    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}, []
 
 
 def train_vocabulary(pairs, size):

@@ -120,24 +120,24 @@ def soft_labels(batch, data, num_classes):
     return {**batch, "label": tf.one_hot(batch["label"], num_classes)}
 
 
-def training_batches(data_dir, data, spec, **place):
+def training_batches(data_dir, data, spec, stream):
     """An endless stream of batches: 'image' float32 [N, h, w, 3] and 'label' float32 [N, classes].
 
     Args:
         data_dir: folder of a converted data set.
         data: `ClassificationData`.
         spec: `DatasetSpec` that it was converted under.
-        **place: batch, seed, first_step, context and service of `training_stream`.
+        stream: `Stream` of `axial.data.streams`.
     """
     return training_stream(
         data_dir,
         data.train_split,
         spec,
         functools.partial(training_crop, data=data),
+        stream,
         shuffle=data.shuffle,
         labels="class",
         finish=functools.partial(soft_labels, data=data, num_classes=spec.num_classes),
-        **place,
     )
 
 

@@ -273,15 +273,15 @@ def anchor_targets(corners, content, canvas, seed):
     return found
 
 
-def training_batches(data_dir, data, spec, *, masks=False, **place):
+def training_batches(data_dir, data, spec, stream, *, masks=False):
     """An endless stream of batches of `training_example`s.
 
     Args:
         data_dir: folder of a converted data set.
         data: `DetectionData`.
         spec: `DatasetSpec` that it was converted under.
+        stream: `Stream` of `axial.data.streams`.
         masks: see `training_example`.
-        **place: batch, seed, first_step, context and service of `training_stream`.
 
     Raises:
         InputError: see `training_stream`, and `check_masks` with `masks`.
@@ -289,8 +289,8 @@ def training_batches(data_dir, data, spec, *, masks=False, **place):
     if masks:
         check_masks(data_dir, data.train_split)
     example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    place |= dict(shuffle=data.shuffle, labels=tfrecord.WITH_OBJECTS)
-    return training_stream(data_dir, data.train_split, spec, example, **place)
+    of_records = {"shuffle": data.shuffle, "labels": tfrecord.WITH_OBJECTS}
+    return training_stream(data_dir, data.train_split, spec, example, stream, **of_records)
 
 
 # === Evaluation ===

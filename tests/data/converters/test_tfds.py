@@ -15,7 +15,7 @@ from axial.data.converters import imagenet, text, wmt14_tfds
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.converters.coco_tfds import record_fields, tfds_items
 from axial.data.specs import COCO
-from axial.data.streams import check_records
+from axial.data.streams import Stream, check_records
 from axial.errors import InputError
 from axial.tasks.detection.feed import DetectionData, evaluation_photos, training_batches
 from axial.tasks.segmentation.feed import evaluation_dataset
@@ -91,10 +91,10 @@ def test_boxes_and_crowds_are_those_of_cocos_own_files(boxed, tmp_path):
         check_records(str(tmp_path / name), "val2017")
     assert found[0] == found[1] and [len(photo["object/crowd"]) for photo in found[0]].count(3) == 1
     data = DetectionData("val2017", "val2017", (64, 96), (64, 128), boxes=4)
-    batch = next(iter(training_batches(str(tmp_path / "tfds"), data, COCO, batch=3)))
+    batch = next(iter(training_batches(str(tmp_path / "tfds"), data, COCO, Stream(3))))
     assert (batch["classes"].numpy() > 0).sum() == 3
     with pytest.raises(InputError, match="'val2017' has boxes without masks: for Faster R-CNN"):
-        training_batches(str(tmp_path / "tfds"), data, COCO, batch=3, masks=True)
+        training_batches(str(tmp_path / "tfds"), data, COCO, Stream(3), masks=True)
     with pytest.raises(InputError, match="records with 'objects' labels; expected 'panoptic'"):
         evaluation_dataset(str(tmp_path / "tfds"), "val2017", COCO, (65, 65))
 
@@ -116,7 +116,7 @@ def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
     (offset, length), _ = next(record_fields(str(shard), ("image/id",)))
     second = offset + length + 4
     shard.write_bytes(shard.read_bytes()[: second + 40])
-    words = f"{shard.name}: {second + 40} bytes end within the record at byte {second}"
+    words = f"{shard.name}: the record at byte {second} is damaged"
     with pytest.raises(InputError, match=words):
         tfds_items(str(tmp_path / "tfds"), "val2017")
 
