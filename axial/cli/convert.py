@@ -10,14 +10,12 @@ standard error.
 %s cityscapes --input_dir=CITYSCAPES --output_dir=DATA --split=train --split=val
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
-%s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
 %s nuclei --output_dir=DATA                                the 130 sample photos of nuclei
 %s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
 %s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     what the list BBBC038/train.txt names
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
-%s wmt14_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=newstest2013 --split=newstest2014
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, by many machines
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken     not broken ones
@@ -120,7 +118,6 @@ DATA_SETS = {
     "mapillary": (Mapillary, "mapillary.mapillary_items", 50),
     "nuclei": (Photos, "nuclei.nuclei_items", 512),
     "imagenet": (Photos, "imagenet.imagenet_items", 391),
-    "imagenet_tfds": (Photos, "imagenet.tfds_items", 391),
     "folder": (Labelled, "folder.folder_items", 50),
 }
 
@@ -131,7 +128,7 @@ def _items(name, given, split, spec):
     module, function = listed.split(".")
     list_items = getattr(importlib.import_module(f"axial.data.converters.{module}"), function)
     list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
-    if name.startswith("imagenet"):
+    if name == "imagenet":
         return list_items
     if name == "cityscapes":
         return functools.partial(list_items, spec, given.labels or "gtFine", partial=given.partial)
@@ -147,10 +144,10 @@ def _spec(name, given):
     """The `DatasetSpec` of --spec, or the data set's own."""
     from axial.data.spec_file import find_spec, json_spec
 
-    if name in ("imagenet", "imagenet_tfds"):
-        from axial.data.converters import imagenet
+    if name == "imagenet":
+        from axial.data.converters.imagenet import imagenet_spec
 
-        return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(given.input_dir)
+        return imagenet_spec(given.input_dir)
     if given.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
@@ -218,18 +215,16 @@ def _convert_text(given, name):
     from axial.data.convert import Conversion
     from axial.data.converters import text
 
-    data_set = name.removesuffix("_tfds")
-    reader = text if name == data_set else importlib.import_module("axial.data.converters.wmt14_tfds")
-    read = functools.cache(lambda split: reader.read_pairs(input_dir, split, given.languages))
+    read = functools.cache(lambda split: text.read_pairs(input_dir, split, given.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(given.output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
         size = given.vocabulary_size
-        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[data_set])
-        spec = text.text_spec(data_set, given.languages, model)
+        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[name])
+        spec = text.text_spec(name, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
-            source = reader.read_pairs, input_dir, split, given.languages
+            source = input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
             items, of_flags = text.pair_items(pairs, spec), (given.output_dir, given.workers)
@@ -373,7 +368,7 @@ def _weights(given: Weights):
 
 VERBS = {
     **{name: _verb(name, kind) for name, (kind, *_) in DATA_SETS.items()},
-    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14", "wmt14_tfds")},
+    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14")},
     "check": _check,
     "weights": _weights,
     "zip": _zip,

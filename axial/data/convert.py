@@ -169,9 +169,11 @@ def convert_split(conversion, write=None):
         has the seconds of each stage, summed over all threads.
 
     Raises:
-        InputError: the folder holds a split of this name that was made from other input or with other `shards`; an item
-            that cannot be read, or with `skip_broken` none that can be.
+        InputError: no items; the folder holds a split of this name that was made from other input or with other
+            `shards`; an item that cannot be read, or with `skip_broken` none that can be.
     """
+    if not conversion.items:
+        raise InputError(f"--split={conversion.split}: no {conversion.unit} is in this split")
     make_folder(conversion.output_dir)
     listed = conversion.path(f"{conversion.split}.broken.txt")
     _remove(listed)

@@ -95,12 +95,10 @@ def check_choice(name, value, known):
         raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
 
-def check_ranges(config, *names):
-    """Raises InputError unless these arguments of a configuration are (smallest, largest)."""
-    for name in names:
-        low, high = getattr(config, name)
-        if low > high:
-            raise InputError(f"{type(config).__name__}.{name} = {(low, high)}: expected (smallest, largest)")
+def check_range(name, pair):
+    """Raises InputError unless an argument is (smallest, largest)."""
+    if pair[0] > pair[1]:
+        raise InputError(f"{name} = {tuple(pair)}: expected (smallest, largest)")
 
 
 def shortened(value):

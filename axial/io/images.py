@@ -333,12 +333,14 @@ def _pages(data):
 
 
 def orientation(image):
-    """The EXIF orientation of an image of `open_image`, 1 to 8; see `decode.orientation`.
+    """The orientation of an image of `open_image`, 1 to 8, by EXIF alone; see `decode.orientation`.
 
     One whose EXIF block is damaged stays as it is stored, as in browsers. So does a TIFF: Pillow turns it itself.
     """
     try:
-        value = image.getexif().get(Tag.Orientation)
+        exif = Image.Exif()
+        exif.load(image.info.get("exif", b""))  # Pillow's `getexif` reads XMP too
+        value = exif.get(Tag.Orientation)
         return value if type(value) is int and 1 < value < 9 else 1
     except Exception:  # what a damaged block raises is of every class
         return 1

@@ -54,7 +54,7 @@ def read_file(path, largest=LARGEST_IMAGE):
     except gfile.missing_errors():
         raise InputError(f"{path}: no such file") from None
     except (*gfile.file_errors(), UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
+        reason = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
         raise InputError(f"{path}: cannot be read ({reason})") from None
 
 
@@ -117,7 +117,9 @@ _SCALARS = {
 }
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # PyYAML can be built without the first, which is fast
+class _Loader(
+    yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+):  # PyYAML can be built without the first, which is fast
     """PyYAML's loader, which knows `_SCALARS` alone and refuses a key that is there twice."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012, as PyYAML has it
@@ -152,7 +154,8 @@ def _plain_yaml(text):
     """The value of a YAML document: None, bool, int, float, str, list or dict. Raises yaml.YAMLError or ValueError."""
     depth = 0
     for event in yaml.parse(text, _Loader):
-        where, tag = f"line {event.start_mark.line + 1}", (getattr(event, "tag", None) or "!").removeprefix(_TAG)
+        where, tagged = f"line {event.start_mark.line + 1}", (yaml.ScalarEvent, yaml.CollectionStartEvent)
+        tag = ((event.tag if isinstance(event, tagged) else None) or "!").removeprefix(_TAG)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"{where}: aliases are not read")

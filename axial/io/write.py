@@ -39,6 +39,7 @@ from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
+_SAVED = {"JPEG": {"quality": 88}, "TIFF": {"compression": "tiff_adobe_deflate"}}
 NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of a file system that has no fsync, or no locks
 
 
@@ -193,10 +194,10 @@ def named_errors(path):
     """Gives what a file system raises without a name, as for a full disk, the name of the file that is written."""
     try:
         yield
-    except gfile.passing_errors() as error:
-        if getattr(error, "errno", 0) is not None:  # as it is of a library's own text, which would be lost
-            error.filename = getattr(error, "filename", None) or path
-        raise
+    except OSError as error:
+        if error.errno is None:  # as it is of a library's own text, which would be lost
+            raise
+        raise type(error)(error.errno, error.strerror, error.filename or path) from None
 
 
 def lock_file(path, wait=False):
@@ -315,13 +316,13 @@ def name_broken(path, messages, what):
     return f"{what} are broken; all are listed in {path}"
 
 
-def write_image(path, image, **options):
-    """Writes a Pillow image. `options` are those of its `save`, like format="PNG".
+def write_image(path, image, format="PNG"):
+    """Writes a Pillow image.
 
     A picture of a bucket is written by one request, as there are many: a bucket shows what is complete.
     """
     encoded = io.BytesIO()
-    image.save(encoded, **options)
+    image.save(encoded, format, **_SAVED.get(format, {}))
 
     def put():
         make_folder(os.path.dirname(path))

@@ -9,11 +9,11 @@ from axial.data.converters.imagenet import classes_spec
 PIXEL = tf.io.encode_png(np.zeros([1, 1, 3], np.uint8)).numpy()
 
 
-def convert_labels(folder, classes, shards):
+def convert_labels(folder, classes, shards, **options):
     """Converts a split 'train' of items with the given classes and their places as ids. Returns its manifest."""
     names = [f"{number:04d}" for number in range(int(np.max(classes)) + 1)]
     items = [{"photo": "", "read": None, "id": number, "class": int(c)} for number, c in enumerate(classes)]
-    listed, options = (items, b"labels"), {"encode": encode_label, "progress": False}
+    listed, options = (items, b"labels"), {"encode": encode_label, "progress": False, **options}
     made = Conversion(*listed, classes_spec("labels", names), "train", str(folder), 1, shards=shards, **options)
     return convert_split(made)[0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data import convert, tfrecord
+from axial.data import tfrecord
 from axial.data.streams import Stream, evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
@@ -93,11 +93,9 @@ def test_more_hosts_than_records_are_refused(tmp_path):
 
 
 @pytest.fixture
-def older_dir(tmp_path, monkeypatch):
+def older_dir(tmp_path):
     """A data set as older versions wrote it: in the order of its items, without the manifest's field."""
-    monkeypatch.setattr(convert, "PERMUTATION", None)
-    convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5)
-    monkeypatch.undo()
+    convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5, permutation=None)
     path = tmp_path / "older" / "train.json"
     manifest = json.loads(path.read_text())
     assert manifest.pop("permutation") is None

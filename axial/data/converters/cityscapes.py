@@ -6,16 +6,12 @@
 
 A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id alone for stuff. It is the
 class id alone for a crowd too: things that are not told apart, such as a group of cars. The segment ids of a record are
-these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0. The panoptic
-images can be read in place of instanceIds:
-
-    input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
+these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0.
 """
 
 import functools
 import os
 
-from axial.data.converters.coco import panoptic_content, read_panoptic_labels
 from axial.data.files import (
     PHOTOS,
     check_paired,
@@ -28,9 +24,8 @@ from axial.data.files import (
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
-from axial.io.paths import inside
 
-LABELS = ("gtFine", "gtCoarse", "panoptic")
+LABELS = ("gtFine", "gtCoarse")
 NO_CITIES = "files, which are no folders of cities"
 # The cities of the official release. A split that has some of them must have all, unless `partial` is set.
 CITIES = {
@@ -65,8 +60,6 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     folder = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
     kind = "instanceIds" if any(spec.things) else "labelIds"
     photos = _frames(folder, "_leftImg8bit", PHOTOS)
-    if not photos:
-        raise InputError(f"{folder}: no photo in a folder of its city")
     official, cities = set(CITIES.get(split, ())), {os.path.dirname(frame) for frame in photos}
     if cities & official and not partial and (missing := sorted(official - cities)):
         raise InputError(
@@ -74,14 +67,12 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
             "there with --partial"
         )
     files = {}
-    if labels != "panoptic" and split != "test":
+    if split != "test":
         truth, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
         found = _frames(truth, ending, (".png",))
         check_paired(photos, found, folder, truth, f"{ending}.png")
         files = {frame: [path] for frame, path in found.items()}
     items = labelled_items(photos, files, functools.partial(read_instance_labels, spec))
-    if labels == "panoptic":
-        _read_panoptic(items, inside(input_dir, f"gtFine/cityscapes_panoptic_{split}.json", "--split"), spec)
     names = [os.path.relpath(path, input_dir) for path in photos.values()]
     return items, "\n".join([labels, kind, *names]).encode()
 
@@ -100,23 +91,6 @@ def _frames(folder, ending, suffixes):
         if suffixes == PHOTOS:  # folders of labels have several kinds of them
             tell_left_out(path, f"what does not end in {ending} and {', '.join(PHOTOS)}", rest)
     return {frame: found[frame] for frame in sorted(found, key=lambda frame: frame.split("/"))}
-
-
-def _read_panoptic(items, path, spec):
-    """Sets the items' labels from a panoptic JSON and its folder. Raises InputError if the JSON lacks an item."""
-    _, content = panoptic_content(path, spec)
-    sizes = {image.id: (image.width, image.height) for image in content.images}
-    annotations = {annotation.image_id: annotation for annotation in content.annotations}
-    for item in items:
-        frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
-        if frame not in annotations or frame not in sizes:
-            raise InputError(f"{path}: nothing of {item['photo']}")
-        png = inside(path.removesuffix(".json"), annotations[frame].file_name, f"{path}: annotations: file_name")
-        segments = annotations[frame].segments_info
-        item |= {
-            "labels": functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec),
-            "label_files": [path, png],
-        }
 
 
 def read_instance_labels(spec, _, path):

@@ -75,8 +75,6 @@ def panoptic_content(path, spec):
             of two kinds; a category that the spec does not have, or calls otherwise.
     """
     data, content = read_json(path, schemas.Panoptic)
-    if not content.annotations:
-        raise InputError(f"{path}: the split is empty")
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
     check_ids(path, content.images)
     check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
@@ -164,8 +162,6 @@ def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
     check_ids(path, content.images)
     photo_of, _ = _found(path, "images", photos, content.images)
-    if not photo_of:
-        raise InputError(f"{path}: the split is empty")
     return _items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 

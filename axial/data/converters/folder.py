@@ -43,8 +43,6 @@ def folder_items(input_dir, split, spec):
         return coco_items(input_dir, split, spec)
     folder = split_folder(input_dir, split)
     photos = by_name(os.path.join(folder, "photos"), PHOTOS)
-    if not photos:
-        raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
     others = [name for name in list_folder(folder) if name not in ("photos", *LAYERS)]
     there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
     if any(spec.things) and there == ["semantic"]:

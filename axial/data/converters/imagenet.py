@@ -5,18 +5,15 @@
     input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
 The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
-are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there. ImageNet prepared by
-tensorflow-datasets gives the same records.
+are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there.
 """
 
 import collections
-import functools
 import os
 import re
 
 import tensorflow as tf
 
-from axial.data.converters.coco_tfds import prepared, read_record, record_fields
 from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -24,8 +21,6 @@ from axial.io.paths import inside
 from axial.io.read import read_text
 
 NAMES = "LOC_synset_mapping.txt"
-TFDS_SPLITS = {"train": "train", "val": "validation"}
-_IMAGE = {"image": tf.io.FixedLenFeature([], tf.string)}
 LARGEST_IGNORE = 2**15 - 1
 
 
@@ -90,8 +85,6 @@ def imagenet_items(input_dir, split):
         if label is None:
             raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
         found.append((label, os.path.join(folder, photo)))
-    if not found:
-        raise InputError(f"{folder}: no photos; their names end in {', '.join(PHOTOS)}")
     items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
     names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
     return items, "\n".join(names).encode()
@@ -120,37 +113,3 @@ def _listed(input_dir, split, index):
             raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
         known[words[0]] = label
     return known
-
-
-# === tensorflow-datasets ===
-
-
-def tfds_spec(input_dir):
-    """The `DatasetSpec` of imagenet2012 as tensorflow-datasets prepares it."""
-    return classes_spec("imagenet2012", prepared(input_dir, "imagenet2012").info.features["label"].names)
-
-
-def tfds_items(input_dir, split):
-    """Items of a split in the order of classes and names, and bytes that identify this input.
-
-    Args:
-        input_dir: tensorflow-datasets' data_dir, in which imagenet2012 is prepared.
-        split: 'train' or 'val'.
-
-    Raises:
-        InputError: another split; a data set that is not prepared.
-    """
-    builder, found = prepared(input_dir, "imagenet2012", split, TFDS_SPLITS), []
-    for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
-        for place, fields in record_fields(path, ("file_name", "label")):
-            photo = inside(path, fields["file_name"].bytes_list.value[0].decode(), f"{path}: file_name")
-            read = functools.partial(_read_photo, path, place)
-            found.append({"photo": photo, "class": fields["label"].int64_list.value[0], "read": read})
-    found.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))
-    items = [{**item, "id": number} for number, item in enumerate(found)]
-    return items, f"{builder.info.full_name} {split} {len(items)}".encode()
-
-
-def _read_photo(path, place):
-    """The photo's bytes of one record, and None for its labels."""
-    return tf.io.parse_single_example(read_record(path, *place), _IMAGE)["image"].numpy(), None

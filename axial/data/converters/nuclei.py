@@ -69,8 +69,6 @@ def _folders(input_dir, split):
         lines = enumerate(read_text(path).splitlines(), 1)
         folders = [inside(input_dir, line.strip(), f"{path}: line {number}") for number, line in lines if line.strip()]
         check_unique(path, "the photo", map(os.path.basename, folders))
-        if not folders:
-            raise InputError(f"{path}: the split is empty")
         return folders
     if split not in here:
         folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
@@ -80,10 +78,7 @@ def _folders(input_dir, split):
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
     path = os.path.join(input_dir, split)
-    folders = folders_in(path, "what is no folder")
-    if not folders:
-        raise InputError(f"{path}: the split is empty; expected folders ID/images and ID/masks")
-    return [os.path.join(path, name) for name in folders]
+    return [os.path.join(path, name) for name in folders_in(path, "what is no folder")]
 
 
 def _photo(folder):

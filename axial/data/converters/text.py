@@ -45,8 +45,6 @@ def read_pairs(input_dir, split, languages):
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{paths[1]}: {len(sides[1])} lines, {paths[0]} has {len(sides[0])}; one is expected for each")
     pairs = [(i, *pair) for i, pair in enumerate(zip(*sides)) if all(pair)]
-    if not pairs:
-        raise InputError(f"{paths[0]}: no sentence whose translation is not empty")
     return pairs, len(sides[0]) - len(pairs), digest.digest()
 
 
@@ -69,9 +67,9 @@ def pair_items(pairs, spec):
     return [{"text": pair, "spec": spec} for pair in pairs]
 
 
-def listed_pairs(read, input_dir, split, languages, spec):
-    """The items of a split and the bytes that identify it. `read` is `read_pairs`, or another function like it."""
-    pairs, _, digest = read(input_dir, split, languages)
+def listed_pairs(input_dir, split, languages, spec):
+    """The items of a split and the bytes that identify it; see `read_pairs`."""
+    pairs, _, digest = read_pairs(input_dir, split, languages)
     return pair_items(pairs, spec), digest
 
 

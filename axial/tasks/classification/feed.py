@@ -7,7 +7,7 @@ import typing
 import tensorflow as tf
 
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
-from axial.io.check import Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_ranges, checked
+from axial.io.check import Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range, checked
 
 POLICIES = ("none", "autoaugment", "randaugment")
 
@@ -48,7 +48,8 @@ class ClassificationData:
     erase: Fraction = 0.0
 
     def __post_init__(self):
-        check_ranges(self, "area", "aspect")
+        check_range("ClassificationData.area", self.area)
+        check_range("ClassificationData.aspect", self.aspect)
 
     @property
     def crop(self):

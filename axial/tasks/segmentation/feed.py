@@ -10,7 +10,7 @@ from axial.data import tfrecord
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
 from axial.data.streams import decode_photo, evaluation_stream, training_stream, unless
 from axial.errors import InputError
-from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_ranges, checked
+from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_range, checked
 from axial.io.images import LARGEST_PIXELS
 from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
 
@@ -43,7 +43,9 @@ class Augmentation:
     gamma: tuple[Scale, Scale] = (1.0, 1.0)
 
     def __post_init__(self):
-        check_ranges(self, "scales", "brightness", "gamma")
+        check_range("Augmentation.scales", self.scales)
+        check_range("Augmentation.brightness", self.brightness)
+        check_range("Augmentation.gamma", self.gamma)
 
 
 @checked

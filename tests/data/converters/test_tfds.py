@@ -1,17 +1,13 @@
 """Data sets that tensorflow-datasets has prepared give the records of their own files."""
 
-import io
 import json
 import os
 import shutil
 
 import pytest
 import tensorflow_datasets as tfds
-from PIL import Image
 from tensorflow_datasets.object_detection import coco as tfds_coco
-from tensorflow_datasets.translate import wmt14
 
-from axial.data.converters import imagenet, text, wmt14_tfds
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.converters.coco_tfds import record_fields, tfds_items
 from axial.data.specs import COCO
@@ -20,10 +16,7 @@ from axial.errors import InputError
 from axial.tasks.detection.feed import DetectionData, evaluation_photos, training_batches
 from axial.tasks.segmentation.feed import evaluation_dataset
 from tests.data.coco_fixture import CocoFolder, stripes
-from tests.data.conversion import convert, records
-from tests.data.text_fixture import write_pairs
-
-# === COCO ===
+from tests.data.conversion import convert
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):
@@ -119,91 +112,3 @@ def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
     words = f"{shard.name}: the record at byte {second} is damaged"
     with pytest.raises(InputError, match=words):
         tfds_items(str(tmp_path / "tfds"), "val2017")
-
-
-# === ImageNet ===
-
-CLASSES = ("n01440764", "n02012849", "n03126707")
-
-
-class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """The published builder's features, on three photos in place of its archives."""
-
-    VERSION = tfds.core.Version("5.1.0")
-
-    def _info(self):
-        features = {
-            "image": tfds.features.Image(encoding_format="jpeg"),
-            "label": tfds.features.ClassLabel(names=CLASSES),
-            "file_name": tfds.features.Text(),
-        }
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        for number, name in reversed(list(enumerate(CLASSES))):
-            data = io.BytesIO()
-            Image.new("RGB", (24, 16), (40 * number, 90, 20)).save(data, "JPEG")
-            data.seek(0)
-            yield name, {"image": data, "label": name, "file_name": f"{name}_0.JPEG"}
-
-
-def test_imagenet(tmp_path):
-    prepared = str(tmp_path / "tfds")
-    Imagenet2012(data_dir=prepared).download_and_prepare()
-    spec = imagenet.tfds_spec(prepared)
-    convert(imagenet.tfds_items(prepared, "train"), spec, tmp_path / "out", "train")
-    found = records(tmp_path / "out", "train")
-    labels = {r["image/file_name"].numpy().decode(): spec.class_names[int(r["image/class"])] for r in found}
-    assert labels == {f"{name}_0.JPEG": name for name in CLASSES}
-    for data_dir, split, words in (
-        (str(tmp_path), "train", "imagenet2012: not prepared; run tfds build"),
-        (prepared, "val", "not prepared"),
-        (prepared, "valid", "--split=valid: one of train, val"),
-    ):
-        with pytest.raises(InputError, match=words):
-            imagenet.tfds_items(data_dir, split)
-
-
-# === WMT14 ===
-
-SIZES = {"train": 96, "newstest2013": 7, "newstest2014": 5}
-
-
-class Wmt14Translate(wmt14.Wmt14Translate, skip_registration=True):
-    """The published builder, on made-up sentences in place of its archives."""
-
-    BUILDER_CONFIGS = tuple(one for one in wmt14.Wmt14Translate.BUILDER_CONFIGS if one.name == "de-en")
-
-    def _split_generators(self, dl_manager):
-        return {theirs: self._generate_examples(ours) for ours, theirs in wmt14_tfds.SPLITS.items()}
-
-    def _generate_examples(self, split):
-        pairs, *_ = text.read_pairs(self.texts, split, ("en", "de"))
-        yield from ((number, {"en": source, "de": target}) for number, source, target in pairs)
-        yield len(pairs), {"en": "alone", "de": " "}
-
-
-def test_sentence_pairs_are_those_of_text_files(tmp_path):
-    """In either direction, with the same bytes each time. What is not prepared is named."""
-    for split, count in SIZES.items():
-        write_pairs(tmp_path, split, count, seed=count)
-    prepared = str(tmp_path / "tfds")
-    builder = Wmt14Translate(config="de-en", data_dir=prepared)
-    builder.texts = str(tmp_path)
-    builder.download_and_prepare()
-    for languages in (("en", "de"), ("de", "en")):
-        for split in SIZES:
-            own, *_ = text.read_pairs(str(tmp_path), split, languages)
-            found, empty, digest = wmt14_tfds.read_pairs(prepared, split, languages)
-            assert sorted(pair for _, *pair in found) == sorted(pair for _, *pair in own) and empty == 1
-            assert wmt14_tfds.read_pairs(prepared, split, languages) == (found, empty, digest)
-    for split, languages, words in (
-        ("newstest2012", ("en", "de"), "--split=newstest2012: one of train, newstest2013, newstest2014"),
-        ("train", ("fr", "de"), "--languages=fr,de: expected en and one other"),
-        ("train", ("en", "fr"), "fr-en: not prepared; run tfds build wmt14_translate/fr-en --data_dir="),
-    ):
-        with pytest.raises(InputError, match=words):
-            wmt14_tfds.read_pairs(prepared, split, languages)
