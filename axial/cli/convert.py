@@ -142,7 +142,7 @@ def _sample_dir(name):
 
 def _spec(name, given):
     """The `DatasetSpec` of --spec, or the data set's own."""
-    from axial.data.spec_file import find_spec, json_spec
+    from axial.data.specs import find_spec, json_spec
 
     if name == "imagenet":
         from axial.data.converters.imagenet import imagenet_spec

@@ -280,20 +280,18 @@ def find_photos(arguments):
         raise InputError("name at least one photo, or a folder of photos")
     photos = []
     for argument in arguments:
-        if gfile.isdir(argument):
-            names = list_folder(argument)
-            inside = [name for name in names if name.lower().endswith(PHOTOS)]
-            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", sorted(set(names) - set(inside)))
-            predicted = [name for name in inside if _is_predicted(argument, name)]
-            tell_left_out(argument, "what axial-predict has written", predicted)
-            inside = [name for name in inside if name not in predicted]
-            if not inside:
-                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-            photos += [os.path.join(argument, name) for name in inside]
-        elif gfile.exists(argument):
+        if not gfile.isdir(argument):
+            if not gfile.exists(argument):
+                raise InputError(f"{argument}: no such photo{nearest(argument, ())}")
             photos.append(argument)
-        else:
-            raise InputError(f"{argument}: no such photo{nearest(argument, ())}")
+            continue
+        names = list_folder(argument)
+        found = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
+        rest = [name for name in names if name not in set(found)]
+        tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}, or what axial-predict has written", rest)
+        if not found:
+            raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+        photos += [os.path.join(argument, name) for name in found]
     return list({os.path.abspath(photo): photo for photo in photos}.values())
 
 

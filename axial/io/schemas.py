@@ -417,7 +417,7 @@ class ZooRow(Strict):
 # === Reports of a training's input ===
 
 
-class Arrivals(Strict):
+class Arrivals(Struct):
     """What reached one host of a training with --data_service; see `axial.data.service`."""
 
     hosts: Annotated[int, Meta(ge=1)]
@@ -425,7 +425,6 @@ class Arrivals(Strict):
     examples: Count
     skipped: Count
     arrived: list[Count]
-    again: list[Count]
 
 
 # === Conversion by Apache Beam ===

@@ -194,10 +194,12 @@ def named_errors(path):
     """Gives what a file system raises without a name, as for a full disk, the name of the file that is written."""
     try:
         yield
-    except OSError as error:
+    except gfile.passing_errors() as error:
+        if not isinstance(error, OSError):
+            raise OSError(errno.EIO, first_line(error), path) from None
         if error.errno is None:  # as it is of a library's own text, which would be lost
             raise
-        raise type(error)(error.errno, error.strerror, error.filename or path) from None
+        raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
 def lock_file(path, wait=False):

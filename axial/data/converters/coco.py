@@ -24,8 +24,7 @@ from axial.data.convert import convert_sample
 from axial.data.converters.instances import read_instances
 from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
-from axial.data.spec_file import boxes_alone
-from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
+from axial.data.specs import ANOTHER_SPEC, COCO, boxes_alone, check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside

@@ -12,8 +12,7 @@ from PIL import Image
 from axial.data.convert import encode_item
 from axial.data.converters.coco import checked_labels, coco_items
 from axial.data.labels import colors_of, encode_rgb, numbered
-from axial.data.spec_file import json_spec
-from axial.data.specs import COCO
+from axial.data.specs import COCO, json_spec
 from axial.errors import InputError
 from axial.io import schemas
 from axial.tasks.segmentation.feed import segment_map

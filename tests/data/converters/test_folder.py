@@ -11,8 +11,7 @@ from PIL import Image
 
 from axial.data.converters.folder import folder_items
 from axial.data.labels import colors_of, read_ids
-from axial.data.spec_file import find_spec
-from axial.data.specs import CITYSCAPES, DatasetSpec
+from axial.data.specs import CITYSCAPES, DatasetSpec, find_spec
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import segment_map
 from tests.data.conversion import convert, records, replace

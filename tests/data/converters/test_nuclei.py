@@ -13,8 +13,7 @@ from axial.data.converters.folder import folder_items
 from axial.data.converters.nuclei import SAMPLE_DIR, nuclei_items
 from axial.data.files import load_photo
 from axial.data.labels import read_ids
-from axial.data.spec_file import find_spec
-from axial.data.specs import NUCLEI
+from axial.data.specs import NUCLEI, find_spec
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io.images import PERCENTILES, eight_bits
