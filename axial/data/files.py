@@ -1,15 +1,16 @@
 """Lists of folders, photos as TensorFlow decodes them for converters, and photos to predict."""
 
+import contextlib
 import functools
 import io
 import os
 import re
+import typing
 
-import msgspec
 import numpy as np
 
 from axial.errors import NOT_UTF8, InputError, nearest
-from axial.io import gfile, schemas
+from axial.io import gfile
 from axial.io.images import LEVELS, PERCENTILES, open_photo, orientation, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
@@ -301,8 +302,7 @@ def _is_predicted(folder, name):
     path = os.path.join(folder, f"{stem}.json")
     if stem == name or not gfile.exists(path):
         return False
-    try:
-        pictures = read_json(path, schemas.Pictures)[1]
-    except InputError:  # another JSON
-        return False
-    return name in msgspec.structs.astuple(pictures)
+    with contextlib.suppress(InputError):  # another JSON
+        content = read_json(path, dict[str, typing.Any])[1]
+        return "photo" in content and name in content.values()
+    return False

@@ -108,16 +108,6 @@ class Predicted(Struct):
     segments: list[PredictedSegment]
 
 
-class Pictures(Struct):
-    """What PHOTO.json of axial-predict says of the pictures beside it."""
-
-    photo: str
-    file_name: str = ""
-    semantic_file_name: str = ""
-    label_file_name: str = ""
-    overlay_file_name: str = ""
-
-
 # === COCO's detection format ===
 
 Box = tuple[float, float, float, float]  # x, y, width, height in pixels

@@ -236,15 +236,8 @@ def markdown_table(header, rows):
 def broken(command):
     """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
     kept = re.sub(" (?!--)", "\0", command)  # where no line ends
-    lines = textwrap.wrap(
-        kept,
-        104,
-        initial_indent="    ",
-        subsequent_indent="       ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return " \\\n".join(lines).replace("\0", " ").split("\n")
+    wrapper = textwrap.TextWrapper(104, "    ", "       ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(wrapper.wrap(kept)).replace("\0", " ").split("\n")
 
 
 def csv_text(rows):

@@ -14,9 +14,8 @@ class Inner:
     size: int = 1
 
 
-@check.checked
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(check.Checked):
     steps: check.Count = 1
     rate: check.Positive = 1.0
     size: check.Size = (1, 1)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from axial.data.converters.coco import panoptic_items
 from axial.data.files import PHOTOS, by_name, labelled_items, list_folder, split_folder
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import read_json
 
@@ -31,9 +31,9 @@ def mapillary_spec(input_dir, version):
     not evaluated are ignored.
 
     Raises:
-        InputError: an unknown version; no configuration; a configuration with another number of labels.
+        InputError: no configuration; a configuration with another number of labels.
     """
-    count, _ = _of_version(version)
+    count, _ = VERSIONS[version]
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
     names = [f"config_{version}.json", "config.json"]
@@ -60,20 +60,13 @@ def mapillary_spec(input_dir, version):
     return paths[0], spec
 
 
-def _of_version(version):
-    """The row of `VERSIONS`. Raises InputError for an unknown version."""
-    if version not in VERSIONS:
-        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
-    return VERSIONS[version]
-
-
 def mapillary_items(input_dir, split, spec, version):
     """Items of a split, and bytes that identify this input. The testing split has no labels.
 
     Raises:
-        InputError: an unknown version; a folder, photo or label that is missing; see also `panoptic_items`.
+        InputError: a folder, photo or label that is missing; see also `panoptic_items`.
     """
-    _, year = _of_version(version)
+    _, year = VERSIONS[version]
     folder = split_folder(input_dir, split)
     photos, labelled = os.path.join(folder, "images"), os.path.join(folder, version)
     panoptic = os.path.join(labelled if tf.io.gfile.isdir(labelled) else folder, "panoptic")

@@ -7,9 +7,8 @@ The release has stage1_train and stage1_test. In place of such a folder, a list 
 
     input_dir/SPLIT.txt                 stage1_train/ID on each line
 
-A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share a few pixels, which the later
-mask gets; at most 0.6 % of a mask are shared in the corrected masks of stage1_train. A split whose photos have no masks
-has no labels.
+A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share pixels, which the later mask
+gets. A split whose photos have no masks has no labels.
 
 `SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; its ATTRIBUTION.md says which.
 """
@@ -32,7 +31,6 @@ from axial.io.read import check_unique, read_file, read_text
 
 SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "nuclei_sample")
 BACKGROUND, NUCLEUS = NUCLEI.category_ids
-MOST_SHARED = 0.05  # of a mask's pixels may be in other masks too
 
 
 def nuclei_items(input_dir, split, spec=NUCLEI):
@@ -93,35 +91,22 @@ def read_masks(spec, photo, *masks):
     """`Labels` from the paths of a photo and of the masks of its nuclei, which are numbered from 1.
 
     Raises:
-        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, of several
-            values, or that shares more than `MOST_SHARED` of its pixels with others.
+        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, or of several
+            values.
     """
     image = open_image(photo, read_file(photo))
     if image.format == "TIFF" and image.is_animated:  # a stack or channels, of which none is the photo
         raise InputError(f"{photo}: a TIFF of several pages, one is expected")
-    size = upright(image).size
-    keys = np.zeros(size[::-1], np.int32)
-    areas, shared = np.zeros([2, len(masks) + 1], np.int64)
+    keys = np.zeros(upright(image).size[::-1], np.int32)
     for number, path in enumerate(masks, 1):
         values = read_ids(path)
         same_size(path, values, photo, keys)
-        within = values > 0
-        areas[number] = np.count_nonzero(within)
-        if not areas[number]:
+        inside_it = values[values > 0]
+        if not inside_it.size:
             raise InputError(f"{path}: an empty mask; a mask has the pixels of one nucleus")
-        if np.ptp(values[within]):
-            raise InputError(f"{path}: {values[within].min()} and {values.max()}, a mask has 0 and one other value")
-        with_others = np.bincount(keys[within], minlength=len(areas))
-        with_others[0] = 0
-        shared += with_others
-        shared[number] = with_others.sum()
-        if (over := np.flatnonzero(shared > MOST_SHARED * areas)).size:
-            one, other = over[0], number if over[0] != number else with_others.argmax()
-            raise InputError(
-                f"{masks[one - 1]}: {shared[one]} of its {areas[one]} pixels are in other masks too, like "
-                f"{os.path.basename(masks[other - 1])}; at most {100 * MOST_SHARED:g} % may be"
-            )
-        keys[within] = number
+        if np.ptp(inside_it):
+            raise InputError(f"{path}: {inside_it.min()} and {inside_it.max()}, a mask has 0 and one other value")
+        keys[values > 0] = number
     return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
 
 

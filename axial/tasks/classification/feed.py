@@ -7,14 +7,13 @@ import typing
 import tensorflow as tf
 
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
-from axial.io.check import Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range, checked
+from axial.io.check import Checked, Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range
 
 POLICIES = ("none", "autoaugment", "randaugment")
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class ClassificationData:
+class ClassificationData(Checked):
     """Which photos a classifier sees, and how.
 
     The crop and the mirror image follow from the seed, so a resumed training sees the same ones. The policy, mixup,
@@ -48,6 +47,7 @@ class ClassificationData:
     erase: Fraction = 0.0
 
     def __post_init__(self):
+        super().__post_init__()
         check_range("ClassificationData.area", self.area)
         check_range("ClassificationData.aspect", self.aspect)
 

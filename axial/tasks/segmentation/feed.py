@@ -10,14 +10,13 @@ from axial.data import tfrecord
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
 from axial.data.streams import decode_photo, evaluation_stream, training_stream, unless
 from axial.errors import InputError
-from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_range, checked
+from axial.io.check import Checked, Name, Natural, NonNegative, Scale, Size, check_range
 from axial.io.images import LARGEST_PIXELS
 from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Checked):
     """How training changes photos at random. By default their colours stay as they are.
 
     Attributes:
@@ -43,14 +42,14 @@ class Augmentation:
     gamma: tuple[Scale, Scale] = (1.0, 1.0)
 
     def __post_init__(self):
+        super().__post_init__()
         check_range("Augmentation.scales", self.scales)
         check_range("Augmentation.brightness", self.brightness)
         check_range("Augmentation.gamma", self.gamma)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """Which photos a task sees, and how.
 
     Attributes:
@@ -80,6 +79,7 @@ class DataConfig:
     tile_overlap: Natural | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.tile_overlap is None:
             return
         if self.photo_scale is None:

@@ -28,7 +28,7 @@ from axial.data.streams import (
     whole_record,
 )
 from axial.errors import InputError
-from axial.io.check import Name, checked
+from axial.io.check import Checked, Name
 from axial.io.show import say
 
 # === Batches ===
@@ -36,9 +36,8 @@ from axial.io.show import say
 Length = Annotated[int, Meta(ge=2, le=2**12)]
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class TextData:
+class TextData(Checked):
     """Which sentences a translator sees, and in what batches.
 
     Attributes:
@@ -57,6 +56,7 @@ class TextData:
     reverse: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         rising = all(a < b for a, b in zip(self.lengths, self.lengths[1:]))
         if not rising or any(self.lengths[-1] % length for length in self.lengths):
             raise InputError(f"TextData.lengths = {self.lengths}: expected rising lengths that divide the last")
