@@ -14,11 +14,9 @@ Each data set provides a list of items; everything else is here. An item is a di
     name        of the photo in its split, where that has folders; by default the file name
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
-    objects     function of the photo's size (width, height) that returns the fields 'box/' of a record that has boxes
-                alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function like `objects`, of a record that has labels too; optional
+    boxes       function of the photo's size (width, height) that returns the fields 'box/' of the record; optional
     stored      True if the labels are of the photo as it is stored, not turned upright; see `files.photo_fields`
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
@@ -83,8 +81,6 @@ def encode_item(item):
     lap("decode the photo")
     if "class" in item:
         fields["image/class"] = item["class"]
-    elif "objects" in item:
-        fields |= item["objects"](size)
     else:
         found = found or labels.blank(size)
         ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
@@ -266,7 +262,7 @@ def _plan(conversion):
         "examples": len(items),
         "source": hashlib.sha256(conversion.source + f"{len(bounds)}{order}".encode()).hexdigest(),
         "stamps": [_stamp(items[first:last]) for first, last in bounds.values()],
-        "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
+        "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
         "permutation": permutation,
     }
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import math
-import re
 import struct
 import sys
 import warnings
@@ -41,8 +40,6 @@ LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
 LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
 MOST_PAGES = 2**16  # of a TIFF that are counted
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
-# The tags of a TIFF (Adobe, TIFF Revision 6.0) have the names of `Tag`, but for this one.
-_NO_DATA = 42113  # of GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
 _COPY, _MASK = 1, 4  # bits of a page's tag: a smaller copy of another page, and where one is transparent
 # The bytes of a value of each type of a TIFF that Pillow reads.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
@@ -76,9 +73,8 @@ class Photo:
 
     Attributes:
         image: of `open_image`.
-        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits or a sign, or None: Pillow keeps the upper bytes
-            of colours, and reads some tags of a TIFF not at all. The smallest number is the darkest, and NaN stands for
-            GDAL's missing values.
+        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits, or None: Pillow keeps the upper bytes of
+            colours, and reads some tags of a TIFF not at all. The smallest number is the darkest.
         left_out: texts on what of the file is not read, as 'page 1 of 4 is read'.
     """
 
@@ -242,20 +238,14 @@ def _difference(rows):
 def _deep(path, data, image):
     """The `deep` of a loaded image; see `Photo`."""
     tags = image.tag_v2 if image.format == "TIFF" else {}
-    kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
-    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # of 8 bits, though the tag has 16
-        image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         return _deep_colours(path, data, image)
-    if not (image.mode[0] in "IF" or (image.mode == "L" and kind == 2)):
+    if image.mode[0] not in "IF":
         return None
     values = np.asarray(image)
-    if image.mode in ("L", "I"):
-        values = values.view({"L": np.int8, "I": np.uint32 if kind == 1 else np.int32}[image.mode])
-    with contextlib.suppress(ValueError):
-        missing = values == float(str(tags.get(_NO_DATA, "nan")).strip("\0 "))
-        values = np.where(missing, np.nan, values) if missing.any() else values
+    if image.mode == "I":
+        values = values.view(np.uint32 if tags.get(Tag.SampleFormat, (1,))[0] == 1 else np.int32)
     if tags.get(Tag.PhotometricInterpretation, 1) == 0:  # the smallest number is white
         values = (1 if image.mode == "F" else 2**16 - 1) - values
     return values
@@ -305,8 +295,7 @@ def _left_out(path, data, image):
         full = sum(not page & (_COPY | _MASK) for page in pages)
         if pages[0] & _COPY and (full or Tag.SubIFDs in tags):
             raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
-        text = re.match(r"ImageJ=.*^images=(\d{1,9})$", str(tags.get(Tag.ImageDescription)), re.DOTALL | re.MULTILINE)
-        kind, count = "page", max(full, int(text[1]) if text else 1)
+        kind, count = "page", full
     if count > 1:
         found.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")

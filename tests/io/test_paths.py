@@ -88,8 +88,6 @@ REVIEWED = {
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
-        ("data/converters/coco_tfds.py", "_versions", "name"),
-        ("data/converters/coco_tfds.py", "prepared", "name"),
         ("data/converters/folder.py", "folder_items", "layer"),
         ("data/converters/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'", "version"),
         ("data/convert.py", "convert_sample", "name"),

@@ -70,8 +70,6 @@ def _folders(input_dir, split):
         return folders
     if split not in here:
         folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
-        if any(tf.io.gfile.isdir(os.path.join(input_dir, name, "images")) for name in folders):
-            raise InputError(f"{input_dir}: itself a split; --input_dir is the folder that has it")
         found = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")

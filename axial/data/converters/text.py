@@ -50,16 +50,13 @@ def read_pairs(input_dir, split, languages):
 
 def lines_of(path, data):
     """The lines of a text, without space around them. Only line feeds end a line."""
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            texts.append(line.decode().strip())
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    return texts
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}: line {line}: not UTF-8 ({error.reason})") from None
+    return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
 
 
 def pair_items(pairs, spec):

@@ -188,10 +188,6 @@ BAD = [
         lambda release: (release.root / "stage1_train").rename(release.root / "stage1"),
         r"stage1_train: no such folder, and no list stage1_train.txt; .*did you mean 'stage1'",
     ),
-    (
-        lambda release: setattr(release, "root", release.root / "stage1_train"),
-        "stage1_train: itself a split; --input_dir is the folder that has it",
-    ),
     (no_masks, "f00d/masks: no masks; expected one for each nucleus"),
     (lambda release: release.write_mask("2.png", nuclei() > 4), "masks/2.png: an empty mask"),
     (
