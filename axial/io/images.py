@@ -40,7 +40,6 @@ LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
 LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
 MOST_PAGES = 2**16  # of a TIFF that are counted
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
-_COPY, _MASK = 1, 4  # bits of a page's tag: a smaller copy of another page, and where one is transparent
 # The bytes of a value of each type of a TIFF that Pillow reads.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
@@ -93,12 +92,11 @@ def open_photo(path, data):
     """The `Photo` of an image file. The arguments are those of `open_image`.
 
     Raises:
-        InputError: see `open_image`; a TIFF whose first page is a smaller copy of another; compressed planes of 16 bits
-            that end between 256 and 4095.
+        InputError: see `open_image`; compressed planes of 16 bits that end between 256 and 4095.
     """
     image = open_image(path, data)
     with _named(path, data):
-        return Photo(image, _deep(path, data, image), _left_out(path, data, image))
+        return Photo(image, _deep(path, data, image), _left_out(data, image))
 
 
 @contextlib.contextmanager
@@ -284,18 +282,14 @@ def _bytes_of_colours(data, order):
     return np.asarray(image)
 
 
-def _left_out(path, data, image):
+def _left_out(data, image):
     """The `left_out` of a loaded image; see `Photo`."""
     found, tags, kind, count = [], {}, "frame", 1
     if image.format in ("GIF", "PNG", "WEBP"):
         with contextlib.suppress(Exception):  # of a damaged frame behind the first
             count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # of a GIF it reads all
     elif image.format == "TIFF":
-        tags, pages = image.tag_v2, _pages(data)
-        full = sum(not page & (_COPY | _MASK) for page in pages)
-        if pages[0] & _COPY and (full or Tag.SubIFDs in tags):
-            raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
-        kind, count = "page", full
+        tags, kind, count = image.tag_v2, "page", _pages(data)
     if count > 1:
         found.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
@@ -308,17 +302,16 @@ def _left_out(path, data, image):
 
 
 def _pages(data):
-    """The page tags of the pages of a TIFF that Pillow has read, in their order, of at most `MOST_PAGES`."""
+    """How many pages a TIFF has that Pillow has read, of at most `MOST_PAGES`."""
     order, place, count, entry = _directory(data)
-    found = {}
+    found = set()
     with contextlib.suppress(struct.error, OverflowError):  # of a damaged page behind the first
         while place and place not in found and len(found) < MOST_PAGES:
-            (tags,), first = struct.unpack_from(order + count, data, place), place + struct.calcsize(order + count)
-            tag, kind = struct.unpack_from(order + "HH", data, first)
-            (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
-            found[place] = value if tag == Tag.NewSubfileType else 0  # the first tag, as they are in order
-            (place,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
-    return list(found.values())
+            found.add(place)
+            (tags,) = struct.unpack_from(order + count, data, place)
+            place += struct.calcsize(order + count) + tags * entry.size
+            (place,) = struct.unpack_from(order + entry.format[-1], data, place)
+    return len(found)
 
 
 def orientation(image):

@@ -133,14 +133,6 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
             decode.orientation(data)
 
 
-@pytest.mark.parametrize("way", range(1, 9))
-def test_photos_are_turned_as_pillow_turns_them(way):
-    photo = picture("RGB")
-    image = images.open_image("photo", encoded(photo, "PNG", exif=block(way)))
-    turned = decode.turn(tf.constant(np.asarray(photo)), tf.constant(way, tf.int64))
-    np.testing.assert_array_equal(turned, images.upright(image))
-
-
 # === Orientation ===
 
 

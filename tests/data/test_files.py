@@ -1,7 +1,6 @@
 """Photos of data sets, as TensorFlow decodes them."""
 
 import io
-import os
 import struct
 
 import numpy as np
@@ -10,13 +9,9 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.convert import encode_item
-from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import checked_labels
-from axial.data.converters.folder import folder_items
-from axial.data.converters.imagenet import imagenet_items
-from axial.data.converters.mapillary import mapillary_items
 from axial.data.decode import decode
-from axial.data.files import PHOTOS, find_photos, load_photo, photo_fields
+from axial.data.files import load_photo, photo_fields
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
@@ -65,28 +60,6 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
     assert photo_fields("photo", square, (20, 20))[0].get("image/orientation", 1) == way
     with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
         photo_fields("photo", data, (7, 9))
-
-
-# The items of each layout whose photos are files that are found by their suffixes, and the photos' folder.
-LAYOUTS = {
-    "folder": ("val/photos", lambda root: folder_items(root, "val", COCO)[0]),
-    "imagenet": ("val/cat", lambda root: imagenet_items(root, "val")[0]),
-    "cityscapes": ("leftImg8bit/test/bonn", lambda root: cityscapes_items(root, "test", partial=True)[0]),
-    "mapillary": ("testing/images", lambda root: mapillary_items(root, "testing", COCO, "v1.2")[0]),
-    "predict": ("photos", lambda root: [{"photo": path} for path in find_photos([f"{root}/photos"])]),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_takes_the_same_photos(tmp_path, layout):
-    """Of each format, whatever the case of its suffix."""
-    where, list_items = LAYOUTS[layout]
-    folder = tmp_path / where
-    folder.mkdir(parents=True)
-    names = {f"{suffix[1:]}{odd[1:]}_leftImg8bit{odd}" for suffix in PHOTOS for odd in (suffix, suffix.upper())}
-    for name in (*names, "notes.txt", "x.eps", "x.avif", "x.json", ".hidden.txt"):
-        (folder / name).touch()
-    assert {os.path.basename(item["photo"]) for item in list_items(str(tmp_path))} == names
 
 
 def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():

@@ -254,15 +254,9 @@ class Servers:
     """A dispatcher and three workers, which are processes of their own."""
 
     def __init__(self, begin, folder):
-        # The port is a fixed one, so that the dispatcher can be started again.
         arguments = "dispatcher", f"--port={free_port()}", f"--work_dir={folder / 'work'}", "--host=localhost"
-        self._begin_dispatcher = lambda: begin(*arguments)
-        self.dispatcher = self._begin_dispatcher()
+        self.dispatcher = begin(*arguments)
         self.workers = [begin("worker", f"--dispatcher={self.dispatcher.address}") for _ in range(3)]
-
-    def restart_dispatcher(self):
-        self.dispatcher.end(signal.SIGKILL)
-        self.dispatcher = self._begin_dispatcher()
 
 
 @pytest.mark.slow  # four processes
@@ -295,16 +289,6 @@ def kill_a_worker(servers, numbers_dir, tmp_path, after):
     assert 0 <= lost <= 3 * service_module.OPEN * A_SHARD
     assert f"{lost} did not" in arrival_lines(report)[0]
     return lost
-
-
-@pytest.mark.slow  # the client waits for the dispatcher for half a minute
-def test_a_dispatcher_that_is_started_again_goes_on(begin, numbers_dir, tmp_path):
-    servers = Servers(begin, tmp_path)
-    tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
-    service = Service(servers.dispatcher.address, "again", str(tmp_path / "reports"), seconds=0)
-    stream = served(batches_of_numbers, tickets, service, used=0, epochs=6)
-    counter = arrived(stream, after=30, then=servers.restart_dispatcher)
-    assert sorted(counter) == list(range(6 * RECORDS)) and set(counter.values()) == {1}
 
 
 @pytest.mark.slow  # two trainings

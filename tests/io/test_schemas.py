@@ -35,7 +35,7 @@ LEAST = {
         {"format": 1, "model": "m", "num_classes": 1, "arguments": {}, "norm": NORM, "source": "s"},
         {"parameters": 0, "scored_photos": 0, "trained": None},
     ),
-    schemas.Arrivals: ({"hosts": 1, "epoch": 0, "examples": 0, "skipped": 0, "arrived": [], "again": []}, {}),
+    schemas.Arrivals: ({"hosts": 1, "epoch": 0, "examples": 0, "skipped": 0, "arrived": []}, {}),
 }
 
 
