@@ -40,6 +40,9 @@ LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
 LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
 MOST_PAGES = 2**16  # of a TIFF that are counted
 MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
+# The tags of a TIFF (Adobe, TIFF Revision 6.0) have the names of `Tag`, but for this one.
+_NO_DATA = 42113  # of GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
+_COPY, _MASK = 1, 4  # bits of a page's tag: a smaller copy of another page, and where one is transparent
 # The bytes of a value of each type of a TIFF that Pillow reads.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
@@ -72,8 +75,9 @@ class Photo:
 
     Attributes:
         image: of `open_image`.
-        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits, or None: Pillow keeps the upper bytes of
-            colours, and reads some tags of a TIFF not at all. The smallest number is the darkest.
+        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits or a sign, or None: Pillow keeps the upper bytes
+            of colours, and reads some tags of a TIFF not at all. The smallest number is the darkest, and NaN stands for
+            GDAL's missing values.
         left_out: texts on what of the file is not read, as 'page 1 of 4 is read'.
     """
 
@@ -92,11 +96,12 @@ def open_photo(path, data):
     """The `Photo` of an image file. The arguments are those of `open_image`.
 
     Raises:
-        InputError: see `open_image`; compressed planes of 16 bits that end between 256 and 4095.
+        InputError: see `open_image`; a TIFF whose first page is a smaller copy of another; compressed planes of 16 bits
+            that end between 256 and 4095.
     """
     image = open_image(path, data)
     with _named(path, data):
-        return Photo(image, _deep(path, data, image), _left_out(data, image))
+        return Photo(image, _deep(path, data, image), _left_out(path, data, image))
 
 
 @contextlib.contextmanager
@@ -236,14 +241,20 @@ def _difference(rows):
 def _deep(path, data, image):
     """The `deep` of a loaded image; see `Photo`."""
     tags = image.tag_v2 if image.format == "TIFF" else {}
+    kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
+    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # of 8 bits, though the tag has 16
+        image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         return _deep_colours(path, data, image)
-    if image.mode[0] not in "IF":
+    if not (image.mode[0] in "IF" or (image.mode == "L" and kind == 2)):
         return None
     values = np.asarray(image)
-    if image.mode == "I":
-        values = values.view(np.uint32 if tags.get(Tag.SampleFormat, (1,))[0] == 1 else np.int32)
+    if image.mode in ("L", "I"):
+        values = values.view({"L": np.int8, "I": np.uint32 if kind == 1 else np.int32}[image.mode])
+    with contextlib.suppress(ValueError):
+        missing = values == float(str(tags.get(_NO_DATA, "nan")).strip("\0 "))
+        values = np.where(missing, np.nan, values) if missing.any() else values
     if tags.get(Tag.PhotometricInterpretation, 1) == 0:  # the smallest number is white
         values = (1 if image.mode == "F" else 2**16 - 1) - values
     return values
@@ -282,14 +293,18 @@ def _bytes_of_colours(data, order):
     return np.asarray(image)
 
 
-def _left_out(data, image):
+def _left_out(path, data, image):
     """The `left_out` of a loaded image; see `Photo`."""
     found, tags, kind, count = [], {}, "frame", 1
     if image.format in ("GIF", "PNG", "WEBP"):
         with contextlib.suppress(Exception):  # of a damaged frame behind the first
             count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # of a GIF it reads all
     elif image.format == "TIFF":
-        tags, kind, count = image.tag_v2, "page", _pages(data)
+        tags, pages = image.tag_v2, _pages(data)
+        full = sum(not page & (_COPY | _MASK) for page in pages)
+        if pages[0] & _COPY and (full or Tag.SubIFDs in tags):
+            raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
+        kind, count = "page", full
     if count > 1:
         found.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
@@ -302,16 +317,17 @@ def _left_out(data, image):
 
 
 def _pages(data):
-    """How many pages a TIFF has that Pillow has read, of at most `MOST_PAGES`."""
+    """The page tags of the pages of a TIFF that Pillow has read, in their order, of at most `MOST_PAGES`."""
     order, place, count, entry = _directory(data)
-    found = set()
+    found = {}
     with contextlib.suppress(struct.error, OverflowError):  # of a damaged page behind the first
         while place and place not in found and len(found) < MOST_PAGES:
-            found.add(place)
-            (tags,) = struct.unpack_from(order + count, data, place)
-            place += struct.calcsize(order + count) + tags * entry.size
-            (place,) = struct.unpack_from(order + entry.format[-1], data, place)
-    return len(found)
+            (tags,), first = struct.unpack_from(order + count, data, place), place + struct.calcsize(order + count)
+            tag, kind = struct.unpack_from(order + "HH", data, first)
+            (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
+            found[place] = value if tag == Tag.NewSubfileType else 0  # the first tag, as they are in order
+            (place,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
+    return list(found.values())
 
 
 def orientation(image):

@@ -12,7 +12,6 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
-from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
@@ -23,17 +22,6 @@ from tests.data.conversion import convert as convert_items
 from tests.data.conversion import records
 
 PERSON, SKY = 1, 187
-
-
-def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
-    for name in ("a", "b"):
-        convert(SAMPLE_DIR, tmp_path / name, "train2017", shards=3, workers=2)
-    files = sorted(os.listdir(tmp_path / "a"))
-    assert files == sorted(os.listdir(tmp_path / "b")) and len(files) == 4
-    for file in files:
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    _, done = convert(SAMPLE_DIR, tmp_path / "a", "train2017", shards=3)
-    assert done["photos"] == 0
 
 
 # Forks a converter and kills it, and again. It forks before TensorFlow has started any thread.

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import EpsImagePlugin, Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps, TiffImagePlugin
 
 from axial.errors import InputError
 from axial.io import images
 from axial.io.images import LARGEST_PIXELS, open_image, open_photo, orientation, upright
 from tests.io import image_fixture as small
-from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, deep_png, encoded, picture, png, tiff_of
+from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, TEXT, deep_png, encoded, picture, png, tiff_of
 
 RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
 
@@ -100,8 +100,10 @@ NUMBERS = {
     "signed": (SIGNED.astype(np.int16), {}, SIGNED),
     "32 bits, signed": (SIGNED.astype(np.int32), {}, SIGNED),
     "32 bits": (GREY.astype(np.uint32) << 20, {}, GREY.astype(np.uint32) << 20),
+    "8 bits, signed": ((SIGNED // 17).astype(np.int8), {}, SIGNED // 17),
     "white first": (GREY.astype(np.uint16), {"t262": WHITE}, 65535 - GREY),
     "floats, white first": (GREY.astype(np.float32), {"t262": WHITE}, 1.0 - GREY),
+    "no data": (SIGNED.astype(np.float32), {"t42113": (TEXT, b"-77\0")}, np.where(SIGNED == -77, np.nan, SIGNED)),
     "colours": (_NOISE.astype(np.uint16), {}, _NOISE),
     "premultiplied": (np.dstack([_NOISE, GREY]).astype(np.uint16), {"t338": PREMULTIPLIED}, _NOISE),
 }
@@ -109,7 +111,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_numbers_of_a_tiff_are_those_that_its_tags_say(name):
-    """Pillow inverts no deep grey, and reads 32 bits as of another sign."""
+    """Pillow inverts no deep grey, and reads 32 bits and 8 as of another sign."""
     stored, tags, wanted = NUMBERS[name]
     found = open_photo("photo.tif", tiff_of(stored, **tags)).deep
     np.testing.assert_array_equal(found, wanted.squeeze())
@@ -120,6 +122,26 @@ def test_the_numbers_of_a_deep_png_are_read(channels):
     levels = np.dstack([_NOISE, GREY])[..., :channels] * 16
     found = open_photo("photo.png", deep_png(levels)).deep
     np.testing.assert_array_equal(found, levels[..., : 3 if channels > 2 else 1].squeeze())
+
+
+def test_a_palette_of_8_bits_is_no_black():
+    """The tag has 16 bits; some programs write 8."""
+    colours = np.random.default_rng(0).integers(0, 256, [3, 256])
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    for scale in (1, 256):
+        tags = {"t262": (SHORT, b"\3\0"), "t320": (SHORT, (colours * scale).astype("<u2").tobytes())}
+        found = np.asarray(open_photo("photo.tif", tiff_of(grey, **tags)).rgb())
+        np.testing.assert_array_equal(found.reshape(256, 3), colours.T)
+
+
+def pages(*kinds):
+    """A TIFF of pages with these tags (TIFF Revision 6.0, NewSubfileType)."""
+    file = io.BytesIO()
+    with TiffImagePlugin.AppendingTiffWriter(file, new=True) as writer:
+        for kind in kinds:
+            picture("L").save(writer, "TIFF", tiffinfo={254: kind})
+            writer.newFrame()
+    return file.getvalue()
 
 
 def moving(format, mode="RGB"):
@@ -135,8 +157,8 @@ def of_samples(count, extra):
 
 
 LEFT_OUT = {
-    "page 1 of 3 is read": [moving("TIFF")],
-    "": [encoded(picture("RGB"), format) for format in FORMATS],
+    "page 1 of 3 is read": [pages(0, 0, 0), moving("TIFF"), pages(0, 1, 0, 4, 0)],
+    "": [pages(0), pages(0, 1), pages(0, 4), pages(1), *(encoded(picture("RGB"), format) for format in FORMATS)],
     "frame 1 of 3 is read": [moving("GIF"), moving("WEBP"), moving("PNG")],
     "channel 1 of 2 is read": [of_samples(2, 0), of_samples(2, 2), deep_png(_NOISE[..., :2] * 16)],
     "channels 1 to 3 of 4 are read": [of_samples(4, 0), of_samples(4, 1), of_samples(4, 2)],
@@ -148,6 +170,12 @@ LEFT_OUT = {
 def test_what_of_a_file_is_not_read_is_said(text):
     for data in LEFT_OUT[text]:
         assert open_photo("photo", data).left_out == ([text] if text else [])
+
+
+@pytest.mark.parametrize("kinds", [(1, 0), (1, 4, 0)])
+def test_a_smaller_copy_of_the_picture_is_not_read_for_it(kinds):
+    with pytest.raises(InputError, match="^photo: its first page is a smaller copy of another one; save that as"):
+        open_photo("photo", pages(*kinds))
 
 
 @pytest.fixture(scope="module")
