@@ -322,8 +322,11 @@ def _kept(conversion, earlier, plan, order):
 
 
 def _records(path):
-    """How many records a shard has. One that a killed run wrote with --skip_broken may lack some."""
-    return sum(1 for _ in tf.data.TFRecordDataset(path))
+    """How many records a shard has, -1 if it is damaged. A killed run with --skip_broken may have left some out."""
+    try:
+        return sum(1 for _ in tf.data.TFRecordDataset(path))
+    except tf.errors.DataLossError:
+        return -1
 
 
 def _remove(path):
