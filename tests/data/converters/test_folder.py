@@ -192,7 +192,7 @@ def test_specs_from_yaml_and_python_are_equal(tmp_path):
         ("id: 300", "id: sky", r"classes\[2\].id: expected int, got str"),
         ("color: [0, 0, 142], ", "", "one colour for each class, or none at all"),
         ("classes:", "classes: [", "not YAML"),
-        ("ignored_ids: [255]", "ignored_ids: 255", "ignored_ids: expected a list, got int"),
+        ("ignored_ids: [255]", "ignored_ids: 255", "ignored_ids: expected a list, got str"),
     ],
 )
 def test_wrong_yaml_is_named(tmp_path, old, new, words):
