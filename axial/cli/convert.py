@@ -227,8 +227,8 @@ def _convert_text(given, name):
             source = input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
-            items, of_flags = text.pair_items(pairs, spec), (given.output_dir, given.workers)
-            made = Conversion(items, digest, spec, split, *of_flags, encode=text.encode_pair, unit="pair")
+            listed, how = (text.pair_items(pairs, spec), digest), {"encode": text.encode_pair, "unit": "pair"}
+            made = Conversion(*listed, spec, split, given.output_dir, workers=given.workers, **how)
             _write(given, made, functools.partial(text.listed_pairs, *source, spec), PAIRS_A_SHARD)
 
 

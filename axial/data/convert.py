@@ -369,14 +369,14 @@ def _write_here(conversion, todo, bar):
     """Writes shards one after the other; see `convert_split`."""
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [write_items(conversion, path, items[slice(*part)], pool, bar) for path, part in todo.items()]
+        return [write_items(conversion, path, items[slice(*part)], pool, bar=bar) for path, part in todo.items()]
 
 
 class _Incomplete(Exception):
     """A shard lacks items that it must have."""
 
 
-def write_items(conversion, path, items, pool, bar=None):
+def write_items(conversion, path, items, pool, *, bar=None):
     """Writes items as one shard, which appears when it is whole. Returns its `schemas.WrittenShard`.
 
     Args:

@@ -132,7 +132,7 @@ def by_name(folder, suffixes, beside=()):
     return found
 
 
-def check_paired(photos, labels, photo_folder, label_folder, ending=".png"):
+def check_paired(photos, labels, photo_folder, label_folder, *, ending=".png"):
     """Raises InputError for a photo without labels, or for labels without a photo.
 
     Args:

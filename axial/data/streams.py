@@ -57,7 +57,7 @@ class Stream:
         return (self.context.input_pipeline_id, self.context.num_input_pipelines) if self.context else (0, 1)
 
 
-def training_stream(data_dir, split, spec, example, stream, *, shuffle, labels="panoptic", finish=None):
+def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
     """An endless stream of a replica's batches from a step on. A restarted training gets the same ones.
 
     A step takes a batch for each replica of the host, one after the other. Together they are the step's images.

@@ -82,14 +82,11 @@ def _written_out(found):
 
 def say(*lines, error=False, to=None):
     """Prints lines, on standard error with `error` or to another stream. Raises Closed if nobody reads them."""
-    _write(to or (sys.stderr if error else sys.stdout), "".join(f"{plain(line)}\n" for line in lines))
-
-
-def _write(stream, text):
+    stream = to or (sys.stderr if error else sys.stdout)
     if stream is None:  # it was closed before the start
         return
     try:
-        stream.write(text)
+        stream.write("".join(f"{plain(line)}\n" for line in lines))
         stream.flush()
     except BrokenPipeError:
         raise Closed from None
@@ -120,7 +117,12 @@ def print_table(header, *groups, title=None):
             rows.append([plain(cell) for cell in row])
             table.add_row(*rows[-1])
         table.add_section()
-    console = functools.partial(Console, markup=False, emoji=False, highlight=False)
+
+    class Piped(Console):
+        def on_broken_pipe(self):  # where rich itself would end the process
+            raise
+
+    console = functools.partial(Piped, markup=False, emoji=False, highlight=False)
     wide = console(width=10**6)
     least, terminal = Measurement.get(wide, wide.options, table).minimum, sys.stdout.isatty()
     here = console(width=None if terminal else max(200, least))
@@ -129,9 +131,10 @@ def print_table(header, *groups, title=None):
         for row in rows:
             say(*(f"{name:{wide}}  {cell}" for name, cell in zip(header, row)), "")
         return
-    with here.capture() as lines:
+    try:
         here.print(table)
-    _write(sys.stdout, lines.get())
+    except BrokenPipeError:
+        raise Closed from None
 
 
 class _Lines:

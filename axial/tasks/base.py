@@ -267,7 +267,7 @@ class Task(abc.ABC):
 
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The endless stream of training batches; see `streams.training_stream`."""
-        stream = Stream(batch, seed, first_step, context, service)
+        stream = Stream(batch, seed, first_step, context=context, service=service)
         return self.batches(self.data_dir, self.data, self.spec, stream, **self.targets)
 
     def feed_stages(self):

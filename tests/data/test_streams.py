@@ -21,7 +21,7 @@ def stream(folder, *, batch, hosts=1, host=0, seed=0, first_step=0, shuffle=1024
     """The training stream of a host as a dataset of {'id', 'class'}, with a replica on each host."""
     spec = tfrecord.read_manifest(str(folder), "train")["spec"]
     place = Stream(batch, seed, first_step, tf.distribute.InputContext(hosts, host, hosts))
-    return training_stream(str(folder), "train", spec, label_of, place, shuffle=shuffle, labels="class")
+    return training_stream(str(folder), "train", spec, label_of, stream=place, shuffle=shuffle, labels="class")
 
 
 def ids(folder, steps, **options):

@@ -70,7 +70,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
     if split != "test":
         truth, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
         found = _frames(truth, ending, (".png",))
-        check_paired(photos, found, folder, truth, f"{ending}.png")
+        check_paired(photos, found, folder, truth, ending=f"{ending}.png")
         files = {frame: [path] for frame, path in found.items()}
     items = labelled_items(photos, files, functools.partial(read_instance_labels, spec))
     names = [os.path.relpath(path, input_dir) for path in photos.values()]

@@ -135,7 +135,7 @@ def training_batches(data_dir, data, spec, stream):
         data.train_split,
         spec,
         functools.partial(training_crop, data=data),
-        stream,
+        stream=stream,
         shuffle=data.shuffle,
         labels="class",
         finish=functools.partial(soft_labels, data=data, num_classes=spec.num_classes),

@@ -289,8 +289,8 @@ def training_batches(data_dir, data, spec, stream, *, masks=False):
     if masks:
         check_masks(data_dir, data.train_split)
     example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    of_records = {"shuffle": data.shuffle, "labels": tfrecord.WITH_OBJECTS}
-    return training_stream(data_dir, data.train_split, spec, example, stream, **of_records)
+    of_records = {"stream": stream, "shuffle": data.shuffle, "labels": tfrecord.WITH_OBJECTS}
+    return training_stream(data_dir, data.train_split, spec, example, **of_records)
 
 
 # === Evaluation ===

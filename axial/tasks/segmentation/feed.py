@@ -216,7 +216,7 @@ def training_dataset(data_dir, data, spec, stream, *, instances=True):
         instances: see `training_example`.
     """
     example = functools.partial(training_example, spec=spec, data=data, instances=instances)
-    return training_stream(data_dir, data.train_split, spec, example, stream, shuffle=data.shuffle)
+    return training_stream(data_dir, data.train_split, spec, example, stream=stream, shuffle=data.shuffle)
 
 
 def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
