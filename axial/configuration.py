@@ -14,7 +14,7 @@ from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.files import find_manifest
 from axial.data.objects import OBJECTS, read_objects
-from axial.data.specs import DatasetSpec, TextSpec, difference, text_operations
+from axial.data.specs import DatasetSpec, TextSpec, field_difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io.read import first_line
@@ -224,7 +224,7 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     task = build(_task(), data_dir)
     if card and card.num_classes != task.num_classes:
         raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
-    if card and card.spec and (found := difference(card.spec, task.spec, ["class_names"])):
+    if card and card.spec and (found := field_difference("class_names", card.spec.class_names, task.spec.class_names)):
         raise InputError(f"{path}: is for other classes than {data_dir}: {found}")
     return task
 

@@ -10,14 +10,12 @@ standard error.
 %s cityscapes --input_dir=CITYSCAPES --output_dir=DATA --split=train --split=val
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
-%s imagenet_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=val
 %s nuclei --output_dir=DATA                                the 130 sample photos of nuclei
 %s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
 %s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     what the list BBBC038/train.txt names
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
-%s wmt14_tfds --input_dir=TFDS --output_dir=DATA --split=train --split=newstest2013 --split=newstest2014
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, by many machines
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken     not broken ones
@@ -28,6 +26,7 @@ standard error.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -53,7 +52,7 @@ MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 SPLIT = flags.SPLIT.but(needed=True)
 
 
-class Conversion(Flags):
+class Convert(Flags):
     """Flags of every conversion of data."""
 
     spec, labels, skip_broken = None, None, False  # flags of some
@@ -73,7 +72,7 @@ class Conversion(Flags):
             check_installed("--beam needs", "beam", "apache_beam")
 
 
-class Photos(Conversion):
+class Photos(Convert):
     skip_broken = Flag(bool, "leaves out photos and labels that cannot be read; SPLIT.json lists them.", False)
 
 
@@ -95,7 +94,7 @@ class Mapillary(Labelled):
     version = Flag(str, "release of Mapillary Vistas.", "v1.2", choices=("v1.2", "v2.0"))
 
 
-class Texts(Conversion):
+class Texts(Convert):
     languages = Flag(list, "suffixes of a split's two text files, with a sentence a line.", ("en", "de"))
     vocabulary = Flag(
         str, "a SentencePiece model with pad_id 0; by default one of the training split.", path=flags.IN_FILE
@@ -119,7 +118,6 @@ DATA_SETS = {
     "mapillary": (Mapillary, "mapillary.mapillary_items", 50),
     "nuclei": (Photos, "nuclei.nuclei_items", 512),
     "imagenet": (Photos, "imagenet.imagenet_items", 391),
-    "imagenet_tfds": (Photos, "imagenet.tfds_items", 391),
     "folder": (Labelled, "folder.folder_items", 50),
 }
 
@@ -130,7 +128,7 @@ def _items(name, given, split, spec):
     module, function = listed.split(".")
     list_items = getattr(importlib.import_module(f"axial.data.converters.{module}"), function)
     list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
-    if name.startswith("imagenet"):
+    if name == "imagenet":
         return list_items
     if name == "cityscapes":
         return functools.partial(list_items, spec, given.labels or "gtFine", partial=given.partial)
@@ -144,12 +142,12 @@ def _sample_dir(name):
 
 def _spec(name, given):
     """The `DatasetSpec` of --spec, or the data set's own."""
-    from axial.data.spec_file import find_spec, json_spec
+    from axial.data.specs import find_spec, json_spec
 
-    if name in ("imagenet", "imagenet_tfds"):
-        from axial.data.converters import imagenet
+    if name == "imagenet":
+        from axial.data.converters.imagenet import imagenet_spec
 
-        return (imagenet.imagenet_spec if name == "imagenet" else imagenet.tfds_spec)(given.input_dir)
+        return imagenet_spec(given.input_dir)
     if given.spec == "json":
         if name not in ("coco", "folder"):
             raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
@@ -174,7 +172,7 @@ def _convert(given, name):
         raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
     spec = _spec(name, given)  # before TensorFlow is imported
 
-    from axial.data.convert import encode_item, of_stored_pixels
+    from axial.data.convert import Conversion, of_stored_pixels
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
@@ -182,18 +180,19 @@ def _convert(given, name):
             listing = _items(name, given, split, spec)
             if given.labels == "stored":
                 listing = functools.partial(of_stored_pixels, listing)
-            items, source = listing()
-            how = dict(encode=encode_item, source=source, listing=listing, per=DATA_SETS[name][2])
-            _write(given, items, split, spec, **how)
-            if all(item.get("labels", item) is None for item in items) or not is_labelled(given.output_dir, split):
+            of_flags = given.output_dir, given.workers, given.skip_broken
+            made = Conversion(*listing(), spec, split, *of_flags)
+            _write(given, made, listing, DATA_SETS[name][2])
+            if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
 
-def _write(given, items, split, spec, *, encode, source, listing, per, unit="photo"):
+def _write(given, conversion, listing, per):
     """Writes a split, and prints its summary.
 
     Args:
-        items, split, spec, encode, source, unit: of `convert_split`.
+        given: the flags.
+        conversion: `data.convert.Conversion`.
         listing: function of nothing that lists the items again, on other machines.
         per: items of a shard.
     """
@@ -203,38 +202,34 @@ def _write(given, items, split, spec, *, encode, source, listing, per, unit="pho
     if given.beam:
         from axial.data import beam
 
-        options = beam.make_options(given.runner, given.beam_option)
-        write = beam.shard_writer(listing, encode, options, workers=given.workers)
-    shards = given.shards or min(-(-len(items) // per), MOST_SHARDS)
-    how = dict(output_dir=given.output_dir, source=source, shards=shards, workers=given.workers, unit=unit)
-    manifest, done = convert_split(items, encode, spec, split, **how, write=write, skip_broken=given.skip_broken)
-    say(summary(split, manifest, done, unit))
+        write = beam.shard_writer(listing, beam.make_options(given.runner, given.beam_option))
+    shards = given.shards or min(-(-len(conversion.items) // per), MOST_SHARDS)
+    manifest, done = convert_split(dataclasses.replace(conversion, shards=shards), write)
+    say(summary(conversion.split, manifest, done, conversion.unit))
 
 
 def _convert_text(given, name):
     """Converts the splits of a data set of sentence pairs, the training split first."""
     input_dir, splits = given.need("input_dir"), given.need("split")
 
+    from axial.data.convert import Conversion
     from axial.data.converters import text
 
-    data_set = name.removesuffix("_tfds")
-    reader = text if name == data_set else importlib.import_module("axial.data.converters.wmt14_tfds")
-    read = functools.cache(lambda split: reader.read_pairs(input_dir, split, given.languages))
+    read = functools.cache(lambda split: text.read_pairs(input_dir, split, given.languages))
     training = next((split for split in splits if split.startswith("train")), None)
     with locked(given.output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
         size = given.vocabulary_size
-        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[data_set])
-        spec = text.text_spec(data_set, given.languages, model)
+        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[name])
+        spec = text.text_spec(name, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
-            source = reader.read_pairs, input_dir, split, given.languages
+            source = input_dir, split, given.languages
             if empty:
                 say(f"{split}: {counted(empty, 'pair')} with an empty line left out")
-            items = text.pair_items(pairs, spec)
-            listing = functools.partial(text.listed_pairs, *source, spec)
-            of_pairs = dict(source=digest, listing=listing, per=PAIRS_A_SHARD, unit="pair")
-            _write(given, items, split, spec, encode=text.encode_pair, **of_pairs)
+            listed, how = (text.pair_items(pairs, spec), digest), {"encode": text.encode_pair, "unit": "pair"}
+            made = Conversion(*listed, spec, split, given.output_dir, workers=given.workers, **how)
+            _write(given, made, functools.partial(text.listed_pairs, *source, spec), PAIRS_A_SHARD)
 
 
 def _verb(name, kind, convert=_convert):
@@ -320,9 +315,9 @@ def _say_how_to_train(data_dir, checks):
 
 
 class Zip(Flags):
-    input_dir = Conversion.declared()["input_dir"].but(needed=True)
+    input_dir = Convert.declared()["input_dir"].but(needed=True)
     data_dir = flags.DATA_DIR.but(needed=True)
-    output_dir = Conversion.declared()["output_dir"]
+    output_dir = Convert.declared()["output_dir"]
     split = SPLIT
 
 
@@ -373,7 +368,7 @@ def _weights(given: Weights):
 
 VERBS = {
     **{name: _verb(name, kind) for name, (kind, *_) in DATA_SETS.items()},
-    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14", "wmt14_tfds")},
+    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14")},
     "check": _check,
     "weights": _weights,
     "zip": _zip,

@@ -8,21 +8,21 @@ is resumed like a local conversion.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
 import os
 
 import apache_beam
-import msgspec
 import tensorflow as tf
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from axial.data.convert import permuted, write_items
+from axial.data.convert import write_items
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import LARGEST_TEXT, first_line, read_json
-from axial.io.write import file_digest, write_json
+from axial.io.write import write_json
 
 
 def make_options(runner, texts):
@@ -51,25 +51,23 @@ def make_options(runner, texts):
     return options
 
 
-def shard_writer(listing, encode, options, *, workers=None):
+def shard_writer(listing, options):
     """The argument `write` of `convert_split`: a function that writes shards by a pipeline.
 
     Args:
         listing: function without arguments that returns the items of the split and the bytes of their source. It and
-            `encode` travel to the workers.
-        encode: see `convert_split`.
+            the conversion's `encode` travel to the workers. A shard has one thread by default, as a runner converts
+            several shards at a time.
         options: of `make_options`.
-        workers: threads of a shard; 1 by default, as a runner converts several shards at a time.
     """
-    return functools.partial(_run, _WriteShard(listing, encode, workers or 1), options)
+    return functools.partial(_run, listing, options)
 
 
-def _run(work, options, todo, *, source, permutation, skip_broken, bar):
-    """(seconds of each stage, dict from paths to sizes and digests, dict to broken items); see `convert_split`."""
-    folder = os.path.dirname(next(iter(todo)))
-    report = os.path.join(folder, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
-    work.source, work.permutation = hashlib.sha256(source).hexdigest(), permutation
-    work.skip_broken = skip_broken
+def _run(listing, options, conversion, todo, bar):
+    """The list of `schemas.WrittenShard`s; see `convert_split`."""
+    report = os.path.join(conversion.output_dir, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
+    source = hashlib.sha256(conversion.source).digest()
+    work = _WriteShard(dataclasses.replace(conversion, items=None, source=source), listing)
     runner = options.get_all_options()["runner"]
     try:
         pipeline = apache_beam.Pipeline(options=options)
@@ -84,44 +82,33 @@ def _run(work, options, todo, *, source, permutation, skip_broken, bar):
         | "report" >> apache_beam.Map(functools.partial(write_json, report))
     )
     pipeline.run().wait_until_finish()
-    rows = msgspec.to_builtins(read_json(report, schemas.WrittenShards, LARGEST_TEXT)[1])
+    rows = read_json(report, schemas.WrittenShards, LARGEST_TEXT)[1]
     tf.io.gfile.remove(report)
-    for row in sorted(rows, key=lambda row: row["path"]):
-        if row["error"]:
-            raise InputError(row["error"])
+    if error := next((row.error for row in sorted(rows, key=lambda row: row.path) if row.error), None):
+        raise InputError(error)
     bar.update(sum(last - first for first, last in todo.values()))
-    seconds = {}
-    for row in rows:
-        for stage, taken in row["seconds"].items():
-            seconds[stage] = seconds.get(stage, 0.0) + taken
-    digests = {row["path"]: (row["size"], row["digest"]) for row in rows if row["digest"]}
-    return seconds, digests, {row["path"]: row["broken"] for row in rows}
+    return rows
 
 
 class _WriteShard(apache_beam.DoFn):
-    """Writes a shard and yields a `schemas.WrittenShard`. Bad input is an outcome, as the runner would try it again."""
+    """Writes a shard and yields a `schemas.WrittenShard`. Bad input is an outcome, as the runner would try it again.
 
-    def __init__(self, listing, encode, workers):
-        self._listing, self._encode, self._workers = listing, encode, workers
-        self._items, self.source, self.permutation, self.skip_broken = None, None, None, False
+    Its conversion has the hash of the source, and gets the items of `listing` on the worker.
+    """
+
+    def __init__(self, conversion, listing):
+        self._conversion, self._listing, self._items = conversion, listing, None
 
     def process(self, element):
         path, first, last = element
-        row = {"path": path, "size": 0, "digest": "", "seconds": {}, "error": "", "broken": []}
         try:
             if self._items is None:
                 items, source = self._listing()
-                if hashlib.sha256(source).hexdigest() != self.source:
+                if hashlib.sha256(source).digest() != self._conversion.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
                 # Not before the check, which each shard of this worker must fail.
-                self._items = permuted(items, self.permutation)
-            with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
-                seconds, row["broken"] = write_items(
-                    path, self._items[first:last], self._encode, pool, skip_broken=self.skip_broken
-                )
-            row["seconds"] = dict(seconds)
-            if len(row["broken"]) < (last - first if self.skip_broken else 1):  # else there is no shard
-                row["size"], row["digest"] = file_digest(path)
+                self._items = dataclasses.replace(self._conversion, items=items).permuted()
+            with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
+                yield write_items(self._conversion, path, self._items[first:last], pool)
         except InputError as error:
-            row["error"] = str(error)
-        yield row
+            yield schemas.WrittenShard(path, error=str(error))

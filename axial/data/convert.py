@@ -6,7 +6,7 @@ label files has changed since.
 
 A broken photo or label file does not stop the conversion. All of them are named at its end. Without `skip_broken` their
 shards are missing then, and the next run converts these alone. With it their items have no record, and the manifest
-lists them. Such a shard of a run that was killed is converted again: a hidden file beside it says so.
+lists them. Such a shard of a run that was killed is converted again.
 
 Each data set provides a list of items; everything else is here. An item is a dict:
 
@@ -14,11 +14,9 @@ Each data set provides a list of items; everything else is here. An item is a di
     name        of the photo in its split, where that has folders; by default the file name
     id          the data set's number of the photo, an integer
     class       class index of the photo, for classification; or
-    objects     function of the photo's size (width, height) that returns the fields 'box/' of a record that has boxes
-                alone; or
     labels      function without arguments that reads its `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function like `objects`, of a record that has labels too; optional
+    boxes       function of the photo's size (width, height) that returns the fields 'box/' of the record; optional
     stored      True if the labels are of the photo as it is stored, not turned upright; see `files.photo_fields`
     read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
 
@@ -29,18 +27,18 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
 import time
+import typing
 
 import msgspec
 import tensorflow as tf
 
 from axial.data import labels, tfrecord
-from axial.data.files import names_in, photo_fields
-from axial.data.specs import DatasetSpec
+from axial.data.files import photo_fields
+from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
 from axial.io.images import PERCENTILES
@@ -49,118 +47,175 @@ from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_jso
 from axial.io.write import cache_dir, file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
-REMARK = "remark: "  # before one on a photo, among the names of stages
 PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
+AHEAD = 64  # items in progress at a time
 
 
-def convert_split(
-    items,
-    encode,
-    spec,
-    split,
-    *,
-    output_dir,
-    source,
-    shards=None,
-    workers=None,
-    unit="photo",
-    progress=True,
-    write=None,
-    skip_broken=False,
-):
+def encode_item(item):
+    """The fields of one item's record (see `tfrecord`), the seconds of each stage, and remarks on the photo.
+
+    Raises:
+        InputError: a photo or label image that is missing, damaged or of another size; labels that the spec does not
+            have. The message names the file.
+    """
+    seconds, last = collections.Counter(), time.perf_counter()
+
+    def lap(stage):
+        nonlocal last
+        now = time.perf_counter()
+        seconds[stage] += now - last
+        last = now
+
+    path, found = item["photo"], None
+    if "read" in item:
+        photo, found = item["read"]()
+    else:
+        photo = read_file(path)
+        lap("read the photo")
+    if item.get("labels"):
+        found = item["labels"]()
+        lap("read the labels")
+    fields, remarks = photo_fields(path, photo, found.size if found else None, item.get("stored", False))
+    size = fields["image/width"], fields["image/height"]
+    fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
+    lap("decode the photo")
+    if "class" in item:
+        fields["image/class"] = item["class"]
+    else:
+        found = found or labels.blank(size)
+        ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
+        fields |= {"panoptic/encoded": found.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
+        fields |= item["boxes"](size) if "boxes" in item else {}
+    lap("read the labels")
+    return fields, seconds, remarks
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A split that is converted, and how.
+
+    Attributes:
+        items: sequence of items.
+        source: bytes that identify the input, so that two inputs are never mixed.
+        spec: `DatasetSpec` or `TextSpec`.
+        split: name of the split.
+        output_dir: folder, made if it is missing.
+        workers: number of threads; one for each core by default.
+        skip_broken: whether to leave out items that cannot be read.
+        shards: number of files; one for each 512 items by default.
+        encode: `encode_item`, or a function like it.
+        unit: what an item is, for the bar.
+        progress: whether to show a bar.
+        permutation: seed of the order of the records; `convert_split` sets it.
+    """
+
+    items: list
+    source: bytes
+    spec: DatasetSpec | TextSpec
+    split: str
+    output_dir: str
+    workers: int | None = None
+    skip_broken: bool = False
+    shards: int | None = None
+    encode: typing.Callable = encode_item
+    unit: str = "photo"
+    progress: bool = True
+    permutation: int | None = PERMUTATION
+
+    def path(self, name):
+        """The path of a file of the split."""
+        return output_file(self.output_dir, name, "--split")
+
+    @property
+    def manifest(self):
+        return self.path(f"{self.split}.json")
+
+    @property
+    def plan(self):
+        """The path of what is there of a manifest while the split is converted."""
+        return self.path(f".{self.split}.plan")
+
+    def permuted(self):
+        """The items in the order of their records; see `tfrecord.item_numbers`."""
+        return [self.items[number] for number in tfrecord.item_numbers(len(self.items), self.permutation)]
+
+    def bounds(self):
+        """dict from the paths of the shards to the first record and the one after the last."""
+        total = len(self.items)
+        shards = min(self.shards or -(-total // PHOTOS_A_SHARD), total)
+        names = [self.path(tfrecord.shard_name(self.split, i, shards)) for i in range(shards)]
+        return dict(zip(names, itertools.pairwise(total * i // shards for i in range(shards + 1))))
+
+    def shards_there(self):
+        """Paths of all shards of the split that are there, of any number of shards."""
+        return gfile.glob(self.manifest.removesuffix(".json"), "-?????-of-?????.tfrecord")
+
+
+def convert_split(conversion, write=None):
     """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
 
     Args:
-        items: sequence of items.
-        encode: `encode_item`, or a function like it.
-        spec: `DatasetSpec`.
-        split: name of the split.
-        output_dir: folder, made if it is missing.
-        source: bytes that identify the input, so that two inputs are never mixed.
-        shards: number of files; one for each 512 items by default.
-        workers: number of threads; one for each core by default.
-        unit: what an item is, for the bar.
-        progress: whether to show a bar.
-        write: function that writes shards: of a dict from their paths to the first record and the one after the last,
-            of `source`, of the records' `permutation`, of `skip_broken` and of the bar. It returns the seconds of each
-            stage, a dict from paths to sizes and digests of those shards that it knows, and a dict from paths to the
-            broken items of `write_items`. By default this process writes them; `beam.shard_writer` is the other one.
-        skip_broken: whether to leave out items that cannot be read.
+        conversion: `Conversion`.
+        write: function that writes shards: of the conversion, of a dict from their paths to the first record and the
+            one after the last, and of the bar. It returns a `schemas.WrittenShard` for each. By default this process
+            writes them; `beam.shard_writer` is the other one.
 
     Returns:
         The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
         has the seconds of each stage, summed over all threads.
 
     Raises:
-        InputError: the folder holds a split of this name that was made from other input or with other `shards`; an item
-            that cannot be read, or with `skip_broken` none that can be.
+        InputError: no items; the folder holds a split of this name that was made from other input or with other
+            `shards`; an item that cannot be read, or with `skip_broken` none that can be.
     """
-    make_folder(output_dir)
-    manifest_path, plan_path, list_path = (
-        output_file(output_dir, name, "--split") for name in (f"{split}.json", f".{split}.plan", f"{split}.broken.txt")
-    )
-    _remove(list_path)
-    earlier = _earlier(manifest_path, plan_path)
-    permutation = earlier.permutation if earlier else PERMUTATION  # a split of an older version keeps its order
-    if isinstance(spec, DatasetSpec):  # and its levels
-        levels = earlier.spec.levels if isinstance(earlier, schemas.Manifest) else PERCENTILES
-        spec = dataclasses.replace(spec, levels=levels)
-    order = tfrecord.item_numbers(len(items), permutation)
-    items = [items[number] for number in order]
-    shards = min(shards or -(-len(items) // PHOTOS_A_SHARD), len(items))
-    bounds = [len(items) * i // shards for i in range(shards + 1)]
-    names = [output_file(output_dir, tfrecord.shard_name(split, i, shards), "--split") for i in range(shards)]
-    parts = dict(zip(names, itertools.pairwise(bounds)))
-    plan = {
-        "format": 1,
-        "spec": spec.to_json(),
-        "split": split,
-        "examples": len(items),
-        "source": _identity(source, shards, permutation),
-        "stamps": [_stamp(items[first:last]) for first, last in parts.values()],
-        "labels": next((name for name in ("text", "class", "objects") if name in items[0]), "panoptic"),
-        "permutation": permutation,
-    }
-    reasons = dict(earlier.left_out) if isinstance(earlier, schemas.Manifest) else {}
-    broken = {
-        path: [(place, reasons[n]) for place, n in enumerate(order[first:last].tolist()) if n in reasons]
-        for path, (first, last) in parts.items()
-    }
-    again = set() if isinstance(earlier, schemas.Manifest) else _marks(parts)
-    # Without the flag every item has a record.
-    wanted = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
-    wanted = {p: n for p, n in wanted.items() if (skip_broken or not broken[p]) and _mark(p) not in again}
-    manifest, kept = _kept(earlier, list(parts), plan, wanted=wanted, manifest_path=manifest_path, plan_path=plan_path)
-    todo = {path: part for path, part in parts.items() if path not in kept}
-    converted = sum(last - first for first, last in todo.values())
-    stages, digests, start = {}, {}, time.perf_counter()
-    with show.progress(None, split, total=len(items), unit=unit, disable=not progress, mininterval=0.5) as bar:
-        bar.update(len(items) - converted)
+    if not conversion.items:
+        raise InputError(f"--split={conversion.split}: no {conversion.unit} is in this split")
+    make_folder(conversion.output_dir)
+    listed = conversion.path(f"{conversion.split}.broken.txt")
+    _remove(listed)
+    earlier = _earlier(conversion)
+    finished = bool(earlier and earlier.shards)
+    if earlier:  # a split of an older version keeps its order
+        conversion = dataclasses.replace(conversion, permutation=earlier.permutation)
+    if isinstance(conversion.spec, DatasetSpec):  # and its levels
+        levels = earlier.spec.levels if finished else PERCENTILES
+        conversion = dataclasses.replace(conversion, spec=dataclasses.replace(conversion.spec, levels=levels))
+    bounds, plan, total = conversion.bounds(), _plan(conversion), len(conversion.items)
+    order = tfrecord.item_numbers(total, conversion.permutation).tolist()
+    kept = _kept(conversion, earlier, plan, order)
+    if not finished:
+        for path in set(conversion.shards_there()) - set(kept):
+            tf.io.gfile.remove(path)
+        write_json(conversion.plan, plan)
+    todo = {path: part for path, part in bounds.items() if path not in kept}
+    converted, start, written = sum(last - first for first, last in todo.values()), time.perf_counter(), []
+    with show.progress(
+        None, conversion.split, total=total, unit=conversion.unit, disable=not conversion.progress
+    ) as bar:
+        bar.update(total - converted)
         if todo:
-            write = write or functools.partial(_write_here, items, encode, workers)
-            stages, digests, found = write(
-                todo, source=source, permutation=permutation, skip_broken=skip_broken, bar=bar
-            )
-            broken.update({path: found.get(path, []) for path in todo})
-    stages = _tell_remarks(stages)
-    left_out = sorted(
-        (int(order[parts[path][0] + place]), message) for path, rows in broken.items() for place, message in rows
-    )
-    _tell(left_out, len(items), unit, path=list_path, skip_broken=skip_broken)
-    if converted or not manifest:
-        records = {path: last - first - len(broken[path]) for path, (first, last) in parts.items()}
-        found = {path: digests.get(path) or file_digest(path) for path in parts if records[path]}
-        sizes = [[os.path.basename(path), records[path], size] for path, (size, _) in found.items()]
-        manifest = {**plan, "shards": sizes, "hashes": [digest for _, digest in found.values()]}
+            written = (write or _write_here)(conversion, todo, bar)
+    _tell_remarks([remark for row in written for remark in row.remarks])
+    rows = {**kept, **{row.path: row for row in written}}
+    left_out = sorted((order[bounds[path][0] + n], text) for path, row in rows.items() for n, text in row.broken)
+    _tell_broken(conversion, listed, [text for _, text in left_out])
+    if converted or not finished:
+        whole = [(rows[path], last - first - len(rows[path].broken)) for path, (first, last) in bounds.items()]
+        shards = [[os.path.basename(row.path), records, *_digest(row)] for row, records in whole if records]
+        manifest = {**plan, "shards": [row[:3] for row in shards], "hashes": [row[3] for row in shards]}
         if left_out:
-            manifest |= {"examples": len(items) - len(left_out), "left_out": [list(row) for row in left_out]}
-        write_json(manifest_path, manifest)
+            manifest |= {"examples": total - len(left_out), "left_out": [list(row) for row in left_out]}
+        write_json(conversion.manifest, manifest)
     else:
-        manifest = msgspec.to_builtins(manifest)
-    for path in (plan_path, *_marks(parts)):
-        _remove(path)
-    seconds = time.perf_counter() - start
-    return manifest, {"photos": converted, "seconds": seconds, "stages": stages}
+        manifest = msgspec.to_builtins(earlier)
+    _remove(conversion.plan)
+    stages = sum((collections.Counter(row.seconds) for row in written), collections.Counter())
+    return manifest, {"photos": converted, "seconds": time.perf_counter() - start, "stages": stages}
+
+
+def _digest(row):
+    """Bytes and SHA-256 of a `schemas.WrittenShard`."""
+    return (row.size, row.digest) if row.digest else file_digest(row.path)
 
 
 def convert_sample(name, splits, listing, spec):
@@ -175,8 +230,7 @@ def convert_sample(name, splits, listing, spec):
     path = os.path.join(cache_dir(), name)
     with locked(path):
         for split in splits:
-            items, source = listing(split)
-            convert_split(items, encode_item, spec, split, output_dir=path, source=source, progress=False)
+            convert_split(Conversion(*listing(split), spec, split, path, progress=False))
     return path
 
 
@@ -186,36 +240,93 @@ def of_stored_pixels(listing):
     return [{**item, "stored": True} for item in items], source + b" labels of stored pixels"
 
 
-def permuted(items, permutation):
-    """The items in the order of their records; see `tfrecord.item_numbers`."""
-    return [items[number] for number in tfrecord.item_numbers(len(items), permutation)]
+# === What is kept of an earlier run ===
 
 
-def _tell(left_out, total, unit, *, path, skip_broken):
-    """Names the items that cannot be converted. Raises InputError unless they may be left out and others are whole."""
-    messages = [message for _, message in left_out]
-    if not messages:
-        return
-    if len(messages) == 1 and not skip_broken:
-        raise InputError(messages[0])
-    line = name_broken(path, messages, f"{len(messages)} of {total} {unit}s")
-    if not skip_broken:
-        raise InputError(f"{line}; mend them and repeat the command, or leave them out with --skip_broken")
-    if len(messages) == total:
-        raise InputError(f"{line}; none is left")
-    show.say(f"{line}; they are left out", error=True)
+def _earlier(conversion):
+    """The `schemas.Manifest` of a finished run, the `schemas.Plan` of one that has written shards, or None."""
+    for path, schema in ((conversion.manifest, schemas.Manifest), (conversion.plan, schemas.Plan)):
+        if tf.io.gfile.exists(path):
+            return read_json(path, schema, LARGEST_TEXT)[1] if conversion.shards_there() else None
+    return None
 
 
-def _tell_remarks(stages):
-    """The seconds of the stages. Says the remarks of `encode_item` that are among them, of a kind once."""
-    photos = collections.defaultdict(list)
-    for name in sorted(name for name in stages if name.startswith(REMARK)):
-        text, _, path = name.removeprefix(REMARK).partition("\n")
-        photos[text].append(path)
-    for text, paths in photos.items():
-        more = f"; so for {show.counted(len(paths) - 1, 'other photo')}" if len(paths) > 1 else ""
-        show.say(f"{paths[0]}: {text}{more}", error=True)
-    return {name: seconds for name, seconds in stages.items() if not name.startswith(REMARK)}
+def _plan(conversion):
+    """dict of a `schemas.Plan`. Its 'source' differs if the input, the number of shards or their order differ."""
+    items, bounds, permutation = conversion.permuted(), conversion.bounds(), conversion.permutation
+    order = "" if permutation is None else f" permuted by {permutation}"
+    return {
+        "format": 1,
+        "spec": conversion.spec.to_json(),
+        "split": conversion.split,
+        "examples": len(items),
+        "source": hashlib.sha256(conversion.source + f"{len(bounds)}{order}".encode()).hexdigest(),
+        "stamps": [_stamp(items[first:last]) for first, last in bounds.values()],
+        "labels": next((name for name in ("text", "class") if name in items[0]), "panoptic"),
+        "permutation": permutation,
+    }
+
+
+def _stamp(items):
+    """A hash of the sizes and times of the items' files, of those that are local."""
+    digest = hashlib.sha256()
+    for item in items:
+        files = [item["photo"], *item.get("label_files", ())] if "photo" in item and "read" not in item else []
+        for path in files:
+            with contextlib.suppress(OSError):  # `encode_item` names a missing file
+                status = os.stat(path)
+                digest.update(f"{status.st_size} {status.st_mtime_ns} ".encode())
+    return digest.hexdigest()
+
+
+def _kept(conversion, earlier, plan, order):
+    """dict from the shards of an earlier run that are used again to a `schemas.WrittenShard`, without its bytes.
+
+    Args:
+        conversion: `Conversion`.
+        earlier: of `_earlier`.
+        plan: dict of this run's plan.
+        order: list of the items' numbers, in the order of their records.
+
+    Raises:
+        InputError: the earlier run had other input.
+    """
+    if not earlier:
+        return {}
+    path = conversion.manifest if earlier.shards else conversion.plan
+    now, reasons = convert(f"{path}: ", plan, schemas.Plan), dict(earlier.left_out)
+    same = (earlier.spec, earlier.split, earlier.source, earlier.labels) == (
+        now.spec,
+        now.split,
+        now.source,
+        now.labels,
+    )
+    if not same or earlier.examples + len(reasons) != now.examples:
+        raise InputError(
+            f"{path}: this folder holds {conversion.split!r} made from other input or with other "
+            "--shards; choose another --output_dir or delete its files"
+        )
+    sizes, kept = {name: size for name, _, size in earlier.shards}, {}
+    for i, (path, (first, last)) in enumerate(conversion.bounds().items()):
+        broken = [(place, reasons[n]) for place, n in enumerate(order[first:last]) if n in reasons]
+        unchanged = not earlier.stamps or earlier.stamps[i] == now.stamps[i]  # an older version wrote none
+        if not unchanged or (broken and not conversion.skip_broken):
+            continue
+        if len(broken) == last - first:  # there is no file
+            kept[path] = schemas.WrittenShard(path, broken=broken)
+        elif tf.io.gfile.exists(path):
+            size = tf.io.gfile.stat(path).length
+            whole = size == sizes.get(os.path.basename(path)) if sizes else _records(path) == last - first
+            kept |= {path: schemas.WrittenShard(path, broken=broken)} if whole else {}
+    return kept
+
+
+def _records(path):
+    """How many records a shard has, -1 if it is damaged. A killed run with --skip_broken may have left some out."""
+    try:
+        return sum(1 for _ in tf.data.TFRecordDataset(path))
+    except tf.errors.DataLossError:
+        return -1
 
 
 def _remove(path):
@@ -223,209 +334,103 @@ def _remove(path):
         tf.io.gfile.remove(path)
 
 
-def _mark(path):
-    """Path of the hidden file that says that a shard lacks items, until there is a manifest."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.broken")
+# === What is said of items ===
 
 
-def _marks(parts):
-    """Paths of those hidden files of some shards that are there, by one request."""
-    there = set(names_in(os.path.dirname(next(iter(parts)))))
-    return {file for file in map(_mark, parts) if os.path.basename(file) in there}
+def _tell_broken(conversion, path, messages):
+    """Names the items that cannot be converted. Raises InputError unless they may be left out and others are whole."""
+    if not messages:
+        return
+    if len(messages) == 1 and not conversion.skip_broken:
+        raise InputError(messages[0])
+    total = len(conversion.items)
+    line = name_broken(path, messages, f"{len(messages)} of {total} {conversion.unit}s")
+    if not conversion.skip_broken:
+        raise InputError(f"{line}; mend them and repeat the command, or leave them out with --skip_broken")
+    if len(messages) == total:
+        raise InputError(f"{line}; none is left")
+    show.say(f"{line}; they are left out", error=True)
 
 
-def _identity(source, shards, permutation):
-    """The manifest's 'source': it differs if the input, the number of shards or the order of the records differ."""
-    order = "" if permutation is None else f" permuted by {permutation}"
-    return hashlib.sha256(source + f"{shards}{order}".encode()).hexdigest()
+def _tell_remarks(remarks):
+    """Says remarks (text, photo), of a text once."""
+    photos = collections.defaultdict(list)
+    for text, path in sorted(remarks):
+        photos[text].append(path)
+    for text, (first, *others) in photos.items():
+        more = f"; so for {show.counted(len(others), 'other photo')}" if others else ""
+        show.say(f"{first}: {text}{more}", error=True)
 
 
-def _stamp(items):
-    """A hash of the sizes and times of the items' files, of those that are local."""
-    digest = hashlib.sha256()
-    own = [item for item in items if "photo" in item and "read" not in item]
-    files = [path for item in own for path in (item["photo"], *item.get("label_files", ()))]
-    for path in files:
-        with contextlib.suppress(OSError):  # `encode_item` names a missing file
-            status = os.stat(path)
-            digest.update(f"{status.st_size} {status.st_mtime_ns} ".encode())
-    return digest.hexdigest()
+# === Shards ===
 
 
-def _earlier(manifest_path, plan_path):
-    """The `schemas.Manifest` of a finished run, the `schemas.Plan` of one that has written shards, or None."""
-    if tf.io.gfile.exists(manifest_path):
-        return read_json(manifest_path, schemas.Manifest, LARGEST_TEXT)[1]
-    if _shards_of(manifest_path) and tf.io.gfile.exists(plan_path):
-        return read_json(plan_path, schemas.Plan, LARGEST_TEXT)[1]
-    return None
-
-
-def _shards_of(manifest_path):
-    """Paths of all shards of a split that are there."""
-    return gfile.glob(manifest_path.removesuffix(".json"), "-?????-of-?????.tfrecord")
-
-
-def _kept(found, paths, plan, *, wanted, manifest_path, plan_path):
-    """The manifest of an earlier run, if that was finished, and the shards that can be kept.
-
-    Without a manifest, this removes the shards that cannot be kept and writes the plan.
-
-    Args:
-        found: of `_earlier`.
-        paths: of the shards.
-        plan: dict of this run's plan.
-        wanted: dict from the paths of shards that may be kept to their records. Without one there is no file.
-        manifest_path, plan_path: of the split's files.
-
-    Raises:
-        InputError: the earlier run had other input.
-    """
-    finished = isinstance(found, schemas.Manifest)
-    if found:
-        path = manifest_path if finished else plan_path
-        expected = convert(f"{path}: ", plan, schemas.Plan)
-        same = ("spec", "split", "source", "labels")
-        examples = found.examples + (len(found.left_out) if finished else 0)
-        if examples != expected.examples or any(getattr(found, field) != getattr(expected, field) for field in same):
-            raise InputError(
-                f"{path}: this folder holds {plan['split']!r} made from other input or with other "
-                "--shards; choose another --output_dir or delete its files"
-            )
-    stamps = dict(zip(paths, found.stamps)) if found else {}
-    sizes = {name: size for name, _, size in found.shards} if finished else {}
-    kept = [
-        path
-        for path, stamp in zip(paths, plan["stamps"])
-        if found
-        and path in wanted
-        and stamps.get(path, stamp) == stamp
-        and (not wanted[path] or tf.io.gfile.exists(path))
-        and (not finished or not wanted[path] or sizes.get(os.path.basename(path)) == tf.io.gfile.stat(path).length)
-    ]
-    if not finished:
-        for path in set(_shards_of(manifest_path)) - set(kept):
-            tf.io.gfile.remove(path)
-        write_json(plan_path, plan)
-    return (found if finished else None), kept
-
-
-def _write_here(items, encode, workers, todo, *, source, permutation, skip_broken, bar):
-    """Writes shards of permuted items one after the other; see `convert_split`. `source` is not needed here."""
-    stages, broken = collections.Counter(), {}
-    with concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        for path, (first, last) in todo.items():
-            seconds, broken[path] = write_items(path, items[first:last], encode, pool, skip_broken=skip_broken, bar=bar)
-            stages.update(seconds)
-    return dict(stages), {}, broken
+def _write_here(conversion, todo, bar):
+    """Writes shards one after the other; see `convert_split`."""
+    items = conversion.permuted()
+    with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
+        return [write_items(conversion, path, items[slice(*part)], pool, bar=bar) for path, part in todo.items()]
 
 
 class _Incomplete(Exception):
     """A shard lacks items that it must have."""
 
 
-def write_items(path, items, encode, pool, *, skip_broken=False, bar=None):
-    """Writes items as one shard, which appears when it is whole.
+def write_items(conversion, path, items, pool, *, bar=None):
+    """Writes items as one shard, which appears when it is whole. Returns its `schemas.WrittenShard`.
 
     Args:
+        conversion: `Conversion`, of its `encode` and `skip_broken`. With the latter the shard appears without its
+            broken items. Without any item it never does.
         path: of the shard.
-        items, encode: see `convert_split`.
+        items: of the shard.
         pool: of the threads that encode.
-        skip_broken: whether the shard appears without its broken items. Without any item it never does.
         bar: that is updated; None for none.
-
-    Returns:
-        Counter of the seconds of each stage, summed over all threads, and a list of (place, message) of the items that
-        are broken.
     """
-    stages, broken = collections.Counter(), []
-    _remove(_mark(path))
+    stages, broken, remarks = collections.Counter(), [], []
 
     def records():
-        yield from _encoded(pool, encode, items, stages=stages, broken=broken, bar=bar)
-        if broken and not (skip_broken and len(broken) < len(items)):
+        for place, (record, seconds, said) in enumerate(_in_order(pool, conversion.encode, items)):
+            if record is None:
+                broken.append((place, said))
+            else:
+                start = time.perf_counter()
+                yield record
+                stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
+                stages.update(seconds)
+                remarks.extend((text, str(items[place]["photo"])) for text in said)
+            if bar is not None:
+                bar.update()
+        if broken and not (conversion.skip_broken and len(broken) < len(items)):
             raise _Incomplete
-        if broken:  # before the shard has its name
-            write_json(_mark(path), broken)
 
+    size, digest = 0, ""
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
-    return stages, broken
+        size, digest = file_digest(path)
+    return schemas.WrittenShard(path, size, digest, dict(stages), broken=broken, remarks=remarks)
 
 
-def _encoded(pool, encode, items, *, stages, broken, bar):
-    """Yields the records of the items in their order. At most 64 items are in progress at a time.
-
-    An item that cannot be encoded has no record, but its place and the message in the list `broken`.
-    """
+def _in_order(pool, encode, items):
+    """Yields what `_encoded` makes of each item, in their order. A few items are in progress at a time."""
     items, waiting = iter(items), collections.deque()
     try:
-        for place in itertools.count():
-            waiting.extend((item, pool.submit(encode, item)) for item in itertools.islice(items, 64 - len(waiting)))
+        while True:
+            new = itertools.islice(items, AHEAD - len(waiting))
+            waiting.extend(pool.submit(_encoded, encode, item) for item in new)
             if not waiting:
                 return
-            item, future = waiting.popleft()
-            try:
-                fields, seconds = future.result()
-            except Exception as error:  # whatever a library raises for an image is of this image
-                odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
-                told = str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"
-                broken.append((place, told))
-                continue
-            finally:
-                if bar is not None:
-                    bar.update()
-            stages.update(seconds)
-            start = time.perf_counter()
-            yield tfrecord.encode_example(fields)
-            stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
+            yield waiting.popleft().result()
     finally:
-        for _, future in waiting:
+        for future in waiting:
             future.cancel()
 
 
-def encode_item(item):
-    """The fields of one item's record (see `tfrecord`), and the seconds of each stage. Of no second are the remarks.
-
-    Raises:
-        InputError: a photo or label image that is missing, damaged or of another size; labels that the spec does not
-            have. The message names the file.
-    """
-    seconds, last = {}, time.perf_counter()
-
-    def lap(stage):
-        nonlocal last
-        now = time.perf_counter()
-        seconds[stage], last = seconds.get(stage, 0.0) + now - last, now
-
-    path = item["photo"]
-    if "read" in item:
-        photo, found = item["read"]()
-    else:
-        photo, found = read_file(path), None
-        lap("read the photo")
-    if item.get("labels"):
-        found = item["labels"]()
-        lap("read the labels")
-    size, remarks = found.size if found else None, []
-    fields = photo_fields(path, photo, size, item.get("stored", False), remarks=remarks)
-    seconds |= {f"{REMARK}{text}\n{path}": 0.0 for text in remarks}
-    size = fields["image/width"], fields["image/height"]
-    fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
-    lap("decode the photo")
-    if "class" in item:
-        fields["image/class"] = item["class"]
-    elif "objects" in item:
-        fields |= item["objects"](size)
-        lap("read the boxes")
-    else:
-        fields |= _segments(found or labels.blank(size)) | (item["boxes"](size) if "boxes" in item else {})
-        lap("read the labels")
-    return fields, seconds
-
-
-def _segments(found):
-    """The fields of a record that hold its `Labels`."""
-    ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
-    return {"panoptic/encoded": found.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
+def _encoded(encode, item):
+    """(the record, seconds of each stage, remarks) of an item, or (None, {}, what is wrong with it)."""
+    try:
+        fields, seconds, remarks = encode(item)
+        return tfrecord.encode_example(fields), seconds, remarks
+    except Exception as error:  # whatever a library raises for an image is of this image
+        odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
+        return None, {}, str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"

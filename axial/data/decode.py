@@ -1,6 +1,6 @@
 """A photo's file as pixels, in TensorFlow: for training, evaluation and exports.
 
-Each value equals the one that Pillow decodes (`io.images.open_image` and `files.to_rgb`), which checks photos before
+Each value equals the one that Pillow decodes (`io.images.open_photo`), which checks photos before
 they are converted, and reads them for axial-predict. TensorFlow's default method for JPEGs rounds two thirds of the
 values otherwise.
 """
@@ -13,13 +13,9 @@ from axial.io.images import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, 
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
-_EXIF, _JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
-_PROFILE, _PNG_XMP = b"Raw profile type exif\0", b"XML:com.adobe.xmp\0"
-_ADOBE = b"\xff\xee\0\x0eAdobe"
+_EXIF, _ADOBE = b"Exif\0\0", b"\xff\xee\0\x0eAdobe"
 _UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value of each type of TIFF; 0 for none
 _MOST_PARTS = 2**16  # segments, chunks and blocks of a file that are walked; a PNG of 512 MB has so many of 8 kB
-_LONGEST_PACKED = 2**17  # bytes of an EXIF block or XMP in a PNG; zlib makes up to 1000 of one
-_NIBBLES = [int(chr(i), 16) if chr(i) in "0123456789abcdefABCDEF" else 16 for i in range(256)]
 
 
 def decode(encoded, levels=DEPTH):
@@ -190,101 +186,66 @@ def _other(encoded):
 
 
 def orientation(encoded):
-    """int32 []: the orientation, 1 to 8, that EXIF or XMP gives a photo's file, string []; 1 without one.
+    """int32 []: the orientation, 1 to 8, that EXIF gives a photo's file, string []; 1 without one.
 
-    The file is searched as Pillow does it, whose `getexif` decides `io.images.orientation`. The block is in segments of
-    a JPEG before its first scan, in a chunk of a PNG (as 'eXIf', or in hexadecimal digits of ImageMagick's), or in one
-    of a WebP. The tag is 0x0112 (EXIF 2.32, Sec. 4.6.4). XMP has it where EXIF does not.
+    The block is in segments of a JPEG before its first scan, in the chunk 'eXIf' of a PNG, or in one of a WebP. The tag
+    is 0x0112 (EXIF 2.32, Sec. 4.6.4). Its value is that of `io.images.orientation`.
     """
-    blocks = {_JPEG: _jpeg_blocks, _PNG: _png_blocks, _WEBP: _webp_blocks}
-    searches = {key: functools.partial(blocks.get(key, _no_blocks), encoded) for key in range(_OTHER + 1)}
-    exif, xmp = tf.switch_case(_format(encoded), searches)
-    found = _exif_orientation(exif)
-    return tf.cond(found == 0, lambda: _xmp_orientation(xmp), lambda: tf.where((found >= 1) & (found <= 8), found, 1))
+    blocks = {_JPEG: _jpeg_block, _PNG: _png_block, _WEBP: _webp_block}
+    searches = {key: functools.partial(blocks.get(key, _no_block), encoded) for key in range(_OTHER + 1)}
+    found = _exif_orientation(tf.switch_case(_format(encoded), searches))
+    return tf.where((found >= 1) & (found <= 8), found, 1)
 
 
-def _no_blocks(_):
-    return tf.constant(b""), tf.constant(b"")
+def _no_block(_):
+    return tf.constant(b"")
 
 
-def _walk(encoded, step, place, *found):
-    """What `step` of (place, *found) finds in the parts of a file, from a place on."""
-    size = tf.strings.length(encoded)
-    place, *found = tf.while_loop(lambda place, *_: place < size, step, (place, *found), maximum_iterations=_MOST_PARTS)
+def _walk(encoded, step, place):
+    """The block that `step` of (place, block) finds in the parts of a file, from a place on."""
+    size, start = tf.strings.length(encoded), (place, tf.constant(b""))
+    place, block = tf.while_loop(lambda place, _: place < size, step, start, maximum_iterations=_MOST_PARTS)
     with _refuse(place >= size, f"a file of more than {_MOST_PARTS} parts"):
-        return tuple(tf.identity(x) for x in found)
+        return tf.identity(block)
 
 
-def _jpeg_blocks(encoded):
-    """The EXIF block and the XMP of a JPEG. A block in several segments is joined."""
+def _jpeg_block(encoded):
+    """The EXIF block of a JPEG. One in several segments is joined."""
 
-    def step(place, exif, xmp):
+    def step(place, exif):
         head = _bytes(encoded, place, 4)
         code, length = head[1], 256 * head[2] + head[3]
         segment = _slice(encoded, place + 4, tf.where(code == 0xE1, length - 2, 0))
         exif = tf.where(_slice(segment, 0, 6) == _EXIF, exif + _slice(segment, 6, length), exif)
-        named = _slice(segment, 0, len(_JPEG_XMP)) == _JPEG_XMP
         alone = (code <= 1) | ((code >= 0xD0) & (code <= 0xD8))  # a marker without a segment
         filling = (head[0] != 0xFF) | (code == 0xFF)
         place += tf.where(filling, 1, tf.where(alone, 2, 2 + tf.maximum(length, 1)))
         scan = ~filling & ((code == 0xDA) | (code == 0xD9))
-        return tf.where(scan, size, place), exif, tf.where(named, _slice(segment, len(_JPEG_XMP), length), xmp)
+        return tf.where(scan, size, place), exif
 
     size = tf.strings.length(encoded)
-    return _walk(encoded, step, 2, *_no_blocks(encoded))
+    return _walk(encoded, step, 2)
 
 
-def _png_blocks(encoded):
-    """The EXIF block and the XMP of a PNG."""
-    names = b"eXIf", b"tEXt" + _PROFILE, b"zTXt" + _PROFILE, b"iTXt" + _PNG_XMP
-
-    def step(place, *found):
+def _png_block(encoded):
+    def step(place, exif):
         length = tf.minimum(_number(encoded, place, big=True), size)
-        body = _slice(encoded, place + 4, tf.where(_slice(encoded, place + 4, 4) == b"IDAT", 4, length + 4))
-        of_name = [_slice(body, 0, len(name)) == name for name in names]
-        found = [tf.where(same, body, last) for same, last in zip(of_name, found)]
-        return tf.minimum(place + 12 + length, size), *found
+        named = _slice(encoded, place + 4, 4) == b"eXIf"
+        return tf.minimum(place + 12 + length, size), tf.where(named, _slice(encoded, place + 8, length), exif)
 
     size = tf.strings.length(encoded)
-    found = _walk(encoded, step, 8, *[tf.constant(b"")] * 4)
-    block, text, packed, xmp = (_slice(body, len(name), size) for body, name in zip(found, names))
-    profile = tf.where(packed != b"", _inflated(_slice(packed, 1, size)), text)
-    compressed = _slice(xmp, 0, 1) == b"\1"
-    zeros = tf.where(tf.io.decode_raw(_slice(xmp, 2, size), tf.uint8) == 0)[:, 0]  # after the language and the keyword
-    start = tf.where(tf.size(zeros) > 1, 3 + tf.cast(tf.concat([zeros, [0, 0]], 0)[1], tf.int32), size)
-    body = _slice(xmp, start, size)
-    xmp = tf.where(compressed, _inflated(tf.where(compressed, body, b"")), body)
-    return tf.where(found[0] != b"", block, _of_digits(profile)), xmp
+    return _walk(encoded, step, 8)
 
 
-def _inflated(data):
-    """What zlib packed. Data that are longer than those of any camera could take all memory, and are not unpacked."""
-    right = (data != b"") & (tf.strings.length(data) <= _LONGEST_PACKED)
-    return tf.cond(right, lambda: tf.io.decode_compressed(data, "ZLIB"), lambda: b"")
-
-
-def _of_digits(text):
-    """The bytes that ImageMagick writes in hexadecimal digits, after three lines; none if a character is no digit."""
-    digits = tf.io.decode_raw(text, tf.uint8)
-    lines = tf.cumsum(tf.cast(digits == ord("\n"), tf.int32))
-    digits = tf.boolean_mask(digits, (lines >= 3) & (digits > ord(" ")))
-    digits = tf.gather(tf.constant(_NIBBLES), tf.cast(digits, tf.int32))
-    right = (tf.size(digits) % 2 == 0) & tf.reduce_all(digits < 16)
-    digits = tf.reshape(tf.where(right, digits, 0)[: tf.size(digits) // 2 * 2], [-1, 2])
-    values = tf.gather(tf.constant([bytes([i]) for i in range(256)]), 16 * digits[:, 0] + digits[:, 1])
-    return tf.where(right, tf.strings.reduce_join(values), b"")
-
-
-def _webp_blocks(encoded):
-    def step(place, exif, xmp):
-        name, length = _slice(encoded, place, 4), tf.minimum(_number(encoded, place + 4), size)
-        body = _slice(encoded, place + 8, tf.where((name == b"EXIF") | (name == b"XMP "), length, 0))
-        exif = tf.where((name == b"EXIF") & (exif == b""), body, exif)
-        xmp = tf.where((name == b"XMP ") & (xmp == b""), body, xmp)
-        return tf.minimum(place + 8 + length + length % 2, size), exif, xmp
+def _webp_block(encoded):
+    def step(place, exif):
+        length = tf.minimum(_number(encoded, place + 4), size)
+        first = (_slice(encoded, place, 4) == b"EXIF") & (exif == b"")
+        exif = tf.where(first, _slice(encoded, place + 8, length), exif)
+        return tf.minimum(place + 8 + length + length % 2, size), exif
 
     size = tf.strings.length(encoded)
-    return _walk(encoded, step, 12, *_no_blocks(encoded))
+    return _walk(encoded, step, 12)
 
 
 def _exif_orientation(block):
@@ -316,15 +277,6 @@ def _exif_orientation(block):
     values = tf.boolean_mask(tf.where(whole & (values > 0), values, 9), there)
     value = tf.concat([values, [0]], 0)[0]
     return tf.where(known | (size == 0), value, 9)
-
-
-def _xmp_orientation(xmp):
-    """int32 []: the orientation that XMP has, as an attribute or as an element; 1 without one from 1 to 8."""
-    data, signs = tf.io.decode_raw(xmp, tf.uint8), [b'tiff:Orientation="', b"tiff:Orientation>"]
-    places = tf.sort(tf.concat([tf.where(_found(data, sign))[:, 0] + len(sign) for sign in signs], 0))
-    digits = tf.cast(tf.gather(tf.pad(data, [[0, 1]]), places), tf.int32) - ord("0")
-    value = tf.concat([tf.boolean_mask(digits, (digits >= 0) & (digits <= 9)), [1]], 0)[0]
-    return tf.where((value >= 1) & (value <= 8), value, 1)
 
 
 # === Bytes ===

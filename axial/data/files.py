@@ -1,16 +1,17 @@
 """Lists of folders, photos as TensorFlow decodes them for converters, and photos to predict."""
 
+import contextlib
+import functools
 import io
 import os
 import re
+import typing
 
-import msgspec
 import numpy as np
-from PIL import Image
 
 from axial.errors import NOT_UTF8, InputError, nearest
-from axial.io import gfile, schemas
-from axial.io.images import LEVELS, PERCENTILES, eight_bits, open_image, orientation, upright
+from axial.io import gfile
+from axial.io.images import LEVELS, PERCENTILES, open_photo, orientation, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
@@ -131,21 +132,41 @@ def by_name(folder, suffixes, beside=()):
     return found
 
 
-def check_paired(photos, labels, photo_folder, label_path):
+def check_paired(photos, labels, photo_folder, label_folder, *, ending=".png"):
     """Raises InputError for a photo without labels, or for labels without a photo.
 
     Args:
         photos, labels: dicts from names to paths.
-        photo_folder: of all photos.
-        label_path: function of the name of a photo: where its labels are looked for.
+        photo_folder, label_folder: of all photos, and of all labels.
+        ending: of the names of label files.
     """
     for odd in sorted(set(photos) ^ set(labels)):
         if odd in photos:
-            raise InputError(f"{label_path(odd)}: missing, though {photos[odd]} is there{nearest(odd, labels)}")
+            path = os.path.join(label_folder, odd + ending)
+            raise InputError(f"{path}: missing, though {photos[odd]} is there{nearest(odd, labels)}")
         raise InputError(f"{labels[odd]}: has no photo in {photo_folder}{nearest(odd, photos)}")
 
 
-def photo_fields(path, data, size=None, stored=False, *, remarks=None):
+def labelled_items(photos, labels, read):
+    """Items of photos (see `axial.data.convert`), numbered in the order of the dict.
+
+    Args:
+        photos: dict from names to paths.
+        labels: dict from names to lists of the paths of label files; {} for a split without labels.
+        read: function of the photo's path and of those of its label files that returns its `Labels`.
+    """
+    return [
+        {
+            "photo": path,
+            "id": number,
+            "labels": functools.partial(read, path, *labels[name]) if labels else None,
+            "label_files": labels.get(name, []),
+        }
+        for number, (name, path) in enumerate(photos.items())
+    ]
+
+
+def photo_fields(path, data, size=None, stored=False):
     """The fields of a record that hold a photo (see `tfrecord`), so that `streams.decode_photo` has its pixels.
 
     Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, palette and
@@ -158,29 +179,35 @@ def photo_fields(path, data, size=None, stored=False, *, remarks=None):
         size: (width, height) of its labels; None without labels of pixels.
         stored: whether they are of the pixels as they are stored, and not of the photo turned upright. Where their
             `size` fits only the other, they are of that.
-        remarks: list that gets texts on what of the file is left out, and on how its values become 8 bits.
+
+    Returns:
+        The fields, and texts on what of the file is left out, and on how its values become 8 bits.
 
     Raises:
         InputError: a photo that is cut short, damaged, of another size, or that TensorFlow does not decode.
     """
-    image = open_image(path, data)
-    if remarks is not None:
-        remarks += image.left_out
-        remarks += [] if image.deep is None else [f"has more than 8 bits; {LEVELS[PERCENTILES]}"]
-    ways = sorted({1, orientation(image)}, reverse=not stored)
-    sizes = [image.size[::-1] if way > 4 else image.size for way in ways]
-    way, own = next((pair for pair in zip(ways, sizes) if size in (None, pair[1])), (None, None))
+    photo = open_photo(path, data)
+    stored_size = photo.image.size
+    ways = sorted({1, orientation(photo.image)}, reverse=not stored)
+    sizes = {way: stored_size[::-1] if way > 4 else stored_size for way in ways}
+    way = next((way for way in ways if size in (None, sizes[way])), None)
     if way is None:
-        turned = f" ({sizes[0][0]}x{sizes[0][1]} upright)" if sizes[0] != image.size else ""
-        raise InputError(f"{path}: {image.size[0]}x{image.size[1]} pixels{turned}, its labels say {size[0]}x{size[1]}")
-    fields = {"image/encoded": _encoded(data, image), "image/height": own[1], "image/width": own[0]}
+        width, height = sizes[ways[0]]
+        turned = f" ({width}x{height} upright)" if (width, height) != stored_size else ""
+        has = f"{stored_size[0]}x{stored_size[1]} pixels{turned}"
+        raise InputError(f"{path}: {has}, its labels say {size[0]}x{size[1]}")
+    fields = {"image/encoded": _encoded(data, photo)}
+    fields |= {"image/width": sizes[way][0], "image/height": sizes[way][1]}
     check_decodes(path, fields["image/encoded"])
-    return fields | ({"image/orientation": way} if way > 1 else {})
+    remarks = [*photo.left_out]
+    remarks += [] if photo.deep is None else [f"has more than 8 bits; {LEVELS[PERCENTILES]}"]
+    return fields | ({"image/orientation": way} if way > 1 else {}), remarks
 
 
-def _encoded(data, image):
-    """The bytes of a JPEG or PNG of an image of `open_image`, which TensorFlow decodes to the same pixels."""
-    if image.mode in ("RGB", "L") and image.deep is None:
+def _encoded(data, photo):
+    """The bytes of a JPEG or PNG of a `Photo`, which TensorFlow decodes to the same pixels."""
+    image = photo.image
+    if image.mode in ("RGB", "L") and photo.deep is None:
         if image.format in ("JPEG", "PNG"):
             return data
         if image.format == "MPO":
@@ -189,7 +216,7 @@ def _encoded(data, image):
     encoded = io.BytesIO()
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
     # Pillow keeps a transparency that may be of another mode.
-    to_rgb(image).save(encoded, format, quality=95, subsampling=0, transparency=None)
+    photo.rgb().save(encoded, format, quality=95, subsampling=0, transparency=None)
     return encoded.getvalue()
 
 
@@ -212,21 +239,6 @@ def check_decodes(path, encoded):
         raise InputError(f"{path}: damaged, or more than 178 million pixels ({why}); save it anew as a PNG") from None
 
 
-def to_rgb(image, levels=PERCENTILES):
-    """Converts grey, deep, palette, CMYK and transparent images to 8-bit RGB. Transparency is dropped.
-
-    Values of more than 8 bits become 8 by `levels`; see `io.images.eight_bits`.
-    """
-    deep = getattr(image, "deep", None)
-    if deep is None and image.mode[0] in "IF":
-        deep = np.asarray(image)
-    if deep is not None:
-        image = Image.fromarray(eight_bits(deep, levels))
-    if image.mode == "La":  # Pillow has no other way from it to RGB
-        image = image.convert("LA")
-    return image.convert("RGB")
-
-
 def missing_files(folder, names, what):
     """Sorted list of the names for which there is no file in a folder. Raises InputError; see `inside`.
 
@@ -244,17 +256,17 @@ def missing_files(folder, names, what):
 
 
 def load_photo(path, levels=PERCENTILES):
-    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `upright` and `to_rgb`.
+    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `Photo.rgb`.
 
     It says on standard error which pages and channels of the file are left out.
 
     Raises:
         InputError: the file is missing, cut short or not an image.
     """
-    image = open_image(path, read_file(path))
-    for text in image.left_out:
+    photo = open_photo(path, read_file(path))
+    for text in photo.left_out:
         say(f"{path}: {text}", error=True)
-    return np.asarray(upright(to_rgb(image, levels), orientation(image)))
+    return np.asarray(upright(photo.rgb(levels), orientation(photo.image)))
 
 
 def find_photos(arguments):
@@ -269,20 +281,18 @@ def find_photos(arguments):
         raise InputError("name at least one photo, or a folder of photos")
     photos = []
     for argument in arguments:
-        if gfile.isdir(argument):
-            names = list_folder(argument)
-            inside = [name for name in names if name.lower().endswith(PHOTOS)]
-            tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}", sorted(set(names) - set(inside)))
-            predicted = [name for name in inside if _is_predicted(argument, name)]
-            tell_left_out(argument, "what axial-predict has written", predicted)
-            inside = [name for name in inside if name not in predicted]
-            if not inside:
-                raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-            photos += [os.path.join(argument, name) for name in inside]
-        elif gfile.exists(argument):
+        if not gfile.isdir(argument):
+            if not gfile.exists(argument):
+                raise InputError(f"{argument}: no such photo{nearest(argument, ())}")
             photos.append(argument)
-        else:
-            raise InputError(f"{argument}: no such photo{nearest(argument, ())}")
+            continue
+        names = list_folder(argument)
+        found = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
+        rest = [name for name in names if name not in set(found)]
+        tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}, or what axial-predict has written", rest)
+        if not found:
+            raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
+        photos += [os.path.join(argument, name) for name in found]
     return list({os.path.abspath(photo): photo for photo in photos}.values())
 
 
@@ -292,8 +302,7 @@ def _is_predicted(folder, name):
     path = os.path.join(folder, f"{stem}.json")
     if stem == name or not gfile.exists(path):
         return False
-    try:
-        pictures = read_json(path, schemas.Pictures)[1]
-    except InputError:  # another JSON
-        return False
-    return name in msgspec.structs.astuple(pictures)
+    with contextlib.suppress(InputError):  # another JSON
+        content = read_json(path, dict[str, typing.Any])[1]
+        return "photo" in content and name in content.values()
+    return False

@@ -107,7 +107,7 @@ def is_whole(size, canvas, name=""):
     if not isinstance(canvas, ScaledCanvas):
         return True
     (height, width), (rows, columns) = (map(int, x) for x in (size, scaled_size(size, canvas.scale)))
-    about = f"{width}x{height} pixels become {columns}x{rows} by DataConfig.photo_scale = {canvas.scale:g}"
+    about = f"{width}x{height} pixels become {columns}x{rows} by photo_scale = {canvas.scale:g}"
     about = f"{name}: {about}" if name else about
     if not min(rows, columns):
         raise InputError(f"{about}; expected at least 1x1")

@@ -20,11 +20,13 @@ What holds, and what does not:
 Workers read the shards themselves, under the path that the trainer has for them.
 """
 
+import contextlib
 import dataclasses
+import itertools
+import json
 import os
 import random
 
-import msgspec
 import numpy as np
 import tensorflow as tf
 
@@ -38,7 +40,6 @@ from axial.io.show import counted
 
 OPEN = 4  # tickets that a worker reads at a time; they are lost with it
 TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
-IN_FLIGHT = 4096  # examples by which a worker may be behind the others, for the memory of `_Arrivals`
 SECONDS = 10.0  # between two reports of what arrived
 
 
@@ -167,6 +168,8 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
     first, skipped = tickets.after(used)
     last = tf.int64.max if epochs is None else epochs * tickets.an_epoch
     dataset = through(make(tickets.dataset(first, last)), service)
+    if not service.folder:
+        return dataset.map(lambda _, batch: batch)
     arrivals = _Arrivals(tickets, service, used=used, skipped=skipped, context=context)
     return dataset.scan(arrivals.state(), arrivals.count)
 
@@ -182,11 +185,9 @@ def through(dataset, service):
 
 
 class _Arrivals:
-    """Counts the examples of each epoch that reach a host, and reports them.
+    """Counts the examples of each epoch that reach a host, and reports them. None comes twice (see above).
 
-    It consists of TensorFlow's operations, as the hosts of a TPU slice do not run this process. It remembers which
-    examples came in the latest epochs, so that one that comes twice is noticed. One that is later than that is taken
-    for new.
+    It consists of TensorFlow's operations, as the hosts of a TPU slice do not run this process.
 
     Args:
         tickets, service, used, context: see `served`.
@@ -194,20 +195,15 @@ class _Arrivals:
     """
 
     def __init__(self, tickets, service, *, used, skipped, context):
-        self._records, self._service = tickets.records, service
-        self._hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-        self._epoch, self._skipped = used // tickets.records, skipped
-        self._expected = tickets.examples()
-        self._kept = max(3, -(-IN_FLIGHT // tickets.records))  # epochs
-        self._path = service.folder and os.path.join(service.folder, f"{used:012d}-{service.job}-{host:05d}")
+        self._records, self._seconds, self._epoch = tickets.records, service.seconds, used // tickets.records
+        hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+        self._path = os.path.join(service.folder, f"{used:012d}-{service.job}-{host:05d}")
+        numbers = {"hosts": hosts, "epoch": self._epoch, "examples": tickets.examples(), "skipped": skipped}
+        self._start = json.dumps(numbers)[:-1] + ', "arrived": ['
 
     def state(self):
-        counts = tf.zeros([1], tf.int64)
         return {
-            "newest": tf.constant(self._epoch, tf.int64),
-            "seen": tf.zeros([self._kept, self._records], tf.bool),
-            "arrived": counts,  # of each epoch from the first on
-            "again": counts,
+            "arrived": tf.zeros([1], tf.int64),  # of each epoch from the first on
             "written": tf.constant(0.0, tf.float64),
             "writes": tf.constant(0, tf.int64),
         }
@@ -215,44 +211,11 @@ class _Arrivals:
     def count(self, state, element):
         """(new state, batch) of (numbers, batch)."""
         numbers, batch = element
-        state = self._open(state, tf.reduce_max(numbers) // self._records)
-        once, _ = tf.unique(numbers)
-        epoch = once // self._records
-        place = tf.stack([epoch % self._kept, once % self._records], 1)
-        late = epoch <= state["newest"] - self._kept
-        new = tf.cast(late | ~tf.gather_nd(state["seen"], place), tf.int64)
-        length = tf.size(state["arrived"], tf.int64)
-
-        def of_epochs(numbers, weights):
-            return tf.math.unsorted_segment_sum(weights, numbers // self._records - self._epoch, length)
-
-        arrived = of_epochs(once, new)
-        state["again"] += of_epochs(numbers, tf.ones_like(numbers)) - arrived
-        state["arrived"] += arrived
-        place = tf.boolean_mask(place, ~late)
-        state["seen"] = tf.tensor_scatter_nd_update(state["seen"], place, tf.ones(tf.shape(place)[:1], tf.bool))
-        return (self._reported(state) if self._path else state), batch
-
-    def _open(self, state, newest):
-        """The state after the epochs up to `newest` have begun. The oldest ones are forgotten."""
-        newest = tf.maximum(newest, state["newest"])
-        rows = tf.range(self._kept, dtype=tf.int64)
-        holds = newest - (newest - rows) % self._kept  # the epoch of each row from now on
-        zeros = tf.zeros([newest - state["newest"]], tf.int64)
-        lists = {name: tf.concat([state[name], zeros], 0) for name in ("arrived", "again")}
-        if self._hosts == 1:
-            first = tf.maximum(state["newest"] - self._kept + 1, self._epoch)
-            closed = tf.range(first, tf.maximum(newest - self._kept + 1, first))
-            missing = self._wanted(closed) - tf.gather(lists["arrived"], closed - self._epoch)
-            lost = tf.where(missing > 0)[:, 0]
-            what = tf.gather(closed, lost), "examples of each that did not arrive:", tf.gather(missing, lost)
-            tf.cond(tf.size(lost) > 0, lambda: tf.print("input: epochs", *what), tf.no_op)
-        return {**state, **lists, "newest": newest, "seen": state["seen"] & (holds <= state["newest"])[:, None]}
-
-    def _wanted(self, epochs):
-        """How many examples the job has of each epoch."""
-        whole = tf.constant(self._expected, tf.int64)
-        return tf.where(epochs == self._epoch, whole - self._skipped, whole)
+        epochs = numbers // self._records - self._epoch
+        more = tf.maximum(tf.reduce_max(epochs) + 1 - tf.size(state["arrived"], tf.int64), 0)
+        arrived = tf.pad(state["arrived"], [[0, more]])
+        arrived += tf.math.unsorted_segment_sum(tf.ones_like(numbers), epochs, tf.size(arrived))
+        return self._reported({**state, "arrived": arrived}), batch
 
     def _reported(self, state):
         """The state; its counts are in a file if the last report is old enough.
@@ -261,25 +224,15 @@ class _Arrivals:
         """
 
         def write():
-            lists = {k: tf.strings.reduce_join(tf.strings.as_string(state[k]), separator=", ") for k in _LISTS}
-            fixed = f'{{"hosts": {self._hosts}, "epoch": {self._epoch}, "examples": {self._expected}, '
-            text = [fixed, f'"skipped": {self._skipped}']
-            for name, numbers in lists.items():
-                text += [f', "{name}": [', numbers, "]"]
-            tf.io.write_file(tf.strings.join([self._path, _suffix(state["writes"])]), tf.strings.join([*text, "}\n"]))
+            name = tf.strings.join([self._path, "-", tf.strings.as_string(state["writes"] % 2), ".json"])
+            counts = tf.strings.reduce_join(tf.strings.as_string(state["arrived"]), separator=", ")
+            tf.io.write_file(name, tf.strings.join([self._start, counts, "]}\n"]))
             return now, state["writes"] + 1
 
         now = tf.timestamp()
-        due = now - state["written"] >= self._service.seconds
+        due = now - state["written"] >= self._seconds
         written, writes = tf.cond(due, write, lambda: (state["written"], state["writes"]))
         return {**state, "written": written, "writes": writes}
-
-
-_LISTS = ("arrived", "again")
-
-
-def _suffix(writes):
-    return tf.strings.join(["-", tf.strings.as_string(writes % 2), ".json"])
 
 
 # === Reports ===
@@ -290,37 +243,32 @@ def read_arrivals(folder):
 
     Returns:
         dict from the jobs, in the order of their beginnings, to lists of dicts with 'epoch', 'examples' that the job
-        has of it, 'arrived' (different ones), 'again' (further arrivals of these) and 'open' (more may arrive).
+        has of it, 'arrived' and 'open' (more may arrive).
 
     Raises:
         InputError: no reports there.
     """
-    reports = {}
+    jobs = {}
     for path in sorted(gfile.glob(os.path.join(folder, ""), "*-*-*-[01].json")):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
-        try:
-            report = msgspec.to_builtins(read_json(path, schemas.Arrivals)[1])
-        except InputError:  # it is being written; the other one is whole
-            continue
-        hosts = reports.setdefault((int(used), job), {})
-        hosts[host] = max(report, hosts.get(host, report), key=lambda r: sum(r["arrived"]) + sum(r["again"]))
-    if not reports:
+        with contextlib.suppress(InputError):  # it is being written; the other one is whole
+            report, hosts = read_json(path, schemas.Arrivals)[1], jobs.setdefault((int(used), job), {})
+            hosts[host] = max(report, hosts.get(host, report), key=lambda one: sum(one.arrived))
+    if not jobs:
         raise InputError(f"{folder}: no reports of arrivals; a training with --data_service writes them")
-    return {f"{job} from example {used}": _summed(hosts.values()) for (used, job), hosts in sorted(reports.items())}
+    return {f"{job} from example {used}": _summed([*hosts.values()]) for (used, job), hosts in sorted(jobs.items())}
 
 
 def _summed(reports):
     """A list of dicts, of the reports of all hosts."""
-    reports = list(reports)
-    first, epochs = reports[0], max(len(report["arrived"]) for report in reports)
-    found = []
-    for i in range(epochs):
-        sums = {name: sum(sum(report[name][i : i + 1]) for report in reports) for name in _LISTS}
-        examples = first["examples"] - (0 if i else first["skipped"])
-        is_open = (i + 2 >= epochs and sums["arrived"] < examples) or len(reports) < first["hosts"]
-        found.append({"epoch": first["epoch"] + i, "examples": examples, **sums, "open": is_open})
-    return found
+    first, rows = reports[0], []
+    counts = [sum(of_epoch) for of_epoch in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
+    for i, arrived in enumerate(counts):
+        examples = first.examples - (0 if i else first.skipped)
+        is_open = (i + 2 >= len(counts) and arrived < examples) or len(reports) < first.hosts
+        rows.append({"epoch": first.epoch + i, "examples": examples, "arrived": arrived, "open": is_open})
+    return rows
 
 
 def arrival_lines(folder, most=20):
@@ -328,13 +276,9 @@ def arrival_lines(folder, most=20):
     lines = []
     for job, epochs in read_arrivals(folder).items():
         closed = [row for row in epochs if not row["open"]]
-        sums = {name: sum(row[name] for row in closed) for name in ("examples", *_LISTS)}
-        missing = sums["examples"] - sums["arrived"]
-        lines.append(
-            f"{job}: {counted(len(closed), 'whole epoch')} of {sums['examples']} examples: {sums['arrived']} arrived, "
-            f"{missing} did not, {sums['again']} came twice"
-        )
-        wrong = [row for row in closed if row["arrived"] != row["examples"] or row["again"]]
-        for row in wrong[:most]:
+        examples, arrived = (sum(row[name] for row in closed) for name in ("examples", "arrived"))
+        whole = f"{counted(len(closed), 'whole epoch')} of {examples} examples"
+        lines.append(f"{job}: {whole}: {arrived} arrived, {examples - arrived} did not")
+        for row in [row for row in closed if row["arrived"] != row["examples"]][:most]:
             lines.append(f"  epoch {row['epoch']}: {row['examples'] - row['arrived']} of {row['examples']} missing")
     return lines

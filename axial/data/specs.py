@@ -1,4 +1,23 @@
-"""The classes of data sets. One frozen `DatasetSpec` decides every number of classes and every colour."""
+"""The classes of data sets. One frozen `DatasetSpec` decides every number of classes and every colour.
+
+A spec may be the user's own file, YAML or Python. my_spec.yaml:
+
+    name: mine
+    classes:
+      - {id: 1, name: road, color: [128, 64, 128]}
+      - {id: 2, name: car, thing: true, color: [0, 0, 142]}
+    ignored_ids: [0, 255]
+
+my_spec.py:
+
+    from axial.data.specs import DatasetSpec
+    SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
+
+COCO's panoptic JSON has classes too; `json_spec` takes them.
+
+Colours are optional: either all classes have one, or none has. ignored_ids are the ids of unlabelled pixels.
+label_divisor and ignore are optional too and mean the same as in `DatasetSpec`.
+"""
 
 import base64
 import collections
@@ -6,17 +25,20 @@ import colorsys
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import re
+import runpy
 
 import msgspec
 import numpy as np
 
-from axial.errors import InputError
-from axial.io import schemas
+from axial.errors import InputError, nearest
+from axial.io import gfile, schemas
 from axial.io.check import shortened
 from axial.io.images import DEPTH
-from axial.io.read import LARGEST_TEXT, first_line, read_json, read_yaml
+from axial.io.paths import inside
+from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json, read_yaml
 
 
 @contextlib.contextmanager
@@ -64,10 +86,7 @@ class DatasetSpec:
             if twice:
                 raise InputError(f"spec {self.name!r}: {what} must differ, {twice[0]!r} is there twice")
         for right, expected in (
-            (
-                (classes + 1) * self.label_divisor <= 1 << 24,
-                "label_divisor makes ids beyond 24 bits",
-            ),
+            ((classes + 1) * self.label_divisor <= 1 << 24, "label_divisor makes ids beyond 24 bits"),
             (len(self.palette) in (0, classes), "one colour for each class, or none at all"),
             (classes <= self.ignore, f"at most {self.ignore} classes"),
             ((self.ignore + 1) * self.label_divisor <= 1 << 31, "ignore x label_divisor makes labels beyond 31 bits"),
@@ -119,9 +138,9 @@ class DatasetSpec:
             InputError: not a spec; names the file.
         """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
-        of_text = {name: fields.pop(name) for name in ("languages", "vocabulary")}
+        languages, vocabulary = fields.pop("languages"), fields.pop("vocabulary")
         with named_file(path):
-            return TextSpec(fields["name"], **of_text) if spec.vocabulary else cls(**fields)
+            return TextSpec(spec.name, languages, vocabulary) if vocabulary else cls(**fields)
 
     @classmethod
     def from_yaml(cls, path):
@@ -210,34 +229,41 @@ class TextSpec:
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
-# Fields that what a record means depends on. The others name, number and colour: a record has class indices, its own
-# table of segments, 0 where it has no label, and a photo of 8 bits.
-_OF_RECORDS = ("class_names", "category_ids", "things", "languages", "vocabulary")
-
-
-def difference(found, wanted, names=None):
+def difference(found, wanted):
     """The first field in which two specs differ, with both values; '' if records of one suit a model of the other.
 
-    Args:
-        found, wanted: `DatasetSpec`s or `TextSpec`s. A `schemas.Spec` will do for `found` where `names` are given.
-        names: of the fields that are compared. By default the classes, of texts the languages and the vocabulary.
+    A record has class indices, its own table of segments, 0 where it has no label, and a photo of 8 bits. So the fields
+    that name, number and colour are not compared.
 
     >>> difference(CAMVID, CITYSCAPES)
     'it has 11 class_names, not 19'
     >>> difference(NUCLEI, dataclasses.replace(NUCLEI, name="cells", label_divisor=1000))
     ''
     """
-    for name in names or [field.name for field in dataclasses.fields(found) if field.name in _OF_RECORDS]:
-        values = [getattr(spec, name, None) for spec in (found, wanted)]
-        if all(isinstance(value, (list, tuple)) for value in values):
-            if len(values[0]) != len(values[1]):
-                return f"it has {len(values[0])} {name}, not {len(values[1])}"
-            for i, (one, other) in enumerate(zip(*values)):
-                if one != other:
-                    return f"its {name}[{i}] is {shortened(one)}, not {shortened(other)}"
-        elif values[0] != values[1]:
-            return f"its {name} is {shortened(values[0])}, not {shortened(values[1])}"
-    return ""
+    one, other = _of_records(found), _of_records(wanted)
+    differences = (field_difference(name, values, other.get(name)) for name, values in one.items())
+    return next(filter(None, differences), "")
+
+
+def _of_records(spec):
+    """dict of the fields that what a record means depends on."""
+    if isinstance(spec, TextSpec):
+        return {"languages": spec.languages, "vocabulary": spec.vocabulary}
+    return {"class_names": spec.class_names, "category_ids": spec.category_ids, "things": spec.things}
+
+
+def field_difference(name, one, other):
+    """How two values of a field differ, which may be lists; '' if they do not.
+
+    >>> field_difference("things", [True, False], (True, True))
+    'its things[1] is False, not True'
+    """
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        if len(one) != len(other):
+            return f"it has {len(one)} {name}, not {len(other)}"
+        pairs = ((f"{name}[{i}]", *pair) for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1])
+        name, one, other = next(pairs, (name, None, None))
+    return f"its {name} is {shortened(one)}, not {shortened(other)}" if one != other else ""
 
 
 def read_pieces(where, model):
@@ -295,7 +321,7 @@ def _bare(name):
 
 
 def _of_file(*names):
-    """The spec of a file beside this one, in the form of the user's own (see `axial.data.spec_file`)."""
+    """The spec of a file beside this one, in the form of the user's own (see above)."""
     return DatasetSpec.from_yaml(os.path.join(os.path.dirname(__file__), *names))
 
 
@@ -304,6 +330,75 @@ COCO, CITYSCAPES, CAMVID = (_of_file("classes", f"{name}.yaml") for name in ("co
 NUCLEI = _of_file("nuclei_sample", "spec.yaml")
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
+
+
+# === Specs that the user names ===
+
+
+def find_spec(name):
+    """The published spec called `name`, or the spec in the .yaml, .yml or .py file `name`.
+
+    Raises:
+        InputError: neither of the two; a file that is not of the form above. The message names the field.
+    """
+    if name in SPECS:
+        return SPECS[name]
+    suffix = os.path.splitext(name)[1]
+    if suffix == ".py":
+        return _from_python(name)
+    if suffix in (".yaml", ".yml"):
+        return DatasetSpec.from_yaml(name)
+    raise InputError(f"--spec={name}: {', '.join(SPECS)}, or a .yaml or .py file of your own{nearest(name, SPECS)}")
+
+
+def json_spec(input_dir, splits):
+    """The `DatasetSpec` of the categories in the panoptic JSON of the first of the splits that has one.
+
+    Raises:
+        InputError: no such JSON; a category without a name, or that does not say whether it is a thing; see also
+            `DatasetSpec`.
+    """
+    paths = [inside(input_dir, f"annotations/panoptic_{split}.json", "--split") for split in splits]
+    path = next((path for path in paths if gfile.exists(path)), None)
+    if path is None:
+        raise InputError(f"--spec=json: {paths[0]}: no such file{boxes_alone(input_dir, splits[0])}")
+    rows = read_json(path, schemas.Panoptic)[1].categories
+    if not rows:
+        raise InputError(f"--spec=json: {path}: categories: empty")
+    for row in rows:
+        if None in (row.name, row.isthing):
+            field = "name" if row.name is None else "isthing"
+            raise InputError(f"--spec=json: {path}: category {row.id}: is missing the field {field}")
+    colors = [row.color for row in rows]
+    with named_file(f"--spec=json: {path}"):
+        return DatasetSpec(
+            name=os.path.basename(os.path.abspath(input_dir)) or "json",
+            class_names=tuple(str(row.name) for row in rows),
+            category_ids=tuple(row.id for row in rows),
+            things=tuple(bool(row.isthing) for row in rows),
+            palette=tuple(convert("categories: color: ", colors, list[schemas.Color])) if all(colors) else (),
+            ignore=max(255, len(rows)),
+        )
+
+
+def boxes_alone(input_dir, split):
+    """What to say of a split that has no COCO JSON but that of detection, which most tools export alone; else ''."""
+    path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
+    how = "panopticapi's detection2panoptic_coco_format.py makes both from it"
+    return f"; {path} is there, but axial needs the panoptic JSON and its PNGs; {how}" if gfile.exists(path) else ""
+
+
+def _from_python(path):
+    read_file(path)
+    try:
+        spec = runpy.run_path(path).get("SPEC")
+    except (Exception, SystemExit) as error:  # the file may even end the process
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(f"{path}: {kind}{error}") from None
+    if not isinstance(spec, DatasetSpec):
+        raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
+    fields = json.loads(json.dumps(spec.to_json(), default=str))
+    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, schemas.Spec))
 
 
 def text_operations():

@@ -1,7 +1,7 @@
 """tf.data streams from TFRecords, for every task. They are deterministic, and resume at any step."""
 
 import contextlib
-import re
+import dataclasses
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from axial.data import tfrecord
 from axial.data.decode import decode, turn
 from axial.data.files import reason_of
-from axial.data.service import Tickets, served
+from axial.data.service import Service, Tickets, served
 from axial.data.specs import difference
 from axial.errors import InputError
 from axial.io.read import first_line
@@ -29,44 +29,55 @@ def photo_of(example):
     return example["photo"] if "photo" in example else decode_photo(example)
 
 
-def training_stream(
-    data_dir,
-    split,
-    spec,
-    example,
-    *,
-    batch,
-    shuffle,
-    labels="panoptic",
-    finish=None,
-    seed=0,
-    first_step=0,
-    context=None,
-    service=None,
-):
-    """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Which batches a replica trains on.
+
+    Attributes:
+        batch: images in a step, over all replicas.
+        seed, first_step: ints.
+        context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
+            for one replica.
+        service: `Service` whose workers make the batches; None for this host.
+    """
+
+    batch: int
+    seed: int = 0
+    first_step: int = 0
+    context: tf.distribute.InputContext | None = None
+    service: Service | None = None
+
+    @property
+    def replicas(self):
+        return self.context.num_replicas_in_sync if self.context else 1
+
+    @property
+    def host(self):
+        """(number of this host, number of hosts)."""
+        return (self.context.input_pipeline_id, self.context.num_input_pipelines) if self.context else (0, 1)
+
+
+def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
+    """An endless stream of a replica's batches from a step on. A restarted training gets the same ones.
 
     A step takes a batch for each replica of the host, one after the other. Together they are the step's images.
 
-    Every epoch has its own order of shards and records and its own augmentation. Both follow from `seed`. A resumed
+    Every epoch has its own order of shards and records and its own augmentation. Both follow from the seed. A resumed
     stream skips the records that were used, without decoding them.
 
     Several hosts cut the split into as many parts, whose sizes differ by at most one record. In each epoch a host reads
     the part after the one that it read before. So all records are seen equally often, up to the epochs in progress.
 
+    What is said of the order, of restarts and of hosts does not hold with a service: see `axial.data.service`.
+
     Args:
         data_dir, split: of a converted data set.
         spec: `DatasetSpec` that it was converted under.
         example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
-        batch: images in a step, over all replicas.
+        stream: `Stream`.
         shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
         labels: schema of the records, of `tfrecord.SCHEMAS`, or a tuple of those that will do.
         finish: function of a batch that returns the batch; None to leave it as it is.
-        seed, first_step: ints.
-        context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
-            for one replica.
-        service: `Service` whose workers make the batches; None for this host. What is said above of the order, of
-            restarts and of hosts does not hold with one: see `axial.data.service`.
 
     Raises:
         InputError: a data set that is missing, damaged, empty, of another spec or schema; a batch that cannot be shared
@@ -74,14 +85,15 @@ def training_stream(
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
-    replicas = context.num_replicas_in_sync if context else 1
-    host = context.input_pipeline_id if context and not service else 0
+    host, batch, replicas = 0 if stream.service else stream.host[0], stream.batch, stream.replicas
     if batch % replicas:
         raise InputError(f"batch {batch} cannot be shared by {replicas} replicas")
-    _tell_of_order(data_dir, manifest, shuffle=shuffle, first_step=first_step, context=None if service else context)
+    if manifest["permutation"] is None and 0 < shuffle < manifest["examples"]:
+        where = f"{data_dir}: {split!r} has the order that an older version wrote"
+        say(f"{where}: neighbours may be alike; axial-convert to a new folder permutes the records", error=True)
 
     def parse(number, serialized):
-        key = tf.random.experimental.stateless_fold_in([seed, 1 + host], number)
+        key = tf.random.experimental.stateless_fold_in([stream.seed, 1 + host], number)
         record = whole_record(tfrecord.parse_example(serialized, manifest["labels"]), spec)
         return number, example(record, key)
 
@@ -91,13 +103,12 @@ def training_stream(
             dataset = dataset.map(lambda numbers, batch: (numbers, finish(batch)), AUTOTUNE, deterministic=True)
         return dataset
 
-    if service:
-        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=shuffle)
-        return made_ahead(served(batches, tickets, service, used=first_step * batch, context=context), context)
-    records = _host_records(
-        data_dir, manifest, seed=seed, shuffle=shuffle, first_step=first_step, batch=batch, context=context
-    )
-    return made_ahead(batches(records).map(lambda _, batch: batch), context)
+    if stream.service:
+        tickets = Tickets(data_dir, manifest, seed=stream.seed, shuffle=shuffle)
+        dataset = served(batches, tickets, stream.service, used=stream.first_step * batch, context=stream.context)
+    else:
+        dataset = batches(_host_records(data_dir, manifest, stream, shuffle)).map(lambda _, batch: batch)
+    return made_ahead(dataset, stream.context)
 
 
 def made_ahead(dataset, context=None, elements=2):
@@ -118,25 +129,14 @@ def made_ahead(dataset, context=None, elements=2):
     return dataset.prefetch(elements * replicas).with_options(options)
 
 
-def _tell_of_order(data_dir, manifest, *, shuffle, first_step, context):
-    """Says on standard error where records of an older version are not trained on as new ones are."""
-    if manifest["permutation"] is not None:
-        return
-    where = f"{data_dir}: {manifest['split']!r} has the order that an older version wrote"
-    if 0 < shuffle < manifest["examples"]:
-        say(f"{where}: neighbours may be alike; axial-convert to a new folder permutes the records", error=True)
-    if first_step and context and context.num_input_pipelines > 1:
-        say(f"{where}: its runs on several hosts go on, but in another order of photos", error=True)
-
-
-def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, context):
-    """(number, serialised record) of one host, endlessly, from step `first_step` on.
+def _host_records(data_dir, manifest, stream, shuffle):
+    """(number, serialised record) of one host, endlessly, from the stream's first step on.
 
     A host begins its epochs with part number `host` of the split, and goes round. Part t of the endless sequence of
     parts ends where records t / hosts of a split end, rounded down. So all hosts have had as many records as each other
     when they begin an epoch, up to one.
     """
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    host, hosts = stream.host
     names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
     files, records = [tfrecord.shard_path(data_dir, name) for name in names], sum(counts)
     if records < hosts:
@@ -153,7 +153,7 @@ def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, conte
         return tf.data.TFRecordDataset(path).skip(skipped).take(taken)
 
     def turn_records(turn):
-        key = tf.random.experimental.stateless_fold_in([seed, 0], turn - host)
+        key = tf.random.experimental.stateless_fold_in([stream.seed, 0], turn - host)
         order = tf.random.stateless_uniform([], key, minval=0, maxval=tf.int64.max, dtype=tf.int64)
         dataset = tf.data.Dataset.from_tensor_slices(part_of(turn))
         if shuffle:
@@ -161,7 +161,7 @@ def _host_records(data_dir, manifest, *, seed, shuffle, first_step, batch, conte
         dataset = dataset.interleave(read, min(len(files), 16))
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
-    used = first_step * (batch // hosts)
+    used = stream.first_step * (stream.batch // hosts)
     place = used + records * host // hosts  # in the endless sequence of parts
     turn = ((place + 1) * hosts - 1) // records
     turns = tf.data.Dataset.range(turn, tf.int64.max)
@@ -215,17 +215,28 @@ def check_spec(manifest, spec, data_dir, labels="panoptic"):
         raise InputError(f"{data_dir}: converted for another spec: {found}")
 
 
+_MARK = "<axial>"  # around the message of an operation
+
+
+def unless(right, text):
+    """The control dependency of an operation that ends with a message, string [], unless `right`, bool [], holds.
+
+    Where `name_damaged_records` reads the dataset that has it, the message is that of an InputError.
+    """
+    return tf.control_dependencies([tf.debugging.Assert(right, [_MARK + text + _MARK])])
+
+
 @contextlib.contextmanager
 def name_damaged_records(data_dir, split):
     """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record.
 
-    What it raises for a photo that a `DataConfig.photo_scale` does not suit becomes an InputError too.
+    The message of `unless` becomes an InputError too.
     """
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        if unsuited := re.search(r"assertion failed: \[(.* DataConfig\.photo_scale .*?)\]", str(error)):
-            raise InputError(unsuited[1]) from None
+        if len(said := str(error).split(_MARK)) > 2:
+            raise InputError(said[1]) from None
         if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
             check_records(data_dir, split)
         raise

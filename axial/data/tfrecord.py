@@ -57,39 +57,26 @@ from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, check_regular, read_json
 from axial.io.write import write_whole
 
+_TEXT, _NUMBER = tf.io.FixedLenFeature([], tf.string), tf.io.FixedLenFeature([], tf.int64)
+_NUMBERS = tf.io.RaggedFeature(tf.int64)
 _PHOTO = {
-    "image/encoded": tf.io.FixedLenFeature([], tf.string),
-    "image/file_name": tf.io.FixedLenFeature([], tf.string),
-    "image/id": tf.io.FixedLenFeature([], tf.int64),
-    "image/height": tf.io.FixedLenFeature([], tf.int64),
-    "image/width": tf.io.FixedLenFeature([], tf.int64),
+    **dict.fromkeys(("image/encoded", "image/file_name"), _TEXT),
+    **dict.fromkeys(("image/id", "image/height", "image/width"), _NUMBER),
     "image/orientation": tf.io.FixedLenFeature([], tf.int64, 1),
 }
 _BOXES = {
     "box/known": tf.io.FixedLenFeature([], tf.int64, 0),
-    "box/class": tf.io.RaggedFeature(tf.int64),
-    "box/crowd": tf.io.RaggedFeature(tf.int64),
+    **dict.fromkeys(("box/class", "box/crowd"), _NUMBERS),
     "box/numbers": tf.io.FixedLenFeature([], tf.string, ""),
     "box/mask": tf.io.RaggedFeature(tf.string),
 }
+_SEGMENTS = {"panoptic/encoded": _TEXT, **dict.fromkeys(("segment/id", "segment/class", "segment/crowd"), _NUMBERS)}
+_PAIR = dict.fromkeys(("source/text", "target/text"), _TEXT) | dict.fromkeys(("source/ids", "target/ids"), _NUMBERS)
 SCHEMAS = {
-    "panoptic": {
-        **_PHOTO,
-        "panoptic/encoded": tf.io.FixedLenFeature([], tf.string),
-        "segment/id": tf.io.RaggedFeature(tf.int64),
-        "segment/class": tf.io.RaggedFeature(tf.int64),
-        "segment/crowd": tf.io.RaggedFeature(tf.int64),
-        **_BOXES,
-    },
+    "panoptic": {**_PHOTO, **_SEGMENTS, **_BOXES},
     "objects": {**_PHOTO, **_BOXES},
-    "class": {**_PHOTO, "image/class": tf.io.FixedLenFeature([], tf.int64)},
-    "text": {
-        "text/id": tf.io.FixedLenFeature([], tf.int64),
-        "source/text": tf.io.FixedLenFeature([], tf.string),
-        "target/text": tf.io.FixedLenFeature([], tf.string),
-        "source/ids": tf.io.RaggedFeature(tf.int64),
-        "target/ids": tf.io.RaggedFeature(tf.int64),
-    },
+    "class": {**_PHOTO, "image/class": _NUMBER},
+    "text": {"text/id": _NUMBER, **_PAIR},
 }
 WITH_OBJECTS = ("panoptic", "objects")
 
@@ -239,8 +226,6 @@ def read_manifest(data_dir, split):
         raise InputError(f"{path}: split: the manifest is of {manifest.split!r}")
     if sum(records for _, records, _ in manifest.shards) != manifest.examples:
         raise InputError(f"{path}: examples: {manifest.examples}, the shards have another number of records")
-    if manifest.hashes and len(manifest.hashes) != len(manifest.shards):
-        raise InputError(f"{path}: hashes: {len(manifest.hashes)} for {len(manifest.shards)} shards")
     if (path, content) not in _checked:
         with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
             list(pool.map(functools.partial(_check_shard, path, data_dir), manifest.shards))
@@ -256,12 +241,8 @@ def _check_shard(path, data_dir, row):
     check_regular(shard)
     if 16 * records > size:  # a record is its data and 16 bytes
         raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
-    try:
-        length = tf.io.gfile.stat(shard).length
-    except tf.errors.NotFoundError:
-        raise InputError(f"{shard}: the shard is missing; convert the split again") from None
+    length = tf.io.gfile.stat(shard).length if tf.io.gfile.exists(shard) else 0
     if length != size:
         raise InputError(
-            f"{shard}: {length} bytes where {size} were written, the shard was cut short or "
-            "changed; delete it and convert again"
+            f"{shard}: {length} bytes where {size} were written, the shard is missing or changed; convert again"
         )

@@ -49,7 +49,7 @@ class Report:
             for name, pixels in zip(self.evaluation.pictures, self.evaluation.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
-                write_image(self._path(photo[0], name), image, format="JPEG", quality=88)
+                write_image(self._path(photo[0], name), image, "JPEG")
         self._remove(self._drawn.keys() - chosen)
         self._drawn = chosen
 

@@ -1,11 +1,11 @@
 """Arguments of configuration: types and ranges, from annotations.
 
-A configurable annotates its arguments with the types below and is decorated with `checked`:
+A configurable annotates its arguments with the types below. It is a `Checked` dataclass, or its constructor calls
+`check_arguments` when it has its attributes:
 
-    >>> from axial.io.check import Count, checked
-    >>> @checked
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Config:
+    >>> from axial.io.check import Checked, Count
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config(Checked):
     ...     steps: Count = 1
     >>> Config(steps=True)
     Traceback (most recent call last):
@@ -14,7 +14,6 @@ A configurable annotates its arguments with the types below and is decorated wit
 
 import dataclasses
 import functools
-import inspect
 import math
 import types
 import typing
@@ -45,25 +44,26 @@ def is_remote(path):
     return "://" in path
 
 
-def checked(configurable):
-    """A class whose constructor raises InputError unless each annotated argument has its type and range.
+class Checked:
+    """Base of a dataclass whose constructor raises InputError unless each argument has its type and range.
 
     Lists become tuples, and whole numbers become floats where the annotation says so.
     """
-    make = configurable.__init__
-    signature, hints = inspect.signature(make), typing.get_type_hints(make, include_extras=True)
 
-    @functools.wraps(make)
-    def check(self, *args, **kwargs):
-        bound = signature.bind(self, *args, **kwargs)
-        for name, value in bound.arguments.items():
-            if name in hints:
-                bound.arguments[name] = convert_argument(f"{configurable.__name__}.{name}", value, hints[name])
-        make(*bound.args, **bound.kwargs)
+    def __post_init__(self):
+        check_arguments(self)
 
-    check.__signature__ = signature  # gin reads the defaults from it
-    configurable.__init__ = check
-    return configurable
+
+_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
+
+
+def check_arguments(configured):
+    """Does that for the attributes of an object that have the names of its constructor's annotated arguments."""
+    kind = type(configured)
+    for name, hint in _hints(kind.__init__).items():
+        if name in vars(configured):
+            value = convert_argument(f"{kind.__name__}.{name}", vars(configured)[name], hint)
+            object.__setattr__(configured, name, value)
 
 
 def convert_argument(name, value, kind):
@@ -95,12 +95,10 @@ def check_choice(name, value, known):
         raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
 
 
-def check_ranges(config, *names):
-    """Raises InputError unless these arguments of a configuration are (smallest, largest)."""
-    for name in names:
-        low, high = getattr(config, name)
-        if low > high:
-            raise InputError(f"{type(config).__name__}.{name} = {(low, high)}: expected (smallest, largest)")
+def check_range(name, pair):
+    """Raises InputError unless an argument is (smallest, largest)."""
+    if pair[0] > pair[1]:
+        raise InputError(f"{name} = {tuple(pair)}: expected (smallest, largest)")
 
 
 def shortened(value):

@@ -58,28 +58,25 @@ def open_binary(path, mode):
 
 def missing_errors():
     """The exceptions that say that there is no such file, for `except`."""
-    return FileNotFoundError, *_errors("NotFoundError")
+    errors = _errors()
+    return (FileNotFoundError, errors.NotFoundError) if errors else (FileNotFoundError,)
 
 
 def file_errors():
     """The exceptions of a file system, for `except`."""
-    return OSError, *_errors("OpError")
+    errors = _errors()
+    return (OSError, errors.OpError) if errors else (OSError,)
 
 
 def passing_errors():
     """What a bucket or a disk raises when it is full, slow, away, or does not know who asks."""
-    return OSError, *_errors(
-        "AbortedError",
-        "DeadlineExceededError",
-        "PermissionDeniedError",
-        "ResourceExhaustedError",
-        "UnauthenticatedError",
-        "UnavailableError",
-        "UnknownError",
-    )
+    if not (e := _errors()):
+        return (OSError,)
+    full = OSError, e.ResourceExhaustedError, e.PermissionDeniedError, e.UnauthenticatedError
+    return *full, e.AbortedError, e.DeadlineExceededError, e.UnavailableError, e.UnknownError
 
 
-def _errors(*names):
-    """TensorFlow's exceptions of these names; none where nothing has imported it, as nothing raises them there."""
+def _errors():
+    """The module of TensorFlow's exceptions; None where nothing has imported it, as nothing raises them there."""
     tensorflow = sys.modules.get("tensorflow")
-    return tuple(getattr(tensorflow.errors, name) for name in names) if tensorflow else ()
+    return tensorflow and tensorflow.errors

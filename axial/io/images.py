@@ -1,9 +1,9 @@
 """The door in for images: photos and label images become pixels, or one `InputError`."""
 
 import contextlib
+import dataclasses
 import io
 import math
-import re
 import struct
 import sys
 import warnings
@@ -29,9 +29,8 @@ LEVELS = {
 }
 NOISE, NOISE_VALUES = 20, 2**22  # see `eight_bits`
 DEEP_DIVISORS = (1, 4, 16, 64, 256)  # see `deep_divisor`
-# Pillow warns from its own limit on and raises at twice of it. Ours, which `open_image` checks, is above the default.
-# Its message takes the place of Pillow's warning.
-Image.MAX_IMAGE_PIXELS = 2 * LARGEST_PIXELS
+# Pillow warns from its own limit on and raises at twice of it, which is ours.
+Image.MAX_IMAGE_PIXELS = LARGEST_PIXELS // 2
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # How an image is turned, of the values of EXIF's orientation from 2 on.
 _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
@@ -53,45 +52,74 @@ _TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
 def open_image(path, data):
     """The first picture of an image file, decoded by Pillow.
 
-    Two attributes of the image say what Pillow does not. `deep` is an array, [h, w] or [h, w, 3], of what has more than
-    8 bits or a sign, or None: Pillow keeps the upper bytes of colours, and reads some tags of a TIFF not at all. In it,
-    the smallest number is the darkest, and NaN stands for GDAL's missing values. `left_out` lists texts on what of the
-    file is not read, as 'page 1 of 4 is read'.
-
     Args:
         path: for messages.
         data: bytes of the file.
 
     Raises:
         InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these; a TIFF whose first page is a smaller copy of another;
-            compressed planes of 16 bits that end between 256 and 4095.
+            would take much more time or memory than these.
     """
-    try:
+    with _named(path, data):
         if data[:4] in _TIFF_STARTS:
             _check_tags(path, data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if not 0 < image.width * image.height <= LARGEST_PIXELS:
-            raise InputError(f"{path}: {image.width}x{image.height} pixels, at most {LARGEST_PIXELS} are read")
         _check_work(path, data, image)
         image.load()
-        image.deep, image.left_out = _deep(path, data, image), _left_out(path, data, image)
         return image
+
+
+@dataclasses.dataclass(frozen=True)
+class Photo:
+    """The first picture of a photo's file, and what Pillow does not say of it.
+
+    Attributes:
+        image: of `open_image`.
+        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits or a sign, or None: Pillow keeps the upper bytes
+            of colours, and reads some tags of a TIFF not at all. The smallest number is the darkest, and NaN stands for
+            GDAL's missing values.
+        left_out: texts on what of the file is not read, as 'page 1 of 4 is read'.
+    """
+
+    image: Image.Image
+    deep: np.ndarray | None = None
+    left_out: tuple = ()
+
+    def rgb(self, levels=PERCENTILES):
+        """The image as RGB of 8 bits, without transparency. Deeper values become 8 by `levels`; see `eight_bits`."""
+        image = self.image if self.deep is None else Image.fromarray(eight_bits(self.deep, levels))
+        # Pillow has no other way from La to RGB.
+        return (image.convert("LA") if image.mode == "La" else image).convert("RGB")
+
+
+def open_photo(path, data):
+    """The `Photo` of an image file. The arguments are those of `open_image`.
+
+    Raises:
+        InputError: see `open_image`; a TIFF whose first page is a smaller copy of another; compressed planes of 16 bits
+            that end between 256 and 4095.
+    """
+    image = open_image(path, data)
+    with _named(path, data):
+        return Photo(image, _deep(path, data, image), _left_out(path, data, image))
+
+
+@contextlib.contextmanager
+def _named(path, data):
+    """InputError in place of what decoders raise for damaged bytes, which is of every class."""
+    try:
+        yield
     except InputError:
         raise
-    except Exception as error:  # what decoders raise for damaged bytes is of every class
-        raise InputError(f"{path}: {_why_not_read(data, error)}") from None
-
-
-def _why_not_read(data, error):
-    """What is wrong with an image for which Pillow raises an error."""
-    if isinstance(error, Image.DecompressionBombError):
-        return f"more than {2 * Image.MAX_IMAGE_PIXELS} pixels, at most {LARGEST_PIXELS} are read"
-    if data[:4] in _TIFF_STARTS:
-        return f"not a whole TIFF, or one of pixels, planes or a compression that Pillow does not read; {TIFF_FORMS}"
-    if isinstance(error, Image.UnidentifiedImageError):
-        return f"not an image, or not a whole one; expected {FORMAT_NAMES}"
-    return f"not a whole image ({first_line(error)})"
+    except Exception as error:
+        why = f"not a whole image ({first_line(error)})"
+        if isinstance(error, Image.DecompressionBombError):
+            why = f"too many pixels, at most {LARGEST_PIXELS} are read"
+        elif data[:4] in _TIFF_STARTS:
+            why = f"not a whole TIFF, or one of pixels, planes or a compression that Pillow does not read; {TIFF_FORMS}"
+        elif isinstance(error, Image.UnidentifiedImageError):
+            why = f"not an image, or not a whole one; expected {FORMAT_NAMES}"
+        raise InputError(f"{path}: {why}") from None
 
 
 def _check_tags(path, data):
@@ -211,7 +239,7 @@ def _difference(rows):
 
 
 def _deep(path, data, image):
-    """The attribute `deep` of a loaded image; see `open_image`."""
+    """The `deep` of a loaded image; see `Photo`."""
     tags = image.tag_v2 if image.format == "TIFF" else {}
     kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
@@ -266,7 +294,7 @@ def _bytes_of_colours(data, order):
 
 
 def _left_out(path, data, image):
-    """The attribute `left_out` of a loaded image; see `open_image`."""
+    """The `left_out` of a loaded image; see `Photo`."""
     found, tags, kind, count = [], {}, "frame", 1
     if image.format in ("GIF", "PNG", "WEBP"):
         with contextlib.suppress(Exception):  # of a damaged frame behind the first
@@ -276,8 +304,7 @@ def _left_out(path, data, image):
         full = sum(not page & (_COPY | _MASK) for page in pages)
         if pages[0] & _COPY and (full or Tag.SubIFDs in tags):
             raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
-        text = re.match(r"ImageJ=.*^images=(\d{1,9})$", str(tags.get(Tag.ImageDescription)), re.DOTALL | re.MULTILINE)
-        kind, count = "page", max(full, int(text[1]) if text else 1)
+        kind, count = "page", full
     if count > 1:
         found.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
@@ -304,12 +331,14 @@ def _pages(data):
 
 
 def orientation(image):
-    """The EXIF orientation of an image of `open_image`, 1 to 8; see `decode.orientation`.
+    """The orientation of an image of `open_image`, 1 to 8, by EXIF alone; see `decode.orientation`.
 
     One whose EXIF block is damaged stays as it is stored, as in browsers. So does a TIFF: Pillow turns it itself.
     """
     try:
-        value = image.getexif().get(Tag.Orientation)
+        exif = Image.Exif()
+        exif.load(image.info.get("exif", b""))  # Pillow's `getexif` reads XMP too
+        value = exif.get(Tag.Orientation)
         return value if type(value) is int and 1 < value < 9 else 1
     except Exception:  # what a damaged block raises is of every class
         return 1

@@ -27,7 +27,7 @@ class Held(Struct):
 
 def _now():
     """Seconds of a clock that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:

@@ -1,12 +1,12 @@
 """One writer a folder, and one writer a file at a time."""
 
 import contextlib
-import json
 import os
 import socket
 
 from axial.errors import InputError
 from axial.io.check import is_remote
+from axial.io.read import read_file
 from axial.io.write import lock_file, make_folder, named_errors, partial_path, remove_empty
 
 
@@ -35,25 +35,20 @@ def locked(folder, flag=None, name=".lock"):
     if is_remote(folder):
         yield
         return
-    made = make_folder(folder)
+    made, holder = make_folder(folder), "another process"
     path = os.path.join(folder, name)
     file = lock_file(path, wait=flag is None)
     if file is None:
-        raise InputError(f"--{flag}={folder}: {_holder(path)} is writing there; wait for it or choose another folder")
+        with contextlib.suppress(InputError, OSError):
+            holder = read_file(path, 1000).decode(errors="replace") or holder
+        raise InputError(f"--{flag}={folder}: {holder} is writing there; wait for it or choose another folder")
     try:
         file.truncate(0)
         with named_errors(path):  # without a buffer, which would be written again at the end
-            os.write(file.fileno(), json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
         with contextlib.suppress(OSError):
             os.remove(path)
         remove_empty(made)
         file.close()
-
-
-def _holder(path):
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as file:
-        holder = json.load(file)
-        return f"process {holder['process']} on {holder['host']}"
-    return "another process"

@@ -54,7 +54,7 @@ def read_file(path, largest=LARGEST_IMAGE):
     except gfile.missing_errors():
         raise InputError(f"{path}: no such file") from None
     except (*gfile.file_errors(), UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
+        reason = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
         raise InputError(f"{path}: cannot be read ({reason})") from None
 
 
@@ -107,20 +107,10 @@ def decode_json(path, data, schema):
 
 _DEEPEST = 100  # collections in each other
 _TAG = "tag:yaml.org,2002:"
-# YAML 1.1's plain scalars (https://yaml.org/type/), but for dates, sexagesimal numbers and keys of merges.
-_SCALARS = {
-    "null": "(~|null|Null|NULL|)",
-    "bool": "(yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)",
-    "int": r"[-+]?(0b_*[01][01_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0[0-7_]*|[1-9][0-9_]*)",
-    "float": r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?"
-    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))",
-}
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # PyYAML can be built without the first, which is fast
-    """PyYAML's loader, which knows `_SCALARS` alone and refuses a key that is there twice."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012, as PyYAML has it
+class _Loader(yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader):
+    """PyYAML's loader of texts, lists and mappings, which refuses a key that is there twice."""
 
     def construct_mapping(self, node, deep=False):
         found = super().construct_mapping(node, deep)
@@ -130,29 +120,26 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # PyYAML can be b
         return found
 
 
-for _kind, _pattern in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"{_pattern}\Z"), None)
-
-
 def read_yaml(path, schema):
-    """The content of a YAML file as a `schema`. Raises InputError; see `read_json`.
+    """The content of a YAML file as a `schema`, which says what is a number or a boolean. Raises InputError.
 
-    Numbers, booleans and null are those of YAML 1.1; all other plain scalars are text. Aliases are refused: a few of
-    them can describe more values than any memory holds. So are all tags but those of texts, lists and mappings.
+    Aliases are refused: a few of them can describe more values than any memory holds. So are all tags but those of
+    texts, lists and mappings.
     """
     text = read_text(path)
     try:
         content = _plain_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    return convert(f"{path}: ", content, schema)
+    return convert(f"{path}: ", content, schema, strict=False)
 
 
 def _plain_yaml(text):
-    """The value of a YAML document: None, bool, int, float, str, list or dict. Raises yaml.YAMLError or ValueError."""
+    """The value of a YAML document: str, list or dict. Raises yaml.YAMLError or ValueError."""
     depth = 0
     for event in yaml.parse(text, _Loader):
-        where, tag = f"line {event.start_mark.line + 1}", (getattr(event, "tag", None) or "!").removeprefix(_TAG)
+        where, tagged = f"line {event.start_mark.line + 1}", (yaml.ScalarEvent, yaml.CollectionStartEvent)
+        tag = ((event.tag if isinstance(event, tagged) else None) or "!").removeprefix(_TAG)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"{where}: aliases are not read")
@@ -160,7 +147,7 @@ def _plain_yaml(text):
             raise yaml.YAMLError(f"{where}: the tag {tag} is not read")
         if depth > _DEEPEST:
             raise yaml.YAMLError(f"{where}: nested too deeply")
-    return yaml.load(text, _Loader)  # noqa: S506, a loader of plain values
+    return yaml.load(text, _Loader)  # noqa: S506, a loader of texts
 
 
 # === Checked values ===

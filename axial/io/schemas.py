@@ -108,16 +108,6 @@ class Predicted(Struct):
     segments: list[PredictedSegment]
 
 
-class Pictures(Struct):
-    """What PHOTO.json of axial-predict says of the pictures beside it."""
-
-    photo: str
-    file_name: str = ""
-    semantic_file_name: str = ""
-    label_file_name: str = ""
-    overlay_file_name: str = ""
-
-
 # === COCO's detection format ===
 
 Box = tuple[float, float, float, float]  # x, y, width, height in pixels
@@ -231,9 +221,9 @@ class Plan(Struct):
     labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # of `tfrecord.SCHEMAS`
     # Seed of the order of the records, of `tfrecord.item_numbers`; None where they have the order of the items.
     permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
-
-
-Broken = tuple[Count, str]  # number of an item, and what is wrong with it
+    shards: list[tuple[Text, Count, Count]] = []
+    hashes: list[Text] = []
+    left_out: list[tuple[Count, str]] = []
 
 
 class Manifest(Plan, kw_only=True):
@@ -243,8 +233,6 @@ class Manifest(Plan, kw_only=True):
     """
 
     shards: Annotated[list[tuple[Text, Count, Count]], Meta(min_length=1)]
-    hashes: list[Text] = []
-    left_out: list[Broken] = []
 
 
 class AveragePrecision(Struct):
@@ -419,7 +407,7 @@ class ZooRow(Strict):
 # === Reports of a training's input ===
 
 
-class Arrivals(Strict):
+class Arrivals(Struct):
     """What reached one host of a training with --data_service; see `axial.data.service`."""
 
     hosts: Annotated[int, Meta(ge=1)]
@@ -427,21 +415,24 @@ class Arrivals(Strict):
     examples: Count
     skipped: Count
     arrived: list[Count]
-    again: list[Count]
 
 
 # === Conversion by Apache Beam ===
 
 
 class WrittenShard(Strict):
-    """What a worker says of a shard; see `axial.data.beam`. With an error the other numbers are empty."""
+    """What a worker says of a shard. One without a file has no digest.
+
+    Broken items are (place in the shard, what is wrong), remarks (text, photo). After an `error` the job ends.
+    """
 
     path: str
-    size: Count
-    digest: str
-    seconds: dict[str, float]
-    error: str
-    broken: list[Broken] = []
+    size: Count = 0
+    digest: str = ""
+    seconds: dict[str, float] = {}
+    error: str = ""
+    broken: list[tuple[Count, str]] = []
+    remarks: list[tuple[str, str]] = []
 
 
 WrittenShards = list[WrittenShard]

@@ -18,6 +18,7 @@ csv_text, csv_rows       rows of a CSV that no spreadsheet takes for formulas
 import contextlib
 import csv
 import dataclasses
+import functools
 import html as html_of_python
 import io
 import re
@@ -88,11 +89,7 @@ def say(*lines, error=False, to=None):
         stream.write("".join(f"{plain(line)}\n" for line in lines))
         stream.flush()
     except BrokenPipeError:
-        _raise_closed()
-
-
-def _raise_closed():
-    raise Closed from None
+        raise Closed from None
 
 
 def print_table(header, *groups, title=None):
@@ -109,32 +106,35 @@ def print_table(header, *groups, title=None):
         return
     from rich.console import Console
     from rich.measure import Measurement
-    from rich.table import Table
+    from rich.table import Column, Table
 
     if title is not None:
         say(title)
-    header, groups = [plain(name) for name in header], [[[plain(x) for x in row] for row in rows] for rows in groups]
-    table = Table()
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for rows in groups:
-        for row in rows:
-            table.add_row(*row)
+    header = [plain(name) for name in header]
+    table, rows = Table(*(Column(name, overflow="fold") for name in header)), []
+    for group in groups:
+        for row in group:
+            rows.append([plain(cell) for cell in row])
+            table.add_row(*rows[-1])
         table.add_section()
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 200, markup=False, emoji=False, highlight=False)
-    console.on_broken_pipe = _raise_closed  # rich itself would end the process
-    least = Measurement.get(console, console.options.update(width=10**6), table).minimum
-    if terminal and least > console.width:
+
+    class Piped(Console):
+        def on_broken_pipe(self):  # where rich itself would end the process
+            raise
+
+    console = functools.partial(Piped, markup=False, emoji=False, highlight=False)
+    wide = console(width=10**6)
+    least, terminal = Measurement.get(wide, wide.options, table).minimum, sys.stdout.isatty()
+    here = console(width=None if terminal else max(200, least))
+    if least > here.width:
         wide = max(map(len, header), default=0)
-        for row in (row for rows in groups for row in rows):
+        for row in rows:
             say(*(f"{name:{wide}}  {cell}" for name, cell in zip(header, row)), "")
         return
-    console.width = max(console.width, least)
     try:
-        console.print(table)
+        here.print(table)
     except BrokenPipeError:
-        _raise_closed()
+        raise Closed from None
 
 
 class _Lines:
@@ -148,18 +148,20 @@ class _Lines:
             self._stream.write(f"{text}\n")
 
 
-def progress(items=None, what=None, **options):
-    """A progress bar of tqdm on standard error, over items if there are some.
+def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=True, disable=False, postfix=None):
+    """A progress bar of tqdm on standard error, over items if there are some. The arguments are tqdm's.
 
     Where that is no terminal it is a plain line every `PAUSE` seconds, and a last one.
     """
     from tqdm import tqdm
 
-    stream = options.get("file", sys.stderr)
-    if stream is not None and not stream.isatty():
-        options |= {"file": _Lines(stream), "mininterval": PAUSE, "miniters": 1, "ncols": 0, "position": 0}
-        options |= {} if options.get("postfix") else {"delay": 1e-9}  # a line at the start only for what it says
-    return tqdm(items, what and plain(what), **options)
+    bar = functools.partial(
+        tqdm, items, what and plain(what), total, leave, unit=unit, initial=initial, disable=disable, postfix=postfix
+    )
+    if sys.stderr is None or sys.stderr.isatty():
+        return bar()
+    delay = 0 if postfix else 1e-9  # a line at the start only for what it says
+    return bar(file=_Lines(sys.stderr), mininterval=PAUSE, miniters=1, ncols=0, position=0, delay=delay)
 
 
 @contextlib.contextmanager
@@ -237,9 +239,8 @@ def markdown_table(header, rows):
 def broken(command):
     """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
     kept = re.sub(" (?!--)", "\0", command)  # where no line ends
-    start = {"initial_indent": "    ", "subsequent_indent": "       "}
-    lines = textwrap.wrap(kept, 104, break_long_words=False, break_on_hyphens=False, **start)
-    return [line.replace("\0", " ") for line in [*(f"{line} \\" for line in lines[:-1]), lines[-1]]]
+    wrapper = textwrap.TextWrapper(104, "    ", "       ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(wrapper.wrap(kept)).replace("\0", " ").split("\n")
 
 
 def csv_text(rows):

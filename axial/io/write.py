@@ -39,6 +39,7 @@ from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
 
 WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
+_SAVED = {"JPEG": {"quality": 88}, "TIFF": {"compression": "tiff_adobe_deflate"}}
 NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of a file system that has no fsync, or no locks
 
 
@@ -194,9 +195,11 @@ def named_errors(path):
     try:
         yield
     except gfile.passing_errors() as error:
-        if getattr(error, "errno", 0) is not None:  # as it is of a library's own text, which would be lost
-            error.filename = getattr(error, "filename", None) or path
-        raise
+        if not isinstance(error, OSError):
+            raise OSError(errno.EIO, first_line(error), path) from None
+        if error.errno is None:  # as it is of a library's own text, which would be lost
+            raise
+        raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
 def lock_file(path, wait=False):
@@ -206,13 +209,13 @@ def lock_file(path, wait=False):
     name, is removed and not followed, as the folder may be a stranger's. A file system without locks has one writer.
     """
     while True:
+        make_folder(os.path.dirname(path))  # which its last holder may have just removed, as it was empty
         with contextlib.suppress(FileNotFoundError):
             if not _is_plain(os.lstat(path)):
                 os.remove(path)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except FileNotFoundError:  # its last holder has just removed the folder, which was empty
-            make_folder(os.path.dirname(path))
+        except FileNotFoundError:
             continue
         file = open(handle, "r+", encoding="utf-8")  # noqa: SIM115, the caller closes it
         try:
@@ -224,7 +227,7 @@ def lock_file(path, wait=False):
             if error.errno not in NO_SUCH_CALL:
                 raise
         with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
-            if os.fstat(handle).st_ino == os.lstat(path).st_ino and _is_plain(os.fstat(handle)):
+            if os.path.samestat(os.fstat(handle), os.lstat(path)) and _is_plain(os.fstat(handle)):
                 return file
         file.close()
 
@@ -264,7 +267,7 @@ def new_folder(path, last):
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
             yield folder
-            for name in sorted(_files(folder), key=lambda name: (name == last, name)):
+            for name in sorted(_files(folder), key=lambda name: name == last):
                 target = os.path.join(path, name)
                 retried(target, functools.partial(_upload, os.path.join(folder, name), target))
         return
@@ -315,13 +318,13 @@ def name_broken(path, messages, what):
     return f"{what} are broken; all are listed in {path}"
 
 
-def write_image(path, image, **options):
-    """Writes a Pillow image. `options` are those of its `save`, like format="PNG".
+def write_image(path, image, format="PNG"):
+    """Writes a Pillow image.
 
     A picture of a bucket is written by one request, as there are many: a bucket shows what is complete.
     """
     encoded = io.BytesIO()
-    image.save(encoded, **options)
+    image.save(encoded, format, **_SAVED.get(format, {}))
 
     def put():
         make_folder(os.path.dirname(path))
@@ -392,14 +395,12 @@ def file_digest(path):
 
 def folder_digests(folder, leave=()):
     """dict from the files below a folder to their SHA-256, but for hidden files and those that `leave` names."""
-    names = [
-        name for name in sorted(_files(folder)) if name not in leave and not os.path.basename(name).startswith(".")
-    ]
+    names = [name for name in _files(folder) if name not in leave and os.path.basename(name)[0] != "."]
     return {name: file_digest(os.path.join(folder, name))[1] for name in names}
 
 
 def _files(folder):
-    """The files below a folder, relative to it. Raises InputError for links that lead to the same folder twice."""
+    """The files below a folder, sorted. Raises InputError for links that lead to the same folder twice."""
     found, seen = [], set()
     walk = gfile.of_tensorflow().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
     for place, _, files in walk:
@@ -408,7 +409,7 @@ def _files(folder):
             raise InputError(f"{place}: a link to a folder that is there already; remove the link")
         seen.add(real)
         found += [os.path.relpath(os.path.join(place, name), folder) for name in files]
-    return found
+    return sorted(found)
 
 
 def partial_path(path, unique=False):
@@ -434,9 +435,8 @@ def try_file(flag, path, suffixes=()):
     with _named(where):
         if gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
+        check_regular(path)
         if not is_remote(path) and os.path.exists(path):
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise InputError(f"{where}: a pipe or a device, a file is expected")
             with open(path, "ab"):
                 pass
         _try(path)

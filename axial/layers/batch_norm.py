@@ -5,15 +5,14 @@ import dataclasses
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.check import BelowOne, Natural, Positive, checked
+from axial.io.check import BelowOne, Checked, Natural, Positive
 from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
 from axial.layers.recompute import are_statistics_kept
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class BatchNormConfig:
+class BatchNormConfig(Checked):
     """The settings of all batch norms of a model.
 
     Attributes:

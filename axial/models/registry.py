@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from axial.builders import check_model_name
 from axial.errors import InputError, nearest
-from axial.io.check import BelowOne, Name, checked, shortened
+from axial.io.check import BelowOne, Checked, Name, shortened
 from axial.io.read import first_line
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
@@ -117,9 +117,8 @@ def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
         raise InputError(f"model {name!r}: {error}") from None
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """Which model is trained, and how.
 
     Attributes:
@@ -148,6 +147,7 @@ class ModelConfig:
     whole_up_to_span: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         find_variant(self.name)
         if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
             object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})

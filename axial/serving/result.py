@@ -103,7 +103,7 @@ class Result:
         pixels = self.overlay()
         if format == "JPEG" and max(pixels.shape) > LONGEST_JPEG:
             raise InputError(f"{path}: JPEG holds at most {LONGEST_JPEG} pixels along a side; save it as PNG")
-        write_image(path, Image.fromarray(pixels), format=format)
+        write_image(path, Image.fromarray(pixels), format)
 
     def paths(self, stem, label_image=None):
         """The paths that `write` writes: a dict from their keys in the JSON. That of the JSON is 'json', the last.
@@ -148,9 +148,7 @@ class Result:
         paths = self.paths(stem, label_image)
         *pictures, last = paths.items()
         for key, path in pictures:
-            suffix = os.path.splitext(path)[1]
-            options = {"compression": "tiff_adobe_deflate"} if suffix == ".tif" else {}
-            write_image(path, Image.fromarray(self._pixels(key)), format=FORMATS[suffix], **options)
+            write_image(path, Image.fromarray(self._pixels(key)), FORMATS[os.path.splitext(path)[1]])
         names = {key: os.path.basename(path) for key, path in pictures}
         content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no Unicode
         write_text(last[1], content + "\n")

@@ -12,9 +12,10 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.streams import photo_of, spec_of
+from axial.data.streams import Stream, photo_of, spec_of
 from axial.data.tfrecord import find_splits
 from axial.errors import InputError
+from axial.io.check import check_arguments
 from axial.io.show import percent
 from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.device import is_compiled
@@ -236,10 +237,11 @@ class Task(abc.ABC):
     served: tuple[tuple[str, str, str, str], ...] = ()
 
     def __init__(self, model, data, data_dir, spec=None):
+        self.model, self.data, self.data_dir = model, data, data_dir
+        check_arguments(self)
         check_model(model, *self.models)
         train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
         self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
-        self.model, self.data_dir = model, data_dir
         self.spec = spec or spec_of(data_dir, train_split, self.labels)
         self.num_classes = self.spec.num_classes
         self.targets, self.looks = {}, {}
@@ -265,8 +267,8 @@ class Task(abc.ABC):
 
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The endless stream of training batches; see `streams.training_stream`."""
-        place = dict(batch=batch, seed=seed, first_step=first_step, context=context, service=service)
-        return self.batches(self.data_dir, self.data, self.spec, **self.targets, **place)
+        stream = Stream(batch, seed, first_step, context=context, service=service)
+        return self.batches(self.data_dir, self.data, self.spec, stream, **self.targets)
 
     def feed_stages(self):
         """dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.io.check import BelowOne, Count, Fraction, Name, Natural, NonNegative, Positive, checked
+from axial.io.check import BelowOne, Checked, Count, Fraction, Name, Natural, NonNegative, Positive, check_arguments
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
 TABLE = re.compile(r"_table(:\d+)?$")  # of positions
@@ -94,7 +94,6 @@ def _apply_adam(variable, moments, gradient, now):
     return tf.raw_ops.ResourceApplyAdam(var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **scalars)
 
 
-@checked
 class RAdamLookahead(_Stoppable):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
@@ -129,6 +128,7 @@ class RAdamLookahead(_Stoppable):
         super().__init__(learning_rate, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
+        check_arguments(self)
 
     def _add_slots(self, variables):
         self._first, self._second, self._slow = self._slots(variables, "first", "second", "slow")
@@ -178,7 +178,6 @@ class RAdamLookahead(_Stoppable):
         variable.assign(tf.where(now["sync"], held, fast))
 
 
-@checked
 class NesterovMomentum(_Stoppable):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
@@ -212,6 +211,7 @@ class NesterovMomentum(_Stoppable):
         super().__init__(learning_rate, name=name, **kwargs)
         self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
         self.decay_tables, self.averages = decay_tables, []
+        check_arguments(self)
 
     def _add_slots(self, variables):
         (self._velocities,) = self._slots(variables, "velocity")
@@ -242,7 +242,6 @@ class NesterovMomentum(_Stoppable):
             average.assign_add(now["average"] * (weight - average))
 
 
-@checked
 class Adam(_Stoppable):
     """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
 
@@ -266,6 +265,7 @@ class Adam(_Stoppable):
     ):
         super().__init__(learning_rate, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        check_arguments(self)
 
     def _add_slots(self, variables):
         self._first, self._second = self._slots(variables, "first", "second")
@@ -315,9 +315,8 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return start + (1 - start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
-@checked
 @dataclasses.dataclass(eq=False)
-class WarmupPoly(_Schedule):
+class WarmupPoly(Checked, _Schedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
@@ -341,9 +340,8 @@ class WarmupPoly(_Schedule):
         return self.peak * self.ramp(step + 1) * left**self.power
 
 
-@checked
 @dataclasses.dataclass(eq=False)
-class WarmupCosine(_Schedule):
+class WarmupCosine(Checked, _Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
 
     Args:
@@ -360,6 +358,7 @@ class WarmupCosine(_Schedule):
     warmup: Natural = 12_520
 
     def __post_init__(self):
+        super().__post_init__()
         if self.warmup >= self.steps:
             raise InputError(f"WarmupCosine.warmup = {self.warmup}: expected fewer than {self.steps}, the steps")
 
@@ -369,9 +368,8 @@ class WarmupCosine(_Schedule):
         return self.peak * self.ramp(step + 1) * (1 + tf.cos(math.pi * share)) / 2
 
 
-@checked
 @dataclasses.dataclass(eq=False)
-class WarmupSteps(_Schedule):
+class WarmupSteps(Checked, _Schedule):
     """A learning rate that falls by `factor` at some steps, after a linear rise.
 
     Args:
@@ -392,6 +390,7 @@ class WarmupSteps(_Schedule):
     start: Fraction = 1 / 3
 
     def __post_init__(self):
+        super().__post_init__()
         if list(self.drops) != sorted(set(self.drops)):
             raise InputError(f"WarmupSteps.drops = {self.drops}: expected steps in rising order")
 
@@ -401,9 +400,8 @@ class WarmupSteps(_Schedule):
         return self.peak * self.ramp(step, self.start) * self.factor**passed
 
 
-@checked
 @dataclasses.dataclass(eq=False)
-class WarmupInverseSqrt(_Schedule):
+class WarmupInverseSqrt(Checked, _Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
 
     Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).

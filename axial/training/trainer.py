@@ -12,7 +12,7 @@ import tf_keras as keras
 from axial.data.tfrecord import is_labelled
 from axial.errors import InputError, Preempted
 from axial.evaluation.loop import write_scalar
-from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
+from axial.io.check import Checked, Count, Name, Natural, NonNegative, Positive
 from axial.io.read import first_line
 from axial.io.show import plain, progress, say
 from axial.io.write import make_folder, output_folder
@@ -34,9 +34,8 @@ from axial.weights.restore import (
 )
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """How long and how a task is trained.
 
     Attributes:

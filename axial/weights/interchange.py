@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
-from axial.data.specs import DatasetSpec, difference
+from axial.data.specs import DatasetSpec, field_difference
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert, decode_json, first_line, read_file
@@ -166,7 +166,8 @@ def restore_tensors(model, path, name, spec):
     card, arrays = read_safetensors(path)
     if card.model != name:
         raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
-    if isinstance(spec, DatasetSpec) and card.spec and (found := difference(card.spec, spec, ["class_names"])):
+    classes = card.spec.class_names if card.spec and isinstance(spec, DatasetSpec) else None
+    if classes is not None and (found := field_difference("class_names", classes, spec.class_names)):
         raise InputError(f"{path}: has weights for other classes: {found}")
     assign_tensors(model, path, arrays)
 

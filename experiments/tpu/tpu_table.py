@@ -15,7 +15,7 @@ import tensorflow as tf
 from axial import configuration
 from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split, encode_item
 from axial.data.converters import text
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import SPECS, DatasetSpec
@@ -194,7 +194,7 @@ def write_stand_in(folder, output_dir):
         items = [{"photo": photo, "id": 1, **({"class": 0} if folder in CLASSES else {"labels": None})}]
         encode = encode_item
     for split in ("train", "val"):
-        convert_split(items, encode, spec, split, output_dir=output_dir, source=b"", progress=False)
+        convert_split(Conversion(items, b"", spec, split, output_dir, encode=encode, progress=False))
     return ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
 
 

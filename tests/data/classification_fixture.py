@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters import imagenet
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60), "red": (220, 30, 20)}
@@ -23,7 +23,6 @@ def colours_dir(tmp_path_factory):
                 Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(path)
     spec = imagenet.imagenet_spec(str(root / "photos"))
     for split in ("train", "val"):
-        items, source = imagenet.imagenet_items(str(root / "photos"), split)
-        output = str(root / "data")
-        convert_split(items, encode_item, spec, split, output_dir=output, source=source, progress=False)
+        listed = imagenet.imagenet_items(str(root / "photos"), split)
+        convert_split(Conversion(*listed, spec, split, str(root / "data"), progress=False))
     return str(root / "data")

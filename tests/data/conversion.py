@@ -4,14 +4,12 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data import tfrecord
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split
 
 
-def convert(listed, spec, output, split="val", *, encode=encode_item, **options):
-    """Converts a converter's (items, source); `options` are those of `convert_split`. Returns what that does."""
-    items, source = listed
-    options = {"output_dir": str(output), "source": source, "progress": False, **options}
-    return convert_split(items, encode, spec, split, **options)
+def convert(listed, spec, output, split="val", *, write=None, **options):
+    """Converts a converter's (items, source); `options` are of `Conversion`. Returns what `convert_split` does."""
+    return convert_split(Conversion(*listed, spec, split, str(output), progress=False, **options), write)
 
 
 def records(output, split="val"):

@@ -3,24 +3,25 @@
 import numpy as np
 import tensorflow as tf
 
-from axial.data.convert import convert_split
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters.imagenet import classes_spec
 
 PIXEL = tf.io.encode_png(np.zeros([1, 1, 3], np.uint8)).numpy()
 
 
-def convert_labels(folder, classes, shards):
+def convert_labels(folder, classes, shards, **options):
     """Converts a split 'train' of items with the given classes and their places as ids. Returns its manifest."""
     names = [f"{number:04d}" for number in range(int(np.max(classes)) + 1)]
     items = [{"photo": "", "read": None, "id": number, "class": int(c)} for number, c in enumerate(classes)]
-    options = dict(output_dir=str(folder), source=b"labels", shards=shards, workers=1, progress=False)
-    return convert_split(items, encode_label, classes_spec("labels", names), "train", **options)[0]
+    listed, options = (items, b"labels"), {"encode": encode_label, "progress": False, **options}
+    made = Conversion(*listed, classes_spec("labels", names), "train", str(folder), 1, shards=shards, **options)
+    return convert_split(made)[0]
 
 
 def encode_label(item):
     """The fields of an item's record."""
     photo = {"image/encoded": PIXEL, "image/file_name": "", "image/height": 1, "image/width": 1}
-    return {**photo, "image/id": item["id"], "image/class": item["class"]}, {}
+    return {**photo, "image/id": item["id"], "image/class": item["class"]}, {}, []
 
 
 def label_of(record, key):

@@ -28,7 +28,7 @@ def labels_of(version):
 
 
 class MapillaryFolder:
-    """A split under `root`: panoptic annotations and instances.
+    """A split under `root`.
 
     Args:
         root: folder.
@@ -42,8 +42,8 @@ class MapillaryFolder:
         self.split = self.root / split
         self.photos = self.split / "images"
         annotated = self.split / version if nested else self.split
-        self.panoptic, self.instances = annotated / "panoptic", annotated / "instances"
-        for folder in (self.photos, self.panoptic, self.instances):
+        self.panoptic = annotated / "panoptic"
+        for folder in (self.photos, self.panoptic):
             folder.mkdir(parents=True)
         self.json = self.panoptic / f"panoptic_{2018 if version == 'v1.2' else 2020}.json"
         self.labels = labels_of(version)
@@ -56,7 +56,6 @@ class MapillaryFolder:
         height, width = instances.shape
         photo = np.random.default_rng(len(key)).integers(0, 256, [height, width, 3], np.uint8)
         Image.fromarray(photo).save(self.photos / f"{key}.jpg")
-        Image.fromarray(instances.astype(np.uint16)).save(self.instances / f"{key}.png")
         ids, segments = np.zeros(instances.shape, int), []
         for number in np.unique(instances):
             identity = 100000 + 7 * int(number)

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs apache-beam (pip install '.[beam]'), which is no part of .[dev]")
 
 from axial.data import beam
-from axial.data.convert import encode_item
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.errors import InputError
@@ -29,7 +28,7 @@ def convert(folder, write=None, input_dir=SAMPLE_DIR, shards=3, **options):
 def by_beam(input_dir=SAMPLE_DIR, runner="DirectRunner"):
     """The argument `write` of a pipeline."""
     listing = functools.partial(coco_items, str(input_dir), "train2017")
-    return beam.shard_writer(listing, encode_item, beam.make_options(runner, ()))
+    return beam.shard_writer(listing, beam.make_options(runner, ()))
 
 
 def test_the_files_are_those_of_a_local_conversion(tmp_path):
@@ -77,7 +76,7 @@ def test_bad_input_is_one_line(tmp_path):
     with pytest.raises(InputError, match="--runner=NoRunner: "):
         convert(tmp_path / "runner", by_beam(runner="NoRunner"))
     items, _ = coco_items(SAMPLE_DIR, "train2017")
-    write = beam.shard_writer(lambda: (items, b"other"), encode_item, beam.make_options("DirectRunner", []))
+    write = beam.shard_writer(lambda: (items, b"other"), beam.make_options("DirectRunner", []))
     with pytest.raises(InputError, match="lists other items than the machine that started the job"):
         convert(tmp_path / "other", write)
     assert not list((tmp_path / "other").glob("*.tfrecord"))

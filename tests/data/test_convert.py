@@ -12,7 +12,6 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
-from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
@@ -23,17 +22,6 @@ from tests.data.conversion import convert as convert_items
 from tests.data.conversion import records
 
 PERSON, SKY = 1, 187
-
-
-def test_equal_runs_give_equal_bytes_and_a_second_run_does_nothing(tmp_path):
-    for name in ("a", "b"):
-        convert(SAMPLE_DIR, tmp_path / name, "train2017", shards=3, workers=2)
-    files = sorted(os.listdir(tmp_path / "a"))
-    assert files == sorted(os.listdir(tmp_path / "b")) and len(files) == 4
-    for file in files:
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    _, done = convert(SAMPLE_DIR, tmp_path / "a", "train2017", shards=3)
-    assert done["photos"] == 0
 
 
 # Forks a converter and kills it, and again. It forks before TensorFlow has started any thread.
@@ -53,8 +41,8 @@ def child(folder, output, kill_after):
             time.sleep(0.02 if ends else 3600)
             return convert.encode_item(item)
 
-        options = {"output_dir": output, "source": source, "shards": 20, "workers": 1, "progress": False}
-        convert.convert_split(items, slow, COCO, "val", **options)
+        options = {"shards": 20, "encode": slow, "progress": False}
+        convert.convert_split(convert.Conversion(items, source, COCO, "val", output, 1, **options))
         os._exit(0)
     if kill_after is not None:
         time.sleep(kill_after)

@@ -13,7 +13,7 @@ from axial.analysis.data_check import check_split
 from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
 from axial.data.specs import DatasetSpec
-from axial.data.streams import check_records, name_damaged_records, record_fault, spec_of, whole_record
+from axial.data.streams import Stream, check_records, name_damaged_records, record_fault, spec_of, whole_record
 from axial.errors import InputError
 from axial.io.write import write_json
 from axial.tasks.classification import feed as classification
@@ -145,20 +145,20 @@ def streams(labels, folder, spec):
         data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
         return [
             lambda: classification.evaluation_photos(folder, "val", spec, (32, 32)),
-            lambda: classification.training_batches(folder, data, spec, batch=1, seed=0),
+            lambda: classification.training_batches(folder, data, spec, Stream(1)),
         ]
     if labels == "text":
         return [
             lambda: evaluation_text(folder, "val", spec, (8,)),
-            lambda: training_text(folder, TextData("val", "val", (4, 8)), spec, batch=8),
+            lambda: training_text(folder, TextData("val", "val", (4, 8)), spec, Stream(8)),
         ]
     data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
     boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
     return [
         lambda: pipeline.evaluation_dataset(folder, "val", spec, (33, 33)),
         lambda: detection.evaluation_photos(folder, "val", spec, (64, 64)),
-        lambda: pipeline.training_dataset(folder, data, spec, batch=1, seed=0),
-        lambda: detection.training_batches(folder, boxes, spec, masks=True, batch=1, seed=0),
+        lambda: pipeline.training_dataset(folder, data, spec, Stream(1)),
+        lambda: detection.training_batches(folder, boxes, spec, Stream(1), masks=True),
     ]
 
 

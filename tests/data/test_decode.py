@@ -3,7 +3,6 @@
 import functools
 import pathlib
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from PIL import Image
 
 from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
-from axial.data.files import to_rgb
 from axial.io import images
 from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, png_chunk, samples
 
@@ -25,7 +23,7 @@ orientation = tf.function(decode.orientation, autograph=False, input_signature=B
 
 
 def expected(data, levels=images.DEPTH):
-    return np.asarray(to_rgb(images.open_image("photo", data), levels))
+    return np.asarray(images.open_photo("photo", data).rgb(levels))
 
 
 def png_with(chunks, before=b"IDAT"):
@@ -135,14 +133,6 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
             decode.orientation(data)
 
 
-@pytest.mark.parametrize("way", range(1, 9))
-def test_photos_are_turned_as_pillow_turns_them(way):
-    photo = picture("RGB")
-    image = images.open_image("photo", encoded(photo, "PNG", exif=block(way)))
-    turned = decode.turn(tf.constant(np.asarray(photo)), tf.constant(way, tf.int64))
-    np.testing.assert_array_equal(turned, images.upright(image))
-
-
 # === Orientation ===
 
 
@@ -160,36 +150,14 @@ def block(way, order="<", kind=3):
     return b"Exif\0\0" + head + struct.pack(order + "LH", 8, len(entries)) + body + bytes(4) + far
 
 
-def xmp(way, element=False):
-    found = f"<tiff:Orientation>{way}</tiff:Orientation>" if element else f'<a tiff:Orientation="{way}"/>'
-    return f"<x>{found}</x>".encode()
-
-
-def profile(data):
-    """An EXIF block as ImageMagick writes it into a PNG."""
-    digits = data.hex()
-    lines = "\n".join(digits[i : i + 72] for i in range(0, len(digits), 72))
-    return f"\nexif\n{len(data):8}\n{lines}\n".encode()
-
-
 def placed(way):
     """dict from descriptions to files that say their orientation in one place."""
-    tag, name = b"http://ns.adobe.com/xap/1.0/\0", b"Raw profile type exif\0"
-    title = b"XML:com.adobe.xmp\0"
     return {
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),
-        "JPEG, XMP": jpeg_with((0xE1, tag + xmp(way))),
-        "JPEG, XMP beside": jpeg_with((0xE1, tag + xmp(3)), (0xE1, block(way))),
         "JPEG, in the second picture": encoded(picture("RGB"), "JPEG") + jpeg_with((0xE1, block(way))),
-        "PNG": png_with([(b"eXIf", block(way)[6:])]),
         "PNG, behind many chunks": png_with(200 * [(b"tEXt", b"a\0b")] + [(b"eXIf", block(way)[6:])], before=b"IEND"),
-        "PNG, profile": png_with([(b"tEXt", name + profile(block(way)))]),
-        "PNG, packed profile": png_with([(b"zTXt", name + b"\0" + zlib.compress(profile(block(way))))]),
-        "PNG, XMP": png_with([(b"iTXt", title + b"\0\0\0\0" + xmp(way))]),
-        "PNG, packed XMP": png_with([(b"iTXt", title + b"\1\0en\0title\0" + zlib.compress(xmp(way, True)))]),
         "WebP": encoded(picture("RGB"), "WEBP", exif=block(way)),
-        "WebP, XMP": webp_with((b"XMP ", xmp(way))),
         "WebP, odd": webp_with((b"NOTE", b"123"), (b"EXIF", block(way, ">"))),
     }
 

@@ -1,7 +1,6 @@
 """Photos of data sets, as TensorFlow decodes them."""
 
 import io
-import os
 import struct
 
 import numpy as np
@@ -10,18 +9,14 @@ import tensorflow as tf
 from PIL import Image
 
 from axial.data.convert import encode_item
-from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import checked_labels
-from axial.data.converters.folder import folder_items
-from axial.data.converters.imagenet import imagenet_items
-from axial.data.converters.mapillary import mapillary_items
 from axial.data.decode import decode
-from axial.data.files import PHOTOS, find_photos, load_photo, photo_fields, to_rgb
+from axial.data.files import load_photo, photo_fields
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import images
-from axial.io.images import open_image
+from axial.io.images import open_image, open_photo
 from tests.io.image_fixture import deep_png, encoded, picture, samples
 
 
@@ -29,8 +24,8 @@ from tests.io.image_fixture import deep_png, encoded, picture, samples
 def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format):
     encoded = io.BytesIO()
     Image.new("RGB", (8, 6)).save(encoded, format, exif=b"Exif\0\0garbagegarbage")
-    fields = photo_fields("photo", encoded.getvalue(), (8, 6))
-    assert fields == {"image/encoded": encoded.getvalue(), "image/height": 6, "image/width": 8}
+    fields, remarks = photo_fields("photo", encoded.getvalue(), (8, 6))
+    assert not remarks and fields == {"image/encoded": encoded.getvalue(), "image/height": 6, "image/width": 8}
     with pytest.raises(InputError, match="^photo: 8x6 pixels, its labels say 6x8$"):
         photo_fields("photo", encoded.getvalue(), (6, 8))
 
@@ -43,7 +38,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
     turned = sides[::-1] if way > 4 else sides
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
     data = encoded(picture("RGB", sides), format, exif=exif, **options)
-    upright = np.asarray(to_rgb(images.upright(open_image("photo", data))))
+    upright = np.asarray(images.upright(open_image("photo", data)))
     for size, stored, wanted in (
         (None, False, way),
         (turned, False, way),
@@ -52,7 +47,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         (sides, False, way if way < 5 else 1),  # that only the stored pixels have
         (turned, True, way if way > 4 else 1),
     ):
-        fields = photo_fields("photo", data, size, stored)
+        fields, _ = photo_fields("photo", data, size, stored)
         assert fields.get("image/orientation", 1) == wanted
         assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
         photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
@@ -60,43 +55,21 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         if wanted == way:
             np.testing.assert_array_equal(photo, upright)
         else:
-            np.testing.assert_array_equal(photo, to_rgb(open_image("photo", data)))
+            np.testing.assert_array_equal(photo, open_photo("photo", data).rgb())
     square = encoded(picture("RGB", (20, 20)), "JPEG", exif=exif)
-    assert photo_fields("photo", square, (20, 20)).get("image/orientation", 1) == way
+    assert photo_fields("photo", square, (20, 20))[0].get("image/orientation", 1) == way
     with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
         photo_fields("photo", data, (7, 9))
 
 
-# The items of each layout whose photos are files that are found by their suffixes, and the photos' folder.
-LAYOUTS = {
-    "folder": ("val/photos", lambda root: folder_items(root, "val", COCO)[0]),
-    "imagenet": ("val/cat", lambda root: imagenet_items(root, "val")[0]),
-    "cityscapes": ("leftImg8bit/test/bonn", lambda root: cityscapes_items(root, "test", partial=True)[0]),
-    "mapillary": ("testing/images", lambda root: mapillary_items(root, "testing", COCO, "v1.2")[0]),
-    "predict": ("photos", lambda root: [{"photo": path} for path in find_photos([f"{root}/photos"])]),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_takes_the_same_photos(tmp_path, layout):
-    """Of each format, whatever the case of its suffix."""
-    where, list_items = LAYOUTS[layout]
-    folder = tmp_path / where
-    folder.mkdir(parents=True)
-    names = {f"{suffix[1:]}{odd[1:]}_leftImg8bit{odd}" for suffix in PHOTOS for odd in (suffix, suffix.upper())}
-    for name in (*names, "notes.txt", "x.eps", "x.avif", "x.json", ".hidden.txt"):
-        (folder / name).touch()
-    assert {os.path.basename(item["photo"]) for item in list_items(str(tmp_path))} == names
-
-
 def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
     for (format, mode, _), data in samples().items():
-        image = open_image("photo", data)
-        stored = photo_fields("photo", data, image.size, stored=True)["image/encoded"]
+        image = open_photo("photo", data).rgb()
+        stored = photo_fields("photo", data, image.size, stored=True)[0]["image/encoded"]
         found = decode(stored).numpy()
         assert found.shape == (*image.size[::-1], 3)
         if format not in ("JPEG", "MPO"):
-            assert (found == np.asarray(to_rgb(image))).all(), (format, mode)
+            assert (found == np.asarray(image)).all(), (format, mode)
 
 
 def test_what_pillow_reads_but_training_does_not_is_broken():
@@ -112,10 +85,10 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     plain = encoded(image, "JPEG", quality=90)
     data = encoded(image, "MPO", quality=90, save_all=True, append_images=[picture("RGB", (300, 200))])
     assert open_image("photo", data).format == "MPO"
-    stored = photo_fields("photo", data, (300, 200))["image/encoded"]
+    stored = photo_fields("photo", data, (300, 200))[0]["image/encoded"]
     assert data.startswith(stored) and len(plain) <= len(stored) < 1.05 * len(plain)
     wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # in its index of the pictures
-    assert wrong != data and photo_fields("photo", wrong, (300, 200))["image/encoded"] == wrong
+    assert wrong != data and photo_fields("photo", wrong, (300, 200))[0]["image/encoded"] == wrong
 
 
 @pytest.mark.parametrize("channels,bits", [(1, 9), (1, 12), (2, 16), (3, 1), (3, 10), (4, 14)])
@@ -135,16 +108,15 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
         values = np.broadcast_to(values, [9, 70, 3])
         np.testing.assert_array_equal(load_photo(tmp_path / "a.png", rule), values)
         np.testing.assert_array_equal(decode(deep_png(levels), rule), values)
-    record, _ = encode_item({"photo": tmp_path / "a.png", "id": 0})
+    record, *_ = encode_item({"photo": tmp_path / "a.png", "id": 0})
     np.testing.assert_array_equal(decode(record["image/encoded"]), values)
 
 
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
-    assert (np.asarray(to_rgb(Image.fromarray(shares), images.DEPTH)) == np.arange(256)[:, None]).all()
+    assert (images.eight_bits(shares, images.DEPTH) == np.arange(256)).all()
     for odd, wanted in (
         ([-1, np.nan, 2 / 255], [0, 0, 2]),
         ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
     ):
-        image = Image.fromarray(np.array([odd], np.float32))
-        assert np.asarray(to_rgb(image, images.DEPTH))[0, :, 0].tolist() == wanted
+        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == wanted

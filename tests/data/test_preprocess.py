@@ -126,7 +126,7 @@ def test_a_tile_fills_the_canvas_at_its_scale():
 
 def test_a_photo_that_its_scale_does_not_suit_is_named():
     assert tuple(scaled_size((3, 400), 0.1).numpy()) == (0, 40)
-    with pytest.raises(InputError, match="^p.png: 400x3 pixels become 40x0 by DataConfig.photo_scale = 0.1; expected"):
+    with pytest.raises(InputError, match="^p.png: 400x3 pixels become 40x0 by photo_scale = 0.1; expected"):
         is_whole((3, 400), ScaledCanvas.within((129, 321), 0.1), "p.png")
     canvas = ScaledCanvas.within((129, 321), 4.1)
     assert is_whole((31, 78), canvas)

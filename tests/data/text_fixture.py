@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from axial.data.convert import convert_split
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters import text
 
 WORDS = ("green", "bird", "sings", "two", "dogs", "run", "snow", "child", "über", "Straße", "rope-ladder", "mountain")
@@ -25,8 +25,8 @@ def convert_texts(folder, output, splits=("train", "val")):
     model = text.find_vocabulary(str(output), None, lambda: pairs[splits[0]], SIZE)
     spec = text.text_spec("mirror", ("en", "de"), model)
     for split, (found, _, digest) in pairs.items():
-        options = dict(output_dir=str(output), source=digest, shards=2, progress=False)
-        convert_split(text.pair_items(found, spec), text.encode_pair, spec, split, **options)
+        listed, encode = (text.pair_items(found, spec), digest), text.encode_pair
+        convert_split(Conversion(*listed, spec, split, str(output), shards=2, encode=encode, progress=False))
     return spec
 
 

@@ -1,6 +1,7 @@
 """Scores and results of a split do not depend on the order of its records."""
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -25,8 +26,7 @@ from axial.tasks.translation.evaluation import TRANSLATION
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):
-    items, source = found
-    convert.convert_split(items, encode, spec, split, output_dir=folder, source=source, progress=False)
+    convert.convert_split(convert.Conversion(*found, spec, split, folder, encode=encode, progress=False))
     return split
 
 
@@ -41,7 +41,7 @@ def colours_split(folder, colours, **_):
 
 def texts_split(folder, texts, **_):
     spec, root = read_manifest(texts, "val")["spec"], texts.removesuffix("data") + "texts"
-    pairs = text.listed_pairs(text.read_pairs, root, "val", ("en", "de"), spec)
+    pairs = text.listed_pairs(root, "val", ("en", "de"), spec)
     return converted(folder, "val", spec, pairs, text.encode_pair)
 
 
@@ -105,7 +105,7 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
 ):
     """The whole split in the old order, and two shards of the permuted split, which are merged."""
     data, found, orders = tmp_path / "older", [], []
-    monkeypatch.setattr(convert, "PERMUTATION", None)
+    monkeypatch.setattr(convert, "Conversion", functools.partial(convert.Conversion, permutation=None))
     split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
     run, result, _ = evaluated(CASES[name], str(data), split, tmp_path / "whole")
     found.append((unordered(result), written(tmp_path / "whole")))

@@ -14,9 +14,8 @@ class Inner:
     size: int = 1
 
 
-@check.checked
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(check.Checked):
     steps: check.Count = 1
     rate: check.Positive = 1.0
     size: check.Size = (1, 1)
@@ -64,6 +63,6 @@ def test_a_choice_and_a_range_of_two():
     check.check_choice("--split", "val", ["train", "val"])
     with pytest.raises(InputError, match=r"--split must be one of train, val: got 'vol'"):
         check.check_choice("--split", "vol", ["train", "val"])
-    check.check_ranges(Config(scales=(2.0, 2.0)), "scales")
+    check.check_range("Config.scales", (2.0, 2.0))
     with pytest.raises(InputError, match=r"Config.scales = \(3.0, 2.0\): expected \(smallest, largest\)"):
-        check.check_ranges(Config(scales=(3.0, 2.0)), "scales")
+        check.check_range("Config.scales", (3.0, 2.0))

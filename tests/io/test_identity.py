@@ -20,10 +20,6 @@ def test_the_first_evaluation_writes_it_and_the_next_are_compared(tmp_path):
     assert json.loads(path.read_text())["photos"] == 7
 
 
-def test_what_the_file_has_beside_may_be_there():
-    compare_identity("", {**json.loads(json.dumps(IDENTITY)), "more": 1}, IDENTITY, "--results_dir")
-
-
 @pytest.mark.parametrize(
     "change, line",
     [

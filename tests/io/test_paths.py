@@ -65,7 +65,7 @@ REVIEWED = {
     "the folder itself lists the name": [
         ("data/files.py", "find_photos", "name"),
         ("data/files.py", "folders_in", "name"),
-        ("data/converters/cityscapes.py", "_city_items", "city", "name"),
+        ("data/converters/cityscapes.py", "_frames", "city", "name"),
         ("data/files.py", "_is_predicted", "f'{stem}.json'"),
         ("data/files.py", "by_name", "name"),
         ("data/files.py", "split_folder", "split"),
@@ -88,7 +88,6 @@ REVIEWED = {
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
-        ("data/converters/coco_tfds.py", "prepared", "name"),
         ("data/converters/folder.py", "folder_items", "layer"),
         ("data/converters/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'", "version"),
         ("data/convert.py", "convert_sample", "name"),
@@ -115,15 +114,12 @@ REVIEWED = {
         ("statements.py", "find_file", "name", "below"),
     ],
     "the path is only shown": [
-        ("data/converters/cityscapes.py", "_city_items", "frame + suffix"),
-        ("data/converters/cityscapes.py", "cityscapes_items", "odd"),
+        ("data/files.py", "check_paired", "odd + ending"),
         ("data/files.py", "names_in", "os.fsdecode(error.object)"),
         ("data/converters/imagenet.py", "_listed", "split"),
-        ("data/converters/mapillary.py", "mapillary_items", "f'{name}.png'"),
         ("serving/predictor.py", "check_export", "name"),
     ],
     "it makes these paths, of names that it or its caller has checked": [
-        ("data/convert.py", "_mark", "f'.{name}.broken'"),
         ("data/files.py", "names_below", "below"),
         ("io/lock.py", "locked", "name"),
         ("io/paths.py", "inside", "name"),

@@ -1,16 +1,13 @@
 """The door in: whatever a file holds comes out as a checked value, or as one line that names the file and the field."""
 
 import codecs
-import contextlib
 import copy
 import dataclasses
 import json
 import os
 import socket
-import time
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,9 +83,7 @@ def test_a_mutated_file_is_refused_or_has_its_types(tmp_path, schema, data):
 @pytest.mark.parametrize(
     "text,words",
     [
-        (b"", "not JSON"),
         (b"[" * 100_000, "expected a mapping, got a list"),
-        (b'{"images": ' + b"[" * 100_000, r"images\[0\]: expected a mapping"),
         (b'{"x": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"images": NaN}', "not JSON"),
         ("{}".encode("utf-16"), "not UTF-8 but UTF-16"),
@@ -113,15 +108,10 @@ def test_wrong_json_is_named(tmp_path, text, words):
         ("[" * 50_000, "nested too deeply|nesting depth"),
         ("[" * 101 + "]" * 101, "line 1: nested too deeply"),
         ("!!python/object/apply:os.system ['true']", "line 1: the tag python/object/apply:os.system is not read"),
-        ("name: !!int 1:30", "line 1: the tag int is not read"),
         ("<<: 1\nname: x\nclasses: []", "unknown field <<"),
-        ("name: " + 5000 * "9", "not YAML .Exceeds the limit"),
         ("name: x\nclasses: 2024-13-45", "classes: expected a list, got str"),
-        ("name: x\nclasses: 1:30", "classes: expected a list, got str"),
         ("name: a\nclasses:\n\n- {id: 1, name: a, id: 2}", "line 4: the key 'id' is there twice"),
-        ("? [a]\n: b", "not YAML .*found unhashable key"),
         ("name: a\n---\nname: b", "expected a single document"),
-        ("name: \x00", "not YAML"),
         ("name: ''\nclasses: [{id: 1, name: a}]", "name: expected str of length >= 1"),
         ("name: a\nclasses: [{id: 1, name: a}]\nignore: 99999999", "ignore: expected int <= 32768"),
     ],
@@ -131,40 +121,6 @@ def test_wrong_yaml_is_named(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(InputError, match=words):
         read_yaml(str(path), schemas.SpecFile)
-
-
-def same(a, b):
-    return type(a) is type(b) and (a == b or repr(a) == repr(b) == "nan")
-
-
-@settings(RUNS, max_examples=500)
-@given(
-    st.text("0123456789_.-+xbeE", max_size=8)
-    | st.sampled_from("y n Y yes No TRUE on Off null NULL ~ .inf -.INF .NaN 0o7 = << '5' \"no\"".split())
-    | st.sampled_from("!!str 5,! 5,!!str yes".split(","))
-)
-def test_scalars_are_those_of_pyyaml(text):
-    """But for dates, sexagesimal numbers and keys of merges, which are text here."""
-    try:
-        wanted = yaml.safe_load(f"a: {text}\n")["a"]
-    except (yaml.YAMLError, ValueError, IndexError):  # '=' or 0x_
-        wanted = text
-    if not isinstance(wanted, (type(None), bool, int, float, str, list)):
-        wanted = text
-    try:
-        assert same(read._plain_yaml(f"a: {text}\n")["a"], wanted)
-    except (yaml.YAMLError, ValueError):
-        assert wanted == text or isinstance(wanted, list)
-
-
-@pytest.mark.parametrize("item", ["1:", "a: {b: c}, ", "&a b, ", "? a\n "])
-def test_the_time_of_yaml_is_linear(item):
-    """What is not takes minutes."""
-    text = f"classes: [{30_000 * item}]" if "? " not in item else 30_000 * item
-    started = time.thread_time()
-    with contextlib.suppress(yaml.YAMLError, ValueError):
-        read._plain_yaml(text)
-    assert time.thread_time() - started < 20
 
 
 @dataclasses.dataclass(frozen=True)

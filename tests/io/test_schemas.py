@@ -15,10 +15,7 @@ LEAST = {
         {"id": 0, "image_id": 0, "category_id": 1, "bbox": [0, 0, 1, 1], "area": 0},
         {"iscrowd": 0, "segmentation": None},
     ),
-    schemas.Instances: ({"images": [], "annotations": [], "categories": [{"id": 1}]}, {}),
-    schemas.AnyRunLengths: ({"size": [1, 1], "counts": [0]}, {}),
     schemas.Spec: (SPEC, {"label_divisor": 1000, "ignore": 255, "palette": [], "vocabulary": ""}),
-    schemas.ClassRow: ({"id": 1, "name": "a"}, {"thing": False, "color": None}),
     schemas.SpecFile: ({"name": "s", "classes": [{"id": 1, "name": "a"}]}, {"label_divisor": 1000, "ignore": 255}),
     schemas.Plan: (PLAN, {"stamps": [], "labels": "panoptic", "permutation": None}),
     schemas.Manifest: ({**PLAN, "shards": [["f", 0, 0]]}, {"hashes": [], "left_out": []}),
@@ -27,15 +24,12 @@ LEAST = {
         {"state": "done", "step": 0, "steps": 0},
         {"seconds_per_step": None, "images_per_second": None, "input_bound": None},
     ),
-    schemas.MatchingCounts: ({"thresholds": [0.5], "tp": [[0]], "fp": [[0]], "fn": [[0]]}, {}),
     schemas.Norm: (NORM, {"group": 0, "frozen": False}),
     schemas.CardSplit: ({"split": "val"}, {"photos": 0}),
-    schemas.CardScores: ({"split": "val", "photos": 1, "scores": {}}, {"chosen": False}),
     schemas.WeightsCard: (
         {"format": 1, "model": "m", "num_classes": 1, "arguments": {}, "norm": NORM, "source": "s"},
         {"parameters": 0, "scored_photos": 0, "trained": None},
     ),
-    schemas.Arrivals: ({"hosts": 1, "epoch": 0, "examples": 0, "skipped": 0, "arrived": [], "again": []}, {}),
 }
 
 

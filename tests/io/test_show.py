@@ -111,22 +111,26 @@ def test_a_narrow_terminal_cuts_no_word(lines_of_table, columns, blocks):
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
-    log, terminal = Stream(False), Stream(True)
-    for file in (log, terminal):
-        assert list(show.progress(range(1000), "check", file=file)) == list(range(1000))
-    assert re.fullmatch(r"check: 100% 1000/1000 \[.*\]\n", log.getvalue())
-    assert terminal.getvalue().count("\r") > 1
+    def log(terminal=False):
+        monkeypatch.setattr(sys, "stderr", Stream(terminal))
+        return sys.stderr
+
+    said = log()
+    assert list(show.progress(range(1000), "check")) == list(range(1000))
+    assert re.fullmatch(r"check: 100% 1000/1000 \[.*\]\n", said.getvalue())
+    said = log(terminal=True)
+    assert list(show.progress(range(1000), "check")) == list(range(1000)) and said.getvalue().count("\r") > 1
     monkeypatch.setattr(show, "PAUSE", 0)
-    log = Stream(False)
-    with show.progress(None, "train", total=3, file=log, unit="step") as bar:
+    said = log()
+    with show.progress(None, "train", total=3, unit="step") as bar:
         bar.set_postfix_str("compiling")
         bar.update(2)
-        bar.write("a line", log)
-    lines = log.getvalue().splitlines()
+        bar.write("a line", said)
+    lines = said.getvalue().splitlines()
     assert lines[0].endswith("compiling]") and "a line" in lines and lines[-1].startswith("train:  67% 2/3 [")
-    log = Stream(False)
-    assert list(show.progress(range(2), "check", file=log, disable=True)) == [0, 1] and log.getvalue() == ""
-    assert list(show.progress(range(0), "check", file=log, leave=False)) == [] and log.getvalue() == ""
+    said = log()
+    assert list(show.progress(range(2), "check", disable=True)) == [0, 1]
+    assert list(show.progress(range(0), "check", leave=False)) == [] and said.getvalue() == ""
 
 
 def test_what_is_under_way_is_said_again(monkeypatch, capsys):

@@ -53,7 +53,6 @@ def test_a_block_replaces_itself_alone(tmp_path):
         ("file/below.png", "cannot be written"),
         ("a" * 300 + ".png", "cannot be written"),
         ("picture.gif", "its name must end in .png"),
-        ("pipe", "a pipe or a device, a file is expected"),
     ],
 )
 def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
@@ -154,7 +153,7 @@ def test_one_writer_a_folder(tmp_path):
     process.communicate()
     assert os.listdir(tmp_path) == [".lock"]
     with locked(str(tmp_path), "model_dir"):
-        assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
     assert os.listdir(tmp_path) == []
 
 
@@ -204,7 +203,7 @@ def test_no_file_is_written_through_a_link(victim, kind):
     write.try_file("json", f"{out}/try.json")
     write.try_folder("report", f"{out}")
     with locked(f"{out}", "model_dir"):
-        assert json.loads((out / ".lock").read_text())["process"] == os.getpid()
+        assert (out / ".lock").read_text().startswith(f"process {os.getpid()} on ")
         assert stat.S_ISREG(os.lstat(out / ".lock").st_mode)
         with open(out / ".lock") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

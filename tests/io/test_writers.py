@@ -29,8 +29,8 @@ REVIEWED = {
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
         ("analysis/run_page.py", "_plots", "plots.savefig"),
-        ("data/files.py", "_encoded", "to_rgb(image).save"),
-        ("data/converters/instances.py", "_png", "Image.fromarray(255 * pixels).convert('1').save"),
+        ("data/files.py", "_encoded", "photo.rgb().save"),
+        ("data/converters/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
         ("tasks/segmentation/predictions.py", "save", "np.savez"),
         ("weights/interchange.py", "write_safetensors", "safetensors.numpy.save"),

@@ -6,7 +6,6 @@ import tensorflow as tf
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.io import schemas
-from axial.io.check import checked
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
@@ -75,7 +74,6 @@ class ToyFile(schemas.Struct):
     right: float
 
 
-@checked
 class ToyTask(Task):
     """Classes of photos.
 

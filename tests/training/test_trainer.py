@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import io
 import json
 import pathlib
 import shutil
@@ -40,7 +39,7 @@ def test_two_replicas_equal_one_at_twice_the_batch(colours_dir, tmp_path):
 def test_the_time_that_is_left_does_not_count_the_first_step():
     """The first step compiles for 100 seconds, each further one takes two."""
     clock, options = [0.0], dict(total=15, initial=5, unit="step", postfix="compiling the first step")
-    bar = show.progress(None, "train", file=io.StringIO(), **options)
+    bar = show.progress(None, "train", **options)
     bar._time = lambda: clock[0]
     bar.start_t = bar.last_print_t = 0.0
     assert "compiling the first step" in str(bar)

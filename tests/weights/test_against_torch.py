@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters import imagenet
+from axial.data.streams import Stream
 from axial.data.tfrecord import read_manifest
 from axial.layers.batch_norm import BatchNorm
 from axial.models.registry import ModelConfig
@@ -48,8 +49,8 @@ def data_dir():
     """imagenette as TFRecords."""
     out, spec = tempfile.mkdtemp(), imagenet.imagenet_spec(str(IMAGENETTE))
     for split in ("train", "val"):
-        items, source = imagenet.imagenet_items(str(IMAGENETTE), split)
-        convert_split(items, encode_item, spec, split, output_dir=out, source=source, progress=False)
+        listed = imagenet.imagenet_items(str(IMAGENETTE), split)
+        convert_split(Conversion(*listed, spec, split, out, progress=False))
     return out
 
 
@@ -63,7 +64,7 @@ def write_photos(out):
 
 def write_batches(out):
     spec, data = read_manifest(data_dir(), "train")["spec"], ClassificationData("train", "val")
-    batches = training_batches(data_dir(), data, spec, batch=BATCH, seed=0)
+    batches = training_batches(data_dir(), data, spec, Stream(BATCH))
     batches = list(itertools.islice(batches, STEPS["float32"]))
     labels = np.stack([np.argmax(batch["label"], -1) for batch in batches])
     np.savez(os.path.join(out, "batches.npz"), images=np.stack([b["image"] for b in batches]), labels=labels)

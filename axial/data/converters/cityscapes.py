@@ -6,23 +6,26 @@
 
 A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id alone for stuff. It is the
 class id alone for a crowd too: things that are not told apart, such as a group of cars. The segment ids of a record are
-these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0. The panoptic
-images can be read in place of instanceIds:
-
-    input_dir/gtFine/cityscapes_panoptic_SPLIT.json, input_dir/gtFine/cityscapes_panoptic_SPLIT/*.png
+these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0.
 """
 
 import functools
 import os
 
-from axial.data.converters.coco import panoptic_content, read_panoptic_labels
-from axial.data.files import PHOTOS, check_paired, folders_in, list_folder, split_folder, tell_left_out
+from axial.data.files import (
+    PHOTOS,
+    check_paired,
+    folders_in,
+    labelled_items,
+    list_folder,
+    split_folder,
+    tell_left_out,
+)
 from axial.data.labels import labels_of, read_ids, segment
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
-from axial.io.paths import inside
 
-LABELS = ("gtFine", "gtCoarse", "panoptic")
+LABELS = ("gtFine", "gtCoarse")
 NO_CITIES = "files, which are no folders of cities"
 # The cities of the official release. A split that has some of them must have all, unless `partial` is set.
 CITIES = {
@@ -49,84 +52,49 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
         partial: whether cities of the official release may be missing.
 
     Raises:
-        InputError: a folder or split that is missing; a city that is missing among the photos, among the labels or from
-            the official split; a photo without labels, or labels without a photo.
+        InputError: a folder or split that is missing; a city that is missing from the official split; a photo without
+            labels, or labels without a photo.
     """
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
-    photos = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
-    cities = folders_in(photos, NO_CITIES)
-    missing = sorted(set(CITIES.get(split, ())) - set(cities))
-    if missing and set(cities) & set(CITIES[split]) and not partial:
+    folder = split_folder(os.path.join(input_dir, "leftImg8bit"), split)
+    kind = "instanceIds" if any(spec.things) else "labelIds"
+    photos = _frames(folder, "_leftImg8bit", PHOTOS)
+    official, cities = set(CITIES.get(split, ())), {os.path.dirname(frame) for frame in photos}
+    if cities & official and not partial and (missing := sorted(official - cities)):
         raise InputError(
-            f"{photos}: the official split has {', '.join(missing)} too; unpack the whole release, or convert what is "
+            f"{folder}: the official split has {', '.join(missing)} too; unpack the whole release, or convert what is "
             "there with --partial"
         )
-    truth = None
-    if split != "test" and labels != "panoptic":
-        truth = split_folder(os.path.join(input_dir, labels), split)
-        for odd in sorted(set(cities) ^ set(folders_in(truth, NO_CITIES))):
-            has, lacks = (photos, truth) if odd in cities else (truth, photos)
-            raise InputError(f"{os.path.join(lacks, odd)}: the city is missing, though {has} has it")
-    kind = "instanceIds" if any(spec.things) else "labelIds"
-    items = []
-    for city in cities:
-        items += _city_items(photos, truth, city, suffix=f"_{labels}_{kind}.png", spec=spec)
-    if not items:
-        raise InputError(f"{photos}: no photo in a folder of its city")
-    for number, item in enumerate(items):
-        item["id"] = number
-    if labels == "panoptic":
-        _read_panoptic(items, inside(input_dir, f"gtFine/cityscapes_panoptic_{split}.json", "--split"), spec)
-    names = [os.path.relpath(item["photo"], input_dir) for item in items]
+    files = {}
+    if split != "test":
+        truth, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
+        found = _frames(truth, ending, (".png",))
+        check_paired(photos, found, folder, truth, ending=f"{ending}.png")
+        files = {frame: [path] for frame, path in found.items()}
+    items = labelled_items(photos, files, functools.partial(read_instance_labels, spec))
+    names = [os.path.relpath(path, input_dir) for path in photos.values()]
     return items, "\n".join([labels, kind, *names]).encode()
 
 
-def _city_items(photos, truth, city, *, suffix, spec):
-    """Items of one city, without their ids. `truth` is None for a split without labels."""
-    folder = os.path.join(photos, city)
-    names = list_folder(folder)
-    stems = {name: os.path.splitext(name)[0] for name in names if name.lower().endswith(PHOTOS)}
-    frames = {
-        stem.removesuffix("_leftImg8bit"): os.path.join(folder, name)
-        for name, stem in stems.items()
-        if stem.endswith("_leftImg8bit")
-    }
-    rest = sorted(set(names) - set(map(os.path.basename, frames.values())))
-    tell_left_out(folder, f"what does not end in _leftImg8bit and {', '.join(PHOTOS)}", rest)
-    labels = {}
-    if truth:
-        of_city = os.path.join(truth, city)
-        found = [name for name in list_folder(of_city) if name.endswith(suffix)]
-        labels = {name.removesuffix(suffix): os.path.join(of_city, name) for name in found}
-        check_paired(frames, labels, folder, lambda frame: os.path.join(of_city, frame + suffix))
-    return [
-        {
-            "photo": photo,
-            "labels": functools.partial(read_instance_labels, labels[frame], spec) if truth else None,
-            "label_files": [labels[frame]] if truth else [],
-        }
-        for frame, photo in sorted(frames.items())
-    ]
+def _frames(folder, ending, suffixes):
+    """dict from CITY/CITY_SEQUENCE_FRAME to paths, of the files below a folder whose names have an ending."""
+    found = {}
+    for city in folders_in(folder, NO_CITIES):
+        path, rest = os.path.join(folder, city), []
+        for name in list_folder(path):
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() in suffixes and stem.endswith(ending):
+                found[f"{city}/{stem.removesuffix(ending)}"] = os.path.join(path, name)
+            else:
+                rest.append(name)
+        if suffixes == PHOTOS:  # folders of labels have several kinds of them
+            tell_left_out(path, f"what does not end in {ending} and {', '.join(PHOTOS)}", rest)
+    return {frame: found[frame] for frame in sorted(found, key=lambda frame: frame.split("/"))}
 
 
-def _read_panoptic(items, path, spec):
-    """Sets the items' labels from a panoptic JSON and its folder. Raises InputError if the JSON lacks an item."""
-    _, content = panoptic_content(path, spec)
-    sizes = {image.id: (image.width, image.height) for image in content.images}
-    annotations = {annotation.image_id: annotation for annotation in content.annotations}
-    for item in items:
-        frame = os.path.splitext(os.path.basename(item["photo"]))[0].removesuffix("_leftImg8bit")
-        if frame not in annotations or frame not in sizes:
-            raise InputError(f"{path}: nothing of {item['photo']}")
-        png = inside(path.removesuffix(".json"), annotations[frame].file_name, f"{path}: annotations: file_name")
-        segments = annotations[frame].segments_info
-        item["labels"] = functools.partial(read_panoptic_labels, png, sizes[frame], segments, spec)
-        item["label_files"] = [path, png]
-
-
-def read_instance_labels(path, spec=CITYSCAPES):
-    """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
+def read_instance_labels(spec, _, path):
+    """`Labels` of the path of an instanceIds image, or of a labelIds image if the spec has no things."""
     instances = any(spec.things)
     plate = 65535 if instances else 255  # the licence plate's id is -1, which wraps
 

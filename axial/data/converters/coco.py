@@ -24,8 +24,7 @@ from axial.data.convert import convert_sample
 from axial.data.converters.instances import read_instances
 from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
-from axial.data.spec_file import boxes_alone
-from axial.data.specs import ANOTHER_SPEC, COCO, check_categories
+from axial.data.specs import ANOTHER_SPEC, COCO, boxes_alone, check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.paths import inside
@@ -75,8 +74,6 @@ def panoptic_content(path, spec):
             of two kinds; a category that the spec does not have, or calls otherwise.
     """
     data, content = read_json(path, schemas.Panoptic)
-    if not content.annotations:
-        raise InputError(f"{path}: the split is empty")
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
     check_ids(path, content.images)
     check_annotations(path, content.annotations, spec, {*spec.category_ids, *spec.ignored_ids})
@@ -115,28 +112,35 @@ def panoptic_items(path, photos, labels, spec):
     data, content = panoptic_content(path, spec)
     images = {image.id: image for image in content.images}
     annotations = {annotation.image_id: annotation for annotation in content.annotations}
-    for image_id in annotations:
-        if image_id not in images:
-            raise InputError(f"{path}: an annotation names image {image_id!r}, images do not")
-    annotated = [image for image in content.images if image.id in annotations]
+    if unknown := [image_id for image_id in annotations if image_id not in images]:
+        raise InputError(f"{path}: an annotation names image {unknown[0]!r}, images do not")
+    annotated = sorted((image for image in content.images if image.id in annotations), key=lambda image: image.id)
     photo_of, others = _found(path, "images", photos, annotated)
     png_of, _ = _found(path, "annotations", labels, content.annotations)
     listed = {image.file_name: image.id for image in content.images}
     rest = [name for name, image_id in listed.items() if image_id not in annotations]
     rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
     tell_left_out(photos, f"photos without an annotation in {path}", rest)
-    items = {}
-    for number, image_id in enumerate(sorted(annotations)):
-        image, annotation = images[image_id], annotations[image_id]
-        png, size = png_of[annotation.file_name], (image.width, image.height)
-        items[image_id] = {
-            "photo": photo_of[image.file_name],
+    items = _items(annotated, photo_of)
+    for image, item in zip(annotated, items):
+        annotation, size = annotations[image.id], (image.width, image.height)
+        png = png_of[annotation.file_name]
+        read = functools.partial(read_panoptic_labels, png, size, annotation.segments_info, spec)
+        item |= {"labels": read, "label_files": [png]}
+    return dict(zip((image.id for image in annotated), items)), data
+
+
+def _items(images, paths):
+    """Items of images, without their labels. `paths` are those of their names."""
+    return [
+        {
+            "photo": paths[image.file_name],
             "name": image.file_name,
-            "id": image_id if isinstance(image_id, int) else number,
-            "labels": functools.partial(read_panoptic_labels, png, size, annotation.segments_info, spec),
-            "label_files": [png],
+            "id": image.id if isinstance(image.id, int) else number,
+            "labels": None,
         }
-    return items, data
+        for number, image in enumerate(images)
+    ]
 
 
 def _found(path, field, folder, entries):
@@ -157,18 +161,7 @@ def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
     check_ids(path, content.images)
     photo_of, _ = _found(path, "images", photos, content.images)
-    items = [
-        {
-            "photo": photo_of[image.file_name],
-            "name": image.file_name,
-            "id": image.id if isinstance(image.id, int) else number,
-            "labels": None,
-        }
-        for number, image in enumerate(sorted(content.images, key=lambda i: i.id))
-    ]
-    if not items:
-        raise InputError(f"{path}: the split is empty")
-    return items, data
+    return _items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 
 def read_panoptic_labels(path, size, segments, spec):

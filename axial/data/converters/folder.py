@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.converters.coco import check_annotations, checked_labels, coco_items
-from axial.data.files import PHOTOS, by_name, check_paired, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, check_paired, labelled_items, list_folder, split_folder
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
@@ -43,8 +43,6 @@ def folder_items(input_dir, split, spec):
         return coco_items(input_dir, split, spec)
     folder = split_folder(input_dir, split)
     photos = by_name(os.path.join(folder, "photos"), PHOTOS)
-    if not photos:
-        raise InputError(f"{os.path.join(folder, 'photos')}: the split is empty")
     others = [name for name in list_folder(folder) if name not in ("photos", *LAYERS)]
     there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
     if any(spec.things) and there == ["semantic"]:
@@ -62,53 +60,51 @@ def folder_items(input_dir, split, spec):
     if others:
         shown = [f"{name}{nearest(name.lower(), LAYERS)}" for name in others[:5]] + ["..."] * (len(others) > 5)
         say(f"{folder}: left out: {', '.join(shown)}; photos, {', '.join(LAYERS)} are read", error=True)
-    beside = {"panoptic": (".json",)}
-    layers = {layer: by_name(os.path.join(folder, layer), (".png",), beside.get(layer, ())) for layer in there}
-    for layer, images in layers.items():
-        label_path = functools.partial("{}/{}/{}.png".format, folder, layer)
-        check_paired(photos, images, os.path.join(folder, "photos"), label_path)
-    items = []
-    for number, (name, photo) in enumerate(sorted(photos.items())):
-        files = {layer: layers[layer][name] for layer in there}
-        read = functools.partial(read_layers, spec, **files) if there else None
-        items.append({"photo": photo, "id": number, "labels": read, "label_files": list(files.values())})
+    files = {name: [] for name in sorted(photos)} if there else {}
+    for layer in there:
+        path = os.path.join(folder, layer)
+        images = by_name(path, (".png",), (".json",) if layer == "panoptic" else ())
+        check_paired(photos, images, os.path.join(folder, "photos"), path)
+        for name, image in images.items():
+            files[name].append(image)
+    read = _read_panoptic if there == ["panoptic"] else _read_semantic
+    items = labelled_items(dict(sorted(photos.items())), files, functools.partial(read, spec))
     return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
 
 
-def read_layers(spec, panoptic=None, semantic=None, instance=None):
-    """`Labels` from the paths of a panoptic image, or of a semantic and an instance image.
+def _read_panoptic(spec, _, path):
+    """`Labels` of the path of a panoptic image.
 
-    A panoptic 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
+    A 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
     """
-    if panoptic:
-        divisor, ids = spec.label_divisor, read_panoptic(panoptic)
-        present = np.setdiff1d(ids, 0)
-        if present.size and (present[-1] < divisor or present[-1] == present.size):  # as segments are numbered
-            described = f"{os.path.splitext(panoptic)[0]}.json"
-            if gfile.exists(described):
-                return _read_predicted(panoptic, described, spec)
-            if spec.class_index(0) in (None, spec.ignore):
-                raise InputError(
-                    f"{panoptic}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} does not "
-                    f"have as a class; ids of segments, as axial-predict writes them, need its JSON as {described}"
-                )
-
-        def describe(key):
-            if not key and spec.class_index(0) is None:
-                return 0, spec.ignore, 0
-            return segment(spec, panoptic, key // divisor, key % divisor, pixel=key)
-
-        return labels_of(ids, describe)
-    keys = read_ids(semantic)
-    if not instance:
-        return labels_of(keys, lambda key: segment(spec, semantic, key, 0))
-    numbers = read_ids(instance)
-    same_size(instance, numbers, semantic, keys)
+    divisor, ids = spec.label_divisor, read_panoptic(path)
+    present = np.setdiff1d(ids, 0)
+    if present.size and (present[-1] < divisor or present[-1] == present.size):  # as segments are numbered
+        described = f"{os.path.splitext(path)[0]}.json"
+        if gfile.exists(described):
+            return _read_predicted(path, described, spec)
+        if spec.class_index(0) in (None, spec.ignore):
+            raise InputError(
+                f"{path}: label 0 (of pixels that are {present[0]}), which the spec {spec.name!r} does not "
+                f"have as a class; ids of segments, as axial-predict writes them, need its JSON as {described}"
+            )
 
     def describe(key):
-        return segment(spec, semantic, key % 65536, key // 65536)
+        if not key and spec.class_index(0) is None:
+            return 0, spec.ignore, 0
+        return segment(spec, path, key // divisor, key % divisor, pixel=key)
 
-    return labels_of(keys + 65536 * numbers.astype("int64"), describe)
+    return labels_of(ids, describe)
+
+
+def _read_semantic(spec, _, semantic, instance=None):
+    """`Labels` of the paths of a semantic and an instance image, or of the first alone."""
+    keys = read_ids(semantic)
+    if instance:
+        numbers = read_ids(instance)
+        same_size(instance, numbers, semantic, keys)
+        keys = keys + 65536 * numbers.astype("int64")
+    return labels_of(keys, lambda key: segment(spec, semantic, key % 65536, key // 65536))
 
 
 def _read_predicted(png, path, spec):

@@ -5,18 +5,15 @@
     input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
 The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
-are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there. ImageNet prepared by
-tensorflow-datasets gives the same records.
+are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there.
 """
 
 import collections
-import functools
 import os
 import re
 
 import tensorflow as tf
 
-from axial.data.converters.coco_tfds import prepared, read_record, record_fields
 from axial.data.files import PHOTOS, list_folder, split_folder, tell_left_out
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, nearest
@@ -24,8 +21,6 @@ from axial.io.paths import inside
 from axial.io.read import read_text
 
 NAMES = "LOC_synset_mapping.txt"
-TFDS_SPLITS = {"train": "train", "val": "validation"}
-_IMAGE = {"image": tf.io.FixedLenFeature([], tf.string)}
 LARGEST_IGNORE = 2**15 - 1
 
 
@@ -39,15 +34,9 @@ def classes_spec(name, folders, names=None):
     """
     readable = [(names or {}).get(folder, folder) for folder in folders]
     count = collections.Counter(readable)
-    unique = [n if count[n] == 1 else f"{n} ({folder})" for n, folder in zip(readable, folders)]
-    return DatasetSpec(
-        name=name,
-        class_names=tuple(unique),
-        category_ids=tuple(range(len(folders))),
-        things=(False,) * len(folders),
-        label_divisor=1,
-        ignore=LARGEST_IGNORE,
-    )
+    unique = tuple(n if count[n] == 1 else f"{n} ({folder})" for n, folder in zip(readable, folders))
+    classes = len(folders)
+    return DatasetSpec(name, unique, tuple(range(classes)), (False,) * classes, label_divisor=1, ignore=LARGEST_IGNORE)
 
 
 def _classes(input_dir):
@@ -56,16 +45,13 @@ def _classes(input_dir):
     Raises:
         InputError: no split of `input_dir` has folders of photos.
     """
-    found, empty = set(), set()
-    for split in list_folder(input_dir):
-        folder = os.path.join(input_dir, split)
-        if tf.io.gfile.isdir(folder):
-            for name in list_folder(folder):
-                if tf.io.gfile.isdir(path := os.path.join(folder, name)):
-                    (found if _photos(path) else empty).add(name)
+    splits = [os.path.join(input_dir, split) for split in list_folder(input_dir)]
+    folders = [os.path.join(split, name) for split in filter(tf.io.gfile.isdir, splits) for name in list_folder(split)]
+    folders = [folder for folder in folders if tf.io.gfile.isdir(folder)]
+    found = {os.path.basename(folder) for folder in folders if _photos(folder)}
     if not found:
         raise InputError(f"{input_dir}: no split here has folders of classes with photos, as in train/n01440764/")
-    return found, empty - found
+    return found, {*map(os.path.basename, folders)} - found
 
 
 def imagenet_spec(input_dir):
@@ -85,34 +71,28 @@ def imagenet_items(input_dir, split):
     folder = split_folder(input_dir, split)
     classes, empty = _classes(input_dir)
     tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
-    index, found, others = {name: i for i, name in enumerate(sorted(classes))}, [], []
-    for name in (n for n in list_folder(folder) if n in index):
-        path = os.path.join(folder, name)
-        photos = _photos(path, others)
-        found += [(index[name], os.path.join(path, photo)) for photo in photos]
-    flat = _photos(folder)
-    others += sorted(set(list_folder(folder)) - {*flat, *index, *empty})
+    index, names = {name: i for i, name in enumerate(sorted(classes))}, list_folder(folder)
+    flat, found = _photos(folder), []
+    others = [name for name in names if name not in {*flat, *index, *empty}]
+    for name in (name for name in names if name in index):
+        photos = _photos(os.path.join(folder, name))
+        found += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
+        others += [f"{name}/{other}" for other in list_folder(os.path.join(folder, name)) if other not in set(photos)]
     tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
-    if flat:
-        known = _listed(input_dir, split, index)
-        for photo in flat:
-            label = known.get(photo, known.get(os.path.splitext(photo)[0]))
-            if label is None:
-                raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
-            found.append((label, os.path.join(folder, photo)))
-    if not found:
-        raise InputError(f"{folder}: no photos; their names end in {', '.join(PHOTOS)}")
+    known = _listed(input_dir, split, index) if flat else {}
+    for photo in flat:
+        label = known.get(photo, known.get(os.path.splitext(photo)[0]))
+        if label is None:
+            raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
+        found.append((label, os.path.join(folder, photo)))
     items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
     names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
     return items, "\n".join(names).encode()
 
 
-def _photos(folder, others=None):
-    """Names of the photos in a folder. The list `others` gets those of the rest."""
-    names = list_folder(folder)
-    if others is not None:
-        others += [f"{os.path.basename(folder)}/{name}" for name in names if not name.lower().endswith(PHOTOS)]
-    return [name for name in names if name.lower().endswith(PHOTOS)]
+def _photos(folder):
+    """Names of the photos in a folder."""
+    return [name for name in list_folder(folder) if name.lower().endswith(PHOTOS)]
 
 
 def _listed(input_dir, split, index):
@@ -133,38 +113,3 @@ def _listed(input_dir, split, index):
             raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
         known[words[0]] = label
     return known
-
-
-# === tensorflow-datasets ===
-
-
-def tfds_spec(input_dir):
-    """The `DatasetSpec` of imagenet2012 as tensorflow-datasets prepares it."""
-    return classes_spec("imagenet2012", prepared(input_dir, "imagenet2012").info.features["label"].names)
-
-
-def tfds_items(input_dir, split):
-    """Items of a split in the order of classes and names, and bytes that identify this input.
-
-    Args:
-        input_dir: tensorflow-datasets' data_dir, in which imagenet2012 is prepared.
-        split: 'train' or 'val'.
-
-    Raises:
-        InputError: another split; a data set that is not prepared.
-    """
-    builder, items = prepared(input_dir, "imagenet2012", split, TFDS_SPLITS), []
-    for path in map(str, builder.info.splits[TFDS_SPLITS[split]].filepaths):
-        for place, fields in record_fields(path, ("file_name", "label")):
-            photo = inside(path, fields["file_name"].bytes_list.value[0].decode(), f"{path}: file_name")
-            read = functools.partial(_read_photo, path, place)
-            items.append({"photo": photo, "class": fields["label"].int64_list.value[0], "read": read})
-    items.sort(key=lambda item: (item["class"], os.path.basename(item["photo"])))
-    for number, item in enumerate(items):
-        item["id"] = number
-    return items, f"{builder.info.full_name} {split} {len(items)}".encode()
-
-
-def _read_photo(path, place):
-    """The photo's bytes of one record, and None for its labels."""
-    return tf.io.parse_single_example(read_record(path, *place), _IMAGE)["image"].numpy(), None

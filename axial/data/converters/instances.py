@@ -27,60 +27,50 @@ def read_instances(path, spec):
         spec: `DatasetSpec`; objects of its ignored_ids are dropped.
 
     Returns:
-        A dict from image id to a function of the photo's size that returns the fields of the image's boxes, and the
-        bytes.
+        A dict from image id to a function of the photo's size (width, height) that returns the fields of the image's
+        boxes, and the bytes.
 
     Raises:
-        InputError: not COCO's JSON; an id that is there twice; an object of an image or a category that the JSON or the
-            spec does not have; an object of a class that is no thing; a box with a negative side, or outside its image.
-            The message names the object. Ids of two kinds; a category that the spec calls otherwise.
+        InputError: not COCO's JSON; an id that is there twice; an object of an image that the JSON does not have, or of
+            a category that the spec does not have; an object of a class that is no thing; a box outside its image. The
+            message names the object. Ids of two kinds; a category that the spec calls otherwise.
     """
     data, content = read_json(path, schemas.Instances)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
     check_ids(path, content.images)
     check_unique(path, "annotations: id", (annotation.id for annotation in content.annotations))
-    images = {image.id: image for image in content.images}
-    known, objects = {category.id for category in content.categories}, collections.defaultdict(list)
+    images, objects = {image.id: image for image in content.images}, collections.defaultdict(list)
     for annotation in content.annotations:
         where = f"{path}: annotation {annotation.id}"
         if annotation.image_id not in images:
             raise InputError(f"{where}: of image {annotation.image_id!r}, which images do not have")
-        if annotation.category_id not in known:
-            raise InputError(f"{where}: category_id {annotation.category_id}, which categories do not have")
         _check_box(where, annotation.bbox, images[annotation.image_id])
         index = spec.class_index(annotation.category_id)
         if index is None:
             raise InputError(f"{where}: category_id {annotation.category_id}, which the spec {spec.name!r} lacks")
-        if index != spec.ignore and not spec.things[index]:
-            name = spec.class_names[index]
-            raise InputError(
-                f"{where}: category_id {annotation.category_id}: {name!r} is no thing of {spec.name!r}; move the file "
-                "away to convert without boxes"
-            )
         if index != spec.ignore:
+            if not spec.things[index]:
+                raise InputError(
+                    f"{where}: category_id {annotation.category_id}: {spec.class_names[index]!r} is no thing of "
+                    f"{spec.name!r}; move the file away to convert without boxes"
+                )
             objects[annotation.image_id].append((index, annotation))
     kept = [one for of_image in objects.values() for _, one in of_image]
     short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
     tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
     tell_left_out(path, "objects without a mask, in what needs masks", unmasked)
-    fields = {key: functools.partial(_fields_of, path, image, objects[key]) for key, image in images.items()}
-    return fields, data
-
-
-def _fields_of(path, image, objects, photo):
-    del photo  # whose size the JSON has
-    return box_fields(path, (image.height, image.width), objects)
+    return {key: functools.partial(box_fields, path, objects[key]) for key in images}, data
 
 
 def _check_box(where, box, image):
     """Raises InputError unless a box (x, y, width, height) lies inside an image."""
     x, y, width, height = box
-    text = ", ".join(f"{value:g}" for value in box)
-    if width < 0 or height < 0:
-        raise InputError(f"{where}: bbox ({text}): expected (x, y, width, height) with sides of at least 0")
-    if x < -SLACK or y < -SLACK or x + width > image.width + SLACK or y + height > image.height + SLACK:
-        raise InputError(f"{where}: bbox ({text}): outside its image of {image.width}x{image.height} pixels")
+    ends = (x >= -SLACK, y >= -SLACK, x + width <= image.width + SLACK, y + height <= image.height + SLACK)
+    if min(width, height) < 0 or not all(ends):
+        text = ", ".join(f"{value:g}" for value in box)
+        expected = f"expected (x, y, width, height) inside its image of {image.width}x{image.height} pixels"
+        raise InputError(f"{where}: bbox ({text}): {expected}")
 
 
 def _short(one):
@@ -94,13 +84,13 @@ def _has_mask(one):
     return len(_short(one)) < len(one.segmentation or ())
 
 
-def box_fields(path, size, objects):
+def box_fields(path, objects, size):
     """The fields 'box/' of an image's record.
 
     Args:
         path: the JSON, for messages.
-        size: (height, width) of the image.
         objects: list of (class index, `schemas.Instance`).
+        size: (width, height) of the image.
 
     Raises:
         InputError: a segmentation that is not COCO's, of another size than the image, or whose run lengths are of
@@ -113,33 +103,27 @@ def box_fields(path, size, objects):
         "box/numbers": np.array([[*one.bbox, one.area] for _, one in objects], "<f8").tobytes(),
     }
     if any(_has_mask(one) for _, one in objects):
-        none = _png(np.zeros([1, 1], np.uint8))
-        fields["box/mask"] = tuple(
-            _mask(f"{path}: annotation {one.id}", one.segmentation, size) if _has_mask(one) else none
-            for _, one in objects
-        )
+        masked = [(f"{path}: annotation {one.id}", one.segmentation if _has_mask(one) else None) for _, one in objects]
+        fields["box/mask"] = tuple(_mask(where, segmentation, size[::-1]) for where, segmentation in masked)
     return fields
 
 
 def _mask(where, segmentation, size):
-    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths."""
-    if isinstance(segmentation, list):
+    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths. Without them it is of one pixel."""
+    if segmentation is None:
+        pixels = np.zeros([1, 1], np.uint8)
+    elif isinstance(segmentation, list):
         try:
             polygons = convert("", segmentation, list[list[float]])
         except InputError as error:
             raise InputError(f"{where}: segmentation: not COCO's polygons, lists of x, y, ... ({error})") from None
         polygons = [polygon for polygon in polygons if len(polygon) >= SHORTEST]
-        runs = masks.merge(masks.frPyObjects(polygons, *size))
+        pixels = masks.decode(masks.merge(masks.frPyObjects(polygons, *size)))
     else:
         runs = convert(f"{where}: segmentation: ", segmentation, schemas.AnyRunLengths)
         check_runs(f"{where}: segmentation", runs, size)
         runs = msgspec.structs.asdict(runs)
-        if isinstance(runs["counts"], list):
-            runs = masks.frPyObjects(runs, *size)
-    return _png(masks.decode(runs))
-
-
-def _png(pixels):
+        pixels = masks.decode(masks.frPyObjects(runs, *size) if isinstance(runs["counts"], list) else runs)
     encoded = io.BytesIO()
     Image.fromarray(255 * pixels).convert("1").save(encoded, "PNG")
     return encoded.getvalue()
@@ -172,10 +156,8 @@ def _unpacked(where, text):
     last = bits & 32 == 0
     starts = np.flatnonzero(np.concatenate([[True], last[:-1]]))
     digits = np.diff([*starts, len(bits)])
-    if ((bits < 0) | (bits > 63)).any() or digits.max() > 7:
-        raise InputError(f"{where}: counts: not pycocotools' text of run lengths")
-    if not last[-1]:
-        raise InputError(f"{where}: counts: pycocotools' text of run lengths is cut short")
+    if ((bits < 0) | (bits > 63)).any() or digits.max() > 7 or not last[-1]:
+        raise InputError(f"{where}: counts: not pycocotools' text of run lengths, or cut short")
     places = np.arange(len(bits)) - np.repeat(starts, digits)
     counts = np.add.reduceat((bits & 31) << 5 * places, starts) - ((bits[last] & 16) << 5 * digits - 4)
     counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])

@@ -3,23 +3,20 @@
     input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
     input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
     input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
-    input_dir/SPLIT/VERSION/instances/KEY.png             label x 256 + number; read if panoptic is missing
 
 Older releases have no VERSION folder. Photos are converted at their own size. Training and evaluation resize them to
 the canvas, which is 2177 x 2177 in the paper (see experiments/mapillary/panoptic.gin). Predictions are scored at the
 photo's own size.
 """
 
-import functools
 import os
 
 import tensorflow as tf
 
 from axial.data.converters.coco import panoptic_items
-from axial.data.files import PHOTOS, by_name, check_paired, list_folder, split_folder
-from axial.data.labels import labels_of, read_ids, segment
+from axial.data.files import PHOTOS, by_name, labelled_items, list_folder, split_folder
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError, nearest
+from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import read_json
 
@@ -34,9 +31,9 @@ def mapillary_spec(input_dir, version):
     not evaluated are ignored.
 
     Raises:
-        InputError: an unknown version; no configuration; a configuration with another number of labels.
+        InputError: no configuration; a configuration with another number of labels.
     """
-    count, _ = _of_version(version)
+    count, _ = VERSIONS[version]
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
     names = [f"config_{version}.json", "config.json"]
@@ -63,55 +60,18 @@ def mapillary_spec(input_dir, version):
     return paths[0], spec
 
 
-def _of_version(version):
-    """The row of `VERSIONS`. Raises InputError for an unknown version."""
-    if version not in VERSIONS:
-        raise InputError(f"--version={version}: one of {', '.join(VERSIONS)}{nearest(version, VERSIONS)}")
-    return VERSIONS[version]
-
-
 def mapillary_items(input_dir, split, spec, version):
-    """Items of a split, and bytes that identify this input.
-
-    The testing split has no labels. The folder instances/ is read if there are no panoptic annotations.
+    """Items of a split, and bytes that identify this input. The testing split has no labels.
 
     Raises:
-        InputError: an unknown version; a folder, photo or label that is missing; see also `panoptic_items`.
+        InputError: a folder, photo or label that is missing; see also `panoptic_items`.
     """
-    _, year = _of_version(version)
+    _, year = VERSIONS[version]
     folder = split_folder(input_dir, split)
-    photos = os.path.join(folder, "images")
-    annotated = os.path.join(folder, version)
-    if not tf.io.gfile.isdir(annotated):
-        annotated = folder
-    panoptic = os.path.join(annotated, "panoptic")
-    path = os.path.join(panoptic, f"panoptic_{year}.json")
-    if tf.io.gfile.exists(path):
-        items, source = panoptic_items(path, photos, panoptic, spec)
-        return list(items.values()), source
-    found = by_name(photos, PHOTOS)
-    if not found:
-        raise InputError(f"{photos}: the split is empty")
-    images = {}
-    if split != "testing":
-        labels = os.path.join(annotated, "instances")
-        if not tf.io.gfile.isdir(labels):
-            raise InputError(f"{path}: no such file, and no folder {labels} either")
-        images = by_name(labels, (".png",))
-        check_paired(found, images, photos, lambda name: os.path.join(labels, f"{name}.png"))
-    items = [
-        {
-            "photo": photo,
-            "id": number,
-            "labels": functools.partial(read_instances, images[key], spec) if images else None,
-            "label_files": [images[key]] if images else [],
-        }
-        for number, (key, photo) in enumerate(found.items())
-    ]
-    return items, "\n".join([version, str(bool(images)), *found]).encode()
-
-
-def read_instances(path, spec):
-    """`Labels` of a 16-bit image of label x 256 + number. Every number of a thing is an instance."""
-    ids = read_ids(path, deep=True)
-    return labels_of(ids, lambda key: segment(spec, path, key // 256 + 1, key % 256 + 1, pixel=key))
+    photos, labelled = os.path.join(folder, "images"), os.path.join(folder, version)
+    panoptic = os.path.join(labelled if tf.io.gfile.isdir(labelled) else folder, "panoptic")
+    if split == "testing":
+        found = by_name(photos, PHOTOS)
+        return labelled_items(found, {}, None), "\n".join([version, "False", *found]).encode()
+    items, source = panoptic_items(os.path.join(panoptic, f"panoptic_{year}.json"), photos, panoptic, spec)
+    return list(items.values()), source

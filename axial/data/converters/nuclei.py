@@ -7,9 +7,8 @@ The release has stage1_train and stage1_test. In place of such a folder, a list 
 
     input_dir/SPLIT.txt                 stage1_train/ID on each line
 
-A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share a few pixels, which the later
-mask gets; at most 0.6 % of a mask are shared in the corrected masks of stage1_train. A split whose photos have no masks
-has no labels.
+A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share pixels, which the later mask
+gets. A split whose photos have no masks has no labels.
 
 `SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; its ATTRIBUTION.md says which.
 """
@@ -22,7 +21,7 @@ import tensorflow as tf
 
 from axial.data.convert import convert_sample
 from axial.data.converters.folder import folder_items
-from axial.data.files import PHOTOS, by_name, folders_in, list_folder
+from axial.data.files import PHOTOS, by_name, folders_in, labelled_items, list_folder
 from axial.data.labels import labels_of, read_ids, same_size, segment
 from axial.data.specs import NUCLEI
 from axial.errors import InputError, nearest
@@ -32,7 +31,6 @@ from axial.io.read import check_unique, read_file, read_text
 
 SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "nuclei_sample")
 BACKGROUND, NUCLEUS = NUCLEI.category_ids
-MOST_SHARED = 0.05  # of a mask's pixels may be in other masks too
 
 
 def nuclei_items(input_dir, split, spec=NUCLEI):
@@ -54,16 +52,9 @@ def nuclei_items(input_dir, split, spec=NUCLEI):
     bare = [folder for folder in folders if folder not in masks]
     if masks and bare:
         raise InputError(f"{os.path.join(bare[0], 'masks')}: no such folder, though {min(masks)} has masks")
-    items = [
-        {
-            "photo": photos[folder],
-            "name": os.path.basename(folder) + os.path.splitext(photos[folder])[1],
-            "id": number,
-            "labels": functools.partial(read_masks, spec, photos[folder], masks[folder]) if masks else None,
-            "label_files": masks.get(folder, []),
-        }
-        for number, folder in enumerate(folders)
-    ]
+    items = labelled_items(photos, masks, functools.partial(read_masks, spec))
+    for folder, item in zip(folders, items):
+        item["name"] = os.path.basename(folder) + os.path.splitext(item["photo"])[1]
     names = [os.path.basename(path) for item in items for path in (item["photo"], *item["label_files"])]
     return items, "\n".join([*map(os.path.basename, folders), *names]).encode()
 
@@ -76,21 +67,14 @@ def _folders(input_dir, split):
         lines = enumerate(read_text(path).splitlines(), 1)
         folders = [inside(input_dir, line.strip(), f"{path}: line {number}") for number, line in lines if line.strip()]
         check_unique(path, "the photo", map(os.path.basename, folders))
-        if not folders:
-            raise InputError(f"{path}: the split is empty")
         return folders
     if split not in here:
         folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
-        if any(tf.io.gfile.isdir(os.path.join(input_dir, name, "images")) for name in folders):
-            raise InputError(f"{input_dir}: itself a split; --input_dir is the folder that has it")
         found = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
         has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
     path = os.path.join(input_dir, split)
-    folders = folders_in(path, "what is no folder")
-    if not folders:
-        raise InputError(f"{path}: the split is empty; expected folders ID/images and ID/masks")
-    return [os.path.join(path, name) for name in folders]
+    return [os.path.join(path, name) for name in folders_in(path, "what is no folder")]
 
 
 def _photo(folder):
@@ -101,39 +85,26 @@ def _photo(folder):
     return photos[0]
 
 
-def read_masks(spec, photo, masks):
+def read_masks(spec, photo, *masks):
     """`Labels` from the paths of a photo and of the masks of its nuclei, which are numbered from 1.
 
     Raises:
-        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, of several
-            values, or that shares more than `MOST_SHARED` of its pixels with others.
+        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, or of several
+            values.
     """
     image = open_image(photo, read_file(photo))
     if image.format == "TIFF" and image.is_animated:  # a stack or channels, of which none is the photo
         raise InputError(f"{photo}: a TIFF of several pages, one is expected")
-    size = upright(image).size
-    keys = np.zeros(size[::-1], np.int32)
-    areas, shared = np.zeros([2, len(masks) + 1], np.int64)
+    keys = np.zeros(upright(image).size[::-1], np.int32)
     for number, path in enumerate(masks, 1):
         values = read_ids(path)
         same_size(path, values, photo, keys)
-        within = values > 0
-        areas[number] = np.count_nonzero(within)
-        if not areas[number]:
+        inside_it = values[values > 0]
+        if not inside_it.size:
             raise InputError(f"{path}: an empty mask; a mask has the pixels of one nucleus")
-        if np.ptp(values[within]):
-            raise InputError(f"{path}: {values[within].min()} and {values.max()}, a mask has 0 and one other value")
-        with_others = np.bincount(keys[within], minlength=len(areas))
-        with_others[0] = 0
-        shared += with_others
-        shared[number] = with_others.sum()
-        if (over := np.flatnonzero(shared > MOST_SHARED * areas)).size:
-            one, other = over[0], number if over[0] != number else with_others.argmax()
-            raise InputError(
-                f"{masks[one - 1]}: {shared[one]} of its {areas[one]} pixels are in other masks too, like "
-                f"{os.path.basename(masks[other - 1])}; at most {100 * MOST_SHARED:g} % may be"
-            )
-        keys[within] = number
+        if np.ptp(inside_it):
+            raise InputError(f"{path}: {inside_it.min()} and {inside_it.max()}, a mask has 0 and one other value")
+        keys[values > 0] = number
     return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
 
 

@@ -45,23 +45,18 @@ def read_pairs(input_dir, split, languages):
     if len(sides[0]) != len(sides[1]):
         raise InputError(f"{paths[1]}: {len(sides[1])} lines, {paths[0]} has {len(sides[0])}; one is expected for each")
     pairs = [(i, *pair) for i, pair in enumerate(zip(*sides)) if all(pair)]
-    if not pairs:
-        raise InputError(f"{paths[0]}: no sentence whose translation is not empty")
     return pairs, len(sides[0]) - len(pairs), digest.digest()
 
 
 def lines_of(path, data):
     """The lines of a text, without space around them. Only line feeds end a line."""
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            texts.append(line.decode().strip())
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    return texts
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}: line {line}: not UTF-8 ({error.reason})") from None
+    return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
 
 
 def pair_items(pairs, spec):
@@ -69,20 +64,20 @@ def pair_items(pairs, spec):
     return [{"text": pair, "spec": spec} for pair in pairs]
 
 
-def listed_pairs(read, input_dir, split, languages, spec):
-    """The items of a split and the bytes that identify it. `read` is `read_pairs`, or another function like it."""
-    pairs, _, digest = read(input_dir, split, languages)
+def listed_pairs(input_dir, split, languages, spec):
+    """The items of a split and the bytes that identify it; see `read_pairs`."""
+    pairs, _, digest = read_pairs(input_dir, split, languages)
     return pair_items(pairs, spec), digest
 
 
 def encode_pair(item):
-    """The fields of a pair's record (see `tfrecord`), and the seconds of each stage."""
+    """The fields of a pair's record (see `tfrecord`), the seconds of each stage, and no remarks."""
     start = time.perf_counter()
     number, source, target = item["text"]
     texts = {"source": source, "target": target}
     fields = {f"{side}/ids": item["spec"].encode(text) for side, text in texts.items()}
     fields |= {f"{side}/text": text for side, text in texts.items()}
-    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}
+    return {"text/id": number, **fields}, {"split it into pieces": time.perf_counter() - start}, []
 
 
 def train_vocabulary(pairs, size):

@@ -7,14 +7,13 @@ import typing
 import tensorflow as tf
 
 from axial.data.streams import decode_photo, evaluation_stream, training_stream
-from axial.io.check import Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_ranges, checked
+from axial.io.check import Checked, Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range
 
 POLICIES = ("none", "autoaugment", "randaugment")
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class ClassificationData:
+class ClassificationData(Checked):
     """Which photos a classifier sees, and how.
 
     The crop and the mirror image follow from the seed, so a resumed training sees the same ones. The policy, mixup,
@@ -48,7 +47,9 @@ class ClassificationData:
     erase: Fraction = 0.0
 
     def __post_init__(self):
-        check_ranges(self, "area", "aspect")
+        super().__post_init__()
+        check_range("ClassificationData.area", self.area)
+        check_range("ClassificationData.aspect", self.aspect)
 
     @property
     def crop(self):
@@ -120,24 +121,24 @@ def soft_labels(batch, data, num_classes):
     return {**batch, "label": tf.one_hot(batch["label"], num_classes)}
 
 
-def training_batches(data_dir, data, spec, **place):
+def training_batches(data_dir, data, spec, stream):
     """An endless stream of batches: 'image' float32 [N, h, w, 3] and 'label' float32 [N, classes].
 
     Args:
         data_dir: folder of a converted data set.
         data: `ClassificationData`.
         spec: `DatasetSpec` that it was converted under.
-        **place: batch, seed, first_step, context and service of `training_stream`.
+        stream: `Stream` of `axial.data.streams`.
     """
     return training_stream(
         data_dir,
         data.train_split,
         spec,
         functools.partial(training_crop, data=data),
+        stream=stream,
         shuffle=data.shuffle,
         labels="class",
         finish=functools.partial(soft_labels, data=data, num_classes=spec.num_classes),
-        **place,
     )
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import BelowOne, checked
+from axial.io.check import BelowOne, check_arguments
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
 from axial.tasks.base import Task
@@ -21,7 +21,6 @@ class BestScores(schemas.Struct):
     calibration_error: float | None = None
 
 
-@checked
 class ClassificationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a classifier.
 
@@ -59,6 +58,7 @@ class ClassificationTask(Task):
     ):
         super().__init__(model, data, data_dir, spec)
         self.label_smoothing, self.canvas = label_smoothing, tuple(data.image)
+        check_arguments(self)
         self.looks = {"central": self.data.central}
 
     def main_score(self, scores):

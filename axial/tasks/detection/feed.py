@@ -9,7 +9,7 @@ from axial.data import tfrecord
 from axial.data.preprocess import place_image
 from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
 from axial.errors import InputError
-from axial.io.check import Count, Name, Natural, Size, checked
+from axial.io.check import Checked, Count, Name, Natural, Size
 from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
 from axial.tasks.segmentation.feed import segment_map
 
@@ -19,9 +19,8 @@ MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-officia
 OBJECT, BACKGROUND, SAMPLED_ANCHORS = 0.7, 0.3, 256
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class DetectionData:
+class DetectionData(Checked):
     """Which photos a detector sees, and how.
 
     Attributes:
@@ -42,6 +41,7 @@ class DetectionData:
     shuffle: Natural = 1024
 
     def __post_init__(self):
+        super().__post_init__()
         if any(side % 64 for side in self.canvas):
             raise InputError(f"DetectionData.canvas = {self.canvas}: expected multiples of 64, the largest stride")
         if self.sides[0] > self.sides[1]:
@@ -273,15 +273,15 @@ def anchor_targets(corners, content, canvas, seed):
     return found
 
 
-def training_batches(data_dir, data, spec, *, masks=False, **place):
+def training_batches(data_dir, data, spec, stream, *, masks=False):
     """An endless stream of batches of `training_example`s.
 
     Args:
         data_dir: folder of a converted data set.
         data: `DetectionData`.
         spec: `DatasetSpec` that it was converted under.
+        stream: `Stream` of `axial.data.streams`.
         masks: see `training_example`.
-        **place: batch, seed, first_step, context and service of `training_stream`.
 
     Raises:
         InputError: see `training_stream`, and `check_masks` with `masks`.
@@ -289,8 +289,8 @@ def training_batches(data_dir, data, spec, *, masks=False, **place):
     if masks:
         check_masks(data_dir, data.train_split)
     example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    place |= dict(shuffle=data.shuffle, labels=tfrecord.WITH_OBJECTS)
-    return training_stream(data_dir, data.train_split, spec, example, **place)
+    of_records = {"stream": stream, "shuffle": data.shuffle, "labels": tfrecord.WITH_OBJECTS}
+    return training_stream(data_dir, data.train_split, spec, example, **of_records)
 
 
 # === Evaluation ===

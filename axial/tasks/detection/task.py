@@ -6,7 +6,6 @@ from axial.data.specs import DatasetSpec
 from axial.data.tfrecord import WITH_OBJECTS
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import checked
 from axial.models.registry import ModelConfig, find_variant
 from axial.tasks.base import Task, whole_batch
 from axial.tasks.detection.evaluation import DETECTION
@@ -24,7 +23,6 @@ class BestScores(schemas.Struct):
     box: schemas.AveragePrecision
 
 
-@checked
 class DetectionTask(Task):
     """What a trainer, an evaluator and an exporter need to know of Faster R-CNN and Mask R-CNN.
 

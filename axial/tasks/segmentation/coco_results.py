@@ -74,11 +74,11 @@ class CocoResults(Results):
         segments, classes, scores, semantic = seen
         name, what = self._name(example), "a record's image/file_name"
         path = output_file(self.pictures, name, what)
-        write_image(path, Image.fromarray(colors_of(segments)), format="PNG")
+        write_image(path, Image.fromarray(colors_of(segments)))
         categories = category_map(semantic, self.spec)
         if categories is not None:
             path = output_file(self.folder, f"{self.semantic}/{name}", what)
-            write_image(path, Image.fromarray(categories), format="PNG")
+            write_image(path, Image.fromarray(categories))
         area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
         self.annotations.append(
             {

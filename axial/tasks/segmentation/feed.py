@@ -8,16 +8,15 @@ import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
-from axial.data.streams import decode_photo, evaluation_stream, training_stream
+from axial.data.streams import decode_photo, evaluation_stream, training_stream, unless
 from axial.errors import InputError
-from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_ranges, checked
+from axial.io.check import Checked, Name, Natural, NonNegative, Scale, Size, check_range
 from axial.io.images import LARGEST_PIXELS
 from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Checked):
     """How training changes photos at random. By default their colours stay as they are.
 
     Attributes:
@@ -43,12 +42,14 @@ class Augmentation:
     gamma: tuple[Scale, Scale] = (1.0, 1.0)
 
     def __post_init__(self):
-        check_ranges(self, "scales", "brightness", "gamma")
+        super().__post_init__()
+        check_range("Augmentation.scales", self.scales)
+        check_range("Augmentation.brightness", self.brightness)
+        check_range("Augmentation.gamma", self.gamma)
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """Which photos a task sees, and how.
 
     Attributes:
@@ -78,6 +79,7 @@ class DataConfig:
     tile_overlap: Natural | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.tile_overlap is None:
             return
         if self.photo_scale is None:
@@ -181,7 +183,7 @@ def _training_size(record, size, scale, data):
     text = f": {{}}x{{}} pixels become {{}}x{{}} by DataConfig.photo_scale = {data.photo_scale:g}, {limits}"
     text = tf.strings.format(text, (size[1], size[0], content[1], content[0]))
     text = record.get("image/file_name", "a photo") + text
-    with tf.control_dependencies([tf.debugging.Assert((pixels > 0) & (pixels <= LARGEST_PIXELS), [text])]):
+    with unless((pixels > 0) & (pixels <= LARGEST_PIXELS), text):
         return tf.identity(content)
 
 
@@ -203,18 +205,18 @@ def evaluation_example(record, canvas):
     return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
 
 
-def training_dataset(data_dir, data, spec, *, instances=True, **place):
+def training_dataset(data_dir, data, spec, stream, *, instances=True):
     """An endless stream of batches of `training_example`s.
 
     Args:
         data_dir: folder of a converted data set.
         data: `DataConfig`.
         spec: `DatasetSpec` that the data set was converted under.
+        stream: `Stream` of `axial.data.streams`.
         instances: see `training_example`.
-        **place: batch, seed, first_step, context and service of `training_stream`.
     """
     example = functools.partial(training_example, spec=spec, data=data, instances=instances)
-    return training_stream(data_dir, data.train_split, spec, example, shuffle=data.shuffle, **place)
+    return training_stream(data_dir, data.train_split, spec, example, stream=stream, shuffle=data.shuffle)
 
 
 def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):

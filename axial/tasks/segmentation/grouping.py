@@ -15,16 +15,15 @@ import tensorflow as tf
 
 from axial.data.preprocess import full_size
 from axial.errors import InputError
-from axial.io.check import Count, Fraction, Natural, checked
+from axial.io.check import Checked, Count, Fraction, Natural
 from axial.layers import device
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY
 
 TOGETHER = 8  # centres that a pixel is compared with in one pass
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class PostprocessConfig:
+class PostprocessConfig(Checked):
     """Knobs of the grouping. Lengths and areas are in pixels of the canvas.
 
     Attributes:
@@ -49,6 +48,7 @@ class PostprocessConfig:
     pieces: typing.Literal["largest", "split"] | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.nms_kernel % 2 == 0:
             raise InputError(f"PostprocessConfig.nms_kernel must be odd: got {self.nms_kernel}")
 

@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.io.check import Count, NonNegative, Share, checked
+from axial.io.check import Checked, Count, NonNegative, Share
 from axial.layers import device
 from axial.layers.conv import step_of
 from axial.layers.device import choose, import_kernels
@@ -19,9 +19,8 @@ from axial.models.outputs import AUXILIARY, CENTER, OFFSET, SEMANTIC
 from axial.tasks.segmentation.canvas_maps import upsample
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Checked):
     """Weights of the losses, and which pixels they count.
 
     Attributes:

@@ -9,7 +9,7 @@ from axial.data.preprocess import ScaledCanvas, preprocess
 from axial.data.specs import DatasetSpec
 from axial.data.streams import decode_photo
 from axial.io import schemas
-from axial.io.check import Scales, checked
+from axial.io.check import Scales, check_arguments
 from axial.models.registry import ModelConfig, find_variant
 from axial.tasks.base import Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps
@@ -49,7 +49,6 @@ class BestScores(schemas.Struct):
     ap: schemas.AveragePrecision = schemas.AveragePrecision()
 
 
-@checked
 class PanopticTask(Task):
     """What a trainer, an evaluator and an exporter need to know of Panoptic-DeepLab.
 
@@ -95,8 +94,9 @@ class PanopticTask(Task):
         spec: DatasetSpec | None = None,
     ):
         super().__init__(model, data, data_dir, spec)
-        check_room(self.spec, grouping)
         self.loss, self.grouping, self.multi_scale = loss, grouping, multi_scale
+        check_arguments(self)
+        check_room(self.spec, grouping)
         self.canvas, self.crop, self.photo_scale = tuple(data.canvas), data.crop, data.photo_scale
         self.instances = instances and any(self.spec.things)
         self.targets = {"instances": self.instances}

@@ -1,7 +1,7 @@
 """The task of semantic segmentation by windows that slide over a photo, as the spatial-attention study has it."""
 
 from axial.data.specs import DatasetSpec
-from axial.io.check import BelowOne, Scales, checked
+from axial.io.check import BelowOne, Scales, check_arguments
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import sliding
 from axial.tasks.segmentation.feed import DataConfig
@@ -9,7 +9,6 @@ from axial.tasks.segmentation.losses import LossConfig
 from axial.tasks.segmentation.panoptic import PanopticTask
 
 
-@checked
 class SegmentationTask(PanopticTask):
     """What a trainer, an evaluator and an exporter need to know of a network that only names the class of each pixel.
 
@@ -36,6 +35,7 @@ class SegmentationTask(PanopticTask):
     ):
         super().__init__(model, data, data_dir, loss, multi_scale=multi_scale, instances=False, spec=spec)
         self.overlap = overlap
+        check_arguments(self)
 
     def network(self, model):
         """The function from images to maps that inference runs: the model on windows."""

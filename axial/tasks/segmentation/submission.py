@@ -89,7 +89,7 @@ class CityscapesResults:
                 pictures[f"instance/{mask}"] = np.where(segments == i + 1, 255, 0).astype(np.uint8)
                 lines.append(f"{mask} {category} {float(score):.6f}\n")
         for place, pixels in pictures.items():
-            write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels), format="PNG")
+            write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels))
         write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
         about = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
         self.annotations.append(about)

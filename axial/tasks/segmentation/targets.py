@@ -4,12 +4,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from axial.io.check import Natural, NonNegative, Positive, checked
+from axial.io.check import Checked, Natural, NonNegative, Positive
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(Checked):
     """How targets are made.
 
     Attributes:

@@ -28,7 +28,7 @@ from axial.data.streams import (
     whole_record,
 )
 from axial.errors import InputError
-from axial.io.check import Name, checked
+from axial.io.check import Checked, Name
 from axial.io.show import say
 
 # === Batches ===
@@ -36,9 +36,8 @@ from axial.io.show import say
 Length = Annotated[int, Meta(ge=2, le=2**12)]
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
-class TextData:
+class TextData(Checked):
     """Which sentences a translator sees, and in what batches.
 
     Attributes:
@@ -57,6 +56,7 @@ class TextData:
     reverse: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         rising = all(a < b for a, b in zip(self.lengths, self.lengths[1:]))
         if not rising or any(self.lengths[-1] % length for length in self.lengths):
             raise InputError(f"TextData.lengths = {self.lengths}: expected rising lengths that divide the last")
@@ -134,7 +134,7 @@ class Sentences:
         return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
 
 
-def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, service=None):
+def training_text(data_dir, data, spec, stream):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
     Every host holds all pairs and reads its own batches of them.
@@ -143,36 +143,36 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
         data_dir: folder of a converted data set.
         data: `TextData`.
         spec: `TextSpec` that it was converted under.
-        batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
-        seed, first_step: ints.
-        context: `tf.distribute.InputContext`, or None for one replica.
-        service: see `training_stream`. With one, a batch is full when enough pairs of its bucket have come, and pairs
+        stream: `Stream`. Its batch is the token slots of a step on each side, over all replicas; rounded down to rows
+            of the largest length. With a service, a batch is full when enough pairs of its bucket have come, and pairs
             of a rare length wait for others of their length.
 
     Raises:
         InputError: see `Sentences`; a batch with less than a row for each replica.
     """
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    replicas = context.num_replicas_in_sync if context else 1
-    rows, length = batch // replicas // data.lengths[-1], data.lengths[-1]
+    (host, hosts), replicas, seed = stream.host, stream.replicas, stream.seed
+    rows, length = stream.batch // replicas // data.lengths[-1], data.lengths[-1]
     if not rows:
-        raise InputError(f"batch {batch}: tokens, at least {replicas * length} are needed for a row on each replica")
+        raise InputError(
+            f"batch {stream.batch}: tokens, at least {replicas * length} are needed for a row on each replica"
+        )
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
         say(f"{left} have more than {length} tokens and are left out", error=True)
-    if service:
+    if stream.service:
         manifest = tfrecord.read_manifest(data_dir, data.train_split)
         wanted = sentences.buckets < len(data.lengths)
         tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
-        used = len(wanted) * (first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
+        used = len(wanted) * (stream.first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
         make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
-        return made_ahead(served(make, tickets, service, used=used, context=context), context)
+        served_batches = served(make, tickets, stream.service, used=used, context=stream.context)
+        return made_ahead(served_batches, stream.context)
     a_step = replicas // hosts
 
     def batches():
         epoch, found = 0, sentences.epoch(seed, 0, rows)  # every epoch has as many batches
-        for number in itertools.count(first_step * a_step):  # of this host's batches
+        for number in itertools.count(stream.first_step * a_step):  # of this host's batches
             place = number // a_step * replicas + host * a_step + number % a_step
             if place // len(found) != epoch:
                 epoch = place // len(found)
@@ -181,7 +181,7 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
-    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
+    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), stream.context, 4)
 
 
 def bucket_batches(records, *, data, spec, rows):

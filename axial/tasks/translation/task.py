@@ -5,7 +5,7 @@ import tensorflow as tf
 from axial.data.specs import TextSpec
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import BelowOne, Count, Natural, NonNegative, checked
+from axial.io.check import BelowOne, Count, Natural, NonNegative, check_arguments
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
 from axial.tasks.base import Task
@@ -22,7 +22,6 @@ class BestScores(schemas.Struct):
     chrf: float | None = None
 
 
-@checked
 class TranslationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a translator.
 
@@ -69,6 +68,7 @@ class TranslationTask(Task):
     ):
         super().__init__(model, data, data_dir, spec)
         self.label_smoothing, self.beams, self.alpha, self.longer = label_smoothing, beams, alpha, longer
+        check_arguments(self)
         self.row = self.data.lengths[-1]
         self.canvas, self.looks = (self.row,), {"reverse": self.data.reverse}
 

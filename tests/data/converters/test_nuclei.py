@@ -13,8 +13,7 @@ from axial.data.converters.folder import folder_items
 from axial.data.converters.nuclei import SAMPLE_DIR, nuclei_items
 from axial.data.files import load_photo
 from axial.data.labels import read_ids
-from axial.data.spec_file import find_spec
-from axial.data.specs import NUCLEI
+from axial.data.specs import NUCLEI, find_spec
 from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io.images import PERCENTILES, eight_bits
@@ -116,15 +115,6 @@ def test_training_prediction_and_the_layout_of_folders_see_the_same(tmp_path, na
     assert encode_item(item)[0] == record
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])
-def test_masks_of_one_channel_and_any_value(tmp_path, mode):
-    release = Release(tmp_path)
-    mask = Image.fromarray(np.uint8(nuclei() == 2)).convert("I") if mode == "I;16" else Image.fromarray(nuclei() == 2)
-    mask.convert(mode).save(release.masks / "2.png")
-    (record,) = release.records()
-    np.testing.assert_array_equal(numbers_of(record), nuclei())
-
-
 # === Splits ===
 
 
@@ -181,7 +171,6 @@ def listed(text):
 
 
 PAGE = Image.fromarray(GREY)
-SHORT_TO_HALF = b"\x02\x01\x03\0\x01\0\0\0\x08\0", b"\x02\x01\x03\0\x01\0\0\0\x40\0"  # bits a sample: 8, 64
 BAD = [
     (delete(photo), "f00d/images: no photos, one is expected"),
     (lambda release: shutil.rmtree(release.photos), "f00d/images: no such folder"),
@@ -189,15 +178,7 @@ BAD = [
         lambda release: (release.root / "stage1_train").rename(release.root / "stage1"),
         r"stage1_train: no such folder, and no list stage1_train.txt; .*did you mean 'stage1'",
     ),
-    (
-        lambda release: setattr(release, "root", release.root / "stage1_train"),
-        "stage1_train: itself a split; --input_dir is the folder that has it",
-    ),
     (no_masks, "f00d/masks: no masks; expected one for each nucleus"),
-    (
-        lambda release: release.write_mask("3.png", (nuclei() == 3) | (nuclei() == 2)),
-        r"masks/2.png: 209 of its 209 pixels are in other masks too, like 3.png; at most 5 % may be",
-    ),
     (lambda release: release.write_mask("2.png", nuclei() > 4), "masks/2.png: an empty mask"),
     (
         lambda release: release.write_mask("1.png", nuclei()[:, 1:] == 1),
@@ -211,10 +192,6 @@ BAD = [
     (
         tiff(encoded(PAGE, "TIFF", save_all=True, append_images=[PAGE])),
         "images/f00d.tif: a TIFF of several pages, one is expected",
-    ),
-    (
-        tiff(encoded(PAGE, "TIFF").replace(*SHORT_TO_HALF)),
-        "images/f00d.tif: not a whole TIFF, or one of pixels, planes or a compression",
     ),
     (listed("stage1_train/f00d\nstage1_train/f00d"), "stage1_train.txt: the photo 'f00d' is there twice"),
     (listed("../f00d"), "stage1_train.txt: line 1: '../f00d': leaves its folder"),

@@ -10,7 +10,7 @@ import pytest
 from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 from PIL import Image
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import CITYSCAPES, COCO
@@ -144,9 +144,8 @@ def test_results_in_cityscapesscripts_form(tmp_path):
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
-    items, source = cityscapes_items(str(tmp_path / "cs"), "val")
-    data_dir = str(tmp_path / "data")
-    convert_split(items, encode_item, CITYSCAPES, "val", output_dir=data_dir, source=source, progress=False)
+    data_dir, listed = str(tmp_path / "data"), cityscapes_items(str(tmp_path / "cs"), "val")
+    convert_split(Conversion(*listed, CITYSCAPES, "val", data_dir, progress=False))
     convert2panoptic(str(tmp_path / "cs" / "gtFine"), setNames=["val"])
     path = tmp_path / "cs" / "gtFine" / "cityscapes_panoptic_val.json"
     ids = [annotation["image_id"] for annotation in json.loads(path.read_text())["annotations"]]
@@ -165,7 +164,7 @@ def test_no_two_photos_share_a_result(tmp_path):
     items, source = coco_items(SAMPLE_DIR, "val2017")
     items = [{**item, "name": name} for item, name in zip(items, names)]
     data, results = str(tmp_path / "data"), str(tmp_path / "results")
-    convert_split(items, encode_item, COCO, "val2017", output_dir=data, source=source, progress=False)
+    convert_split(Conversion(items, source, COCO, "val2017", data, progress=False))
 
     def some(shard, skip):
         return evaluation_dataset(data, "val2017", COCO, (17, 17), shard=shard, skip=skip)

@@ -172,7 +172,7 @@ def test_a_scale_that_does_not_suit_a_photo_is_one_line(sample_dir, scale, words
     example = next(iter(task.eval_dataset()))
     height, width = example["size"].numpy()
     sizes = f"{width}x{height} pixels become {round(width * scale)}x{round(height * scale)}"
-    line = f"{sizes} by DataConfig.photo_scale = {scale:g}; {words}$"
+    line = f"{sizes} by photo_scale = {scale:g}; {words}$"
     with pytest.raises(InputError, match=f"^{photo_name(example)}: {line}"):
         list(CheckpointPredictions(task, None)([example]))
     with pytest.raises(InputError, match=f"^{line}"):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels
 from axial.data.specs import COCO
-from axial.data.streams import name_damaged_records
+from axial.data.streams import Stream, name_damaged_records
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import (
     Augmentation,
@@ -140,7 +140,7 @@ def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(sample_dir):
         data = DataConfig("train2017", "val2017", CANVAS, augmentation, photo_scale=scale)
         named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")
         with named, name_damaged_records(sample_dir, "train2017"):
-            next(iter(training_dataset(sample_dir, data, COCO, batch=3)))
+            next(iter(training_dataset(sample_dir, data, COCO, Stream(3))))
 
 
 @pytest.mark.parametrize("name", ["scales", "brightness", "gamma"])

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from axial.data.convert import convert_split, encode_item
+from axial.data.convert import Conversion, convert_split
 from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import CITYSCAPES, COCO
@@ -45,7 +45,7 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
     items, source = cityscapes_items(str(tmp_path / "cs"), "val")
     data_dir = str(tmp_path / "data")
-    convert_split(items, encode_item, CITYSCAPES, "val", output_dir=data_dir, source=source, progress=False)
+    convert_split(Conversion(items, source, CITYSCAPES, "val", data_dir, progress=False))
 
     def guesses(examples):
         for example in examples:
@@ -94,7 +94,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
 def coco_results(tmp_path):
     """A converted split, and results for each of its photos that equal the truth."""
     items, source = coco_items(SAMPLE_DIR, "val2017")
-    convert_split(items, encode_item, COCO, "val2017", output_dir=str(tmp_path / "data"), source=source, progress=False)
+    convert_split(Conversion(items, source, COCO, "val2017", str(tmp_path / "data"), progress=False))
     truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
     content = json.loads(pathlib.Path(truth + ".json").read_text())
     os.symlink(truth, tmp_path / "panoptic_val2017")
