@@ -41,7 +41,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
 
     'pipeline' is all stages together, as training runs them, on all threads. 'model' is a training step of the task's
     model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed. Of a task
-    without `feed_stages` there is only 'pipeline'.
+    without `stages` there is only 'pipeline'.
 
     Args:
         task: with a converted data set.
@@ -49,7 +49,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
         report: function that is called with a line of progress.
         batch: photos of a batch.
     """
-    if not task.feed_stages():
+    if not task.stages:
         return {"pipeline": pipeline_speed(task, quick)}
     seconds = 0.5 if quick else 3.0
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
@@ -61,10 +61,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
     stages = {
         "read": lambda: _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
         "parse": lambda: _speed(parsed, 1, seconds),
-        **{
-            name: functools.partial(_speed, records.map(stage), 1, seconds)
-            for name, stage in task.feed_stages().items()
-        },
+        **{name: functools.partial(_speed, records.map(stage), 1, seconds) for name, stage in task.stages.items()},
         "pipeline": lambda: _speed(task.train_dataset(batch, 0), batch, seconds),
         "model": lambda: _model_speed(task, batch, seconds),
     }

@@ -17,26 +17,19 @@ class InstanceAP(CocoAP):
         super().__init__("segm", spec.num_classes)
         self.spec = spec
 
-    def update(self, truth, predicted, *, true_classes, true_crowd, predicted_classes, scores, image):
-        """Adds one image.
+    def update(self, truth, predicted, image):
+        """Adds the true and the predicted `Segments` of an image, whose number in the data set is `image`."""
+        crowd = np.zeros(len(truth.classes)) if truth.crowd is None else truth.crowd
+        true = self._annotations(truth, [{"iscrowd": int(c)} for c in crowd])
+        found = self._annotations(predicted, [{"iscrowd": 0, "score": float(s)} for s in predicted.scores])
+        self.add(true, found, size=truth.ids.shape, image=image)
 
-        Args:
-            truth, predicted, true_classes, true_crowd, predicted_classes: see `PanopticQuality.update`.
-            scores: score of each predicted segment.
-            image: number of the image in the data set.
-        """
-        crowd = [{"iscrowd": int(c)} for c in true_crowd]
-        scored = [{"iscrowd": 0, "score": float(s)} for s in scores]
-        true = self._annotations(truth, true_classes, crowd)
-        self.add(true, self._annotations(predicted, predicted_classes, scored), size=truth.shape, image=image)
-
-    def _annotations(self, segments, classes, extra):
+    def _annotations(self, segments, extra):
         """COCO's annotations of the things among the segments, with further fields from `extra`."""
-        things = [i for i, c in enumerate(classes) if self.spec.things[c]]
-        encoded = run_lengths(segments, things)
+        classes, things = segments.classes, [i for i, c in enumerate(segments.classes) if self.spec.things[c]]
         return [
             {"segmentation": mask, "category_id": int(classes[i]), "area": int(masks.area(mask)), **extra[i]}
-            for i, mask in zip(things, encoded)
+            for i, mask in zip(things, run_lengths(segments.ids, things))
         ]
 
     def result(self):

@@ -36,9 +36,9 @@ class MatchingAccuracy:
         self.spec, self.thresholds = spec, tuple(thresholds)
         self.counts = np.zeros([len(COUNTS), len(self.thresholds), spec.num_classes], np.int64)
 
-    def update(self, truth, predicted, **labels):
-        """Adds one image. Its arguments are those of `PanopticQuality.update`."""
-        pairs = compare(truth, predicted, **labels)
+    def update(self, truth, predicted):
+        """Adds the true and the predicted `Segments` of one image."""
+        pairs = compare(truth, predicted)
         for k, threshold in enumerate(self.thresholds):
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
@@ -46,10 +46,8 @@ class MatchingAccuracy:
             # A largest matching of some predictions extends to one of all that keeps them. So few of these stay alone.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
-            wrong, missed = pairs.unexcused.copy(), pairs.wanted.copy()
-            wrong[right], missed[found] = False, False
-            of_true, of_predicted = pairs.true_classes, pairs.predicted_classes
-            for row, classes in enumerate((of_true[found], of_predicted[wrong], of_true[missed])):
+            missed, wrong = pairs.errors(found, right)
+            for row, classes in enumerate((pairs.true_classes[found], wrong, missed)):
                 self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
 
     def merge(self, other):

@@ -31,9 +31,13 @@ class Scores(abc.ABC):
         """The number in the split of the next photo that is added."""
         return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
 
+    def add_photo(self, name, quality):
+        """Adds the next photo to `photos`; see there."""
+        self.photos.append([self.next_number(), name, quality])
+
     @abc.abstractmethod
     def update(self, example, prediction):
-        """Adds one photo, and its entry to `photos`, whose number is `next_number`.
+        """Adds one photo, and its entry by `add_photo`.
 
         Args:
             example: an evaluation example of the task.

@@ -8,15 +8,15 @@ import pytest
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.metrics.matching import COUNTS, MatchingAccuracy, largest_matching
+from axial.metrics.panoptic_quality import Segments
 from tests.conftest import golden_files, read_golden
 
 NUCLEI = DatasetSpec("test", ("background", "nucleus"), (1, 2), (False, True))
 CARS = DatasetSpec("test", ("car", "dog", "sky"), (1, 2, 3), (True, True, False))
 
 
-def add(metric, truth, classes, predicted, guesses, crowd=()):
-    labels = dict(true_classes=classes, true_crowd=crowd or [False] * len(classes), predicted_classes=guesses)
-    metric.update(truth, predicted, **labels)
+def add(metric, truth, classes, predicted, guesses, crowd=None):
+    metric.update(Segments(truth, classes, crowd=crowd), Segments(predicted, guesses))
 
 
 def with_background(labels):

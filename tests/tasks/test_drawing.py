@@ -7,7 +7,7 @@ from PIL import Image
 from axial.data.specs import COCO, NUCLEI, DatasetSpec
 from axial.evaluation.pictures import save_confusion, save_picture_table
 from axial.tasks.classification.evaluation import caption
-from axial.tasks.detection.drawing import draw_boxes
+from axial.tasks.detection.evaluation import draw_objects
 from axial.tasks.segmentation.drawing import overlay, save_stress, segment_colors
 from axial.tasks.segmentation.studies import add_changes
 from axial.tasks.translation.evaluation import write_lines
@@ -44,7 +44,7 @@ def test_every_picture_takes_every_name(tmp_path):
     photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)
     for index, name in enumerate(NAMES):
         assert (overlay(photo, segments, [index], spec) != overlay(photo, segments, [index], spec, labels=False)).any()
-        assert draw_boxes(photo, [(0, 0, 30, 30)], [index], spec).any()
+        assert draw_objects(photo, [{"bbox": (0, 0, 30, 30)}], [index], spec).any()
         assert caption(photo, name).any() and write_lines([name]).any()
     paths = [str(tmp_path / f"{i}.png") for i in range(3)]
     save_confusion(paths[0], np.eye(count, count + 1, dtype=int) + 1, list(NAMES))

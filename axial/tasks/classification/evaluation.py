@@ -7,7 +7,6 @@ import typing
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
 from axial.data.streams import decode_photo
@@ -17,10 +16,7 @@ from axial.io import schemas
 from axial.io.read import convert
 from axial.io.show import percent, plain
 from axial.io.write import write_json
-from axial.models.outputs import LOGITS
 from axial.tasks.base import Description, Evaluation
-from axial.tasks.classification.feed import evaluation_photos
-from axial.tasks.replicated import Replicated
 from axial.tasks.scores import JsonResults, PairScores
 
 BINS = 15  # of the calibration error, as Guo et al. have
@@ -60,9 +56,7 @@ class ClassificationScores(PairScores):
         index = min(int(confidence * BINS), BINS - 1)
         self.right[index] += right
         self.confidences[index].append(float(confidence))
-        number = self.next_number()
-        name = photo_name(example)
-        self.photos.append([number, name, float(probability[truth])])
+        self.add_photo(photo_name(example), float(probability[truth]))
         return [(int(i), float(probability[i])) for i in best]
 
     def merge(self, other):
@@ -109,25 +103,6 @@ class ClassificationScores(PairScores):
             },
             "confusions": [[names[truth], names[guess], n] for (truth, guess), n in wrong],
         }
-
-
-def classifier_predictions(model, strategy=None, *, flip=False, batch=32, compiled=False):
-    """A function of evaluation examples that yields each with its prediction, a dict of 'probability' [classes].
-
-    Args:
-        model: a classifier.
-        strategy: `tf.distribute` strategy that it was made under.
-        flip: whether to average over the mirror image as well.
-        batch: photos on each replica.
-        compiled: see `Replicated`.
-    """
-
-    def predict(images, contents=None):
-        del contents
-        views = [images, images[:, :, ::-1]] if flip else [images]
-        return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
-
-    return Replicated(predict, strategy, batch, compiled=compiled)
 
 
 class Guess(schemas.Strict):
@@ -182,13 +157,12 @@ def _named(best, spec):
 class ClassificationEvaluation(Evaluation):
     """The evaluation of classifiers."""
 
-    name = "classification"
+    name, labels = "classification", "class"
     scores = ClassificationScores
     quality = "probability of its class"
     results = ClassResults
-    examples = staticmethod(evaluation_photos)
     pictures = ("photo",)
-    briefly = ("top1", "top5")
+    briefly = ("top1", "top1"), ("top5", "top5")
 
     def draw(self, example, best, spec):
         """A tuple of one picture, uint8 [h + some, w, 3]: a photo over its class and the best prediction."""

@@ -1,12 +1,11 @@
 """What classifiers see: random crops with their class, and central crops to evaluate."""
 
 import dataclasses
-import functools
 import typing
 
 import tensorflow as tf
 
-from axial.data.streams import decode_photo, evaluation_stream, training_stream
+from axial.data.streams import decode_photo
 from axial.io.check import Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_ranges, checked
 
 POLICIES = ("none", "autoaugment", "randaugment")
@@ -49,6 +48,10 @@ class ClassificationData:
 
     def __post_init__(self):
         check_ranges(self, "area", "aspect")
+
+    def resized(self, image):
+        """The same with another size of the network's input."""
+        return dataclasses.replace(self, image=image)
 
     @property
     def crop(self):
@@ -104,11 +107,6 @@ def _resized(photo, size):
     return tf.clip_by_value(resized, 0.0, 255.0)
 
 
-def evaluation_photo(record, image, central):
-    """A record plus 'image', the network's input, and 'content', the size of the photo on it."""
-    return {**record, "image": central_crop(decode_photo(record), image, central), "content": tf.constant(image)}
-
-
 def soft_labels(batch, data, num_classes):
     """The batch with 'label' as probabilities, float32 [N, num_classes], after mixup or cutmix."""
     if data.mixup or data.cutmix:
@@ -118,33 +116,3 @@ def soft_labels(batch, data, num_classes):
         image, label = mix(batch["image"], batch["label"])
         return {"image": tf.ensure_shape(image, batch["image"].shape), "label": label}
     return {**batch, "label": tf.one_hot(batch["label"], num_classes)}
-
-
-def training_batches(data_dir, data, spec, **place):
-    """An endless stream of batches: 'image' float32 [N, h, w, 3] and 'label' float32 [N, classes].
-
-    Args:
-        data_dir: folder of a converted data set.
-        data: `ClassificationData`.
-        spec: `DatasetSpec` that it was converted under.
-        **place: batch, seed, first_step, context and service of `training_stream`.
-    """
-    return training_stream(
-        data_dir,
-        data.train_split,
-        spec,
-        functools.partial(training_crop, data=data),
-        shuffle=data.shuffle,
-        labels="class",
-        finish=functools.partial(soft_labels, data=data, num_classes=spec.num_classes),
-        **place,
-    )
-
-
-def evaluation_photos(data_dir, split, spec, image, *, central=1.0, shard=(0, 1), skip=0):
-    """The photos of a split once, in order, one at a time, as `evaluation_photo`s of the size `image`.
-
-    `shard` and `skip` are those of `evaluation_stream`.
-    """
-    example = functools.partial(evaluation_photo, image=tuple(image), central=central)
-    return evaluation_stream(data_dir, split, spec, example, labels="class", shard=shard, skip=skip)

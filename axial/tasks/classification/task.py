@@ -1,16 +1,20 @@
 """The task of image classification: its model, data, loss and predictions, without the training loop."""
 
+import dataclasses
+
 import tensorflow as tf
 
-from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, checked
+from axial.layers.device import is_compiled
 from axial.models.outputs import LOGITS
-from axial.models.registry import ModelConfig
-from axial.tasks.base import Task
-from axial.tasks.classification.evaluation import BEST, CLASSIFICATION, classifier_predictions
-from axial.tasks.classification.feed import ClassificationData, central_crop, training_batches
+from axial.tasks.base import Inference, Task
+from axial.tasks.classification.evaluation import BEST, CLASSIFICATION
+from axial.tasks.classification.feed import ClassificationData, central_crop, soft_labels, training_crop
+from axial.tasks.replicated import Replicated
+
+BATCH = 32  # photos on each replica, of predictions
 
 
 class BestScores(schemas.Struct):
@@ -22,6 +26,7 @@ class BestScores(schemas.Struct):
 
 
 @checked
+@dataclasses.dataclass(eq=False)
 class ClassificationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a classifier.
 
@@ -38,10 +43,9 @@ class ClassificationTask(Task):
     """
 
     evaluation = CLASSIFICATION
-    models, labels = ("classification",), "class"
+    models = ("classification",)
     configures = (ClassificationData,)
     best_scores = BestScores
-    batches = staticmethod(training_batches)
     trained_by = ("label_smoothing",)
     served = (
         ("probability", "float32", "[C]", "of every class, 0 to 1"),
@@ -49,17 +53,18 @@ class ClassificationTask(Task):
         ("score", "float32", "[5]", "their probabilities, 0 to 1"),
     )
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        data: ClassificationData,
-        data_dir: str,
-        label_smoothing: BelowOne = 0.1,
-        spec: DatasetSpec | None = None,
-    ):
-        super().__init__(model, data, data_dir, spec)
-        self.label_smoothing, self.canvas = label_smoothing, tuple(data.image)
-        self.looks = {"central": self.data.central}
+    data: ClassificationData
+    label_smoothing: BelowOne = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.canvas, self.settings = tuple(self.data.image), {"central": self.data.central}
+
+    def training_example(self, record, seed):
+        return training_crop(record, seed, self.data)
+
+    def finish(self, batch):
+        return soft_labels(batch, self.data, self.num_classes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: top-1 accuracy."""
@@ -72,11 +77,17 @@ class ClassificationTask(Task):
         labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
         return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
-        if tuple(scales) != (1.0,):
+    def predictions(self, model, inference=Inference()):
+        """A function of examples that yields each with the model's prediction, a dict of 'probability' [classes]."""
+        if tuple(inference.scales) != (1.0,):
             raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
-        return classifier_predictions(model, strategy, flip=flip, compiled=self.is_compiled())
+
+        def predict(images, contents=None):
+            del contents
+            views = [images, images[:, :, ::-1]] if inference.flip else [images]
+            return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
+
+        return Replicated(predict, inference.strategy, BATCH, compiled=is_compiled(inference.jit_compile))
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""

@@ -1,13 +1,12 @@
 """What detectors see: photos on a padded canvas with boxes and anchor targets, and photos to evaluate."""
 
 import dataclasses
-import functools
 
 import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.preprocess import place_image
-from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
+from axial.data.streams import decode_mask, decode_photo, is_mask
 from axial.errors import InputError
 from axial.io.check import Count, Name, Natural, Size, checked
 from axial.models.anchors import RATIOS, anchors, choose, match
@@ -46,6 +45,10 @@ class DetectionData:
             raise InputError(f"DetectionData.canvas = {self.canvas}: expected multiples of 64, the largest stride")
         if self.sides[0] > self.sides[1]:
             raise InputError(f"DetectionData.sides = {self.sides}: expected (shorter, longer)")
+
+    def resized(self, canvas):
+        """The same with another size of the network's input."""
+        return dataclasses.replace(self, canvas=canvas)
 
     @property
     def crop(self):
@@ -271,45 +274,3 @@ def anchor_targets(corners, content, canvas, seed):
         found[f"anchor_scores/{level}"] = tf.reshape(score, [*x.shape[:2], len(RATIOS)])
         found[f"anchor_boxes/{level}"] = tf.reshape(code, x.shape)
     return found
-
-
-def training_batches(data_dir, data, spec, *, masks=False, **place):
-    """An endless stream of batches of `training_example`s.
-
-    Args:
-        data_dir: folder of a converted data set.
-        data: `DetectionData`.
-        spec: `DatasetSpec` that it was converted under.
-        masks: see `training_example`.
-        **place: batch, seed, first_step, context and service of `training_stream`.
-
-    Raises:
-        InputError: see `training_stream`, and `check_masks` with `masks`.
-    """
-    if masks:
-        check_masks(data_dir, data.train_split)
-    example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    place |= dict(shuffle=data.shuffle, labels=tfrecord.WITH_OBJECTS)
-    return training_stream(data_dir, data.train_split, spec, example, **place)
-
-
-# === Evaluation ===
-
-
-def evaluation_example(record, spec, sides, canvas):
-    """A record plus 'image' (the network's input), 'content' (the photo's size on it), 'size' (its own), 'objects'."""
-    photo = decode_photo(record)
-    image, content = place_photo(photo, sides, canvas)
-    objects = {f"object/{name}": x for name, x in record_objects(record, spec).items()}
-    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **objects, **record}
-
-
-def evaluation_photos(data_dir, split, spec, canvas, *, sides=None, shard=(0, 1), skip=0):
-    """The photos of a split once, in order, one at a time, as `evaluation_example`s.
-
-    `sides` are those of `DetectionData`, and by default the canvas' own. `shard` and `skip` are those of
-    `evaluation_stream`.
-    """
-    sides = sides or (max(canvas), max(canvas))
-    example = functools.partial(evaluation_example, spec=spec, sides=sides, canvas=canvas)
-    return evaluation_stream(data_dir, split, spec, example, labels=tfrecord.WITH_OBJECTS, shard=shard, skip=skip)

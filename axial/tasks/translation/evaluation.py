@@ -1,4 +1,4 @@
-"""Scores of translators: BLEU and chrF; and the translations of a stream of sentences."""
+"""Scores of translators: BLEU and chrF."""
 
 import functools
 import textwrap
@@ -13,11 +13,7 @@ from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics import bleu
 from axial.tasks.base import Description, Evaluation
-from axial.tasks.replicated import Replicated
 from axial.tasks.scores import JsonResults, Scores
-from axial.tasks.translation.feed import evaluation_text
-
-AHEAD = 512  # sentences that are read before the first of them is translated, to batch those of one length
 
 
 class TranslationScores(Scores):
@@ -35,8 +31,7 @@ class TranslationScores(Scores):
     def update(self, example, prediction):
         """Adds one sentence. Returns its translation."""
         text, reference = prediction["translation"], example["reference"].numpy().decode()
-        number = self.next_number()
-        self.photos.append([number, str(int(example["id"])), bleu.sentence_score(text, reference)])
+        self.add_photo(str(int(example["id"])), bleu.sentence_score(text, reference))
         self.pairs.append((text, reference))
         return text
 
@@ -57,35 +52,6 @@ class TranslationScores(Scores):
     def result(self):
         """See `bleu.scores`."""
         return bleu.scores([text for text, _ in self.pairs], [reference for _, reference in self.pairs])
-
-
-def translations(translate, spec, lengths, strategy=None):
-    """A function of evaluation examples that yields each with a dict of its 'translation', a text, and its 'score'.
-
-    Each sentence is padded to the first of some lengths that holds it, so that its translation does not depend on the
-    other sentences.
-
-    Args:
-        translate: function of int32 [batch, length] that returns ids and scores.
-        spec: `TextSpec`.
-        lengths: to which sentences are padded, rising.
-        strategy: `tf.distribute` strategy of the model.
-    """
-
-    def padded(example):
-        ids = np.asarray(example["ids"])
-        return (np.pad(ids, [0, lengths[np.searchsorted(lengths, len(ids))] - len(ids)]),)
-
-    def function(source):
-        return dict(zip(("ids", "score"), translate(source)))
-
-    replicated = Replicated(function, strategy, 32, inputs=padded, ahead=AHEAD)
-
-    def run(examples):
-        for example, found in replicated(examples):
-            yield example, {"translation": spec.decode(found["ids"].numpy()), "score": found["score"].numpy()}
-
-    return run
 
 
 class TranslatedSentence(schemas.Strict):
@@ -124,16 +90,19 @@ class TranslationResults(JsonResults):
 class TranslationEvaluation(Evaluation):
     """The evaluation of translators."""
 
-    name = "translation"
+    name, labels = "translation", "text"
     one_file = False
-    takes = "text"
-    unit = "sentence"
+    takes, unit = "text", "sentence"
     scores = TranslationScores
     quality = "chrF"
     results = TranslationResults
-    examples = staticmethod(evaluation_text)
     pictures = ("sentence",)
-    briefly = ("bleu", "chrf")
+    briefly = ("bleu", "bleu"), ("chrf", "chrf")
+
+    def truth(self, record, spec):
+        """The 'id' of a record and its texts, 'source' and 'reference'."""
+        del spec
+        return {"id": record["text/id"], "source": record["source/text"], "reference": record["target/text"]}
 
     def given(self, example):
         """The source of an evaluation example."""
@@ -143,10 +112,15 @@ class TranslationEvaluation(Evaluation):
         """An example of a sentence, for `predictions`."""
         return {"source": tf.constant(given)}
 
-    def call(self, signatures, given):
-        """The prediction of a sentence by the signatures of an export."""
-        found = signatures["text"](text=tf.constant([given]))
-        return {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+    def predictions(self, signatures, spec, about):
+        """See `Evaluation.predictions`."""
+
+        def run(examples):
+            for example in examples:
+                found = signatures["text"](text=tf.constant([self.given(example)]))
+                yield example, {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+
+        return run
 
     def draw(self, example, text, spec):
         """A tuple of one picture, uint8 [h, w, 3], of source, reference and translation."""

@@ -22,7 +22,6 @@ from axial.data.service import Tickets, served
 from axial.data.streams import (
     check_records,
     check_spec,
-    evaluation_stream,
     made_ahead,
     name_damaged_records,
     whole_record,
@@ -223,29 +222,6 @@ def bucket_batches(records, *, data, spec, rows):
 
 
 # === Evaluation ===
-
-
-def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1), skip=0):
-    """The sentences of a split once, in order, one at a time; see `evaluation_stream`.
-
-    Args:
-        data_dir, split: of a converted data set.
-        spec: `TextSpec` that it was converted under.
-        canvas: (largest length,), to which longer sources are cut.
-        reverse: see `TextData`.
-        shard, skip: see `evaluation_stream`.
-
-    Returns:
-        dataset of a dict with 'id', the texts 'source' and 'reference', and 'ids', int32 [at most the largest length].
-    """
-    source, target = ("target", "source") if reverse else ("source", "target")
-
-    def example(record):
-        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
-        texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
-        return {"id": record["text/id"], "ids": ids, **texts}
-
-    return evaluation_stream(data_dir, split, spec, example, labels="text", shard=shard, skip=skip)
 
 
 def cut(ids, length):

@@ -1,17 +1,22 @@
 """The task of translation: its model, data, loss and predictions, without the training loop."""
 
+import dataclasses
+import functools
+
+import numpy as np
 import tensorflow as tf
 
-from axial.data.specs import TextSpec
+from axial.data.specs import text_operations
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Count, Natural, NonNegative, checked
 from axial.models.outputs import LOGITS
-from axial.models.registry import ModelConfig
-from axial.tasks.base import Task
-from axial.tasks.translation.evaluation import TRANSLATION, translations
+from axial.tasks.base import Inference, Task
+from axial.tasks.replicated import Replicated
+from axial.tasks.translation.evaluation import TRANSLATION
 from axial.tasks.translation.feed import TextData, cut, training_text, unfolded
-from axial.tasks.translation.server import TextServer
+
+BATCH, AHEAD = 32, 512  # sentences translated on a replica, and read before that, to batch those of one length
 
 
 class BestScores(schemas.Struct):
@@ -22,7 +27,49 @@ class BestScores(schemas.Struct):
     chrf: float | None = None
 
 
+class TextServer(tf.Module):
+    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, which has its operations.
+
+    'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
+    [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
+    other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
+    the two languages, and the name of the task's `Evaluation`.
+
+    Args:
+        task: task with `serve`.
+        model: its model.
+    """
+
+    def __init__(self, task, model):
+        super().__init__()
+        text = text_operations()
+        self.weights = model.weights
+        self.pieces = text.SentencepieceTokenizer(task.spec.model, out_type=tf.int32, add_eos=True)
+        self._task = task
+        self._serve = functools.partial(task.serve, model)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def text(self, text):
+        signature = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32)
+        ids, score = tf.map_fn(self._serve, self.pieces.tokenize(text), fn_output_signature=signature)
+        ends = tf.cumsum(tf.cast(ids == self._task.spec.end, tf.int32), 1)
+        kept = tf.ragged.boolean_mask(ids, (ends == 0) & (ids != 0))
+        return {"translation": self.pieces.detokenize(kept), "score": score}
+
+    @tf.function(autograph=False, input_signature=[])
+    def classes(self):
+        return {
+            "canvas": tf.constant(self._task.canvas),
+            "languages": tf.constant(self._task.spec.languages),
+            "kind": tf.constant(self._task.evaluation.name),
+        }
+
+    def signatures(self):
+        return {"serving_default": self.text, "text": self.text, "classes": self.classes}
+
+
 @checked
+@dataclasses.dataclass(eq=False)
 class TranslationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a translator.
 
@@ -44,7 +91,7 @@ class TranslationTask(Task):
     """
 
     evaluation = TRANSLATION
-    models, labels = ("translation",), "text"
+    models = ("translation",)
     configures = (TextData,)
     best_scores = BestScores
     trained_by = ("label_smoothing",)
@@ -53,30 +100,31 @@ class TranslationTask(Task):
         ("score", "float32", "[N]", "log probability by the length penalty, at most 0"),
     )
     server = TextServer
-    batches = staticmethod(training_text)
     counted = branched = True
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        data: TextData,
-        data_dir: str,
-        label_smoothing: BelowOne = 0.1,
-        beams: Count = 4,
-        alpha: NonNegative = 0.6,
-        longer: Natural = 50,
-        spec: TextSpec | None = None,
-    ):
-        super().__init__(model, data, data_dir, spec)
-        self.label_smoothing, self.beams, self.alpha, self.longer = label_smoothing, beams, alpha, longer
+    data: TextData
+    label_smoothing: BelowOne = 0.1
+    beams: Count = 4
+    alpha: NonNegative = 0.6
+    longer: Natural = 50
+
+    def __post_init__(self):
+        super().__post_init__()
         self.row = self.data.lengths[-1]
-        self.canvas, self.looks = (self.row,), {"reverse": self.data.reverse}
+        self.canvas = (self.row,)
+        about = {"lengths": self.data.lengths, "reverse": self.data.reverse}
+        self.settings = {"beams": self.beams, "alpha": self.alpha, "longer": self.longer, **about}
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: BLEU."""
         return scores["bleu"]
 
     # === Training ===
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        """See `training_text`."""
+        where = self.data_dir, self.data, self.spec
+        return training_text(*where, batch=batch, seed=seed, first_step=first_step, context=context, service=service)
 
     def by_shape(self, compute, batch):
         """compute(batch) for a batch of sentences of its bucket's own shape: one branch for each bucket."""
@@ -113,11 +161,35 @@ class TranslationTask(Task):
         length = source.shape[1] + self.longer
         return model.translate(source, length, end=self.spec.end, beams=self.beams, alpha=self.alpha)
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        """A function of examples that yields each with its translation; see `translations`."""
-        if tuple(scales) != (1.0,) or flip:
+    def predictions(self, model, inference=Inference()):
+        """A function of examples that yields each with a dict of its 'translation', a text, and its 'score'.
+
+        Each sentence is padded to the first of `lengths` that holds it, so that its translation does not depend on the
+        other sentences.
+        """
+        if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip, --multi_scale: for photos; the task is translation")
-        return translations(lambda source: self.translate(model, source), self.spec, self.data.lengths, strategy)
+
+        def padded(example):
+            ids, lengths = np.asarray(example["ids"]), self.data.lengths
+            return (np.pad(ids, [0, lengths[np.searchsorted(lengths, len(ids))] - len(ids)]),)
+
+        def translate(source):
+            return dict(zip(("ids", "score"), self.translate(model, source)))
+
+        def run(examples):
+            for example, found in replicated(examples):
+                translation = self.spec.decode(found["ids"].numpy())
+                yield example, {"translation": translation, "score": found["score"].numpy()}
+
+        replicated = Replicated(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
+        return run
+
+    def look(self, record):
+        """What `predictions` takes of a record, and its texts in the direction of the data."""
+        source, target = self.data.sides
+        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
+        return {"ids": ids, "source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
 
     def example(self, text):
         """A sentence, string [], as `predictions` takes it."""
@@ -137,11 +209,6 @@ class TranslationTask(Task):
 
         bucket = tf.searchsorted(lengths, tf.size(ids)[None])[0]
         return tf.switch_case(bucket, [branch(length) for length in self.data.lengths])
-
-    def settings(self):
-        """What predictions depend on beside the weights and the lengths, for JSON."""
-        own = {name: getattr(self, name) for name in ("beams", "alpha", "longer")}
-        return {**own, "lengths": self.data.lengths, **self.looks}
 
 
 def _is_real(tokens):

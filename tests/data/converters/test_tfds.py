@@ -17,8 +17,11 @@ from axial.data.converters.coco_tfds import record_fields, tfds_items
 from axial.data.specs import COCO
 from axial.data.streams import check_records
 from axial.errors import InputError
-from axial.tasks.detection.feed import DetectionData, evaluation_photos, training_batches
-from axial.tasks.segmentation.feed import evaluation_dataset
+from axial.models.registry import ModelConfig
+from axial.tasks.detection.evaluation import DETECTION
+from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.task import DetectionTask
+from axial.tasks.segmentation.evaluation import PANOPTIC
 from tests.data.coco_fixture import CocoFolder, stripes
 from tests.data.conversion import convert, records
 from tests.data.text_fixture import write_pairs
@@ -85,18 +88,22 @@ def test_boxes_and_crowds_are_those_of_cocos_own_files(boxed, tmp_path):
     found = []
     for name, listed in (("own", coco_items(boxed[0], "val2017")), ("tfds", tfds_items(boxed[1], "val2017"))):
         convert(listed, COCO, tmp_path / name, "val2017")
-        photos = evaluation_photos(str(tmp_path / name), "val2017", COCO, (64, 64))
+        photos = DETECTION.examples(str(tmp_path / name), "val2017", COCO)
         keys = ("image/id", "object/class", "object/crowd", "object/box", "object/area", "size")
         found.append([{key: photo[key].numpy().tolist() for key in keys} for photo in photos])
         check_records(str(tmp_path / name), "val2017")
     assert found[0] == found[1] and [len(photo["object/crowd"]) for photo in found[0]].count(3) == 1
     data = DetectionData("val2017", "val2017", (64, 96), (64, 128), boxes=4)
-    batch = next(iter(training_batches(str(tmp_path / "tfds"), data, COCO, batch=3)))
+    tasks = [
+        DetectionTask(ModelConfig(name), data, str(tmp_path / "tfds"))
+        for name in ("faster_rcnn_resnet_nano", "mask_rcnn_resnet_nano")
+    ]
+    batch = next(iter(tasks[0].train_dataset(3, seed=0)))
     assert (batch["classes"].numpy() > 0).sum() == 3
     with pytest.raises(InputError, match="'val2017' has boxes without masks: for Faster R-CNN"):
-        training_batches(str(tmp_path / "tfds"), data, COCO, batch=3, masks=True)
+        tasks[1].train_dataset(3, seed=0)
     with pytest.raises(InputError, match="records with 'objects' labels; expected 'panoptic'"):
-        evaluation_dataset(str(tmp_path / "tfds"), "val2017", COCO, (65, 65))
+        PANOPTIC.examples(str(tmp_path / "tfds"), "val2017", COCO)
 
 
 def test_folders_that_do_not_have_the_split_are_named(panoptic, boxed, tmp_path):

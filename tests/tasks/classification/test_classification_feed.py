@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
+from axial.models.registry import ModelConfig
 from axial.tasks.classification.feed import (
     ClassificationData,
     central_crop,
-    training_batches,
 )
+from axial.tasks.classification.task import ClassificationTask
 from tests.data.classification_fixture import COLOURS
 
 SMALL = (16, 16)
@@ -18,8 +18,7 @@ SMALL = (16, 16)
 
 def batches(folder, count, **options):
     data = ClassificationData("train", "val", SMALL, shuffle=16, **options)
-    spec = read_manifest(folder, "train")["spec"]
-    return list(training_batches(folder, data, spec, batch=4, seed=3).take(count))
+    return list(ClassificationTask(ModelConfig("resnet_nano"), data, folder).train_dataset(4, seed=3).take(count))
 
 
 def test_labels_belong_to_the_photos(colours_dir):
@@ -83,6 +82,5 @@ def test_what_is_refused(options, message):
 
 
 def test_a_segmentation_data_set_is_refused(sample_dir):
-    spec = read_manifest(sample_dir, "train2017")["spec"]
     with pytest.raises(InputError, match="records with 'panoptic' labels; expected 'class'"):
-        training_batches(sample_dir, ClassificationData("train2017", "val2017", SMALL), spec, batch=1)
+        batches(sample_dir, 1)

@@ -18,17 +18,15 @@ from axial.errors import InputError
 from axial.evaluation.loop import evaluate
 from axial.evaluation.split_run import SplitRun, merge
 from axial.tasks.registry import find_evaluation
-from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.feed import evaluation_dataset
-from axial.tasks.segmentation.submission import zip_coco_results
+from axial.tasks.segmentation.results import CocoResults, ResultPredictions, zip_coco_results
 from tests.data.cityscapes_fixture import CityscapesFolder, street
 from tests.truths import shifted
 
 
 @pytest.fixture(scope="module")
 def examples(sample_dir):
-    return list(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)))
+    return list(PANOPTIC.examples(sample_dir, "val2017", COCO))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +150,7 @@ def test_results_in_cityscapesscripts_form(tmp_path):
     ids = [annotation["image_id"] for annotation in json.loads(path.read_text())["annotations"]]
     assert ids == [f"mine_000000_{frame:06d}" for frame in range(3)]
     results = ResultPredictions(str(path), str(path.with_suffix("")), data_dir, "val", spec=CITYSCAPES)
-    scores = evaluate(evaluation_dataset(data_dir, "val", CITYSCAPES, (17, 17)), results, PanopticScores(CITYSCAPES))
+    scores = evaluate(PANOPTIC.examples(data_dir, "val", CITYSCAPES), results, PanopticScores(CITYSCAPES))
     assert scores["pq"]["all"]["pq"] == 1.0
 
 
@@ -168,7 +166,7 @@ def test_no_two_photos_share_a_result(tmp_path):
     convert_split(items, encode_item, COCO, "val2017", output_dir=data, source=source, progress=False)
 
     def some(shard, skip):
-        return evaluation_dataset(data, "val2017", COCO, (17, 17), shard=shard, skip=skip)
+        return PANOPTIC.examples(data, "val2017", COCO, shard=shard, skip=skip)
 
     for number in range(2):
         options = dict(results_dir=results, data_dir=data, shard=(number, 2))

@@ -6,13 +6,12 @@ import pytest
 from axial.data.specs import COCO
 from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
-from axial.tasks.segmentation.feed import evaluation_dataset
 from tests.truths import perfect, shifted, truth_as_prediction
 
 
 @pytest.fixture(scope="module")
 def examples(sample_dir):
-    return list(evaluation_dataset(sample_dir, "val2017", COCO, (65, 65)))
+    return list(PANOPTIC.examples(sample_dir, "val2017", COCO))
 
 
 def test_truth_scores_one(examples):
@@ -68,7 +67,7 @@ def test_photos_whose_objects_are_left_out_are_counted(examples):
 def test_scores_of_segments_come_from_their_centres(examples):
     for example in examples:
         prediction = truth_as_prediction(example)
-        segments, classes, scores = segment_table(prediction, COCO)
+        segments, classes, scores, _ = segment_table(prediction, COCO)
         assert segments.shape == tuple(example["size"].numpy())
         for i, category in enumerate(classes):
             owners = np.unique(prediction["instance"][segments == i + 1])
@@ -81,7 +80,7 @@ def test_a_photo_without_instances_has_segments_of_stuff():
     labels = np.full((4, 6), (len(COCO.things) - 1) * COCO.label_divisor)
     assert not COCO.things[-1]
     prediction = {"panoptic": labels, "instance": np.zeros_like(labels), "score": np.zeros(0, np.float32)}
-    segments, classes, scores = segment_table(prediction, COCO)
+    segments, classes, scores, _ = segment_table(prediction, COCO)
     assert (segments == 1).all() and list(classes) == [len(COCO.things) - 1] and list(scores) == [1.0]
 
 

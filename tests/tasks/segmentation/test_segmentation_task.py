@@ -13,8 +13,7 @@ from axial.models.outputs import CLASS, SEMANTIC
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_starts
 from axial.tasks.segmentation.feed import Augmentation, DataConfig, _random_scale, training_example
-from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask
 from tests.conftest import make_task, relative_error
 from tests.tasks.segmentation.test_segmentation_feed import record_of
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from axial.data.streams import photo_names
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
+from axial.tasks.base import Inference
 from axial.tasks.classification.feed import ClassificationData
 from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.translation.feed import TextData
@@ -82,6 +83,6 @@ def test_what_is_refused(texts_dir, sample_dir, tmp_path):
     with pytest.raises(InputError, match="records with 'text' labels; expected 'panoptic'"):
         photo_names(texts_dir, "val")
     with pytest.raises(InputError, match="for photos; the task is translation"):
-        make(texts_dir).predictions(None, flip=True)
+        make(texts_dir).predictions(None, Inference(flip=True))
     with pytest.raises(InputError, match="a model for classification is expected"):
         ClassificationTask(ModelConfig("transformer_nano"), ClassificationData("train", "val"), texts_dir)
