@@ -17,8 +17,6 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from axial.errors import InputError
-from axial.io import schemas
-from axial.io.read import convert
 from axial.metrics.panoptic_quality import compare
 
 COUNTS = ("tp", "fp", "fn")
@@ -61,17 +59,12 @@ class MatchingAccuracy:
         return {"thresholds": list(self.thresholds), **dict(zip(COUNTS, self.counts.tolist()))}
 
     def restore(self, state):
-        """Sets thresholds and counts to those of a `state`.
-
-        Raises:
-            InputError: not the state of such counts, or of another number of classes.
-        """
-        state = convert("matching: ", state, schemas.MatchingCounts)
-        size = len(state.thresholds), self.spec.num_classes
-        tables = [getattr(state, name) for name in COUNTS]
-        if any([len(row) for row in table] != [size[1]] * size[0] for table in tables):
-            raise InputError(f"matching: expected counts of {size[0]} thresholds and {size[1]} classes")
-        self.thresholds, self.counts = state.thresholds, np.array(tables, np.int64).reshape(len(COUNTS), *size)
+        """Sets thresholds and counts to those of a `state`. Raises KeyError, TypeError or ValueError for another."""
+        self.thresholds = tuple(map(float, state["thresholds"]))
+        counts = np.array([state[name] for name in COUNTS], np.int64)
+        self.counts = counts.reshape(len(COUNTS), len(self.thresholds), self.spec.num_classes)
+        if (counts < 0).any():
+            raise ValueError("matching: counts below 0")
 
     def result(self):
         """dict from each threshold, as text, to {'accuracy', 'tp', 'fp', 'fn', 'per_class'}.

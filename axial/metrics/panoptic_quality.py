@@ -162,16 +162,9 @@ class PanopticQuality:
 
 
 def split_segments(panoptic, spec):
-    """Segment map and class of each segment from a map of class x label_divisor + instance.
-
-    Args:
-        panoptic: int [h, w]; class spec.ignore is void.
-
-    Returns:
-        int [h, w] (0 for void, i + 1 for segment i), classes [S], labels [S] as in the map.
-    """
+    """The `Segments` of a map of class x label_divisor + instance, int [h, w]; class spec.ignore is void."""
     labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
     keep = labels // spec.label_divisor != spec.ignore
     number = np.zeros(labels[-1] + 1, np.int32)
     number[labels] = np.where(keep, np.cumsum(keep), 0)
-    return number[panoptic], labels[keep] // spec.label_divisor, labels[keep]
+    return Segments(number[panoptic], labels[keep] // spec.label_divisor)

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
+from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
 QUALITY = "segment_quality"  # PQ of the one's segments, with the other's as the truth
 NUMBERS = ("probability", "box", "mask")  # predictions whose difference is a number; the others are labels
@@ -90,9 +90,10 @@ def equal_segments(wanted, found, quality):
         wanted, found: int [h, w] of class x label_divisor + number.
         quality: `PanopticQuality` that `found` is added to, with `wanted` as its truth.
     """
-    (a, a_classes, _), (b, b_classes, _) = (split_segments(np.asarray(x), quality.spec) for x in (wanted, found))
-    quality.update(Segments(a, a_classes), Segments(b, b_classes))
-    a_classes, b_classes = (np.concatenate([[quality.spec.ignore], x]) for x in (a_classes, b_classes))
+    sides = [split_segments(np.asarray(x), quality.spec) for x in (wanted, found)]
+    quality.update(*sides)
+    a, b = (side.ids for side in sides)
+    a_classes, b_classes = (np.concatenate([[quality.spec.ignore], side.classes]) for side in sides)
     pairs, overlap = np.unique(a.astype(np.int64) * len(b_classes) + b, return_counts=True)
     i, j = np.divmod(pairs, len(b_classes))
     union = np.bincount(a.ravel())[i] + np.bincount(b.ravel())[j] - overlap

@@ -17,6 +17,7 @@ from axial.data.streams import decode_photo, evaluation_stream, photo_of, spec_o
 from axial.data.tfrecord import find_splits
 from axial.io.show import counted, percent
 from axial.layers.batch_norm import all_reduce_sums
+from axial.layers.device import is_compiled
 from axial.models.registry import ModelConfig, check_model
 
 MOST_NAMED = 6  # classes or objects in one line
@@ -66,6 +67,7 @@ class Evaluation(abc.ABC):
         studies: flags and verbs of axial-evaluate that only this task has.
         takes: what a prediction is of, 'photo' or 'text'.
         unit: what is scored one at a time, for people.
+        shown: names of the scores of a result that `headline` has by default.
         main: pairs of a name of the headline and how the last of the `lines` calls it; None for all names as they are.
         briefly: the same for `brief`; by default `main`.
         confused: what a result's 'confusions' count, rows (truth, prediction, number), where it has some.
@@ -128,9 +130,9 @@ class Evaluation(abc.ABC):
     def describe(self, given, prediction, spec):
         """The `Description` of a photo, uint8 [h, w, 3], or of a text, and a predictor's prediction of it."""
 
-    @abc.abstractmethod
     def headline(self, result):
         """dict of the main scores of a result, from 0 to 1."""
+        return {name: result[name] for name in self.shown}
 
     def columns(self, result):
         """dict of all scores of a CSV's row, from 0 to 1."""
@@ -206,6 +208,11 @@ class Inference:
     flip: bool = False
     jit_compile: str = "no"
 
+    @property
+    def compiled(self):
+        """Whether XLA compiles predictions where all canvases have one size."""
+        return is_compiled(self.jit_compile)
+
 
 @dataclasses.dataclass(eq=False)
 class Task(abc.ABC):
@@ -227,7 +234,6 @@ class Task(abc.ABC):
         best_scores: schema of what `main_score` needs of a file of scores.
         trained_by: names of arguments that the losses depend on, beside model and data.
         finish: function of a batch of `training_example`s that returns the batch; None to leave it as it is.
-        stages: dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`.
         about: dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas.
         settings: dict, for JSON, of what predictions depend on beside the weights and the canvas.
         loss_names: names of the `losses`; 'total' is the last.
@@ -266,7 +272,7 @@ class Task(abc.ABC):
         self.data = dataclasses.replace(self.data, train_split=splits[0], eval_split=splits[1])
         self.spec = self.spec or spec_of(self.data_dir, splits[0], self.evaluation.labels)
         self.num_classes = self.spec.num_classes
-        self.about, self.settings, self.stages = {}, {}, {}
+        self.about, self.settings = {}, {}
 
     # === Training ===
 

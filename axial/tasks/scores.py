@@ -5,6 +5,7 @@ import collections
 
 import numpy as np
 
+from axial.io.read import convert
 from axial.io.write import make_folder, output_file
 
 
@@ -104,9 +105,14 @@ class PairScores(Scores):
             matrix[pair] = count
         return matrix
 
+    def mistakes(self, names):
+        """List of [true name, predicted name, number] of the pairs that are wrong, the most frequent first."""
+        wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
+        return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
+
 
 class Results(abc.ABC):
-    """Writes the predictions of a split to a folder, in the format of the task.
+    """Writes the predictions of a split to a folder, at least to one JSON, KIND_SPLIT.json.
 
     Args:
         folder: where they go.
@@ -115,17 +121,29 @@ class Results(abc.ABC):
         data_dir: folder of the converted split, for formats that need names of photos.
 
     Attributes:
+        kind: the JSON's name begins with it.
+        schema: of one of the `annotations`.
         annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
     """
 
+    def __init__(self, folder, spec, split, data_dir=None):
+        self.folder, self.spec, self.split, self.data_dir = folder, spec, split, data_dir
+        self.path, self.annotations = self.path_of(folder, split), []
+        make_folder(folder)
+
     @classmethod
-    @abc.abstractmethod
     def path_of(cls, folder, split):
         """Path of the JSON of a split's results. An evaluation does not replace such a file."""
+        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
-    @abc.abstractmethod
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError for others."""
+        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))
+        self.annotations = annotations
+
+    def check(self, where, annotations):
+        """Raises InputError, which begins with `where`, unless annotations of the schema suit the spec."""
+        del where, annotations  # here all of them do
 
     @abc.abstractmethod
     def add(self, example, seen):
@@ -138,30 +156,3 @@ class Results(abc.ABC):
     @abc.abstractmethod
     def close(self):
         """Writes the JSON."""
-
-
-class JsonResults(Results):
-    """Results of all photos of a split in one JSON, KIND_SPLIT.json. A subclass says what they are.
-
-    Args: see `Results`.
-    """
-
-    kind = ""  # the file's name begins with it
-
-    def __init__(self, folder, spec, split, data_dir=None):
-        del data_dir
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        make_folder(folder)
-
-    @classmethod
-    def path_of(cls, folder, split):
-        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
-
-    def restore(self, path, annotations):
-        self.check(f"{path}: annotations", annotations)
-        self.annotations = annotations
-
-    @abc.abstractmethod
-    def check(self, where, annotations):
-        """Raises InputError, which begins with `where`, unless the annotations of a state are such results."""

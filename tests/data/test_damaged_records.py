@@ -18,7 +18,7 @@ from axial.data.streams import check_records, decode_photo, name_damaged_records
 from axial.errors import InputError
 from axial.io.write import write_json
 from axial.models.registry import ModelConfig
-from axial.tasks.classification import feed as classification
+from axial.tasks.classification import task as classification
 from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.detection import feed as detection
 from axial.tasks.detection.task import DetectionTask

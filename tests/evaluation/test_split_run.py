@@ -16,11 +16,11 @@ from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.evaluation.split_run import SplitRun, merge
 from axial.metrics.panoptic_quality import Segments
-from axial.tasks.classification.evaluation import CLASSIFICATION
+from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.registry import find_evaluation
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import segment_map
-from axial.tasks.translation.evaluation import TRANSLATION
+from axial.tasks.translation.task import TRANSLATION
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):

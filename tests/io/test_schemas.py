@@ -27,7 +27,6 @@ LEAST = {
         {"state": "done", "step": 0, "steps": 0},
         {"seconds_per_step": None, "images_per_second": None, "input_bound": None},
     ),
-    schemas.MatchingCounts: ({"thresholds": [0.5], "tp": [[0]], "fp": [[0]], "fn": [[0]]}, {}),
     schemas.Norm: (NORM, {"group": 0, "frozen": False}),
     schemas.CardSplit: ({"split": "val"}, {"photos": 0}),
     schemas.CardScores: ({"split": "val", "photos": 1, "scores": {}}, {"chosen": False}),

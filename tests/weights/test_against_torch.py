@@ -20,8 +20,7 @@ from axial.data.convert import convert_split, encode_item
 from axial.data.converters import imagenet
 from axial.layers.batch_norm import BatchNorm
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.weights import convert
 from axial.weights.interchange import built
 from axial.weights.names import assign_weights, csrhddlam_weights, weight_names

@@ -11,8 +11,7 @@ from axial.io.images import LEVELS
 from axial.io.schemas import CardScores, CardSplit
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig, find_variant
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from axial.tasks.segmentation.feed import DataConfig

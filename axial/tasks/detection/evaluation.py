@@ -12,13 +12,12 @@ from axial.data.streams import decode_photo
 from axial.data.tfrecord import WITH_OBJECTS, photo_name
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.read import convert
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
 from axial.tasks.base import Description, Evaluation, summary_line
 from axial.tasks.detection.feed import has_masks, record_masks, record_objects
-from axial.tasks.scores import JsonResults, PairScores
+from axial.tasks.scores import PairScores, Results
 from axial.tasks.segmentation.drawing import segment_colors
 
 SHOWN = 0.5  # least score of a box that is drawn
@@ -156,11 +155,10 @@ class DetectionScores(PairScores):
         """
         names = [*self.spec.class_names, "missed"]
         figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
-        wrong = sorted((-n, *pair) for pair, n in self.pairs.items() if pair[0] != pair[1])
         return {
             **figures,
             "per_class": {names[c]: value for c, value in self.box.per_class().items()},
-            "confusions": [[names[truth], names[guess], -n] for n, truth, guess in wrong],
+            "confusions": self.mistakes(names),
         }
 
 
@@ -191,14 +189,13 @@ class DetectedPhoto(schemas.Strict):
     objects: list[schemas.Detection]
 
 
-class DetectionResults(JsonResults):
+class DetectionResults(Results):
     """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos."""
 
-    kind = "detection"
+    kind, schema = "detection", DetectedPhoto
 
     def check(self, where, annotations):
-        """Raises InputError unless the annotations of a state are such results."""
-        for photo in convert(where, annotations, list[DetectedPhoto]):
+        for photo in annotations:
             check_objects(where, photo.objects, self.spec)
 
     def add(self, example, objects):

@@ -83,7 +83,7 @@ def record_objects(record, spec):
         'area' float64 [n].
     """
 
-    def own():
+    def boxes():
         numbers = tf.reshape(tf.io.decode_raw(record["box/numbers"], tf.float64), [-1, 5])
         return record["box/class"], record["box/crowd"], numbers[:, :4], numbers[:, 4]
 
@@ -93,8 +93,12 @@ def record_objects(record, spec):
         kept = tf.gather(tf.constant(spec.things), classes)
         return tuple(tf.boolean_mask(x, kept) for x in (classes, crowd, boxes, area))
 
-    found = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
-    return dict(zip(("class", "crowd", "box", "area"), found))
+    return dict(zip(("class", "crowd", "box", "area"), _of_objects(record, boxes, segments)))
+
+
+def _of_objects(record, boxes, segments):
+    """What a function of a record's boxes returns or, where it has none of its own, one of its segments."""
+    return tf.cond(record["box/known"] == 1, boxes, segments) if "segment/class" in record else boxes()
 
 
 def _segment_boxes(segments, count):
@@ -128,24 +132,21 @@ def record_masks(record, spec):
         known = is_mask(mask, shape)
         return tf.cond(known, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), known
 
-    def own():
+    def boxes():
+        count = tf.size(record["box/class"])
         kinds = tf.TensorSpec([None, None], tf.uint8), tf.TensorSpec([], tf.bool)
-        return tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds)
-
-    def none():
-        objects = tf.size(record["box/class"])
-        return tf.zeros([objects, *tf.unstack(shape)], tf.uint8), tf.zeros([objects], tf.bool)
-
-    def boxed():
-        return tf.cond(tf.size(record["box/mask"]) > 0, own, none)
+        return tf.cond(
+            tf.size(record["box/mask"]) > 0,
+            lambda: tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds),
+            lambda: (tf.zeros([count, *tf.unstack(shape)], tf.uint8), tf.zeros([count], tf.bool)),
+        )
 
     def segments():
-        things = tf.boolean_mask(
-            1 + tf.range(tf.size(record["segment/class"])), tf.gather(tf.constant(spec.things), record["segment/class"])
-        )
-        return tf.cast(segment_map(record) == things[:, None, None], tf.uint8), things > 0
+        things = tf.where(tf.gather(tf.constant(spec.things), record["segment/class"]))[:, 0]
+        numbers = tf.cast(things, tf.int32) + 1
+        return tf.cast(segment_map(record) == numbers[:, None, None], tf.uint8), numbers > 0
 
-    masks, known = tf.cond(record["box/known"] == 1, boxed, segments) if "segment/class" in record else boxed()
+    masks, known = _of_objects(record, boxes, segments)
     return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
 
 
@@ -207,10 +208,7 @@ def training_example(record, seed, spec, data, masks=False):
         found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
     image, content = place_photo(photo, data.sides, data.canvas)
     corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
-    found |= {
-        "boxes": corners,
-        "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes),
-    }  # things from 1 on
+    found |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
     targets = anchor_targets(corners, content, data.canvas, seeds[1])
     return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
 

@@ -14,7 +14,7 @@ from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.show import counted, percent
-from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.coco_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
@@ -33,13 +33,13 @@ def segment_table(prediction, spec):
         prediction: dict of maps [h, w] 'panoptic' and 'instance', and 'score' [K].
         spec: `DatasetSpec`.
     """
-    segments, classes, labels = split_segments(np.asarray(prediction["panoptic"]), spec)
+    segments = split_segments(np.asarray(prediction["panoptic"]), spec)
     instances, scores = np.asarray(prediction["instance"]), np.asarray(prediction["score"])
-    flat = segments.ravel()
-    first = np.zeros(len(labels) + 1, np.int64)
+    flat = segments.ids.ravel()
+    first = np.zeros(len(segments.classes) + 1, np.int64)
     first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
     owner = instances.ravel()[first[1:]]  # 0 for stuff
-    return Segments(segments, classes, np.append(np.ones(1, scores.dtype), scores)[owner])
+    return segments._replace(scores=np.append(np.ones(1, scores.dtype), scores)[owner])
 
 
 def true_segments(example):
@@ -221,9 +221,8 @@ class SegmentationEvaluation(Evaluation):
             for example, found in run(examples):
                 yield example, {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
 
-        if "photo_scale" not in about:
-            return of_canvases
-        return functools.partial(Tiled.of_export(about, self.example, spec), of_canvases)
+        tiled = Tiled.of_export(about, self.example, spec)
+        return functools.partial(tiled, of_canvases) if tiled else of_canvases
 
     def headline(self, result):
         """The six scores that a table of evaluations shows, and the matching accuracies."""
@@ -235,11 +234,6 @@ class SegmentationEvaluation(Evaluation):
         """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
         flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
         return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
-
-    def summaries(self, result):
-        """See `Evaluation.summaries`. Of the APs there are AP and AP50 alone."""
-        found = super().summaries(result)
-        return {name: x for name, x in found.items() if not name.startswith("ap") or name in ("ap", "ap50")}
 
     def classes(self, result):
         """See `Evaluation.classes`."""

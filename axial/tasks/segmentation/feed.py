@@ -11,7 +11,7 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io.check import Name, Natural, NonNegative, Scale, Size, check_ranges, checked
 from axial.io.images import LARGEST_PIXELS
-from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
+from axial.tasks.segmentation.losses import TargetConfig, panoptic_targets, semantic_targets
 
 
 @checked

@@ -222,10 +222,14 @@ def instance_means(values, instance, count):
     return tf.reshape(mean, [-1, count + 1])[:, 1:]
 
 
+def stuff_only(spec):
+    """The spec of a network without instances: every class is one segment."""
+    return dataclasses.replace(spec, things=(False,) * spec.num_classes)
+
+
 def _without_instances(semantic, spec, config):
     """`postprocess` without instances: every class is one segment, like stuff."""
-    stuff, none = dataclasses.replace(spec, things=(False,) * spec.num_classes), tf.zeros_like(semantic)
-    one = functools.partial(merge, most=1, spec=stuff, config=config)
+    none, one = tf.zeros_like(semantic), functools.partial(merge, most=1, spec=stuff_only(spec), config=config)
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])

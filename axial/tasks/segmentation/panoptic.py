@@ -10,20 +10,17 @@ import functools
 import tensorflow as tf
 
 from axial.data.preprocess import preprocess
-from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales, checked
-from axial.layers.device import is_compiled
 from axial.models.registry import find_variant
 from axial.tasks.base import Inference, Task
 from axial.tasks.replicated import Replicated
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.segmentation.feed import Augmentation, DataConfig, segment_map, training_example
+from axial.tasks.segmentation.feed import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.grouping import PostprocessConfig, check_room, most_centers, of_photo, postprocess
-from axial.tasks.segmentation.losses import LossConfig, panoptic_losses
-from axial.tasks.segmentation.targets import TargetConfig
+from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
 
 
@@ -99,9 +96,6 @@ class DensePrediction(Task):
         if self.photo_scale is not None:
             self.settings |= {"photo_scale": self.photo_scale, "tile_overlap": self.canvases.overlap}
             self.about = Tiled.of(self).about()
-        stages = {"decode photo": decode_photo, "decode segments": segment_map}
-        example = functools.partial(self.training_example, seed=tf.constant([0, 1], tf.int64))
-        self.stages = {**stages, "decode, augment, targets": example}
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
@@ -141,8 +135,7 @@ class DensePrediction(Task):
 
     def replicated(self, function, inference):
         """A `Replicated` of a function of canvases. XLA compiles it where all canvases have one size."""
-        compiled = self.photo_scale is None and is_compiled(inference.jit_compile)
-        return Replicated(function, inference.strategy, compiled=compiled)
+        return Replicated(function, inference.strategy, compiled=self.photo_scale is None and inference.compiled)
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""

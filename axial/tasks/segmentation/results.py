@@ -23,7 +23,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.images import open_image
 from axial.io.paths import inside, output_names
-from axial.io.read import check_unique, convert, read_file, read_json
+from axial.io.read import check_unique, read_file, read_json
 from axial.io.show import say
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json, write_text, write_whole
 from axial.metrics.panoptic_quality import Segments
@@ -43,23 +43,13 @@ class CocoResults(Results):
             share the stem. Without it, a PNG has the stem.
     """
 
+    kind, schema = "panoptic", schemas.WrittenAnnotation
+
     def __init__(self, folder, spec, split, data_dir=None):
-        self.folder, self.spec, self.split, self.data_dir = folder, spec, split, data_dir
+        super().__init__(folder, spec, split, data_dir)
         self._names = None  # of all photos, once one is added
-        self.annotations = []
-        self.path = self.path_of(folder, split)
         self.pictures, self.semantic = f"panoptic_{split}", f"semantic_{split}"
         make_folder(output_folder(folder, self.pictures, "--split"))
-
-    @classmethod
-    def path_of(cls, folder, split):
-        """Path of the JSON of a split's results."""
-        return output_file(folder, f"panoptic_{split}.json", "--split")
-
-    def restore(self, path, annotations):
-        """Goes on from the annotations in the state `path`. Raises InputError."""
-        convert(f"{path}: annotations", annotations, list[schemas.WrittenAnnotation])
-        self.annotations = annotations
 
     def _name(self, example):
         """The name of a photo's PNGs."""
@@ -260,7 +250,7 @@ class CityscapesResults:
         self.json = output_file(folder, f"panoptic/{self.title}.json", "--split")
         if tf.io.gfile.exists(self.json):
             raise InputError(f"{self.json}: exists; results are never overwritten, choose another folder")
-        self.annotations, self.done = [], set()
+        self.annotations = {}  # of each file name
         for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
             make_folder(output_folder(folder, part, "--split"))
 
@@ -278,7 +268,7 @@ class CityscapesResults:
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
         if "/" in name:
             raise InputError(f"{_RECORD} {file_name!r}: Cityscapes' server takes names without folders")
-        if any(name == annotation["image_id"] for annotation in self.annotations):
+        if any(name == annotation["image_id"] for annotation in self.annotations.values()):
             raise InputError(f"{_RECORD} {file_name!r}: another photo has the same files, {name}; rename one of them")
         ids, segments = np.array(self.spec.category_ids), table.ids
         label = np.where(semantic == self.spec.ignore, 0, ids[np.minimum(semantic, len(ids) - 1)])
@@ -297,13 +287,14 @@ class CityscapesResults:
         for place, pixels in pictures.items():
             write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels), format="PNG")
         write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
-        self.annotations.append({"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows})
-        self.done.add(file_name)
+        about = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
+        self.annotations[file_name] = about
 
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""
-        check_complete(self.folder, file_names, self.done)
-        write_json(self.json, {"annotations": sorted(self.annotations, key=lambda one: one["image_id"])})
+        check_complete(self.folder, file_names, self.annotations)
+        annotations = sorted(self.annotations.values(), key=lambda one: one["image_id"])
+        write_json(self.json, {"annotations": annotations})
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):

@@ -1,10 +1,9 @@
 """Many evaluations of one model: over resolutions, knobs of the grouping, or checkpoints."""
 
+import ast
 import dataclasses
 import itertools
 import math
-
-import msgspec
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
@@ -14,7 +13,6 @@ from axial.tasks.base import Inference
 from axial.tasks.replicated import by_size
 from axial.tasks.segmentation.canvas_maps import scaled_canvas
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.tiles import Tiled
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
@@ -74,28 +72,6 @@ def _change(value, base):
 # === Knobs of the grouping ===
 
 
-def change_grouping(grouping, changes):
-    """A `PostprocessConfig` with some knobs changed.
-
-    Args:
-        grouping: the config.
-        changes: dict from a knob to its value, as it is or as text; 'None' stands for None.
-
-    Raises:
-        InputError: an unknown knob (the message names the nearest one); a value of the wrong type.
-    """
-    known = [field.name for field in dataclasses.fields(PostprocessConfig)]
-    values = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise InputError(f"the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
-        try:
-            values[name] = None if value == "None" else msgspec.json.decode(str(value), type=int | float)
-        except msgspec.DecodeError:
-            values[name] = value  # which the config takes or refuses
-    return dataclasses.replace(grouping, **values)
-
-
 def combinations(grouping, sweeps):
     """Every combination of the knobs' values.
 
@@ -105,20 +81,30 @@ def combinations(grouping, sweeps):
 
     Returns:
         list of (dict of the knobs that change, `PostprocessConfig`).
+
+    Raises:
+        InputError: an unknown knob (the message names the nearest one), one that is given twice, or a wrong value.
     """
-    axes = {}
+    known, axes = [field.name for field in dataclasses.fields(grouping)], {}
     for text in sweeps:
-        name, _, values = text.partition("=")
+        name, _, values = map(str.strip, text.partition("="))
         if not values:
             raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
-        if name.strip() in axes:
-            raise InputError(f"--knob={text}: {name.strip()} is given twice")
-        axes[name.strip()] = [v.strip() for v in values.split(",")]
-    found = []
-    for values in itertools.product(*axes.values()):
-        config = change_grouping(grouping, dict(zip(axes, values)))
-        found.append(({name: getattr(config, name) for name in axes}, config))
-    return found
+        if name not in known:
+            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
+        if name in axes:
+            raise InputError(f"--knob={text}: {name} is given twice")
+        axes[name] = [_value(value.strip()) for value in values.split(",")]
+    changes = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+    return [(one, dataclasses.replace(grouping, **one)) for one in changes]
+
+
+def _value(text):
+    """A number or None that a text says, or the text, which the config takes or refuses."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def sweep(tasks, model, examples, inference=Inference(), *, total=None, thresholds=()):

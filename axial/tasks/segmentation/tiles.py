@@ -27,7 +27,7 @@ from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import PostprocessConfig, merge, of_pieces
+from axial.tasks.segmentation.grouping import PostprocessConfig, merge, of_pieces, stuff_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,36 +39,37 @@ class Tiled:
     Args:
         canvas: what `preprocess` puts photos on.
         example: function of a tile, uint8 [h, w, 3], that returns an example of it, for predictions.
-        spec, grouping, instances: see `join`.
+        spec, grouping: see `join`.
     """
 
     canvas: ScaledCanvas | tuple[int, int]
     example: typing.Callable
     spec: DatasetSpec
     grouping: PostprocessConfig
-    instances: bool = True
 
     @classmethod
     def of(cls, task):
         """The one of a task of segmentation."""
-        return cls(task.canvases, task.example, task.spec, task.grouping, task.instances)
+        spec = task.spec if task.instances else stuff_only(task.spec)
+        return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
         """What `of_export` needs to know, as an export's signature 'classes' has it."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
-        return {"photo_scale": self.canvas.scale, "instances": self.instances, **knobs}
+        return {"photo_scale": self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
     def of_export(cls, about, example, spec):
-        """The one of an export, by the arrays of `about` and its canvas."""
+        """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
+        if "photo_scale" not in about:
+            return None
         canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
         pieces = about["pieces"].decode() or None if "pieces" in about else None
-        grouping = PostprocessConfig(
-            stuff_area=int(about["stuff_area"]), thing_area=int(about["thing_area"]), pieces=pieces
-        )
+        stuff_area, thing_area = int(about["stuff_area"]), int(about["thing_area"])
+        grouping = PostprocessConfig(stuff_area=stuff_area, thing_area=thing_area, pieces=pieces)
         canvases = ScaledCanvas.within(tuple(canvas), scale, overlap).alone
-        return cls(canvases, example, spec, grouping, bool(about["instances"]))
+        return cls(canvases, example, spec if about["instances"] else stuff_only(spec), grouping)
 
     def __call__(self, predictions, examples):
         """Yields (example, prediction at the photo's own size).
@@ -112,14 +113,7 @@ class Tiled:
             (result,) = found
             return result
         try:
-            return join(
-                found,
-                tiling,
-                spec=self.spec,
-                grouping=self.grouping,
-                scale=self.canvas.scale,
-                instances=self.instances,
-            )
+            return join(found, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
         except InputError as error:
             name = _name(example)
             raise InputError(f"{name}: {error}" if name else str(error)) from None
@@ -198,7 +192,7 @@ def _slices(spans):
     return tuple(itertools.starmap(slice, spans))
 
 
-def join(results, tiling, *, spec, grouping, scale, instances=True):
+def join(results, tiling, *, spec, grouping, scale):
     """One segmentation of a photo from those of its tiles.
 
     Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
@@ -208,10 +202,9 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
             and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`.
+        spec: `DatasetSpec`, of `stuff_only` where there is no instance branch.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
         scale: factor of the sides from the photo to the canvas.
-        instances: whether there is an instance branch. Without it, every class is one segment.
 
     Returns:
         dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
@@ -223,10 +216,8 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     """
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
     instance, scores = _numbered(ids, objects, scores)
-    areas = (math.ceil(round(area / scale**2, 6)) for area in (grouping.stuff_area, grouping.thing_area))
-    of_photo = dataclasses.replace(grouping, **dict(zip(("stuff_area", "thing_area"), areas)))
-    if not instances:
-        spec = dataclasses.replace(spec, things=(False,) * spec.num_classes)
+    stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
+    of_photo = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
     maps = tf.constant(semantic), tf.constant(instance)
     panoptic, classes = merge(*maps, len(scores), spec=spec, config=of_photo)
     counts = np.bincount(classes[1:], minlength=1)

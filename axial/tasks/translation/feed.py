@@ -9,7 +9,6 @@ shape and the same number of slots, and `unfolded` gives the sentences of a batc
 """
 
 import dataclasses
-import functools
 import itertools
 from typing import Annotated
 
@@ -18,13 +17,11 @@ import tensorflow as tf
 from msgspec import Meta
 
 from axial.data import tfrecord
-from axial.data.service import Tickets, served
 from axial.data.streams import (
     check_records,
     check_spec,
     made_ahead,
     name_damaged_records,
-    whole_record,
 )
 from axial.errors import InputError
 from axial.io.check import Name, checked
@@ -133,7 +130,7 @@ class Sentences:
         return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
 
 
-def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None, service=None):
+def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
     Every host holds all pairs and reads its own batches of them.
@@ -145,8 +142,6 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
         batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
         seed, first_step: ints.
         context: `tf.distribute.InputContext`, or None for one replica.
-        service: see `training_stream`. With one, a batch is full when enough pairs of its bucket have come, and pairs
-            of a rare length wait for others of their length.
 
     Raises:
         InputError: see `Sentences`; a batch with less than a row for each replica.
@@ -160,13 +155,6 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
         say(f"{left} have more than {length} tokens and are left out", error=True)
-    if service:
-        manifest = tfrecord.read_manifest(data_dir, data.train_split)
-        wanted = sentences.buckets < len(data.lengths)
-        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
-        used = len(wanted) * (first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
-        make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
-        return made_ahead(served(make, tickets, service, used=used, context=context), context)
     a_step = replicas // hosts
 
     def batches():
@@ -181,47 +169,6 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
     return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
-
-
-def bucket_batches(records, *, data, spec, rows):
-    """Batches like those of `Sentences`, of records that come one after the other.
-
-    Args:
-        records: dataset of (number, serialised record).
-        data, spec: see `training_text`.
-        rows: of a batch.
-
-    Returns:
-        dataset of (numbers int64 [n], batch), where n is the number of the batch's sentences.
-    """
-    lengths = tf.constant(data.lengths, tf.int64)
-
-    def parse(number, serialized):
-        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
-        return number, *(tf.cast(record[f"{side}/ids"], tf.int32) for side in data.sides)
-
-    def bucket_of(_, source, target):
-        size = tf.maximum(tf.size(source), tf.size(target))
-        return tf.searchsorted(lengths, tf.cast(size, tf.int64)[None], out_type=tf.int64)[0]
-
-    def sentences_of(bucket):
-        return rows * data.lengths[-1] // tf.gather(lengths, bucket)
-
-    def batch_of(bucket, pairs):
-        length = tf.gather(lengths, bucket)[None]
-        batches = pairs.padded_batch(sentences_of(bucket), ([], length, length), drop_remainder=True)
-        return batches.map(functools.partial(fold, bucket))
-
-    def fold(bucket, numbers, *sides):
-        source, target = (tf.reshape(side, [rows, data.lengths[-1]]) for side in sides)
-        return numbers, {"source": source, "target": target, "bucket": tf.fill([rows], tf.cast(bucket, tf.int32))}
-
-    pairs = records.map(parse, tf.data.AUTOTUNE, deterministic=True)
-    pairs = pairs.filter(lambda *pair: bucket_of(*pair) < len(data.lengths))
-    return pairs.group_by_window(bucket_of, batch_of, window_size_func=sentences_of)
-
-
-# === Evaluation ===
 
 
 def cut(ids, length):

@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import (
+from axial.tasks.classification.task import (
     ClassificationData,
+    ClassificationTask,
     central_crop,
 )
-from axial.tasks.classification.task import ClassificationTask
 from tests.data.classification_fixture import COLOURS
 
 SMALL = (16, 16)

@@ -14,7 +14,7 @@ from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.drawing import save_stress
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.studies import add_changes, change_grouping, combinations, stress_test, sweep
+from axial.tasks.segmentation.studies import add_changes, combinations, stress_test, sweep
 from tests.conftest import make_task
 from tests.tasks.contract import eagerly
 
@@ -88,19 +88,17 @@ def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_p
 
 
 def test_knobs():
-    changed = change_grouping(GROUPING, {"top_k": "5", "pieces": "split"})
-    assert (changed.top_k, changed.pieces, change_grouping(changed, {"top_k": "None"}).top_k) == (5, "split", None)
-    for changes, words in (
-        ({"centre_threshold": 1}, "did you mean 'center_threshold'"),
-        ({"top_k": "many"}, "PostprocessConfig.top_k = 'many': expected int | None, got str"),
-        ({"nms_kernel": 6}, "nms_kernel must be odd: got 6"),
+    ((knobs, changed),) = combinations(GROUPING, ["top_k=None", "pieces = split"])
+    assert knobs == {"top_k": None, "pieces": "split"} and (changed.top_k, changed.pieces) == (None, "split")
+    for knobs, words in (
+        (["centre_threshold=1"], "did you mean 'center_threshold'"),
+        (["top_k=many"], "PostprocessConfig.top_k = 'many': expected int | None, got str"),
+        (["nms_kernel=6"], "nms_kernel must be odd: got 6"),
+        (["top_k"], "expected KNOB=VALUE,VALUE"),
+        (["top_k=5", "top_k=7"], "--knob=top_k=7: top_k is given twice"),
     ):
         with pytest.raises(InputError, match=words):
-            change_grouping(GROUPING, changes)
-    with pytest.raises(InputError, match="expected KNOB=VALUE,VALUE"):
-        combinations(GROUPING, ["top_k"])
-    with pytest.raises(InputError, match="--knob=top_k=7: top_k is given twice"):
-        combinations(GROUPING, ["top_k=5", "top_k=7"])
+            combinations(GROUPING, knobs)
 
 
 def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):
