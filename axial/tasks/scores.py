@@ -19,6 +19,7 @@ class Scores(abc.ABC):
     Attributes:
         photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
         before: number of photos of the shard that come before those that are scored here.
+        confusion: int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes.
         parts: names of its attributes that are metrics, each with `merge`, `state` and `restore`.
     """
 
@@ -67,11 +68,6 @@ class Scores(abc.ABC):
     @abc.abstractmethod
     def result(self):
         """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
-
-    @property
-    def confusion(self):
-        """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
-        raise NotImplementedError
 
 
 class PairScores(Scores):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from axial.models.outputs import LOGITS
-from axial.tasks import replicated
+from axial.tasks import base
 from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
@@ -42,7 +42,7 @@ def test_a_photo_alone_is_computed_once(classifier):
 
 
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
-    monkeypatch.setattr(replicated, "has_tpu", lambda: True)
+    monkeypatch.setattr(base, "has_tpu", lambda: True)
     predict, traced = classifier
     assert [len(list(predict(photos(count)))) for count in (1, 3, 40)] == [1, 3, 40] and traced == [32]
 

@@ -11,9 +11,8 @@ from axial.io import schemas
 from axial.io.check import checked
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Task
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
 from axial.tasks.classification.task import ClassificationData, central_crop, training_crop
-from axial.tasks.replicated import Replicated
 from axial.tasks.scores import Results, Scores
 
 

@@ -18,8 +18,7 @@ from axial.io.check import BelowOne, Fraction, Name, Natural, NonNegative, Scale
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Task
-from axial.tasks.replicated import Replicated
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
 from axial.tasks.scores import PairScores, Results
 
 POLICIES = ("none", "autoaugment", "randaugment")

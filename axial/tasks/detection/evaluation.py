@@ -195,8 +195,12 @@ class DetectionResults(Results):
     kind, schema = "detection", DetectedPhoto
 
     def check(self, where, annotations):
-        for photo in annotations:
-            check_objects(where, photo.objects, self.spec)
+        things = {self.spec.category_ids[index] for index in self.spec.thing_classes}
+        for one in (one for photo in annotations for one in photo.objects):
+            if one.category_id not in things:
+                raise InputError(f"{where}: category_id {one.category_id}: not a thing of the spec {self.spec.name!r}")
+            if min(one.bbox[2:]) < 0:
+                raise InputError(f"{where}: bbox: expected (x, y, width, height) with sides of at least 0")
 
     def add(self, example, objects):
         """Adds one photo."""
@@ -210,17 +214,6 @@ class DetectionResults(Results):
         """Writes the JSON."""
         photos = sorted(self.annotations, key=lambda photo: photo["image_id"])
         write_json(self.path, [one for photo in photos for one in photo["objects"]])
-
-
-def check_objects(path, objects, spec):
-    """Raises InputError unless detections have categories of things of a spec, and sides of at least 0."""
-    things = {spec.category_ids[index] for index in spec.thing_classes}
-    for number, one in enumerate(objects):
-        where = f"{path}: entry {number}"
-        if one.category_id not in things:
-            raise InputError(f"{where}: category_id {one.category_id}: not a thing of the spec {spec.name!r}")
-        if one.bbox[2] < 0 or one.bbox[3] < 0:
-            raise InputError(f"{where}: bbox: expected (x, y, width, height) with sides of at least 0")
 
 
 # === Pictures and short forms ===

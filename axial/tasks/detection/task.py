@@ -8,10 +8,9 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import checked
 from axial.models.registry import find_variant
-from axial.tasks.base import Inference, Task, whole_batch
+from axial.tasks.base import Inference, Replicated, Task, whole_batch
 from axial.tasks.detection.evaluation import DETECTION
 from axial.tasks.detection.feed import DetectionData, check_masks, place_photo, training_example
-from axial.tasks.replicated import Replicated
 
 TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch

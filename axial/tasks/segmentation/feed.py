@@ -77,16 +77,10 @@ class DataConfig:
     tile_overlap: Natural | None = None
 
     def __post_init__(self):
-        if self.tile_overlap is None:
-            return
-        if self.photo_scale is None:
-            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: needs a DataConfig.photo_scale")
-        height, width = tile_size(self.canvas, self.photo_scale)
-        if self.tile_overlap > min(height, width) // 2:
-            raise InputError(
-                f"DataConfig.tile_overlap = {self.tile_overlap}: expected at most half of a tile of {width}x{height}, "
-                "which is DataConfig.canvas / DataConfig.photo_scale"
-            )
+        tile = min(tile_size(self.canvas, self.photo_scale)) if self.photo_scale else 0
+        if self.tile_overlap and self.tile_overlap > tile // 2:
+            limit = f"at most half of a tile's side, DataConfig.canvas / DataConfig.photo_scale = {tile}"
+            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: expected {limit}")
 
     @property
     def crop(self):

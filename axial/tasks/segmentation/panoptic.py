@@ -14,12 +14,11 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales, checked
 from axial.models.registry import find_variant
-from axial.tasks.base import Inference, Task
-from axial.tasks.replicated import Replicated
+from axial.tasks.base import Inference, Replicated, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import Augmentation, DataConfig, training_example
-from axial.tasks.segmentation.grouping import PostprocessConfig, check_room, most_centers, of_photo, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo, postprocess
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
 
@@ -64,7 +63,7 @@ class DensePrediction(Task):
         canvases: what `preprocess` puts photos on.
 
     Raises:
-        InputError: no such data; a grouping that finds more instances than the labels have room for.
+        InputError: no such data.
     """
 
     evaluation = PANOPTIC
@@ -85,7 +84,6 @@ class DensePrediction(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        check_room(self.spec, self.grouping)
         self.canvas, self.photo_scale = tuple(self.data.canvas), self.data.photo_scale
         self.canvases = self.data.canvases(self.one_canvas)
         self.instances = self.instances and any(self.spec.things)
@@ -227,14 +225,11 @@ def segment_each(task, model, images):
     """
     if not isinstance(task, DensePrediction):
         raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
-    outputs = task.network(model)(images)
-    of_map = tf.TensorSpec(images.shape[1:3], tf.int32)
-    of_center = tf.TensorSpec([most_centers(of_map.shape, task.grouping, task.spec)], tf.float32)
 
     def of_image(inputs):
         image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
         return {name: x[0] for name, x in task.segment(canvas_maps(lambda _: outputs, image)).items()}
 
-    signature = {"semantic": of_map, "instance": of_map, "panoptic": of_map}
-    signature |= {"center_score": of_center, "score": of_center, "dropped": tf.TensorSpec([], tf.int32)}
-    return tf.map_fn(of_image, (images, outputs), fn_output_signature=signature)
+    batch = images, task.network(model)(images)
+    first = of_image(tf.nest.map_structure(lambda x: x[0], batch))  # for its shapes alone
+    return tf.map_fn(of_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))

@@ -287,8 +287,7 @@ class CityscapesResults:
         for place, pixels in pictures.items():
             write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels), format="PNG")
         write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
-        about = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
-        self.annotations[file_name] = about
+        self.annotations[file_name] = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
 
     def close(self, file_names):
         """Writes the panoptic JSON. Raises InputError if one of the `file_names` was not added."""

@@ -16,8 +16,7 @@ from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics import bleu
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Task
-from axial.tasks.replicated import Replicated
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
 from axial.tasks.scores import Results, Scores
 from axial.tasks.translation.feed import TextData, cut, training_text, unfolded
 
