@@ -172,12 +172,11 @@ class DensePrediction(Task):
 @checked
 @dataclasses.dataclass(eq=False)
 class PanopticTask(DensePrediction):
-    """What a trainer, an evaluator and an exporter need to know of Panoptic-DeepLab.
+    """What a trainer, an evaluator and an exporter need to know of Panoptic-DeepLab; see `DensePrediction`.
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
         instances: whether there is an instance branch. Data without things never has one.
-        model, data, data_dir, spec, loss, grouping, one_canvas: see `DensePrediction`.
     """
 
     models = ("panoptic",)
@@ -192,12 +191,12 @@ class PanopticTask(DensePrediction):
 class SegmentationTask(DensePrediction):
     """What a trainer, an evaluator and an exporter need to know of a network that only names the class of each pixel.
 
-    It has no instances, and its network sees windows of the training crop's size. Checkpoints are compared by mIoU.
+    It is a `DensePrediction` without instances, whose network sees windows of the training crop's size. Checkpoints
+    are compared by mIoU.
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
         overlap: share of a window that the next one covers again; a third in CCNet's code.
-        model, data, data_dir, spec, loss, grouping, one_canvas: see `DensePrediction`.
     """
 
     models = "segmentation", "panoptic"
