@@ -97,7 +97,9 @@ def test_equal_to_the_evaluator(trained, predictor):
 @pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
 def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
-    assert int(PANOPTIC.call(signatures, np.zeros([2, 2, 3], np.uint8))["dropped"]) == dropped
+    examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
+    ((_, found),) = PANOPTIC.predictions(signatures, COCO, {})(examples)
+    assert int(found["dropped"]) == dropped
 
 
 def test_any_photo_size(predictor):
