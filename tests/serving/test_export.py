@@ -98,7 +98,7 @@ def test_equal_to_the_evaluator(trained, predictor):
 def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
     examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
-    ((_, found),) = PANOPTIC.predictions(signatures, COCO, {})(examples)
+    ((_, found),) = PANOPTIC.predictions(signatures, None, {})(examples)
     assert int(found["dropped"]) == dropped
 
 
