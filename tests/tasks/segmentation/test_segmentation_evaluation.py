@@ -74,11 +74,3 @@ def test_scores_of_segments_come_from_their_centres(examples):
             assert len(owners) == 1
             wanted = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
             assert scores[i] == wanted
-
-
-def test_a_photo_without_instances_has_segments_of_stuff():
-    labels = np.full((4, 6), (len(COCO.things) - 1) * COCO.label_divisor)
-    assert not COCO.things[-1]
-    prediction = {"panoptic": labels, "instance": np.zeros_like(labels), "score": np.zeros(0, np.float32)}
-    segments, classes, scores, _ = segment_table(prediction, COCO)
-    assert (segments == 1).all() and list(classes) == [len(COCO.things) - 1] and list(scores) == [1.0]

@@ -54,17 +54,6 @@ def cells():
     return np.stack([25 * segments, 250 - 20 * segments, 3 * segments], -1), segments
 
 
-def test_photos_of_training_have_their_own_scale_times_a_random_one(cells):
-    photo, segments = cells
-    for scale, random in ((1.0, 1.0), (1.0, 0.5), (2.0, 1.0), (2.0, 1.5)):
-        augmentation = dataclasses.replace(PLAIN, scales=(random, random))
-        data = DataConfig("a", "b", (16, 16), dataclasses.replace(augmentation, crop=(80, 112)), photo_scale=scale)
-        example = training_example(record_of(photo, segments), [0, 1], COCO, data)
-        content = [round(side * scale * random) for side in segments.shape]
-        np.testing.assert_array_equal(example["image"], place_image(photo, content, (80, 112)))
-        assert (example["semantic"].numpy() != COCO.ignore).sum() == np.prod(content)
-
-
 def test_quarter_turns_turn_photo_and_labels_together(cells):
     photo, segments = cells
     augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))

@@ -37,10 +37,6 @@ def test_windows_cover_an_axis_and_stay_inside(size, overlap):
     assert all(b - a <= -(-window * (1 - overlap) // 1) for a, b in itertools.pairwise(starts))
 
 
-def test_windows_of_cityscapes_are_those_of_ccnets_code():
-    assert window_starts(2048, 769, 1 / 3) == [0, 513, 1026, 1279]
-
-
 def test_sliding_averages_the_logits_of_the_windows():
     images = tf.random.stateless_uniform([2, 7, 11, 3], [0, 0])
 
