@@ -119,7 +119,8 @@ class Run:
 
     def predictions(self, split):
         if self.given.diameter is not None:
-            predictor = Predictor.of_task(self.task, self.model, self.inference, self.objects)
+            alone = dataclasses.replace(self.inference, strategy=None, jit_compile="no")  # one photo after the other
+            predictor = Predictor.of_task(self.task, self.model, alone, self.objects)
             return Zoomed(predictor, self.given.diameter).examples
         return self.task.predictions(self.model, self.inference)
 
