@@ -140,7 +140,7 @@ def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained,
         found[name] = json.loads(path.read_text())["val2017"]["matching"]
     for at, row in found["truth"].items():  # the run of one step finds next to nothing
         assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
-    assert lines["truth"][0] == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0  accuracy@0.5=100.0"
+    assert lines["truth"][0] == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0 accuracy@0.5=100.0"
     assert found["run"] == found["again"] == found["results"] == found["merge"]
     assert lines["run"] == lines["again"] == lines["results"] == lines["merge"] and len(lines["run"]) == 2
     pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in (tmp_path / "run", tmp_path / "again")]
