@@ -16,6 +16,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from axial.errors import InputError
 from axial.metrics.panoptic_quality import compare
 
 COUNTS = ("tp", "fp", "fn")
@@ -48,7 +49,9 @@ class MatchingAccuracy:
                 self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
 
     def merge(self, other):
-        """Adds another part of the data set, of the same thresholds."""
+        """Adds another part of the data set. Raises InputError if it has other thresholds."""
+        if other.thresholds != self.thresholds:
+            raise InputError(f"matching: parts of thresholds {self.thresholds} and {other.thresholds}")
         self.counts += other.counts
 
     def state(self):
