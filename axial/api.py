@@ -8,6 +8,7 @@ import tf_keras as keras
 
 from axial import configuration
 from axial.data.files import find_photos, load_photo
+from axial.data.objects import read_objects
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.base import Network
@@ -72,7 +73,7 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
     if source.kind == "run":
         task, found = configuration.restore_run(source, arguments=arguments)
         check_asked(source.path, task.model.name, task.num_classes, asked)
-        found.know(task.spec, task.photo_scale, Predictor.of_task(task, found))
+        found.know(task.spec, task.photo_scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
     else:
         found, card = load_weights(source, model, num_classes=num_classes, **arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None

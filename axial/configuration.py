@@ -175,8 +175,8 @@ def restore_run(what, checkpoint=None, data_dir=None, bindings=(), *, average=1,
     load([run_file(source.folder)], bindings)
     spec = DatasetSpec.read(os.path.join(source.folder, "spec.json"))
     task = build(_task(), data_dir, spec=spec)
-    task.objects = read_objects(source.folder)
-    task.model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
+    model = dataclasses.replace(task.model, arguments={**task.model.arguments, **dict(arguments)})
+    task = dataclasses.replace(task, model=model)
     check_splits(task, splits)
     files = find_weights(checkpoint or source, average)
     model = task.build_model()
@@ -240,9 +240,12 @@ def load_export(what):
     task = build(_task(), spec=spec)
     if model.canvas != tuple(task.canvas):
         raise InputError(f"{model.path}: takes {model.canvas}, its config.gin says {tuple(task.canvas)}")
-    task.one_canvas = True
-    task.objects = read_objects(source.extra)
-    return Predictor.of_task(task, model)
+    return Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
+
+
+def exported(task):
+    """The task of an export, where photos at their own scale all go on one canvas."""
+    return task if task.photo_scale is None else dataclasses.replace(task, one_canvas=True)
 
 
 def load_folded(what):

@@ -74,7 +74,7 @@ print(*[name for name in unneeded if name in sys.modules])
 import numpy as np
 from axial.data.labels import read_ids
 from axial.data.specs import NUCLEI
-from axial.metrics.panoptic_quality import PanopticQuality
+from axial.metrics.panoptic_quality import PanopticQuality, Segments
 
 quality = PanopticQuality(NUCLEI)
 for photo in sys.argv[1:]:
@@ -85,8 +85,7 @@ for photo in sys.argv[1:]:
     numbers = np.zeros(result.panoptic.max() + 1, np.int32)  # of segments, by their ids
     numbers[[segment["id"] for segment in result.segments]] = 1 + np.arange(len(result.segments))
     names = [NUCLEI.class_names.index(segment["class"]) for segment in result.segments]
-    labels = dict(true_classes=classes, true_crowd=np.zeros(len(classes), bool))
-    quality.update(truth, numbers[result.panoptic], predicted_classes=np.array(names), **labels)
+    quality.update(Segments(truth, classes), Segments(numbers[result.panoptic], np.array(names)))
 print(quality.result()["all"]["pq"])
 """
 

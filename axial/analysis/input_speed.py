@@ -11,6 +11,7 @@ import time
 import tensorflow as tf
 
 from axial.data import tfrecord
+from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):
@@ -40,8 +41,8 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
     """dict of images a second of each stage alone, on one thread, with its input in memory.
 
     'pipeline' is all stages together, as training runs them, on all threads. 'model' is a training step of the task's
-    model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed. Of a task
-    without `feed_stages` there is only 'pipeline'.
+    model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed. Of another
+    task than segmentation there is only 'pipeline'.
 
     Args:
         task: with a converted data set.
@@ -49,7 +50,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
         report: function that is called with a line of progress.
         batch: photos of a batch.
     """
-    if not task.feed_stages():
+    if task.evaluation.labels != "panoptic":
         return {"pipeline": pipeline_speed(task, quick)}
     seconds = 0.5 if quick else 3.0
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
@@ -58,13 +59,12 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
     in_memory = tf.data.Dataset.from_tensor_slices(serialized)
     records = in_memory.map(tfrecord.parse_example).cache().repeat()
     parsed = in_memory.repeat().map(tfrecord.parse_example)
+    example = functools.partial(task.training_example, seed=tf.constant([0, 1], tf.int64))
     stages = {
         "read": lambda: _speed(tf.data.TFRecordDataset(files).repeat(), 1, seconds),
         "parse": lambda: _speed(parsed, 1, seconds),
-        **{
-            name: functools.partial(_speed, records.map(stage), 1, seconds)
-            for name, stage in task.feed_stages().items()
-        },
+        "decode photo": lambda: _speed(records.map(decode_photo), 1, seconds),
+        "decode, augment, targets": lambda: _speed(records.map(example), 1, seconds),
         "pipeline": lambda: _speed(task.train_dataset(batch, 0), batch, seconds),
         "model": lambda: _model_speed(task, batch, seconds),
     }

@@ -23,15 +23,13 @@ With --results_dir, the same command resumes a killed evaluation. To split it ov
 --shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
 %s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-To score results of another program, in COCO's or cityscapesscripts' format, give the JSON and the folder of its PNGs,
-or COCO's JSON of detections:
+To score results of another program, in COCO's or cityscapesscripts' format, give the JSON and the folder of its PNGs:
 %s results --results_json=RESULTS.json --results_dir=RESULTS --data_dir=DATA --split=val2017
-%s results --results_json=DETECTIONS.json --data_dir=DATA --split=val2017
 
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
                                                 relative changes from RUN to OTHER; of one run from ratio 1
-%s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41 --outputs_dir=OUTPUTS
+%s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
@@ -95,7 +93,7 @@ class OfRun(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
 
     # What has a flag of some verbs alone.
-    checkpoint = outputs_dir = submission_dir = diameter = thresholds = model = None
+    checkpoint = submission_dir = diameter = thresholds = model = None
     average, gin_file, runs = 1, (), 1
     model_dir = flags.MODEL_DIR.but(kind=tuple)
     data_dir = flags.DATA_DIR
@@ -135,7 +133,6 @@ class Run(OfRun, Scored):
         path=flags.IN_FOLDER,
         needs="submission_dir",
     )
-    outputs_dir = flags.OUTPUTS_DIR
     image_size = Flag(
         list,
         "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; not of an export, not with a "
@@ -152,8 +149,6 @@ class Run(OfRun, Scored):
         super().check()
         if self.cityscapes_dir and is_remote(self.submission_dir):
             raise InputError(f"--submission_dir={self.submission_dir}: cityscapesscripts reads local folders only")
-        if len(self.image_size) > 1 and self.outputs_dir:
-            raise InputError(f"--outputs_dir: keeps maps of one size, and --image_size has {len(self.image_size)}")
         if self.cityscapes_dir:
             check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
 
@@ -198,7 +193,6 @@ class Stress(Study):
 class Sweep(Study):
     checkpoint = flags.CHECKPOINT
     knob = Flag(tuple, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs.", needed=True)
-    outputs_dir = flags.OUTPUTS_DIR
     thresholds = flags.THRESHOLDS
 
 

@@ -6,20 +6,23 @@ depend on, and no path. `examples(split, shard, skip)` are photos, and `predicti
 `evaluate`. `stores` tells whether --results_dir keeps them. Imports TensorFlow.
 """
 
+import dataclasses
+
 from axial import configuration
 from axial.cli import app
 from axial.cli.flags import as_path
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
+from axial.data.objects import read_objects
 from axial.data.specs import NUCLEI, difference
-from axial.data.tfrecord import find_splits, fingerprint, read_manifest
+from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
 from axial.io.write import folder_digests
 from axial.serving.predictor import Predictor
 from axial.serving.zoom import Zoomed
-from axial.tasks.registry import evaluation_of_results
-from axial.tasks.segmentation.predictions import NetworkOutputs, OutputStore
-from axial.tasks.segmentation.studies import refuse_scaled
+from axial.tasks.base import Inference
+from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.results import ResultPredictions
 from axial.training.strategy import make_strategy
 from axial.weights.card import PAGE
 from axial.weights.interchange import weights_digest
@@ -80,59 +83,46 @@ class Run:
         app.silence_xla()
         self.given, checkpoint = given, checkpoint or given.checkpoint
         self.strategy = make_strategy(given.strategy, given.tpu)
+        source = resolve(what)
         with self.strategy.scope():
-            self.task, self.model = task, model = _restored(given, resolve(what), checkpoint, name)
+            self.task, self.model = task, model = _restored(given, source, checkpoint, name)
+        self.objects = None if given.gin_file else read_objects(source.folder)
         self.name = name or find_weights(checkpoint or what, given.average)[-1]
-        task.jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
-        self.scales, self.flip = given.scales, given.flip
-        if given.multi_scale:
-            self.scales, self.flip = task.multi_scale, True
+        looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
+        jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
+        self.inference = Inference(self.strategy, *looks, jit_compile)
         self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
         self.split = task.data.eval_split
-        for flag in ("submission_dir", "outputs_dir"):
-            if getattr(given, flag):
-                needs(self.evaluation, flag, f"--{flag}")
+        if given.submission_dir:
+            needs(self.evaluation, "submission_dir", "--submission_dir")
         check_things(given, self.evaluation, self.spec, task.instances)
         self.identity = {
             "weights": weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()}),
             "network": task.model.settings(),
             "canvas": task.canvas,
-            "scales": self.scales,
-            "flip": self.flip,
+            "scales": self.inference.scales,
+            "flip": self.inference.flip,
             "diameter": given.diameter,
             "photo_scale": None,  # what a task's settings say in its place; None also stands for what older files lack
-            **task.settings(),
+            **task.settings,
         }
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
         if self.evaluation.takes != "photo":
             raise InputError(f"--image_size: not for {self.evaluation.name}")
-        refuse_scaled(self.task, "--image_size")
-        self.task.canvas = self.identity["canvas"] = canvas
+        self.task = dataclasses.replace(self.task, data=self.task.data.resized(canvas))
+        self.identity["canvas"] = self.task.canvas
 
     def examples(self, split, shard, skip):
         return self.task.eval_dataset(split, shard=shard, skip=skip)
 
     def predictions(self, split):
-        if self.given.outputs_dir:
-            return self.outputs().predictions(self.store(split))
         if self.given.diameter is not None:
-            predictor = Predictor.of_task(self.task, self.model, self.scales, self.flip)
+            alone = dataclasses.replace(self.inference, strategy=None, jit_compile="no")  # one photo after the other
+            predictor = Predictor.of_task(self.task, self.model, alone, self.objects)
             return Zoomed(predictor, self.given.diameter).examples
-        return self.task.predictions(self.model, self.strategy, scales=self.scales, flip=self.flip)
-
-    def outputs(self):
-        """`NetworkOutputs` of the run."""
-        return NetworkOutputs(self.task, self.model, self.strategy, scales=self.scales, flip=self.flip)
-
-    def store(self, split):
-        """`OutputStore` of --outputs_dir, or None."""
-        if not self.given.outputs_dir:
-            return None
-        of_network = {name: value for name, value in self.identity.items() if name != "grouping"}
-        identity = {**of_network, "data": fingerprint(self.data_dir, split)}
-        return OutputStore(self.given.outputs_dir, self.spec, split, identity)
+        return self.task.predictions(self.model, self.inference)
 
 
 def _restored(given, source, checkpoint, name):
@@ -164,7 +154,7 @@ class Export:
     stores = True
 
     def __init__(self, given, source):
-        for flag in ("gin_file", "scales", "flip", "multi_scale", "outputs_dir", "gin_binding", "image_size"):
+        for flag in ("gin_file", "scales", "flip", "multi_scale", "gin_binding", "image_size"):
             if given.has(flag):
                 raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
         app.silence_xla()
@@ -190,22 +180,19 @@ class Export:
 
 
 class Results:
-    """Predictions from files that were made elsewhere."""
+    """Segmentations from files that were made elsewhere."""
 
     split, stores = None, False
 
     def __init__(self, given):
         self.given, self.data_dir = given, given.data_dir
-        self.evaluation = evaluation_of_results(given.results_json)
+        self.evaluation = PANOPTIC
         self.spec = read_manifest(self.data_dir, given.split[0])["spec"]
         check_things(given, self.evaluation, self.spec)
         self.name, self.identity = given.results_json, {}
 
     def examples(self, split, shard, skip):
-        canvas = (17, 17)  # no network looks at it
-        return self.evaluation.examples(self.data_dir, split, self.spec, canvas, shard=shard, skip=skip)
+        return self.evaluation.examples(self.data_dir, split, self.spec, shard=shard, skip=skip)
 
     def predictions(self, split):
-        return self.evaluation.reader(
-            self.given.results_json, self.given.results_dir, self.data_dir, split, spec=self.spec
-        )
+        return ResultPredictions(self.given.results_json, self.given.results_dir, self.data_dir, split, spec=self.spec)

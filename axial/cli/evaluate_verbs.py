@@ -1,5 +1,6 @@
 """What the verbs of axial-evaluate do, after their flags are checked. Imports TensorFlow."""
 
+import dataclasses
 import functools
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ from axial.tasks.segmentation import studies
 from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
 from axial.tasks.segmentation.drawing import save_stress
 from axial.tasks.segmentation.evaluation import submitted
-from axial.tasks.segmentation.submission import CityscapesResults
+from axial.tasks.segmentation.results import CityscapesResults
 from axial.weights.restore import restore_model
 
 PICTURES = 8  # photos of a split in --picture
@@ -157,9 +158,10 @@ def stress(given):
         source = evaluate_sources.Run(given, as_path(model_dir))
         evaluate_sources.needs(source.evaluation, "stress", "stress")
         split = (given.split or [source.split])[0]
-        looks = dict(strategy=source.strategy, scales=source.scales, flip=source.flip)
         with name_damaged_records(source.data_dir, split):
-            curves[model_dir] = list(studies.stress_test(source.task, source.model, split, given.ratios, **looks))
+            curves[model_dir] = list(
+                studies.stress_test(source.task, source.model, split, given.ratios, source.inference)
+            )
     studies.add_changes(list(curves.values()))
     for name, rows in curves.items():
         print_rows(name, rows)
@@ -173,12 +175,12 @@ def sweep(given):
     tables, source = {}, evaluate_sources.Run(given, as_path(given.model_dir[0]))
     evaluate_sources.needs(source.evaluation, "sweep", "sweep")
     knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
-    outputs, stores = source.outputs(), {split: source.store(split) for split in given.split or [source.split]}
-    for split, store in stores.items():
-        how = dict(store=store, total=read_manifest(source.data_dir, split)["examples"])
+    tasks = [dataclasses.replace(source.task, grouping=grouping) for grouping in groupings]
+    for split in given.split or [source.split]:
+        total, thresholds = read_manifest(source.data_dir, split)["examples"], given.thresholds or ()
         with name_damaged_records(source.data_dir, split):
             examples = source.task.eval_dataset(split)
-            scores = studies.sweep(outputs, examples, groupings, **how, thresholds=given.thresholds or ())
+            scores = studies.sweep(tasks, source.model, examples, source.inference, total=total, thresholds=thresholds)
         tables[split] = [{**one, **source.evaluation.headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split])
     finish(tables)
@@ -210,7 +212,7 @@ def watch(given):
         for split in given.split or [source.split]:
             total = read_manifest(source.data_dir, split)["examples"]
             with name_damaged_records(source.data_dir, split):
-                scores = evaluate(source.task.eval_dataset(split), predictions, source.task.scores(), total)
+                scores = evaluate(source.task.eval_dataset(split), predictions, how.scores(source.spec), total)
             with writer(split).as_default():
                 for name, value in how.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from axial import configuration
 from axial.cli import app, flags
 from axial.data.converters.coco import sample_data_dir
+from axial.data.objects import read_objects
 from axial.data.preprocess import tile_size
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo, evaluation_stream, name_damaged_records
@@ -46,9 +47,9 @@ def run(given):
     if given.jit_compile and not task.evaluation.one_file:
         raise InputError(f"--jit_compile: not for {task.evaluation.name}, whose network has no single canvas")
     card = _card(task, model, given)
-    task.one_canvas = True  # as exports have, and what they are compared with
+    task, objects = configuration.exported(task), read_objects(resolve(model_dir).folder)
     if given.format == "safetensors":
-        say(_write_safetensors(task, model, card, output_dir))
+        say(_write_safetensors(task, model, card, objects, output_dir))
     else:
         photos = _photos(task, given)
         export.export(
@@ -56,8 +57,8 @@ def run(given):
             model,
             output_dir,
             write=functools.partial(_write_network, given, photos),
-            extra=lambda folder: configuration.save(folder, task.spec, task.objects),
-            check=lambda folder: _check(given, task, model, folder=folder, photos=photos, card=card),
+            extra=lambda folder: configuration.save(folder, task.spec, objects),
+            check=lambda folder: _check(given, task, model, folder=folder, photos=photos, card=card, objects=objects),
         )
     say(f"exported {output_dir}")
 
@@ -80,7 +81,7 @@ def _photos(task, given):
     try:
         folder = given.data_dir or task.data_dir
         (split,) = find_splits(folder, {"val": task.data.eval_split})
-        examples = task.evaluation.examples(folder, split, task.spec, task.canvas)
+        examples = task.evaluation.examples(folder, split, task.spec)
     except InputError:
         if given.data_dir:
             raise
@@ -97,13 +98,13 @@ def _photos(task, given):
     return photos
 
 
-def _check(given, task, model, *, folder, photos, card):
+def _check(given, task, model, *, folder, photos, card, objects):
     """Compares an export with the checkpoint, and writes its card."""
     with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
         compared = _compared(task, model, configuration.load_export(folder), photos, in_file=given.format in IN_FILE)
     say(compared)
     outputs = files.FileModel(resolve(folder).file).shapes if given.format in IN_FILE else None
-    write_page(folder, card, given.format, task=task, outputs=outputs)
+    write_page(folder, card, given.format, task=task, outputs=outputs, objects=objects)
 
 
 def _card(task, model, given):
@@ -180,14 +181,14 @@ def _command(given):
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 
 
-def _write_safetensors(task, model, card, output_dir):
+def _write_safetensors(task, model, card, objects, output_dir):
     """Writes the weights with their card, reads them again, and returns a line that says what was compared."""
     name = task.model.name + SUFFIX
     with new_folder(output_dir, name) as folder:
         path = os.path.join(folder, name)
         card = write_safetensors(model, path, card)
-        configuration.save(folder, task.spec, task.objects)
-        write_page(folder, card, "safetensors", task=task)
+        configuration.save(folder, task.spec, objects)
+        write_page(folder, card, "safetensors", task=task, objects=objects)
         again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
         if not equal:

@@ -265,9 +265,8 @@ DIAMETER = Flag(
     "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
     "training's. 'auto' finds it for each photo.",
     read=diameter,
-    alone=("outputs_dir", "image_size"),
+    alone=("image_size",),
 )
-OUTPUTS_DIR = Flag(str, "keeps the network's maps there, a file each photo, and reuses them.", path=OUT_FOLDER)
 PICTURE = Flag(
     str,
     "PNG or JPEG: the first eight photos of each split with truth and prediction; curves.",

@@ -95,7 +95,9 @@ def _main(given: Predict):
 def _predictor(source, given):
     """The `Predictor` of a `Source`, with the flags' looks at a photo."""
     from axial import configuration
+    from axial.data.objects import read_objects
     from axial.serving.predictor import Predictor
+    from axial.tasks.base import Inference
 
     what = given.model
     if source.kind == "weights":
@@ -108,7 +110,7 @@ def _predictor(source, given):
         return configuration.load_export(source)
     task, model = configuration.restore_run(source)
     looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
-    return Predictor.of_task(task, model, *looks)
+    return Predictor.of_task(task, model, Inference(None, *looks), read_objects(source.folder))
 
 
 def _texts(given):

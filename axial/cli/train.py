@@ -78,11 +78,11 @@ def _main(given: Train):
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
-        task.objects = None if "data" in given.change else read_objects(model_dir)
-        if task.instances and "panoptic" in task.labels and not task.objects:
+        objects = None if "data" in given.change else read_objects(model_dir)
+        if task.instances and "panoptic" in task.evaluation.labels and not objects:
             with working("measuring the objects of the training photos"):
-                task.objects = objects_of(data_dir, task.data.train_split)
-        configuration.save(model_dir, task.spec, task.objects)
+                objects = objects_of(data_dir, task.data.train_split)
+        configuration.save(model_dir, task.spec, objects)
         about = dict(photo_scale=task.photo_scale, num_classes=task.num_classes)
         write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas, **about))
 

@@ -313,15 +313,6 @@ class EvaluationState(Struct):
     model: str = ""
 
 
-class MatchingCounts(Strict):
-    """Counts of matches in the state of an evaluation with --thresholds: for each threshold a list over the classes."""
-
-    thresholds: tuple[Annotated[float, Meta(gt=0, le=1)], ...]
-    tp: list[list[Count]]
-    fp: list[list[Count]]
-    fn: list[list[Count]]
-
-
 class Norm(Strict):
     """A `BatchNormConfig`."""
 

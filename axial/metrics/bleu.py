@@ -20,16 +20,13 @@ def scores(translations, references):
     """
     tokenized = BLEU(tokenize="none", smooth_method="none", force=True)  # of text that is tokenised already
     metrics = {"bleu": BLEU(), "tokenized_bleu": tokenized, "chrf": CHRF()}
+    if not translations:
+        return {**dict.fromkeys(metrics, float("nan")), "signatures": {}}
     texts = dict.fromkeys(metrics, (translations, references))
     texts["tokenized_bleu"] = tuple([compound_split(text) for text in side] for side in texts["bleu"])
-    result, signatures = {}, {}
-    for name, metric in metrics.items():
-        if not translations:
-            result[name] = float("nan")
-            continue
-        result[name] = metric.corpus_score(texts[name][0], [texts[name][1]]).score / 100
-        signatures[name] = str(metric.get_signature())
-    return {**result, "signatures": signatures}
+    result = {name: metric.corpus_score(texts[name][0], [texts[name][1]]) for name, metric in metrics.items()}
+    signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    return {**{name: found.score / 100 for name, found in result.items()}, "signatures": signatures}
 
 
 def compound_split(text):

@@ -17,8 +17,6 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from axial.errors import InputError
-from axial.io import schemas
-from axial.io.read import convert
 from axial.metrics.panoptic_quality import compare
 
 COUNTS = ("tp", "fp", "fn")
@@ -36,9 +34,9 @@ class MatchingAccuracy:
         self.spec, self.thresholds = spec, tuple(thresholds)
         self.counts = np.zeros([len(COUNTS), len(self.thresholds), spec.num_classes], np.int64)
 
-    def update(self, truth, predicted, **labels):
-        """Adds one image. Its arguments are those of `PanopticQuality.update`."""
-        pairs = compare(truth, predicted, **labels)
+    def update(self, truth, predicted):
+        """Adds the true and the predicted `Segments` of one image."""
+        pairs = compare(truth, predicted)
         for k, threshold in enumerate(self.thresholds):
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
@@ -46,10 +44,8 @@ class MatchingAccuracy:
             # A largest matching of some predictions extends to one of all that keeps them. So few of these stay alone.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
-            wrong, missed = pairs.unexcused.copy(), pairs.wanted.copy()
-            wrong[right], missed[found] = False, False
-            of_true, of_predicted = pairs.true_classes, pairs.predicted_classes
-            for row, classes in enumerate((of_true[found], of_predicted[wrong], of_true[missed])):
+            missed, wrong = pairs.errors(found, right)
+            for row, classes in enumerate((pairs.true_classes[found], wrong, missed)):
                 self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
 
     def merge(self, other):
@@ -63,17 +59,12 @@ class MatchingAccuracy:
         return {"thresholds": list(self.thresholds), **dict(zip(COUNTS, self.counts.tolist()))}
 
     def restore(self, state):
-        """Sets thresholds and counts to those of a `state`.
-
-        Raises:
-            InputError: not the state of such counts, or of another number of classes.
-        """
-        state = convert("matching: ", state, schemas.MatchingCounts)
-        size = len(state.thresholds), self.spec.num_classes
-        tables = [getattr(state, name) for name in COUNTS]
-        if any([len(row) for row in table] != [size[1]] * size[0] for table in tables):
-            raise InputError(f"matching: expected counts of {size[0]} thresholds and {size[1]} classes")
-        self.thresholds, self.counts = state.thresholds, np.array(tables, np.int64).reshape(len(COUNTS), *size)
+        """Sets thresholds and counts to those of a `state`. Raises KeyError, TypeError or ValueError for another."""
+        self.thresholds = tuple(map(float, state["thresholds"]))
+        counts = np.array([state[name] for name in COUNTS], np.int64)
+        self.counts = counts.reshape(len(COUNTS), len(self.thresholds), self.spec.num_classes)
+        if (counts < 0).any():
+            raise ValueError("matching: counts below 0")
 
     def result(self):
         """dict from each threshold, as text, to {'accuracy', 'tp', 'fp', 'fn', 'per_class'}.

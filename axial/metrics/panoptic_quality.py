@@ -13,6 +13,22 @@ import typing
 import numpy as np
 
 
+class Segments(typing.NamedTuple):
+    """The segments of one image.
+
+    Attributes:
+        ids: int [h, w]: i + 1 for segment i; 0 for pixels without a label, or of a prediction for void.
+        classes: class index of each segment.
+        scores: confidence of each predicted segment, which AP ranks by.
+        crowd: flag of each true segment; None where there is no crowd.
+    """
+
+    ids: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray | None = None
+    crowd: np.ndarray | None = None
+
+
 class Pairs(typing.NamedTuple):
     """The overlapping pairs of one image that can match; see `compare`. Number 0 is no segment.
 
@@ -32,17 +48,23 @@ class Pairs(typing.NamedTuple):
     wanted: np.ndarray
     unexcused: np.ndarray
 
+    def errors(self, true, predicted):
+        """Classes of the false negatives, and of the false positives, if these numbers have matches."""
+        missed, wrong = self.wanted.copy(), self.unexcused.copy()
+        missed[true], wrong[predicted] = False, False
+        return self.true_classes[missed], self.predicted_classes[wrong]
 
-def compare(truth, predicted, *, true_classes, true_crowd, predicted_classes):
-    """The `Pairs` of one image by the rule above. Its arguments are those of `PanopticQuality.update`."""
-    n, m = len(true_classes) + 1, len(predicted_classes) + 1
-    true_area = np.bincount(np.ravel(truth), minlength=n)
-    predicted_area = np.bincount(np.ravel(predicted), minlength=m)
-    true_classes = np.concatenate([[-1], np.asarray(true_classes, np.int64)])
-    predicted_classes = np.concatenate([[-2], np.asarray(predicted_classes, np.int64)])
-    crowd = np.concatenate([[True], np.asarray(true_crowd, bool)])
+
+def compare(truth, predicted):
+    """The `Pairs` of the true and the predicted `Segments` of one image by the rule above."""
+    n, m = len(truth.classes) + 1, len(predicted.classes) + 1
+    true_area = np.bincount(np.ravel(truth.ids), minlength=n)
+    predicted_area = np.bincount(np.ravel(predicted.ids), minlength=m)
+    true_classes = np.concatenate([[-1], np.asarray(truth.classes, np.int64)])
+    predicted_classes = np.concatenate([[-2], np.asarray(predicted.classes, np.int64)])
+    crowd = np.concatenate([[True], np.zeros(n - 1, bool) if truth.crowd is None else np.asarray(truth.crowd, bool)])
     # Only overlapping pairs are listed: 65,000 segments on each side would make a table of 4e9 pairs.
-    pairs = np.ravel(truth).astype(np.int64) * m + np.ravel(predicted)
+    pairs = np.ravel(truth.ids).astype(np.int64) * m + np.ravel(predicted.ids)
     pairs, overlap = np.unique(pairs, return_counts=True)
     i, j = pairs // m, pairs % m
     on_void = np.zeros(m, np.int64)
@@ -59,8 +81,7 @@ def compare(truth, predicted, *, true_classes, true_crowd, predicted_classes):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    sides = dict(true_classes=true_classes, predicted_classes=predicted_classes)
-    return Pairs(i, j, overlap / union, wanted=~crowd & (true_area > 0), unexcused=unexcused, **sides)
+    return Pairs(i, j, overlap / union, true_classes, predicted_classes, ~crowd & (true_area > 0), unexcused)
 
 
 class PanopticQuality:
@@ -87,29 +108,15 @@ class PanopticQuality:
         """int64 [C]: the number of matches of each class."""
         return np.array([len(values) for values in self.matches])
 
-    def update(self, truth, predicted, *, true_classes, true_crowd, predicted_classes):
-        """Adds one image.
-
-        Args:
-            truth: int [h, w]; 0 without a label, i + 1 for segment i.
-            predicted: int [h, w]; 0 for void, i + 1 for segment i.
-            true_classes, true_crowd: class index and crowd flag of each true segment.
-            predicted_classes: class index of each predicted segment.
-
-        Returns:
-            The image's own `PanopticQuality`.
-        """
-        one = PanopticQuality(self.spec)
-        labels = dict(true_classes=true_classes, true_crowd=true_crowd, predicted_classes=predicted_classes)
-        pairs = compare(truth, predicted, **labels)
+    def update(self, truth, predicted):
+        """Adds the true and the predicted `Segments` of one image. Returns the image's own `PanopticQuality`."""
+        one, pairs = PanopticQuality(self.spec), compare(truth, predicted)
         match = pairs.iou > 0.5
         for category, value in zip(pairs.true_classes[pairs.true[match]], pairs.iou[match]):
             one.matches[category].append(float(value))
-        missed, wrong = pairs.wanted.copy(), pairs.unexcused.copy()
-        missed[pairs.true[match]] = False
-        wrong[pairs.predicted[match]] = False
-        np.add.at(one.fn, pairs.true_classes[missed], 1)
-        np.add.at(one.fp, pairs.predicted_classes[wrong], 1)
+        missed, wrong = pairs.errors(pairs.true[match], pairs.predicted[match])
+        np.add.at(one.fn, missed, 1)
+        np.add.at(one.fp, wrong, 1)
         self.merge(one)
         return one
 
@@ -155,16 +162,9 @@ class PanopticQuality:
 
 
 def split_segments(panoptic, spec):
-    """Segment map and class of each segment from a map of class x label_divisor + instance.
-
-    Args:
-        panoptic: int [h, w]; class spec.ignore is void.
-
-    Returns:
-        int [h, w] (0 for void, i + 1 for segment i), classes [S], labels [S] as in the map.
-    """
+    """The `Segments` of a map of class x label_divisor + instance, int [h, w]; class spec.ignore is void."""
     labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
     keep = labels // spec.label_divisor != spec.ignore
     number = np.zeros(labels[-1] + 1, np.int32)
     number[labels] = np.where(keep, np.cumsum(keep), 0)
-    return number[panoptic], labels[keep] // spec.label_divisor, labels[keep]
+    return Segments(number[panoptic], labels[keep] // spec.label_divisor)

@@ -60,7 +60,7 @@ class Server(tf.Module):
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
             "kind": tf.constant(self._task.evaluation.name),
-            **{name: tf.constant(value) for name, value in self._task.about().items()},
+            **{name: tf.constant(value) for name, value in self._task.about.items()},
         }
 
     def signatures(self):

@@ -90,10 +90,10 @@ def equal_segments(wanted, found, quality):
         wanted, found: int [h, w] of class x label_divisor + number.
         quality: `PanopticQuality` that `found` is added to, with `wanted` as its truth.
     """
-    (a, a_classes, _), (b, b_classes, _) = (split_segments(np.asarray(x), quality.spec) for x in (wanted, found))
-    crowd = np.zeros(len(a_classes), bool)
-    quality.update(a, b, true_classes=a_classes, true_crowd=crowd, predicted_classes=b_classes)
-    a_classes, b_classes = (np.concatenate([[quality.spec.ignore], x]) for x in (a_classes, b_classes))
+    sides = [split_segments(np.asarray(x), quality.spec) for x in (wanted, found)]
+    quality.update(*sides)
+    a, b = (side.ids for side in sides)
+    a_classes, b_classes = (np.concatenate([[quality.spec.ignore], side.classes]) for side in sides)
     pairs, overlap = np.unique(a.astype(np.int64) * len(b_classes) + b, return_counts=True)
     i, j = np.divmod(pairs, len(b_classes))
     union = np.bincount(a.ravel())[i] + np.bincount(b.ravel())[j] - overlap

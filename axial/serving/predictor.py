@@ -15,7 +15,7 @@ from axial.io.read import first_line, read_json
 from axial.io.show import say
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
-from axial.tasks.base import Evaluation, Task
+from axial.tasks.base import Evaluation, Inference, Task
 from axial.tasks.registry import find_evaluation
 from axial.weights.card import PAGE
 from axial.weights.source import resolve
@@ -35,8 +35,6 @@ class Predictor:
             where nobody has told it, and of a model that has no `photo_scale`.
         example: function of what is given that makes an evaluation example of it.
         examples: function of evaluation examples that yields (example, prediction) for each.
-        photos: function of (data_dir, split, **part): the evaluation examples of a converted split; see
-            `Evaluation.examples`.
         task, model: of a model in memory, or of a file (`FileModel`); None of a SavedModel.
     """
 
@@ -47,7 +45,6 @@ class Predictor:
     objects: schemas.Objects | None
     example: typing.Callable
     examples: typing.Callable
-    photos: typing.Callable
     task: Task | None = None
     model: typing.Callable | None = None
 
@@ -56,14 +53,13 @@ class Predictor:
         return {name: np.asarray(value) for name, value in found.items()}
 
     @classmethod
-    def of_task(cls, task, model, scales=(1.0,), flip=False):
-        """The one of a task and its model, averaged over looks at a photo; see `Task.predictions`."""
+    def of_task(cls, task, model, inference=Inference(), objects=None):
+        """The one of a task and its model; see `Task.predictions`. `objects` are those of its training photos."""
         return cls(
             *(task.spec, task.evaluation, task.canvas, task.photo_scale),
-            objects=task.objects if task.photo_scale else None,
-            example=lambda given: task.example(tf.constant(given)),
-            examples=task.predictions(model, scales=scales, flip=flip),
-            photos=task.photos,
+            objects=objects if task.photo_scale else None,
+            example=lambda given: {**task.evaluation.example(given), **task.example(tf.constant(given))},
+            examples=task.predictions(model, inference),
             task=task,
             model=model,
         )
@@ -90,12 +86,16 @@ class Predictor:
             *(spec, evaluation, canvas, photo_scale, objects),
             example=evaluation.example,
             examples=predictions,
-            photos=lambda data_dir, split, **part: evaluation.examples(data_dir, split, spec, canvas, **part),
         )
+
+    def photos(self, data_dir, split, *, shard=(0, 1), skip=0):
+        """The evaluation examples of a converted split; see `Evaluation.examples`."""
+        look = self.task and self.task.look
+        return self.evaluation.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
 
     def copied(self, model):
         """The one of a copy of its model."""
-        return Predictor.of_task(self.task, model)
+        return Predictor.of_task(self.task, model, objects=self.objects)
 
 
 def check_export(what):

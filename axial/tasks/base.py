@@ -7,20 +7,23 @@ other programs be scored without them.
 
 import abc
 import dataclasses
+import functools
+import itertools
 import typing
 
 import numpy as np
 import tensorflow as tf
 
-from axial.data.streams import Stream, photo_of, spec_of
+from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.streams import Stream, decode_photo, evaluation_stream, photo_of, spec_of, training_stream
 from axial.data.tfrecord import find_splits
-from axial.errors import InputError
-from axial.io.check import check_arguments
-from axial.io.show import percent
+from axial.io.check import Checked
+from axial.io.show import counted, percent
 from axial.layers.batch_norm import all_reduce_sums
-from axial.layers.device import is_compiled
-from axial.models.registry import check_model, find_variant
-from axial.tasks.scores import Results, Scores
+from axial.layers.device import has_tpu, is_compiled, local_replicas
+from axial.models.registry import ModelConfig, check_model
+
+MOST_NAMED = 6  # classes or objects in one line
 
 # === Evaluation ===
 
@@ -58,45 +61,48 @@ class Evaluation(abc.ABC):
 
     Attributes:
         name: in exports and in the states of evaluations.
+        labels: what the records hold, one of `tfrecord.SCHEMAS` or a tuple of those that will do.
         scores: class of the `Scores`.
         quality: name of the quality of a photo in `Scores.photos`.
         results: class of the `Results`.
-        reader: class that reads results of other programs as predictions; see `ResultPredictions`. Its `reads_list`
-            says whether their JSON is a list. None if there is none.
         pictures: names of what `draw` returns.
         one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this task has.
         takes: what a prediction is of, 'photo' or 'text'.
         unit: what is scored one at a time, for people.
-        briefly: names of the headline that `brief` has; None for all.
+        shown: names of the scores of a result that `headline` has by default.
+        main: pairs of a name of the headline and how the last of the `lines` calls it; None for all names as they are.
+        briefly: the same for `brief`; by default `main`.
         confused: what a result's 'confusions' count, rows (truth, prediction, number), where it has some.
     """
 
-    name: str
-    scores: type[Scores]
-    quality: str
-    results: type[Results]
-    reader: type | None = None
-    pictures: tuple[str, ...]
     one_file = True
-    studies: tuple[str, ...] = ()
-    takes = "photo"
-    unit = "photo"
-    briefly: tuple[str, ...] | None = None
+    studies = ()
+    takes = unit = "photo"
+    main = briefly = None
     confused = "photos"
 
-    @abc.abstractmethod
-    def examples(self, data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
-        """A `tf.data.Dataset` of the evaluation examples of a converted split.
+    def examples(self, data_dir, split, spec, look=None, *, shard=(0, 1), skip=0):
+        """A `tf.data.Dataset` of the evaluation examples of a converted split, in order: records and their `truth`.
 
         Args:
             data_dir: folder of the data set.
             split: name of the split.
             spec: `DatasetSpec` or `TextSpec`.
-            canvas: (height, width) of the network's input; of texts, (most tokens,).
+            look: `Task.look`, whose dict each example has too; None where no model of a task looks at it.
             shard: (i, n) for every n-th photo, from the i-th on.
             skip: photos of the shard to leave out.
         """
+
+        def example(record):
+            return {**record, **self.truth(record, spec), **(look(record) if look else {})}
+
+        return evaluation_stream(data_dir, split, spec, example, labels=self.labels, shard=shard, skip=skip)
+
+    def truth(self, record, spec):
+        """dict of what `scores` needs of a record beside it: of a photo, its 'size', int32 [2]."""
+        del spec
+        return {"size": tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)}
 
     def given(self, example):
         """What a predictor takes of an evaluation example: a photo, uint8 [h, w, 3], or a text."""
@@ -105,10 +111,6 @@ class Evaluation(abc.ABC):
     def example(self, given):
         """An example of a photo, uint8 [h, w, 3], or of a text, for `predictions`. `given` gives it back."""
         return {"photo": given, "size": given.shape[:2]}
-
-    def call(self, signatures, given):
-        """The prediction, a dict, that the signatures of an export compute of a photo or a text."""
-        return signatures["image"](image=tf.constant(given))
 
     def predictions(self, signatures, spec, about):
         """A function of examples that yields (example, prediction of an export) for each, in order.
@@ -119,7 +121,9 @@ class Evaluation(abc.ABC):
             about: dict of arrays: what the export's signature 'classes' returns.
         """
         del spec, about
-        return lambda examples: ((example, self.call(signatures, self.given(example))) for example in examples)
+        return lambda examples: (
+            (example, signatures["image"](image=tf.constant(self.given(example)))) for example in examples
+        )
 
     @abc.abstractmethod
     def draw(self, example, seen, spec):
@@ -129,9 +133,9 @@ class Evaluation(abc.ABC):
     def describe(self, given, prediction, spec):
         """The `Description` of a photo, uint8 [h, w, 3], or of a text, and a predictor's prediction of it."""
 
-    @abc.abstractmethod
     def headline(self, result):
         """dict of the main scores of a result, from 0 to 1."""
+        return {name: result[name] for name in self.shown}
 
     def columns(self, result):
         """dict of all scores of a CSV's row, from 0 to 1."""
@@ -142,12 +146,9 @@ class Evaluation(abc.ABC):
         return {name: 100 * value for name, value in self.columns(result).items() if value == value}
 
     def brief(self, result):
-        """The main scores as a short text, in percent."""
-        return self._line(result, self.briefly)
-
-    def _line(self, result, names=None):
-        """The scores of the headline, or those of them with some names, in a line."""
-        return " ".join(f"{k}={percent(v)}" for k, v in self.headline(result).items() if names is None or k in names)
+        """The main scores as a short text, in percent, without NaNs."""
+        scores = {name: value for name, value in self.headline(result).items() if value == value}
+        return scores_line(scores, self.briefly or self.main)
 
     @abc.abstractmethod
     def classes(self, result):
@@ -159,10 +160,11 @@ class Evaluation(abc.ABC):
 
     def lines(self, result):
         """List of the lines below the table of `classes`. The last one names the main scores."""
-        if "confusions" not in result:
-            return [self._line(result)]
-        taken = [f"{truth} for {guess} ({count})" for truth, guess, count in result["confusions"][:5]]
-        return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", self._line(result)]
+        mistakes, last = self.mistakes(result), scores_line(self.headline(result), self.main)
+        if mistakes is None:
+            return [last]
+        taken = [f"{truth} for {guess} ({number})" for truth, guess, number in mistakes[1][:5]]
+        return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", last]
 
     def mistakes(self, result):
         """Header and rows of the most frequent confusions of a result; None for a task without classes to confuse."""
@@ -171,15 +173,59 @@ class Evaluation(abc.ABC):
         return [f"{self.confused} of", "taken for", self.confused], result["confusions"][:20]
 
 
+def scores_line(scores, names=None):
+    """Scores from 0 to 1 in a line, in percent. `names` has pairs of those that are shown, and how; None shows all."""
+    names = names or zip(scores, scores)
+    return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
+
+
+def summary_line(count, unit, parts):
+    """How many segments or objects a prediction has, and what they are, in a line.
+
+    >>> summary_line(17, "segment", ["16 nucleus", "1 background"]), summary_line(0, "object", [])
+    ('17 segments: 16 nucleus, 1 background', '0 objects')
+    >>> summary_line(8, "object", "abcdefgh")
+    '8 objects: a, b, c, d, e, f, 2 more'
+    """
+    more = [f"{len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
+    return f"{counted(count, unit)}{': ' * bool(parts)}{', '.join([*parts[:MOST_NAMED], *more])}"
+
+
 # === Task ===
 
 
-class Task(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """How a model predicts, as a command or a training decides it.
+
+    Attributes:
+        strategy: `tf.distribute` strategy that the model was made under.
+        scales: of the canvas, over which predictions are averaged.
+        flip: whether to average over the mirror image as well.
+        jit_compile: whether XLA compiles predictions on canvases of one size, as `TrainingConfig.jit_compile`. For a
+            single photo it does not pay.
+    """
+
+    strategy: tf.distribute.Strategy | None = None
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    jit_compile: str = "no"
+
+    @property
+    def compiled(self):
+        """Whether XLA compiles predictions where all canvases have one size."""
+        return is_compiled(self.jit_compile)
+
+
+@dataclasses.dataclass(eq=False)
+class Task(Checked, abc.ABC):
     """A model, its data, its losses and its predictions, without any loop.
+
+    A task stays as it is made. `dataclasses.replace` makes one with another model, data or grouping.
 
     Args:
         model: `ModelConfig`.
-        data: the task's data configuration, with `train_split` and `eval_split`.
+        data: the task's data configuration, with `train_split`, `eval_split` and `shuffle`.
         data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
             with train and with val take their places.
         spec: `DatasetSpec` or `TextSpec`; by default the one that the training split was converted under.
@@ -187,27 +233,22 @@ class Task(abc.ABC):
     Attributes:
         evaluation: its `Evaluation`.
         models: tasks of the models that it takes, as `registry.VARIANTS` have them.
-        labels: what its records hold; see `tfrecord.SCHEMAS`.
         configures: classes beside the task and `ModelConfig` that gin binds for it, its data configuration first.
         best_scores: schema of what `main_score` needs of a file of scores.
         trained_by: names of arguments that the losses depend on, beside model and data.
-        batches: function of (data_dir, data, spec) and of what `train_dataset` takes: the stream of training batches.
-        targets, looks: dicts of further arguments: of `batches`, and of `Evaluation.examples`.
+        finish: function of a batch of `training_example`s that returns the batch; None to leave it as it is.
+        about: dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas.
+        settings: dict, for JSON, of what predictions depend on beside the weights and the canvas.
         loss_names: names of the `losses`; 'total' is the last.
         multi_scale: scales of the canvas that multi-scale inference averages over.
         num_classes: of the model.
         canvas: (height, width) of the network's input in evaluation; of texts, (most tokens,).
-        crop: (height, width) of the network's input in training; None of other tasks than maps of photos.
         photo_scale: the factor by which photos are scaled; None where they are fitted to the canvas.
         instances: whether predictions tell instances of a class apart, where the data has some.
-        objects: `schemas.Objects` of the training photos; None where nobody has told it.
         row: tokens of a row of a batch of texts. A batch is divided into rows; 1 for images.
         counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
         branched: whether `by_shape` has branches.
-        title, hub: what it does in words and as Hugging Face's hub names it; by default what its model is for.
         server: class of the signatures of an export; None for `axial.serving.export.Server`, which takes photos.
-        jit_compile: whether XLA compiles predictions on canvases of one size, as `TrainingConfig.jit_compile`. A
-            training and axial-evaluate set it: for a single photo it does not pay.
         served: rows (name, type, shape, meaning) of what `serve` returns, for the card of an export.
             [h, w] is a photo's size, and C the number of classes.
 
@@ -215,49 +256,27 @@ class Task(abc.ABC):
         InputError: no such data; a model of another task.
     """
 
-    evaluation: Evaluation
-    models: tuple[str, ...]
-    labels: str | tuple[str, ...]
-    configures: tuple[type, ...]
-    best_scores: type
-    trained_by: tuple[str, ...] = ()
-    batches: typing.Callable
-    loss_names: tuple[str, ...] = ("total",)
-    multi_scale: tuple[float, ...] = (1.0,)
-    canvas: tuple[int, ...]
-    crop = None
-    photo_scale = None
+    model: ModelConfig
+    data: typing.Any
+    data_dir: str
+    spec: DatasetSpec | TextSpec | None = None
+
+    trained_by = served = ()
+    finish = photo_scale = server = None
+    loss_names = ("total",)
+    multi_scale = (1.0,)
     instances = True
-    objects = None
     row = 1
-    counted = False
-    branched = False
-    server: type | None = None
-    jit_compile = "no"
-    served: tuple[tuple[str, str, str, str], ...] = ()
+    counted = branched = False
 
-    def __init__(self, model, data, data_dir, spec=None):
-        self.model, self.data, self.data_dir = model, data, data_dir
-        check_arguments(self)
-        check_model(model, *self.models)
-        train_split, eval_split = find_splits(data_dir, {"train": data.train_split, "val": data.eval_split})
-        self.data = dataclasses.replace(data, train_split=train_split, eval_split=eval_split)
-        self.spec = spec or spec_of(data_dir, train_split, self.labels)
+    def __post_init__(self):
+        super().__post_init__()
+        check_model(self.model, *self.models)
+        splits = find_splits(self.data_dir, {"train": self.data.train_split, "val": self.data.eval_split})
+        self.data = dataclasses.replace(self.data, train_split=splits[0], eval_split=splits[1])
+        self.spec = self.spec or spec_of(self.data_dir, splits[0], self.evaluation.labels)
         self.num_classes = self.spec.num_classes
-        self.targets, self.looks = {}, {}
-
-    @property
-    def canvases(self):
-        """What photos are put on in evaluation."""
-        return self.canvas
-
-    @property
-    def title(self):
-        return find_variant(self.model.name).head.title
-
-    @property
-    def hub(self):
-        return find_variant(self.model.name).head.hub
+        self.about, self.settings = {}, {}
 
     # === Training ===
 
@@ -267,12 +286,20 @@ class Task(abc.ABC):
 
     def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
         """The endless stream of training batches; see `streams.training_stream`."""
-        stream = Stream(batch, seed, first_step, context=context, service=service)
-        return self.batches(self.data_dir, self.data, self.spec, stream, **self.targets)
+        return training_stream(
+            self.data_dir,
+            self.data.train_split,
+            self.spec,
+            self.training_example,
+            stream=Stream(batch, seed, first_step, context, service),
+            shuffle=self.data.shuffle,
+            labels=self.evaluation.labels,
+            finish=self.finish,
+        )
 
-    def feed_stages(self):
-        """dict from the name of a stage of the feed to its function of a parsed record, for `axial-analyze input`."""
-        return {}
+    def training_example(self, record, seed):
+        """The network's input and targets of a parsed record, as a dict. `seed`, int [2], decides what is random."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def losses(self, model, batch, whole=None):
@@ -298,24 +325,22 @@ class Task(abc.ABC):
 
     # === Prediction ===
 
-    def eval_dataset(self, split=None, canvas=None, shard=(0, 1), skip=0):
-        """The examples of a split; by default of the evaluation split, on the task's canvas."""
-        split = split or self.data.eval_split
-        return self.photos(self.data_dir, split, canvas=canvas, shard=shard, skip=skip)
+    def eval_dataset(self, split=None, data_dir=None, *, shard=(0, 1), skip=0):
+        """The examples of a split, by default of the evaluation split; see `Evaluation.examples`."""
+        data_dir, split = data_dir or self.data_dir, split or self.data.eval_split
+        return self.evaluation.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)
 
-    def photos(self, data_dir, split, canvas=None, **part):
-        """The examples of any converted split; see `Evaluation.examples`."""
-        return self.evaluation.examples(data_dir, split, self.spec, canvas or self.canvases, **self.looks, **part)
+    def look(self, record):
+        """What `predictions` takes of a parsed record: `example` of its photo."""
+        return self.example(decode_photo(record))
 
     @abc.abstractmethod
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
+    def predictions(self, model, inference=Inference()):
         """A function of an iterable of examples that yields (example, prediction) for each, in order.
 
         Args:
             model: a model of `build_model`.
-            strategy: `tf.distribute` strategy that it was made under.
-            scales: of the canvas, over which predictions are averaged.
-            flip: whether to average over the mirror image as well.
+            inference: `Inference`.
 
         Raises:
             InputError: scales or mirrors, of a task that has none.
@@ -331,30 +356,6 @@ class Task(abc.ABC):
 
         What it takes and returns with another `server` is up to that.
         """
-
-    def is_compiled(self):
-        """Whether XLA compiles the predictions; see `jit_compile`."""
-        return self.photo_scale is None and is_compiled(self.jit_compile)
-
-    def about(self):
-        """dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas."""
-        return {}
-
-    def segments(self, model, images):
-        """The segmentations of a batch of canvases, for `experiments/tpu/tpu.py --mode=serve`. Raises InputError."""
-        raise InputError(f"--mode=serve: {self.model.name} gives no segments; it compiles models for segmentation")
-
-    def settings(self):
-        """dict, for JSON, of what predictions depend on beside the weights and the canvas."""
-        return self.looks
-
-    def scores(self):
-        """Empty `Scores` of a split."""
-        return self.evaluation.scores(self.spec)
-
-    def picture(self, example, seen):
-        """The pictures of an example and its prediction side by side, uint8 [h, w, 3]."""
-        return np.concatenate(self.evaluation.draw(example, seen, self.spec), 1)
 
 
 def whole_batch(counts, parts=1):
@@ -372,3 +373,86 @@ def whole_batch(counts, parts=1):
     context = tf.distribute.get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
     return dict(zip(counts, all_reduce_sums(*counts.values()))), parts * replicas
+
+
+# === Predictions on all replicas ===
+
+
+class Replicated:
+    """Runs a function of canvases, or of other inputs, on all replicas. Inputs of one size run together.
+
+    Args:
+        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them, or of other
+            `inputs`; returns a dict of tensors.
+        strategy: `tf.distribute` strategy.
+        batch: examples on each replica; see `batch_size`.
+        compiled: whether XLA compiles the function, a program for each size of canvases.
+        inputs: function of an example that returns a tuple of what `function` takes, without the batch axis.
+        ahead: examples that are read before the first of them is computed; by default as many as run together.
+    """
+
+    def __init__(self, function, strategy=None, batch=1, *, compiled=False, inputs=None, ahead=None):
+        self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
+        self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
+        self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["content"])), ahead
+        function = tf.function(function, autograph=False, jit_compile=compiled or None)
+        self._run = by_size(lambda *x: self.strategy.run(function, x))
+
+    def __call__(self, examples):
+        """Yields (example, dict of its tensors, without the batch axis)."""
+        size, examples = batch_size(examples, self.batch), iter(examples)
+        together = self.replicas * size
+        while waiting := list(itertools.islice(examples, self.ahead or together)):
+            inputs, of_size, found = [self.inputs(example) for example in waiting], {}, {}
+            for number, given in enumerate(inputs):
+                of_size.setdefault(tuple(given[0].shape), []).append(number)
+            for numbers in of_size.values():
+                for first in range(0, len(numbers), together):
+                    chosen = numbers[first : first + together]
+                    found |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
+            yield from ((example, found[number]) for number, example in enumerate(waiting))
+
+    def _computed(self, inputs, size):
+        """The results of at most `size` inputs for each replica, in order."""
+
+        def spread(values):
+            def pick(context):  # repeats the last one if there are too few
+                first = context.replica_id_in_sync_group * size
+                return tf.stack([values[min(first + i, len(values) - 1)] for i in range(size)])
+
+            return self.strategy.experimental_distribute_values_from_function(pick)
+
+        results = self._run(*map(spread, zip(*inputs)))
+        parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
+        return [{k: v[i // size][i % size] for k, v in parts.items()} for i in range(len(inputs))]
+
+
+def batch_size(examples, most):
+    """How many examples are computed together: 1 for a list of one, which waits for its answer, else `most`.
+
+    The last ones are repeated where there are fewer, as another size takes another graph, which rounds in its own way.
+    A TPU takes a minute to compile one.
+
+    >>> [batch_size(examples, 32) for examples in (["a"], ["a", "b"], iter(["a"]))]
+    [1, 32, 32]
+    """
+    alone = isinstance(examples, list) and len(examples) == 1
+    return 1 if alone and not has_tpu() else most
+
+
+def by_size(function):
+    """A function that is traced once for each size of its tensors.
+
+    Args:
+        function: function of tensors, or of dicts of tensors. Those of one call have one size; replicas have the same.
+    """
+
+    @functools.cache
+    def graph(shapes):
+        return tf.function(functools.partial(function), autograph=False)  # one for all would warn of many traces
+
+    def run(*arguments):
+        values = tf.nest.flatten(arguments, expand_composites=True)
+        return graph(tuple(tuple(x.shape) for x in values))(*arguments)
+
+    return run

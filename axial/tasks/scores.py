@@ -5,6 +5,7 @@ import collections
 
 import numpy as np
 
+from axial.io.read import convert
 from axial.io.write import make_folder, output_file
 
 
@@ -18,6 +19,7 @@ class Scores(abc.ABC):
     Attributes:
         photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
         before: number of photos of the shard that come before those that are scored here.
+        confusion: int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes.
         parts: names of its attributes that are metrics, each with `merge`, `state` and `restore`.
     """
 
@@ -31,9 +33,13 @@ class Scores(abc.ABC):
         """The number in the split of the next photo that is added."""
         return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
 
+    def add_photo(self, name, quality):
+        """Adds the next photo to `photos`; see there."""
+        self.photos.append([self.next_number(), name, quality])
+
     @abc.abstractmethod
     def update(self, example, prediction):
-        """Adds one photo, and its entry to `photos`, whose number is `next_number`.
+        """Adds one photo, and its entry by `add_photo`.
 
         Args:
             example: an evaluation example of the task.
@@ -62,11 +68,6 @@ class Scores(abc.ABC):
     @abc.abstractmethod
     def result(self):
         """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
-
-    @property
-    def confusion(self):
-        """int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes."""
-        raise NotImplementedError
 
 
 class PairScores(Scores):
@@ -100,9 +101,14 @@ class PairScores(Scores):
             matrix[pair] = count
         return matrix
 
+    def mistakes(self, names):
+        """List of [true name, predicted name, number] of the pairs that are wrong, the most frequent first."""
+        wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
+        return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
+
 
 class Results(abc.ABC):
-    """Writes the predictions of a split to a folder, in the format of the task.
+    """Writes the predictions of a split to a folder, at least to one JSON, KIND_SPLIT.json.
 
     Args:
         folder: where they go.
@@ -111,17 +117,29 @@ class Results(abc.ABC):
         data_dir: folder of the converted split, for formats that need names of photos.
 
     Attributes:
+        kind: the JSON's name begins with it.
+        schema: of one of the `annotations`.
         annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
     """
 
+    def __init__(self, folder, spec, split, data_dir=None):
+        self.folder, self.spec, self.split, self.data_dir = folder, spec, split, data_dir
+        self.path, self.annotations = self.path_of(folder, split), []
+        make_folder(folder)
+
     @classmethod
-    @abc.abstractmethod
     def path_of(cls, folder, split):
         """Path of the JSON of a split's results. An evaluation does not replace such a file."""
+        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
-    @abc.abstractmethod
     def restore(self, path, annotations):
         """Goes on from the annotations in the state `path`. Raises InputError for others."""
+        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))
+        self.annotations = annotations
+
+    def check(self, where, annotations):
+        """Raises InputError, which begins with `where`, unless annotations of the schema suit the spec."""
+        del where, annotations  # here all of them do
 
     @abc.abstractmethod
     def add(self, example, seen):
@@ -134,30 +152,3 @@ class Results(abc.ABC):
     @abc.abstractmethod
     def close(self):
         """Writes the JSON."""
-
-
-class JsonResults(Results):
-    """Results of all photos of a split in one JSON, KIND_SPLIT.json. A subclass says what they are.
-
-    Args: see `Results`.
-    """
-
-    kind = ""  # the file's name begins with it
-
-    def __init__(self, folder, spec, split, data_dir=None):
-        del data_dir
-        self.folder, self.spec, self.annotations = folder, spec, []
-        self.path = self.path_of(folder, split)
-        make_folder(folder)
-
-    @classmethod
-    def path_of(cls, folder, split):
-        return output_file(folder, f"{cls.kind}_{split}.json", "--split")
-
-    def restore(self, path, annotations):
-        self.check(f"{path}: annotations", annotations)
-        self.annotations = annotations
-
-    @abc.abstractmethod
-    def check(self, where, annotations):
-        """Raises InputError, which begins with `where`, unless the annotations of a state are such results."""

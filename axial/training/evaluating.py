@@ -7,6 +7,7 @@ import math
 import os
 
 import msgspec
+import numpy as np
 import tensorflow as tf
 
 from axial.data.streams import name_damaged_records
@@ -17,6 +18,7 @@ from axial.evaluation.split_run import SplitRun
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.write import file_digest, output_folder, remove_folder
+from axial.tasks.base import Inference
 from axial.training.monitor import for_people
 from axial.training.optimizers import averaged
 from axial.training.saving import Saver, save_json
@@ -99,7 +101,7 @@ class Evaluations:
             if len(pictures) < PICTURES:
                 pictures.append(None)
                 with for_people("a picture"):
-                    pictures[-1] = self.task.picture(example, table)
+                    pictures[-1] = np.concatenate(task.evaluation.draw(example, table, task.spec), 1)
 
         task, split = self.task, self.task.data.eval_split
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
@@ -125,13 +127,13 @@ class Evaluations:
 
     @functools.cached_property
     def _predict(self):  # traced once
-        return self.task.predictions(self.loop.model, self.strategy)
+        return self.task.predictions(self.loop.model, Inference(self.strategy, jit_compile=self.config.jit_compile))
 
     @functools.cached_property
     def _identity(self):
         """What the scores depend on beside the weights, as the files have it."""
         task = self.task
-        of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings()}
+        of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
         return json.loads(msgspec.json.encode(of_scores))
 
     @property

@@ -37,7 +37,6 @@ class Loop(orbit.StandardTrainer):
             names = (*task.loss_names, "gradient_norm")
             self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
         optimizer.is_stopped = self.is_stopped
-        task.jit_compile = config.jit_compile  # of its predictions too
 
     def run(self, count):
         """Runs `count` steps.

@@ -40,7 +40,7 @@ SERVER_INPUTS = {
 }
 
 
-def write_page(folder, card, form, *, task=None, outputs=None):
+def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
     """Writes README.md of a folder that holds a model.
 
     Args:
@@ -49,15 +49,15 @@ def write_page(folder, card, form, *, task=None, outputs=None):
         form: of `FORMS`.
         task: the task that the model is of; None of weights alone, of which the card says what their model is for.
         outputs: dict from the names of a network's maps in a file to their shapes; None where they are of any size.
+        objects: `schemas.Objects` of the training photos, or None.
     """
     digests = folder_digests(folder, leave=(PAGE,))
-    write_text(os.path.join(folder, PAGE), page(card, form, digests, task=task, outputs=outputs))
+    write_text(os.path.join(folder, PAGE), page(card, form, digests, task=task, outputs=outputs, objects=objects))
 
 
-def page(card, form, files, *, task=None, outputs=None):
+def page(card, form, files, *, task=None, outputs=None, objects=None):
     """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
     network = find_variant(card.model).head
-    about = task or network
     header = ("name", "type", "shape", "what it is")
     if form == "saved_model":
         inputs, returned = SERVER_INPUTS[task.evaluation.takes], task.served
@@ -72,16 +72,16 @@ def page(card, form, files, *, task=None, outputs=None):
     sections = {
         "Input": [*show.markdown_table(header, inputs), "", *_preparation(card)],
         "Output": show.markdown_table(header, returned) if returned else [other],
-        "Data": [*_data(card), *_objects(task and task.objects)],
+        "Data": [*_data(card), *_objects(objects)],
         "Scores": _scores(card),
         "Weights": _weights(card),
         "Files": [*_digests(files), *made_from],
         "Licence": [f"{show.markdown(card.license)}, of the weights." if card.license else NO_LICENCE],
         "Commands": _commands(card, form, task),
     }
-    head = yaml.safe_dump(_head(card, form, about), sort_keys=False, allow_unicode=True)
+    head = yaml.safe_dump(_head(card, form, network), sort_keys=False, allow_unicode=True)
     lines = ["---", *head.splitlines(), "---", "", f"# {show.markdown(card.model)}", ""]
-    lines.append(f"{about.title.capitalize()}: {FORMS[form]}, by axial.")
+    lines.append(f"{network.title.capitalize()}: {FORMS[form]}, by axial.")
     for title, part in sections.items():
         lines += ["", f"## {title}", "", *part]
     return "\n".join(lines) + "\n"
@@ -92,11 +92,11 @@ def _digests(files):
     return show.markdown_table(("file", "SHA-256"), [tuple(map(show.code, file)) for file in files.items()])
 
 
-def _head(card, form, about):
-    """The YAML head, as plain values. `about` has the `title` and the `hub` of a task or of a network."""
+def _head(card, form, network):
+    """The YAML head, as plain values."""
     metrics = [
         {
-            "task": {"type": about.hub, "name": about.title},
+            "task": {"type": network.hub, "name": network.title},
             "dataset": {"type": _data_name(card), "name": _data_name(card), "split": one.split},
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
@@ -109,8 +109,8 @@ def _head(card, form, about):
     return {
         "license": card.license or UNKNOWN,
         "library_name": "axial",
-        "pipeline_tag": about.hub,
-        "tags": ["axial", "tensorflow", about.title.replace(" ", "-"), form.replace("_", "-"), card.model],
+        "pipeline_tag": network.hub,
+        "tags": ["axial", "tensorflow", network.title.replace(" ", "-"), form.replace("_", "-"), card.model],
         **({"datasets": [_data_name(card)]} if card.spec else {}),
         **({"model-index": [{"name": card.model, "results": metrics}]} if metrics else {}),
     }

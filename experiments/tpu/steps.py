@@ -10,6 +10,7 @@ import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.serving.fold import fold
+from axial.tasks.segmentation.panoptic import segment_each
 from axial.training.loop import Loop, check_loop
 from axial.training.trainer import check_batch
 
@@ -67,4 +68,4 @@ def lowered(build, batch, replicas, slice_name, mode):
 def _serving_step(task, batch):
     """(function, specs) of an exported model, from canvases to panoptic maps."""
     folded = fold(task, task.build_model())
-    return lambda images: task.segments(folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
+    return lambda images: segment_each(task, folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]

@@ -10,8 +10,7 @@ from PIL import Image
 from pycocotools import mask as masks
 
 from axial.data.converters.coco import SAMPLE_DIR
-from axial.data.specs import COCO, DatasetSpec
-from axial.tasks.detection.feed import evaluation_photos, record_objects
+from axial.data.specs import COCO
 
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000785.jpg"
 TRAIN = (
@@ -59,31 +58,9 @@ def test_serving_needs_tensorflow_alone(root):
     assert found["box"].shape == (100, 4) and (np.diff(found["score"]) <= 0).all()
 
 
-def write(path, content):
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_results_of_others(command, root, sample_dir, tmp_path):
-    spec = DatasetSpec.read(f"{root}/run/spec.json")
-    truth = next(e for e in evaluation_photos(sample_dir, "val2017", spec, (64, 64)) if int(e["image/id"]) == 785)
-    objects = {name: x[0].numpy() for name, x in record_objects(truth, spec).items()}
-    category = spec.category_ids[objects["class"]]
-    entry = {"image_id": 785, "category_id": category, "bbox": objects["box"].tolist(), "score": 0.9}
-    given = f"--data_dir={sample_dir}", "--split=val2017"
-    path = write(tmp_path / "right.json", [entry])
-    result = command("evaluate", "results", f"--results_json={path}", *given, f"--json={tmp_path}/scores.json")
-    assert result.code == 0, result.err
-    assert 0 < json.loads((tmp_path / "scores.json").read_text())["val2017"]["box"]["ap50"] < 1
-    path = write(tmp_path / "wrong.json", [{**entry, "image_id": 30}])
-    result = command("evaluate", "results", f"--results_json={path}", *given)
-    assert result.code == 2 and "image 30 is not in the split 'val2017'" in result.err.splitlines()[-1]
-
-
 REFUSED = {
     "--scales, --flip: a detector": ("evaluate", "--model_dir={}/run", "--flip"),
     "--format=tflite: not for detection": ("export", "--model_dir={}/run", "--output_dir={}/lite", "--format=tflite"),
-    "--outputs_dir: not for detection": ("evaluate", "--model_dir={}/run", "--outputs_dir={}/outputs"),
 }
 
 

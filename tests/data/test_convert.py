@@ -16,7 +16,7 @@ from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
 from axial.io.images import LEVELS
-from axial.tasks.segmentation.feed import evaluation_dataset
+from axial.tasks.segmentation.evaluation import PANOPTIC
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import convert as convert_items
 from tests.data.conversion import records
@@ -162,7 +162,7 @@ def test_broken_files_are_left_out_and_the_manifest_lists_them(tmp_path):
     assert tfrecord.read_manifest(str(tmp_path / "out"), "val")["examples"] == 8
     whole = [1, 4, 5, 6, 8, 10, 11, 12]
     assert sorted(int(record["image/id"]) for record in records(tmp_path / "out")) == whole
-    examples = list(evaluation_dataset(str(tmp_path / "out"), "val", COCO, (17, 17)))
+    examples = list(PANOPTIC.examples(str(tmp_path / "out"), "val", COCO))
     assert [int(example["number"]) + 1 for example in examples] == [int(e["image/id"]) for e in examples]
     again, done = convert(tmp_path / "coco", tmp_path / "out", shards=6, skip_broken=True)
     assert done["photos"] == 0 and list(map(list, again["left_out"])) == manifest["left_out"]

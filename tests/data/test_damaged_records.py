@@ -12,14 +12,20 @@ import tensorflow as tf
 from axial.analysis.data_check import check_split
 from axial.data import tfrecord
 from axial.data.labels import colors_of, encode_rgb
+from axial.data.preprocess import preprocess
 from axial.data.specs import DatasetSpec
-from axial.data.streams import Stream, check_records, name_damaged_records, record_fault, spec_of, whole_record
+from axial.data.streams import check_records, decode_photo, name_damaged_records, record_fault, spec_of, whole_record
 from axial.errors import InputError
 from axial.io.write import write_json
-from axial.tasks.classification import feed as classification
+from axial.models.registry import ModelConfig
+from axial.tasks.classification import task as classification
+from axial.tasks.classification.task import ClassificationTask
 from axial.tasks.detection import feed as detection
+from axial.tasks.detection.task import DetectionTask
 from axial.tasks.segmentation import feed as pipeline
-from axial.tasks.translation.feed import TextData, evaluation_text, training_text
+from axial.tasks.segmentation.panoptic import PanopticTask
+from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.task import TranslationTask
 from tests.data.record_fixture import CHANGES, changed, png, remove, retype, shorten, spoil
 
 SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))
@@ -75,12 +81,12 @@ def write_split(folder, records, labels, spec=SPEC):
 # What the readers make of a record as soon as it is whole.
 EXAMPLES = {
     "panoptic": lambda record: (
-        pipeline.evaluation_example(record, (33, 33)),
+        preprocess(decode_photo(record), (33, 33)),
         pipeline.training_example(record, [0, 1], SPEC, pipeline.DataConfig("val", "val", (33, 33))),
-        detection.evaluation_example(record, SPEC, (64, 64), (64, 64)),
+        detection.record_objects(record, SPEC),
         detection.record_masks(record, SPEC),
     ),
-    "class": lambda record: classification.evaluation_photo(record, (32, 32), 0.875),
+    "class": lambda record: classification.central_crop(decode_photo(record), (32, 32), 0.875),
     "text": lambda record: record,
 }
 
@@ -143,23 +149,17 @@ def streams(labels, folder, spec):
     """What reads a split to its end, of each task that takes records with these labels."""
     if labels == "class":
         data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
-        return [
-            lambda: classification.evaluation_photos(folder, "val", spec, (32, 32)),
-            lambda: classification.training_batches(folder, data, spec, Stream(1)),
-        ]
-    if labels == "text":
-        return [
-            lambda: evaluation_text(folder, "val", spec, (8,)),
-            lambda: training_text(folder, TextData("val", "val", (4, 8)), spec, Stream(8)),
-        ]
-    data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
-    boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
-    return [
-        lambda: pipeline.evaluation_dataset(folder, "val", spec, (33, 33)),
-        lambda: detection.evaluation_photos(folder, "val", spec, (64, 64)),
-        lambda: pipeline.training_dataset(folder, data, spec, Stream(1)),
-        lambda: detection.training_batches(folder, boxes, spec, Stream(1), masks=True),
-    ]
+        tasks = [(ClassificationTask, "resnet_nano", data, 1)]
+    elif labels == "text":
+        tasks = [(TranslationTask, "transformer_nano", TextData("val", "val", (4, 8)), 8)]
+    else:
+        data = pipeline.DataConfig("val", "val", (33, 33), shuffle=0)
+        boxes = detection.DetectionData("val", "val", (64, 64), (64, 64), shuffle=0)
+        tasks = [(PanopticTask, "panoptic_deeplab_resnet_nano", data, 1)]
+        tasks += [(DetectionTask, "mask_rcnn_resnet_nano", boxes, 1)]
+    made = [(make(ModelConfig(name), data, folder, spec), batch) for make, name, data, batch in tasks]
+    training = [functools.partial(task.train_dataset, batch, seed=0) for task, batch in made]
+    return [*(task.eval_dataset for task, _ in made), *training]
 
 
 @pytest.mark.parametrize("labels,key,change,words,tried", BAD, ids=[f"{row[0]} {row[1]}" for row in BAD])

@@ -18,13 +18,10 @@ import tensorflow as tf
 
 from axial.data import service as service_module
 from axial.data.service import Service, Tickets, arrival_lines, read_arrivals, served
-from axial.data.tfrecord import read_manifest, write_shard
+from axial.data.tfrecord import write_shard
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.translation.feed import Sentences, TextData, bucket_batches
-from axial.tasks.translation.task import TranslationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from tests.cloud.slice_fixture import free_port
 from tests.conftest import reached_by
 
@@ -127,46 +124,15 @@ def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers
         read_arrivals(str(tmp_path / "none"))
 
 
-def photos_task(texts, colours):
+def test_a_task_has_the_same_batches_with_a_service(address, colours_dir):
     data = ClassificationData("train", "val", (32, 32), mixup=0.2)
-    return ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours)
-
-
-def text_task(texts, colours):
-    return TranslationTask(ModelConfig("transformer_nano"), TextData("train", "val", (16, 32)), texts)
-
-
-@pytest.mark.parametrize("make", [photos_task, text_task])
-def test_a_task_has_the_same_batches_with_a_service(address, texts_dir, colours_dir, make):
-    task = make(texts_dir, colours_dir)
-    batch = getattr(task.data, "lengths", (4,))[-1]  # photos, or the tokens of a row
-    own = task.train_dataset(batch, seed=0)
-    found = task.train_dataset(batch, seed=0, service=Service(address, make.__name__))
+    task = ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours_dir)
+    own, found = task.train_dataset(4, seed=0), task.train_dataset(4, seed=0, service=Service(address, "run"))
     assert found.element_spec == own.element_spec
     for dataset in (own, found, task.eval_dataset()):
         assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
     for name, x in next(iter(found)).items():
-        assert x.shape == own.element_spec[name].shape and np.isfinite(np.asarray(x, np.float64)).all(), name
-
-
-def test_pairs_come_once_an_epoch_in_the_buckets_of_their_lengths(texts_dir):
-    """Of every pair both sides are in one batch of its bucket, but for those whose bucket is not full in the end."""
-    manifest = read_manifest(texts_dir, "train")
-    data = TextData("train", "val", (8, 16, 64))
-    sentences = Sentences(texts_dir, data, manifest["spec"])
-    tickets = Tickets(texts_dir, manifest, seed=0, shuffle=8, wanted=sentences.buckets < 3)
-    records = tickets.dataset(0, 4 * tickets.an_epoch)
-    seen = collections.Counter()
-    for numbers, batch in bucket_batches(records, data=data, spec=manifest["spec"], rows=2):
-        (bucket,) = set(batch["bucket"].numpy())
-        assert len(numbers) == 2 * 64 // data.lengths[bucket]
-        assert (sentences.buckets[numbers.numpy() % tickets.records] == bucket).all()
-        expected = sentences.batch(bucket, numbers.numpy() % tickets.records, 2)
-        for side in ("source", "target"):
-            np.testing.assert_array_equal(batch[side], expected[side])
-        seen.update(numbers.numpy().tolist())
-    assert set(seen.values()) == {1}
-    assert tickets.examples() * 4 - len(seen) < 2 * 64 // 8 + 2 * 64 // 16 + 2
+        assert x.shape == own.element_spec[name].shape and np.isfinite(x).all(), name
 
 
 # === The commands ===

@@ -10,7 +10,9 @@ from axial.data.converters import text
 from axial.data.streams import Stream, check_records
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
+from axial.models.registry import ModelConfig
 from axial.tasks.translation import feed
+from axial.tasks.translation.task import TranslationTask
 from tests.data.text_fixture import SIZE, convert_texts, write_pairs
 
 LENGTHS = (8, 16, 32)
@@ -26,6 +28,11 @@ def batches(folder, count, lengths=LENGTHS, batch=96, seed=3, **place):
     return [{name: x.numpy() for name, x in batch.items()} for batch in stream.take(count)]
 
 
+def evaluated(folder, split, length, reverse=False, **place):
+    data = feed.TextData("train", "val", (length,), reverse)
+    return TranslationTask(ModelConfig("transformer_nano"), data, folder).eval_dataset(split, **place)
+
+
 def sentences(batch, lengths=LENGTHS):
     """The (source, target) ids of a batch, without padding."""
     length = lengths[batch["bucket"][0]]
@@ -38,16 +45,16 @@ def sentences(batch, lengths=LENGTHS):
 
 def test_the_records_are_the_lines(texts_dir):
     spec = spec_of(texts_dir)
-    found = list(feed.evaluation_text(texts_dir, "val", spec, (64,)))
+    found = list(evaluated(texts_dir, "val", 64))
     numbers = [int(example["id"]) for example in found]
     assert sorted(numbers) == list(range(7)) != numbers
     for example in found:
         source, reference = (example[name].numpy().decode() for name in ("source", "reference"))
         assert source == reference[::-1] and spec.decode(example["ids"]) == source
         assert example["ids"][-1] == spec.end
-    mirrored = list(feed.evaluation_text(texts_dir, "val", spec, (64,), reverse=True))
+    mirrored = list(evaluated(texts_dir, "val", 64, reverse=True))
     assert [e["source"].numpy() for e in mirrored] == [e["reference"].numpy() for e in found]
-    parts = [list(feed.evaluation_text(texts_dir, "val", spec, (64,), shard=(i, 3), skip=1)) for i in range(3)]
+    parts = [list(evaluated(texts_dir, "val", 64, shard=(i, 3), skip=1)) for i in range(3)]
     assert [[int(example["id"]) for example in part] for part in parts] == [numbers[3::3], numbers[4::3], numbers[5::3]]
     check_records(texts_dir, "val")
 
@@ -133,7 +140,7 @@ def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):
     count = len(whole.epoch(3, 0, 3))
     found = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
     spec, wanted = spec_of(texts_dir), set()
-    for example in feed.evaluation_text(texts_dir, "train", spec, (999,)):
+    for example in evaluated(texts_dir, "train", 999):
         pair = tuple(tuple(spec.encode(example[name].numpy().decode())) for name in ("source", "reference"))
         if max(map(len, pair)) <= 32:
             wanted.add(pair)

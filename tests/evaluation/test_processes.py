@@ -12,8 +12,9 @@ from axial.data.tfrecord import read_manifest
 from axial.errors import InputError, Preempted
 from axial.evaluation import processes
 from axial.evaluation.split_run import SplitRun
+from axial.metrics.panoptic_quality import Segments
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
+from axial.tasks.segmentation.feed import segment_map
 
 
 def shifted(examples):
@@ -22,11 +23,11 @@ def shifted(examples):
         segments = np.roll(segment_map(example).numpy(), 5, 0)
         classes = example["segment/class"].numpy()
         semantic = np.concatenate([[COCO.ignore], classes])[segments]
-        yield example, {"table": (segments, classes, np.ones(len(classes))), "semantic": semantic}
+        yield example, {"table": Segments(segments, classes, np.ones(len(classes))), "semantic": semantic}
 
 
 def photos(sample_dir, shard=(0, 1), skip=0):
-    return evaluation_dataset(sample_dir, "val2017", COCO, (17, 17), shard=shard, skip=skip)
+    return PANOPTIC.examples(sample_dir, "val2017", COCO, shard=shard, skip=skip)
 
 
 @pytest.mark.parametrize("others", [0, 2])

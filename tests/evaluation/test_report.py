@@ -12,8 +12,7 @@ from PIL import Image
 from axial.data.specs import COCO
 from axial.evaluation.loop import evaluate
 from axial.evaluation.report import Report
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, mistakes
-from axial.tasks.segmentation.feed import evaluation_dataset
+from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from tests.browser import look
 from tests.truths import shifted
 
@@ -29,7 +28,7 @@ def page(sample_dir, tmp_path_factory):
     def watch(example, table):
         return report.add(example, table, scores.photos[-1])
 
-    evaluate(evaluation_dataset(sample_dir, "val2017", COCO, (17, 17)), shifted, scores, watch=watch)
+    evaluate(PANOPTIC.examples(sample_dir, "val2017", COCO), shifted, scores, watch=watch)
     return report.write(scores), scores, report
 
 
@@ -87,4 +86,5 @@ def test_in_a_browser(page, tmp_path):
 
 def test_mistakes_are_ranked_by_their_pixels():
     confusion = {"a": {"a": 6, "b": 3, "void": 1}, "b": {"a": 4, "b": 0}}
-    assert mistakes(confusion, 2) == [("b", "a", 1.0), ("a", "b", 0.3)]
+    rows = PANOPTIC.mistakes({"miou": {"confusion": confusion}})[1]
+    assert rows[:2] == [["b", "a", "100.0 %"], ["a", "b", "30.0 %"]]

@@ -16,13 +16,12 @@ from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.evaluation.split_run import SplitRun, merge
-from axial.tasks.classification.evaluation import CLASSIFICATION
-from axial.tasks.classification.feed import evaluation_photos as classified_photos
+from axial.metrics.panoptic_quality import Segments
+from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.registry import find_evaluation
 from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
-from axial.tasks.translation import feed
-from axial.tasks.translation.evaluation import TRANSLATION
+from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.translation.task import TRANSLATION
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):
@@ -51,7 +50,7 @@ def named_wrongly(example):
     rng = np.random.default_rng(int(example["image/id"]))
     named = np.where(rng.random(len(classes)) < 0.5, classes, 0)
     semantic = np.concatenate([[COCO.ignore], named])[segments]
-    return {"table": (segments, named, np.ones(len(classes))), "semantic": semantic}
+    return {"table": Segments(segments, named, np.ones(len(classes))), "semantic": semantic}
 
 
 def guessed(example):
@@ -64,15 +63,15 @@ def translated(example):
 
 
 CASES = {
-    "panoptic": (PANOPTIC, coco_split, evaluation_dataset, (17, 17), named_wrongly),
-    "classification": (CLASSIFICATION, colours_split, classified_photos, (8, 8), guessed),
-    "translation": (TRANSLATION, texts_split, feed.evaluation_text, (64,), translated),
+    "panoptic": (PANOPTIC, coco_split, named_wrongly),
+    "classification": (CLASSIFICATION, colours_split, guessed),
+    "translation": (TRANSLATION, texts_split, translated),
 }
 
 
 def evaluated(case, data, split, folder, until=None, **options):
     """Evaluates a split until so many photos are predicted. Returns (`SplitRun`, its result, number of predictions)."""
-    kind, _, photos, canvas, predict = case
+    kind, _, predict = case
     spec, asked = read_manifest(data, split)["spec"], []
 
     def predictions(examples):
@@ -84,7 +83,7 @@ def evaluated(case, data, split, folder, until=None, **options):
 
     run, found = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
     with contextlib.suppress(Stopped):
-        found = run.run(lambda shard, skip: photos(data, split, spec, canvas, shard=shard, skip=skip), predictions)
+        found = run.run(lambda shard, skip: kind.examples(data, split, spec, shard=shard, skip=skip), predictions)
     return run, found, len(asked)
 
 

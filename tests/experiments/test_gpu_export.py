@@ -13,8 +13,7 @@ import tensorflow as tf
 import gpu_export
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axial.data.specs import DatasetSpec
-from axial.metrics.panoptic_quality import PanopticQuality, split_segments
+from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
 from tests.conftest import golden_files, read_golden
 
 
@@ -15,19 +15,13 @@ def make_spec(classes, things, divisor=256, ignore=255):
     )
 
 
-def add(quality, truth, classes, crowd, predicted, predicted_classes):
-    return quality.update(truth, predicted, true_classes=classes, true_crowd=crowd, predicted_classes=predicted_classes)
-
-
 @pytest.mark.parametrize("name", golden_files("pq_*.npz"))
 def test_golden(name):
     arrays, meta = read_golden(name)
     spec = make_spec(meta["num_classes"], meta["thing_classes"], meta["label_divisor"], meta["ignored_label"])
     quality = PanopticQuality(spec)
     for truth, prediction in zip(arrays["ground_truth"], arrays["prediction"]):
-        segments, classes, _ = split_segments(truth, spec)
-        predicted, predicted_classes, _ = split_segments(prediction, spec)
-        add(quality, segments, classes, np.zeros(len(classes)), predicted, predicted_classes)
+        quality.update(*(split_segments(panoptic, spec) for panoptic in (truth, prediction)))
     found = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
     np.testing.assert_allclose(found, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
     np.testing.assert_allclose(found, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)
@@ -42,7 +36,7 @@ def test_as_many_segments_as_a_photo_can_hold():
     truth = np.arange(256 * 256).reshape(256, 256) % 65001
     classes = np.arange(65000) % 2
     quality = PanopticQuality(spec)
-    add(quality, truth, classes, np.zeros(65000), truth, classes)
+    quality.update(Segments(truth, classes), Segments(truth, classes))
     assert quality.result()["all"]["pq"] == 1.0 and quality.tp.sum() == 65000
-    add(quality, truth, classes, np.zeros(65000), truth, 1 - classes)
+    quality.update(Segments(truth, classes), Segments(truth, 1 - classes))
     assert quality.fp.sum() == quality.fn.sum() == 65000

@@ -18,10 +18,10 @@ from pycocotools.cocoeval import COCOeval
 
 from axial.data.labels import colors_of
 from axial.data.specs import CITYSCAPES, DatasetSpec
-from axial.metrics.instance_ap import InstanceAP
+from axial.metrics.coco_ap import InstanceAP
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
-from axial.metrics.panoptic_quality import PanopticQuality
+from axial.metrics.panoptic_quality import PanopticQuality, Segments
 
 SPEC = DatasetSpec("test", ("car", "dog", "sky", "road"), (3, 7, 20, 41), (True, True, False, False))
 RUNS = settings(max_examples=60, deadline=None, derandomize=True)  # derandomized, so that each run tests the same
@@ -96,10 +96,9 @@ MATCHING = functools.partial(MatchingAccuracy, thresholds=(0.05, 0.2, 1 / 3, 0.5
 
 
 def update(metric, photo, number):
-    labels = dict(true_classes=photo.classes, true_crowd=photo.crowd, predicted_classes=photo.predicted_classes)
-    if isinstance(metric, InstanceAP):
-        labels.update(scores=photo.scores, image=number)
-    metric.update(photo.truth, photo.predicted, **labels)
+    truth = Segments(photo.truth, photo.classes, crowd=photo.crowd)
+    predicted = Segments(photo.predicted, photo.predicted_classes, photo.scores)
+    metric.update(truth, predicted, *([number] if isinstance(metric, InstanceAP) else []))
 
 
 def metric_of(kind, numbered_photos):

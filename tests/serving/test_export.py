@@ -1,6 +1,6 @@
 """Exports equal their models on every kind of photo, and have no batch norm."""
 
-import copy
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,7 +22,6 @@ from axial.serving.fold import fold
 from axial.serving.predictor import Predictor, check_export
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import CheckpointPredictions
 from tests.conftest import make_task, relative_error
 from tests.data.test_decode import more_photos, placed
 from tests.io.image_fixture import samples
@@ -82,7 +81,7 @@ def test_equal_to_the_evaluator(trained, predictor):
     """Class and instance maps equal the evaluator's, except for ties."""
     task, model = trained
     examples = list(task.eval_dataset())
-    wanted = [p for _, p in CheckpointPredictions(task, model)(examples)]
+    wanted = [p for _, p in task.predictions(model)(examples)]
     found = [p for _, p in predictor.examples(examples)]
     things = 0
     for ours, theirs in zip(found, wanted, strict=True):
@@ -98,7 +97,9 @@ def test_equal_to_the_evaluator(trained, predictor):
 @pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
 def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
-    assert int(PANOPTIC.call(signatures, np.zeros([2, 2, 3], np.uint8))["dropped"]) == dropped
+    examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
+    ((_, found),) = PANOPTIC.predictions(signatures, None, {})(examples)
+    assert int(found["dropped"]) == dropped
 
 
 def test_any_photo_size(predictor):
@@ -211,11 +212,11 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
     task, model, path = scaled
     inside = tf.saved_model.load(path).signatures["classes"]()
     assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
-    predictor, one_canvas = Predictor.of_saved_model(path), copy.copy(task)
-    one_canvas.one_canvas = True  # the largest, which the export has
+    predictor = Predictor.of_saved_model(path)
+    one_canvas = dataclasses.replace(task, one_canvas=True)  # the largest, which the export has
     examples = list(one_canvas.eval_dataset())
     assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
-    wanted = [p for _, p in CheckpointPredictions(one_canvas, model)(examples)]
+    wanted = [p for _, p in one_canvas.predictions(model)(examples)]
     for ours, theirs in zip(predictor.examples(examples), wanted, strict=True):
         for key in ("panoptic", "semantic"):
             assert np.mean(ours[1][key].numpy() != theirs[key].numpy()) < 1e-3, key
@@ -223,8 +224,7 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
     task, model, path = scaled
-    predictor, one_canvas = Predictor.of_saved_model(path), copy.copy(task)
-    one_canvas.one_canvas = True
+    predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
     assert max(photo.shape) * 0.2 > 145  # more than the canvas
     wanted, found = Predictor.of_task(one_canvas, model)(photo), predictor(photo)

@@ -10,8 +10,8 @@ import tf_keras as keras
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.outputs import CLASS, PROBABILITY
 from axial.serving.predictor import Predictor
+from axial.tasks.base import Inference
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import CheckpointPredictions
 from tests.conftest import make_task, two_replicas
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
@@ -89,12 +89,12 @@ def results(predictions, examples):
 def test_replicas_change_nothing(sample_dir):
     """Two replicas take two photos at a time, one each. The last of an odd number is repeated, and comes out once."""
     task, model, examples = make_network(sample_dir, "panoptic_deeplab_resnet_nano")
-    wanted = results(CheckpointPredictions(task, model), examples)
+    wanted = results(task.predictions(model), examples)
     with two_replicas().scope():
         twin = task.build_model()
     for copied, weight in zip(twin.weights, model.weights, strict=True):
         copied.assign(weight)
-    predictions = CheckpointPredictions(task, twin, two_replicas())
+    predictions = task.predictions(twin, Inference(two_replicas()))
     for order in ([0, 1, 2], [4, 2, 7, 0], [5]):
         pairs = list(predictions([examples[i] for i in order]))
         assert [int(e["image/id"]) for e, _ in pairs] == [int(examples[i]["image/id"]) for i in order]
@@ -108,7 +108,7 @@ def test_replicas_change_nothing(sample_dir):
 def two_sided(network):
     """What --flip runs."""
     task, model, _ = network
-    return Predictor.of_task(task, model, flip=True)
+    return Predictor.of_task(task, model, Inference(flip=True))
 
 
 @pytest.fixture(scope="module")

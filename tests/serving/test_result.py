@@ -13,11 +13,11 @@ from pycocotools import mask as masks
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.serving.result import Result
-from axial.tasks.classification.evaluation import CLASSIFICATION
+from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.detection.evaluation import DETECTION, SHOWN
 from axial.tasks.segmentation import evaluation as panoptic
 from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.translation.evaluation import TRANSLATION
+from axial.tasks.translation.task import TRANSLATION
 
 SPEC = DatasetSpec("scene", ("sky", "cell", "road", "car"), (7, 300, 2, 40), (False, True, False, True))
 CELLS = DatasetSpec("cells", ("background", "cell"), (1, 2), (False, True), label_divisor=1 << 20)

@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.io.schemas import Objects
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed
-from axial.tasks.classification.evaluation import CLASSIFICATION
+from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.segmentation.evaluation import PANOPTIC
 
 

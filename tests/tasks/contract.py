@@ -17,6 +17,7 @@ from axial.layers import device, random
 from axial.serving.export import export
 from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
 from axial.serving.predictor import Predictor
+from axial.tasks.base import Inference
 from axial.training.loop import Loop
 from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.trainer import TrainingConfig, train
@@ -110,10 +111,10 @@ def compiled_step_is_the_plain_one(task, batch, tolerances=TOLERANCES):
 def compiled_predictions_are_the_plain_ones(task, model, count=2):
     """Predictions that XLA compiles in the accelerators' forms have the plain ones' numbers, and classes of pixels."""
     found, examples = [], list(task.eval_dataset().take(count))
-    for task.jit_compile in ("no", "yes"):
+    for wish in ("no", "yes"):
         with device.portable():
-            found.append([prediction for _, prediction in task.predictions(model)(iter(examples))])
-    assert task.is_compiled()
+            predictions = task.predictions(model, Inference(jit_compile=wish))
+            found.append([prediction for _, prediction in predictions(iter(examples))])
     for plain, compiled in zip(*found, strict=True):
         for name, value in plain.items():
             if value.dtype.is_integer:
@@ -143,7 +144,7 @@ def predictions_keep_the_order(task, model, count=3):
 
 def scores_merge(task, pairs):
     """Scores of two shards, stored as JSON and merged, are those of all photos. Returns (scores, what they saw)."""
-    whole, seen = task.scores(), []
+    whole, seen = task.evaluation.scores(task.spec), []
     for example, prediction in pairs:
         seen.append(whole.update(example, prediction))
     parts = []
@@ -202,7 +203,7 @@ def results_are_read_back(task, pairs, folder):
     for (example, _), seen in zip(pairs, run.stored(), strict=True):
         pictures = task.evaluation.draw(example, seen, task.spec)
         assert len(pictures) == len(task.evaluation.pictures)
-        for picture in (*pictures, task.picture(example, seen)):
+        for picture in pictures:
             assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
 
 

@@ -11,12 +11,11 @@ import tf_keras as keras
 from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks import registry
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from axial.tasks.segmentation.feed import DataConfig
-from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.tasks.segmentation.panoptic import SegmentationTask
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from tests.conftest import ROOT, make_task

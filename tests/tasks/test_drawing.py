@@ -6,11 +6,11 @@ from PIL import Image
 
 from axial.data.specs import COCO, NUCLEI, DatasetSpec
 from axial.evaluation.pictures import save_confusion, save_picture_table
-from axial.tasks.classification.evaluation import caption
-from axial.tasks.detection.drawing import draw_boxes
-from axial.tasks.segmentation.drawing import overlay, save_stress, segment_colors
+from axial.tasks.classification.task import caption
+from axial.tasks.detection.evaluation import draw_objects
+from axial.tasks.segmentation.drawing import OPACITY, overlay, save_stress, segment_colors
 from axial.tasks.segmentation.studies import add_changes
-from axial.tasks.translation.evaluation import write_lines
+from axial.tasks.translation.task import write_lines
 from tests.hostile import NAMES
 
 
@@ -19,13 +19,13 @@ def test_segments_get_their_colors_and_outlines():
     segments[:, 20:40] = 1
     segments[:, 40:] = 2
     photo = np.full([40, 60, 3], 100, np.uint8)
-    painted = overlay(photo, segments, [0, 0], COCO, alpha=1.0, labels=False)
+    painted = overlay(photo, segments, [0, 0], COCO)
     colors = segment_colors([0, 0], COCO)
     assert not np.array_equal(*colors)  # two instances can be told apart
-    np.testing.assert_array_equal(painted[5, 30], colors[0])
-    np.testing.assert_array_equal(painted[5, 50], colors[1])
+    for column, color in zip((30, 50), colors):
+        np.testing.assert_array_equal(painted[5, column], (OPACITY * color).astype(np.uint8) + 40)
     np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
-    np.testing.assert_array_equal(painted[:, 20], 255)
+    np.testing.assert_array_equal(painted[:9, 20], 255)
 
 
 def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
@@ -43,8 +43,8 @@ def test_every_picture_takes_every_name(tmp_path):
     spec = DatasetSpec("mine", NAMES, tuple(range(count)), (True,) * count)
     photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)
     for index, name in enumerate(NAMES):
-        assert (overlay(photo, segments, [index], spec) != overlay(photo, segments, [index], spec, labels=False)).any()
-        assert draw_boxes(photo, [(0, 0, 30, 30)], [index], spec).any()
+        assert overlay(photo, segments, [index], spec).std((0, 1)).any()  # the name
+        assert draw_objects(photo, [{"bbox": (0, 0, 30, 30)}], [index], spec).any()
         assert caption(photo, name).any() and write_lines([name]).any()
     paths = [str(tmp_path / f"{i}.png") for i in range(3)]
     save_confusion(paths[0], np.eye(count, count + 1, dtype=int) + 1, list(NAMES))

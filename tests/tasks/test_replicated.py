@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from axial.models.outputs import LOGITS
-from axial.tasks import replicated
-from axial.tasks.classification.evaluation import classifier_predictions
-from axial.tasks.translation.evaluation import translations
+from axial.tasks import base
+from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.task import TranslationTask
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def classifier():
         traced.append(images.shape[0])
         return {LOGITS: tf.reduce_mean(images, [1, 2]) @ weights}
 
-    return lambda **options: classifier_predictions(network, **options), traced
+    return ClassificationTask.predictions(None, network), traced
 
 
 def photos(count):
@@ -30,33 +31,33 @@ def photos(count):
 
 
 def test_a_photo_alone_is_computed_once(classifier):
-    make, traced = classifier
+    predict, traced = classifier
     (example,) = photos(1)
-    ((same, alone),) = make()([example])
+    ((same, alone),) = predict([example])
     assert traced == [1] and same is example
-    together = [found for _, found in make()([example] * 2)]
+    together = [found for _, found in predict([example] * 2)]
     assert traced == [1, 32]
     for found in together:
         np.testing.assert_allclose(alone["probability"], found["probability"], rtol=1e-6)
 
 
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
-    monkeypatch.setattr(replicated, "has_tpu", lambda: True)
-    make, traced = classifier
-    predict = make(batch=4)
-    assert [len(list(predict(photos(count)))) for count in (1, 3, 6)] == [1, 3, 6] and traced == [4]
+    monkeypatch.setattr(base, "has_tpu", lambda: True)
+    predict, traced = classifier
+    assert [len(list(predict(photos(count)))) for count in (1, 3, 40)] == [1, 3, 40] and traced == [32]
 
 
 def test_a_sentence_alone_is_translated_once():
     computed = []
 
-    def translate(source):
+    def translate(model, source):
         computed.append(tuple(source.shape))
         return source[:, ::-1], tf.reduce_sum(tf.cast(source, tf.float32), 1)
 
     spec = types.SimpleNamespace(decode=lambda row: " ".join(str(token) for token in row if token))
     sentences = [{"ids": tf.constant(ids)} for ids in ([1, 2], [3, 4, 5, 6, 7], [8], [9, 1])]
-    predict = translations(translate, spec, lengths=(4, 8))
+    task = types.SimpleNamespace(spec=spec, data=TextData("train", "val", (4, 8)), translate=translate)
+    predict = TranslationTask.predictions(task, None)
     for example, words in zip(sentences[:2], ("2 1", "7 6 5 4 3")):
         ((_, found),) = predict([example])
         assert found["translation"] == words and found["score"] == sum(example["ids"].numpy())

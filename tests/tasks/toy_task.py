@@ -1,5 +1,7 @@
 """A task of a user's: the class of a photo by a model of axial, with scores, results and pictures of its own."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -8,11 +10,9 @@ from axial.data.tfrecord import photo_name
 from axial.io import schemas
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.models.registry import ModelConfig
-from axial.tasks.base import Description, Evaluation, Task
-from axial.tasks.classification.feed import ClassificationData, central_crop, evaluation_photos, training_batches
-from axial.tasks.replicated import Replicated
-from axial.tasks.scores import JsonResults, Scores
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
+from axial.tasks.classification.task import ClassificationData, central_crop, training_crop
+from axial.tasks.scores import Results, Scores
 
 
 class RightScores(Scores):
@@ -20,22 +20,17 @@ class RightScores(Scores):
 
     def update(self, example, prediction):
         found = int(np.argmax(prediction["probability"]))
-        right = found == int(example["image/class"])
-        self.photos.append([self.next_number(), photo_name(example), float(right)])
+        self.add_photo(photo_name(example), float(found == int(example["image/class"])))
         return found
 
     def result(self):
         return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
 
 
-class ClassNames(JsonResults):
+class ClassNames(Results):
     """The class of each photo."""
 
-    kind = "toy"
-
-    def check(self, where, annotations):
-        for one in annotations:
-            self.spec.class_names[one["class"]]
+    kind, schema = "toy", dict
 
     def add(self, example, seen):
         self.annotations.append({"image_id": int(example["image/id"]), "class": seen})
@@ -50,9 +45,8 @@ class ClassNames(JsonResults):
 class ToyEvaluation(Evaluation):
     """Its short forms are all of one score."""
 
-    name, quality, pictures = "toy", "right", ("photo",)
+    name, labels, quality, pictures = "toy", "class", "right", ("photo",)
     scores, results = RightScores, ClassNames
-    examples = staticmethod(evaluation_photos)
 
     def draw(self, example, seen, spec):
         return (decode_photo(example).numpy(),)
@@ -74,6 +68,7 @@ class ToyFile(schemas.Struct):
     right: float
 
 
+@dataclasses.dataclass(eq=False)
 class ToyTask(Task):
     """Classes of photos.
 
@@ -81,13 +76,20 @@ class ToyTask(Task):
     """
 
     evaluation = ToyEvaluation()
-    models, labels, configures = ("classification",), "class", (ClassificationData,)
+    models, configures = ("classification",), (ClassificationData,)
     best_scores = ToyFile
-    batches = staticmethod(training_batches)
 
-    def __init__(self, model: ModelConfig, data: ClassificationData, data_dir: str, spec=None):
-        super().__init__(model, data, data_dir, spec)
-        self.canvas = tuple(data.image)
+    data: ClassificationData
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.canvas = tuple(self.data.image)
+
+    def training_example(self, record, seed):
+        return training_crop(record, seed, self.data)
+
+    def finish(self, batch):
+        return {**batch, "label": tf.one_hot(batch["label"], self.num_classes)}
 
     def losses(self, model, batch, whole=None):
         logits = model(batch["image"], training=True)[LOGITS]
@@ -96,8 +98,8 @@ class ToyTask(Task):
     def main_score(self, scores):
         return scores["right"]
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        return Replicated(lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, strategy)
+    def predictions(self, model, inference=Inference()):
+        return Replicated(lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, inference.strategy)
 
     def example(self, given):
         return {"image": central_crop(given, self.canvas, 1.0), "content": tf.constant(self.canvas)}

@@ -11,7 +11,7 @@ import tests.conftest  # noqa: F401, as it decides how graphs are optimised, in 
 from axial.layers import BatchNorm, BatchNormConfig
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
+from axial.tasks.classification.task import ClassificationData
 from axial.training import trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig, train

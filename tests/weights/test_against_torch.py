@@ -18,12 +18,9 @@ import tf_keras as keras
 
 from axial.data.convert import Conversion, convert_split
 from axial.data.converters import imagenet
-from axial.data.streams import Stream
-from axial.data.tfrecord import read_manifest
 from axial.layers.batch_norm import BatchNorm
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData, evaluation_photos, training_batches
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.weights import convert
 from axial.weights.interchange import built
 from axial.weights.names import assign_weights, csrhddlam_weights, weight_names
@@ -56,16 +53,14 @@ def data_dir():
 
 def write_photos(out):
     """20 central crops of imagenette's validation photos."""
-    spec = read_manifest(data_dir(), "val")["spec"]
-    photos = evaluation_photos(data_dir(), "val", spec, (224, 224), central=0.875)
-    photos = [example["image"].numpy() for example in itertools.islice(photos, 0, 200, 10)]
+    task = ClassificationTask(ModelConfig("resnet_50"), ClassificationData("train", "val"), data_dir())
+    photos = [example["image"].numpy() for example in itertools.islice(task.eval_dataset(), 0, 200, 10)]
     np.save(os.path.join(out, "photos.npy"), np.stack(photos))
 
 
 def write_batches(out):
-    spec, data = read_manifest(data_dir(), "train")["spec"], ClassificationData("train", "val")
-    batches = training_batches(data_dir(), data, spec, Stream(BATCH))
-    batches = list(itertools.islice(batches, STEPS["float32"]))
+    task = ClassificationTask(ModelConfig("resnet_50"), ClassificationData("train", "val"), data_dir())
+    batches = list(itertools.islice(task.train_dataset(BATCH, seed=0), STEPS["float32"]))
     labels = np.stack([np.argmax(batch["label"], -1) for batch in batches])
     np.savez(os.path.join(out, "batches.npz"), images=np.stack([b["image"] for b in batches]), labels=labels)
 

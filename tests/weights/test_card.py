@@ -11,13 +11,11 @@ from axial.io.images import LEVELS
 from axial.io.schemas import CardScores, CardSplit
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig, find_variant
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.tasks.detection.feed import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from axial.tasks.segmentation.feed import DataConfig
-from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask
 from axial.weights.card import FORMS, page
 from axial.weights.interchange import make_card
 from tests.hostile import NAMES

@@ -1,16 +1,309 @@
-"""The task of image classification: its model, data, loss and predictions, without the training loop."""
+"""Image classification: what classifiers see, their scores, and the task, without the training loop."""
 
+import dataclasses
+import functools
+import math
+import typing
+
+import msgspec
+import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFont
 
-from axial.data.specs import DatasetSpec
+from axial.data.streams import decode_photo
+from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import BelowOne, check_arguments
+from axial.io.check import BelowOne, Checked, Fraction, Name, Natural, NonNegative, Scale, Share, Size, check_range
+from axial.io.show import percent, plain
+from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.models.registry import ModelConfig
-from axial.tasks.base import Task
-from axial.tasks.classification.evaluation import BEST, CLASSIFICATION, classifier_predictions
-from axial.tasks.classification.feed import ClassificationData, central_crop, training_batches
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
+from axial.tasks.scores import PairScores, Results
+
+POLICIES = ("none", "autoaugment", "randaugment")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationData(Checked):
+    """Which photos a classifier sees, and how.
+
+    The crop and the mirror image follow from the seed, so a resumed training sees the same ones. The policy, mixup,
+    cutmix and erasing are tf-models-official's. They draw from TensorFlow's own generators: with them a resumed
+    training sees other ones.
+
+    Attributes:
+        train_split, eval_split: splits of a converted data set.
+        image: (height, width) of the network's input.
+        area: range of a random crop's share of the photo (Szegedy et al., CVPR 2015).
+        aspect: range of a random crop's width over its height, before it is resized to `image`.
+        flip: whether crops are mirrored, with a probability of 1/2.
+        central: share of the photo's shorter side that evaluation crops.
+        shuffle: records in the buffer that training draws from; 0 keeps the order of the files.
+        policy: random changes of colour and shape: 'none', 'autoaugment' or 'randaugment'.
+        mixup, cutmix: alpha of their Beta distributions; 0 for none. With both, each batch draws one of them.
+        erase: probability of erasing a random rectangle.
+    """
+
+    train_split: Name
+    eval_split: Name
+    image: Size = (224, 224)
+    area: tuple[Share, Share] = (0.08, 1.0)
+    aspect: tuple[Scale, Scale] = (3 / 4, 4 / 3)
+    flip: bool = True
+    central: Share = 0.875
+    shuffle: Natural = 16384
+    policy: typing.Literal[POLICIES] = "none"
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
+    erase: Fraction = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range("ClassificationData.area", self.area)
+        check_range("ClassificationData.aspect", self.aspect)
+
+    def resized(self, image):
+        """The same with another size of the network's input."""
+        return dataclasses.replace(self, image=image)
+
+    @property
+    def crop(self):
+        """(height, width) of the network's input in training."""
+        return self.image
+
+
+def training_crop(record, seed, data):
+    """A random crop, float32 [*data.image, 3] from -1 to 1, and its class 'label', int32 []."""
+    from official.vision.ops import augment
+
+    photo = decode_photo(record)
+    seeds = tf.random.experimental.stateless_split(seed, 2)
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        tf.shape(photo),
+        tf.zeros([1, 0, 4]),
+        seeds[0],
+        min_object_covered=0,
+        aspect_ratio_range=data.aspect,
+        area_range=data.area,
+        use_image_if_no_bounding_boxes=True,
+    )
+    image = _resized(tf.slice(photo, begin, size), data.image)
+    if data.flip:
+        image = tf.image.stateless_random_flip_left_right(image, seeds[1])
+    if data.policy != "none":
+        policy = augment.AutoAugment() if data.policy == "autoaugment" else augment.RandAugment()
+        image = tf.cast(policy.distort(tf.cast(tf.round(image), tf.uint8)), tf.float32)
+    image = image / 127.5 - 1
+    if data.erase:
+        image = augment.RandomErasing(data.erase).distort(image)
+    return {"image": tf.ensure_shape(image, [*data.image, 3]), "label": tf.cast(record["image/class"], tf.int32)}
+
+
+def central_crop(photo, image, central):
+    """The middle of a photo as an evaluation sees it: uint8 [h, w, 3] -> float32 [*image, 3] from -1 to 1.
+
+    Args:
+        image: (height, width) of the network's input.
+        central: share of the photo that is cropped, of the largest part of it that has the shape of `image`.
+    """
+    size = tf.cast(tf.shape(photo)[:2], tf.float32)
+    wanted = tf.cast(tf.stack(image), tf.float32)
+    crop = tf.cast(tf.maximum(tf.round(wanted * tf.reduce_min(size / wanted) * central), 1), tf.int32)
+    first = (tf.shape(photo)[:2] - crop) // 2
+    photo = tf.slice(photo, tf.concat([first, [0]], 0), tf.concat([crop, [3]], 0))
+    return tf.ensure_shape(_resized(photo, image) / 127.5 - 1, [*image, 3])
+
+
+def _resized(photo, size):
+    """Cubic resampling; the values stay from 0 to 255."""
+    resized = tf.image.resize(photo, size, "bicubic", antialias=True)
+    return tf.clip_by_value(resized, 0.0, 255.0)
+
+
+def soft_labels(batch, data, num_classes):
+    """The batch with 'label' as probabilities, float32 [N, num_classes], after mixup or cutmix."""
+    if data.mixup or data.cutmix:
+        from official.vision.ops import augment
+
+        mix = augment.MixupAndCutmix(num_classes, data.mixup, data.cutmix, label_smoothing=0.0)
+        image, label = mix(batch["image"], batch["label"])
+        return {"image": tf.ensure_shape(image, batch["image"].shape), "label": label}
+    return {**batch, "label": tf.one_hot(batch["label"], num_classes)}
+
+
+BINS = 15  # of the calibration error, as Guo et al. have
+BEST = 5  # classes of a prediction that are kept
+
+
+class ClassificationScores(PairScores):
+    """Top-1 and top-5 accuracy, accuracy of each class, confusions and calibration error, summed over photos.
+
+    The expected calibration error is sum_b n_b / n |accuracy_b - confidence_b| over bins b of the largest probability
+    (Guo et al., ICML 2017, Eq. 3).
+
+    Args:
+        spec: `DatasetSpec`.
+        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        super().__init__(spec, shard)
+        self.top5 = 0
+        self.right = np.zeros(BINS, np.int64)  # right photos of each bin
+        self.confidences = [[] for _ in range(BINS)]  # kept one by one and summed exactly, so in any order
+
+    def update(self, example, prediction):
+        """Adds one photo. Returns its best classes, at most five, with their probabilities.
+
+        Args:
+            example: an evaluation example with 'image/class' and 'image/file_name'.
+            prediction: dict of 'probability' [classes].
+        """
+        probability = np.asarray(prediction["probability"], np.float64)
+        best = np.argsort(-probability, kind="stable")[:BEST]
+        truth, confidence = int(example["image/class"]), probability[best[0]]
+        right = bool(best[0] == truth)
+        self.pairs[truth, int(best[0])] += 1
+        self.top5 += int(truth in best)
+        index = min(int(confidence * BINS), BINS - 1)
+        self.right[index] += right
+        self.confidences[index].append(float(confidence))
+        self.add_photo(photo_name(example), float(probability[truth]))
+        return [(int(i), float(probability[i])) for i in best]
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        super().merge(other)
+        self.top5 += other.top5
+        self.right += other.right
+        for mine, theirs in zip(self.confidences, other.confidences):
+            mine.extend(theirs)
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        return {**super().state(), "top5": self.top5, "bins": [self.right.tolist(), self.confidences]}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`."""
+        super().restore(state)
+        right, confidences = state["bins"]
+        self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
+        # older states have a sum in place of each list
+        self.confidences = [list(map(float, x if isinstance(x, list) else [x])) for x in confidences]
+        if len(self.confidences) != BINS:
+            raise ValueError(f"bins: {len(self.confidences)}, expected {BINS}")
+
+    def result(self):
+        """dict of 'top1', 'top5', 'calibration_error' and 'per_class' from 0 to 1, and of 'confusions'.
+
+        'per_class' has a name's accuracy, or NaN without photos. 'confusions' are [truth, prediction, photos], the most
+        frequent first.
+        """
+        names, share = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
+        confidence = np.array([math.fsum(values) for values in self.confidences])
+        right, photos = np.diag(self.confusion).tolist(), self.confusion.sum(1).tolist()
+        return {
+            "top1": int(self.right.sum()) * share,
+            "top5": self.top5 * share,
+            "calibration_error": float(np.abs(self.right - confidence).sum()) * share,
+            "per_class": {name: r / n if n else math.nan for name, r, n in zip(names, right, photos)},
+            "confusions": self.mistakes(names),
+        }
+
+
+class Guess(schemas.Strict):
+    """A class of a photo's prediction."""
+
+    index: schemas.Count
+    class_: str = msgspec.field(name="class")
+    probability: typing.Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class ClassifiedPhoto(schemas.Strict):
+    """A photo in a classifier's results."""
+
+    file_name: str
+    best: list[Guess]
+    image_id: schemas.Count = 0
+
+
+class ClassResults(Results):
+    """Writes the best classes of every photo to one JSON, classification_SPLIT.json."""
+
+    kind, schema = "classification", ClassifiedPhoto
+
+    def check(self, where, annotations):
+        for photo in annotations:
+            for guess in photo.best:
+                if guess.index >= self.spec.num_classes:
+                    raise InputError(f"{where}: {photo.file_name} has class {guess.index} of {self.spec.num_classes}")
+
+    def add(self, example, best):
+        """Adds one photo."""
+        name = photo_name(example)
+        image_id = int(example["image/id"])
+        self.annotations.append({"image_id": image_id, "file_name": name, "best": _named(best, self.spec)})
+
+    def seen(self, index):
+        """What `add` was given for photo number `index`."""
+        return [(guess["index"], guess["probability"]) for guess in self.annotations[index]["best"]]
+
+    def close(self):
+        """Writes the JSON."""
+        photos = sorted(self.annotations, key=lambda photo: photo.get("image_id", 0))  # older states have no ids
+        write_json(self.path, {"photos": photos, "class_names": list(self.spec.class_names)})
+
+
+def _named(best, spec):
+    """The best classes as JSON has them."""
+    return [{"index": i, "class": spec.class_names[i], "probability": share} for i, share in best]
+
+
+class ClassificationEvaluation(Evaluation):
+    """The evaluation of classifiers."""
+
+    name, labels = "classification", "class"
+    scores = ClassificationScores
+    quality = "probability of its class"
+    results = ClassResults
+    pictures = ("photo",)
+    shown = "top1", "top5", "calibration_error"
+    briefly = ("top1", "top1"), ("top5", "top5")
+
+    def draw(self, example, best, spec):
+        """A tuple of one picture, uint8 [h + some, w, 3]: a photo over its class and the best prediction."""
+        index, probability = best[0]
+        truth = spec.class_names[int(example["image/class"])]
+        return (caption(decode_photo(example).numpy(), f"{truth} | {spec.class_names[index]} {probability:.0%}"),)
+
+    def describe(self, image, prediction, spec):
+        """The `Description` of a photo, uint8 [h, w, 3]: its best classes."""
+        probability = np.asarray(prediction["probability"], np.float64)
+        best = np.argsort(-probability, kind="stable")[:BEST]
+        found = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+        summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
+        text = f"{found[0]['class']} {found[0]['probability']:.0%}"
+        return Description({"best": found}, summary, draw=functools.partial(caption, image, text))
+
+    def classes(self, result):
+        """See `Evaluation.classes`."""
+        rows = [[name, percent(value)] for name, value in result["per_class"].items()]
+        return ["class", "top-1"], rows, [["all photos", percent(result["top1"])]]
+
+
+CLASSIFICATION = ClassificationEvaluation()
+
+
+def caption(photo, text):
+    """A photo, uint8 [h, w, 3], with a line of text on a black strip below it."""
+    size = max(10, photo.shape[1] // 16)
+    strip = Image.new("RGB", (photo.shape[1], 3 * size // 2))
+    ImageDraw.Draw(strip).text((size // 4, size // 8), plain(text), fill="white", font=ImageFont.load_default(size))
+    return np.concatenate([photo, np.asarray(strip)])
+
+
+BATCH = 32  # photos on each replica, of predictions
 
 
 class BestScores(schemas.Struct):
@@ -21,6 +314,7 @@ class BestScores(schemas.Struct):
     calibration_error: float | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class ClassificationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a classifier.
 
@@ -37,10 +331,9 @@ class ClassificationTask(Task):
     """
 
     evaluation = CLASSIFICATION
-    models, labels = ("classification",), "class"
+    models = ("classification",)
     configures = (ClassificationData,)
     best_scores = BestScores
-    batches = staticmethod(training_batches)
     trained_by = ("label_smoothing",)
     served = (
         ("probability", "float32", "[C]", "of every class, 0 to 1"),
@@ -48,18 +341,18 @@ class ClassificationTask(Task):
         ("score", "float32", "[5]", "their probabilities, 0 to 1"),
     )
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        data: ClassificationData,
-        data_dir: str,
-        label_smoothing: BelowOne = 0.1,
-        spec: DatasetSpec | None = None,
-    ):
-        super().__init__(model, data, data_dir, spec)
-        self.label_smoothing, self.canvas = label_smoothing, tuple(data.image)
-        check_arguments(self)
-        self.looks = {"central": self.data.central}
+    data: ClassificationData
+    label_smoothing: BelowOne = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.canvas, self.settings = tuple(self.data.image), {"central": self.data.central}
+
+    def training_example(self, record, seed):
+        return training_crop(record, seed, self.data)
+
+    def finish(self, batch):
+        return soft_labels(batch, self.data, self.num_classes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: top-1 accuracy."""
@@ -72,11 +365,17 @@ class ClassificationTask(Task):
         labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
         return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        """A function of examples that yields each with the model's prediction; see `classifier_predictions`."""
-        if tuple(scales) != (1.0,):
+    def predictions(self, model, inference=Inference()):
+        """A function of examples that yields each with the model's prediction, a dict of 'probability' [classes]."""
+        if tuple(inference.scales) != (1.0,):
             raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
-        return classifier_predictions(model, strategy, flip=flip, compiled=self.is_compiled())
+
+        def predict(images, contents=None):
+            del contents
+            views = [images, images[:, :, ::-1]] if inference.flip else [images]
+            return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
+
+        return Replicated(predict, inference.strategy, BATCH, compiled=inference.compiled)
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""

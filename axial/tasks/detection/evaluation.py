@@ -3,26 +3,24 @@
 import functools
 import math
 
-import msgspec
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as masks
 
-from axial.data.converters.instances import as_json, check_runs
-from axial.data.streams import decode_photo, photo_names
-from axial.data.tfrecord import photo_name
+from axial.data.converters.instances import as_json
+from axial.data.streams import decode_photo
+from axial.data.tfrecord import WITH_OBJECTS, photo_name
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.read import convert, read_json
-from axial.io.show import counted, percent
+from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
-from axial.tasks.base import Description, Evaluation
-from axial.tasks.detection.drawing import draw_boxes
-from axial.tasks.detection.feed import evaluation_photos, has_masks, record_masks
-from axial.tasks.scores import JsonResults, PairScores
+from axial.tasks.base import Description, Evaluation, summary_line
+from axial.tasks.detection.feed import has_masks, record_masks, record_objects
+from axial.tasks.scores import PairScores, Results
+from axial.tasks.segmentation.drawing import segment_colors
 
 SHOWN = 0.5  # least score of a box that is drawn
-MOST_NAMED = 6  # objects in one line
 
 
 def found_objects(prediction, spec, image_id, size):
@@ -122,26 +120,22 @@ class DetectionScores(PairScores):
         self.kinds += 1  # the class of the box on an object; `num_classes` if it was missed
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its objects; see `found_objects`.
-
-        Args:
-            example: `evaluation_example`.
-            prediction: dict for `found_objects`, or of 'objects', what that returns, and 'masked', whether they have
-                masks.
-        """
+        """Adds one photo. Returns its objects; see `found_objects`."""
         size = tuple(int(side) for side in example["size"])
-        objects = prediction.get("objects")
-        if objects is None:
-            objects = found_objects(prediction, self.spec, example["image/id"], size)
-        masked = ("mask" in prediction or prediction.get("masked", False)) and bool(has_masks(example))
+        objects = found_objects(prediction, self.spec, example["image/id"], size)
+        return self.add(example, objects, masked="mask" in prediction)
+
+    def add(self, example, objects, masked=False):
+        """Adds the objects of one photo, which may be `masked`, and returns them."""
+        size, index = tuple(int(side) for side in example["size"]), self.spec.class_of_category
+        masked = masked and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
-        index = self.spec.class_of_category
         found = [
             {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
             for one in objects
         ]
-        number = self.next_number()
-        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
+        # Predictions of equal score rank in the data set's order.
+        image = int(example.get("number", self.next_number()))
         own = CocoAP("bbox", self.spec.num_classes)
         own.add(true, found, size=size, image=image)
         self.box.merge(own)
@@ -150,8 +144,7 @@ class DetectionScores(PairScores):
             found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
             self.mask.add([in_masks(one, size) for one in true], found, size=size, image=image)
         quality = own.figures()["ap"]
-        name = photo_name(example)
-        self.photos.append([number, name, None if math.isnan(quality) else quality])
+        self.add_photo(photo_name(example), None if math.isnan(quality) else quality)
         return objects
 
     def result(self):
@@ -162,11 +155,10 @@ class DetectionScores(PairScores):
         """
         names = [*self.spec.class_names, "missed"]
         figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
-        wrong = sorted((-n, *pair) for pair, n in self.pairs.items() if pair[0] != pair[1])
         return {
             **figures,
             "per_class": {names[c]: value for c, value in self.box.per_class().items()},
-            "confusions": [[names[truth], names[guess], -n] for n, truth, guess in wrong],
+            "confusions": self.mistakes(names),
         }
 
 
@@ -197,15 +189,18 @@ class DetectedPhoto(schemas.Strict):
     objects: list[schemas.Detection]
 
 
-class DetectionResults(JsonResults):
+class DetectionResults(Results):
     """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos."""
 
-    kind = "detection"
+    kind, schema = "detection", DetectedPhoto
 
     def check(self, where, annotations):
-        """Raises InputError unless the annotations of a state are such results."""
-        for photo in convert(where, annotations, list[DetectedPhoto]):
-            check_objects(where, photo.objects, self.spec)
+        things = {self.spec.category_ids[index] for index in self.spec.thing_classes}
+        for one in (one for photo in annotations for one in photo.objects):
+            if one.category_id not in things:
+                raise InputError(f"{where}: category_id {one.category_id}: not a thing of the spec {self.spec.name!r}")
+            if min(one.bbox[2:]) < 0:
+                raise InputError(f"{where}: bbox: expected (x, y, width, height) with sides of at least 0")
 
     def add(self, example, objects):
         """Adds one photo."""
@@ -221,77 +216,40 @@ class DetectionResults(JsonResults):
         write_json(self.path, [one for photo in photos for one in photo["objects"]])
 
 
-def check_objects(path, objects, spec):
-    """Raises InputError unless detections have categories of things of a spec, and sides of at least 0."""
-    things = {spec.category_ids[index] for index in spec.thing_classes}
-    for number, one in enumerate(objects):
-        where = f"{path}: entry {number}"
-        if one.category_id not in things:
-            raise InputError(f"{where}: category_id {one.category_id}: not a thing of the spec {spec.name!r}")
-        if one.bbox[2] < 0 or one.bbox[3] < 0:
-            raise InputError(f"{where}: bbox: expected (x, y, width, height) with sides of at least 0")
+# === Pictures and short forms ===
 
 
-class ResultDetections:
-    """Reads COCO's detection results that another program wrote, as predictions of a split's photos.
-
-    Photos without an entry have no objects.
+def draw_objects(photo, objects, classes, spec):
+    """A photo, uint8 [h, w, 3], with boxes, named, and painted with masks.
 
     Args:
-        path: the JSON, a list of objects. If all have a segmentation, masks are scored too.
-        folder: not needed; None.
-        data_dir, split: the converted photos that the results are of.
+        photo: uint8 [h, w, 3].
+        objects: list of dicts of a 'bbox', (x, y, width, height) in pixels, and of predictions a 'score', which is
+            written after the name, and maybe a 'segmentation'. The first is drawn last.
+        classes: class index of each object.
         spec: `DatasetSpec`.
-
-    Raises:
-        InputError: another kind of JSON; a category that is no thing of the spec; a negative side; an image that the
-            split does not have.
     """
-
-    reads_list = True
-
-    def __init__(self, path, folder, data_dir, split, *, spec):
-        del folder
-        entries = read_json(path, list[schemas.Detection])[1]
-        check_objects(path, entries, spec)
-        self._of_image = {number: [] for number in photo_names(data_dir, split)}
-        self._masked = bool(entries) and all(one.segmentation for one in entries)
-        for one in entries:
-            if one.image_id not in self._of_image:
-                raise InputError(
-                    f"{path}: image {one.image_id} is not in the split {split!r}; are they of another one?"
-                )
-            fields = {name: getattr(one, name) for name in ("image_id", "category_id", "score")}
-            fields["bbox"] = list(one.bbox)
-            if self._masked:
-                fields["segmentation"] = msgspec.structs.asdict(one.segmentation)
-            self._of_image[one.image_id].append(fields)
-        self._path = path
-
-    def __call__(self, examples):
-        """Yields (example, dict of 'objects' and 'masked'), as `DetectionScores` takes them.
-
-        Raises:
-            InputError: a mask of another size than its photo, or of another number of pixels.
-        """
-        for example in examples:
-            number, size = int(example["image/id"]), [int(side) for side in example["size"]]
-            for one in self._of_image[number] if self._masked else ():
-                runs = schemas.RunLengths(**one["segmentation"])
-                check_runs(f"{self._path}: image {number}: segmentation", runs, size)
-            yield example, {"objects": self._of_image[number], "masked": self._masked}
-
-
-# === Pictures and short forms ===
+    colors, pixels = segment_colors(classes, spec), photo.astype(np.float64)
+    for one, color in zip(objects, colors):
+        if "segmentation" in one:
+            inside = masks.decode(one["segmentation"])[..., None] > 0
+            pixels = np.where(inside, 0.5 * pixels + 0.5 * color, pixels)
+    image = Image.fromarray(pixels.astype(np.uint8))
+    side = max(photo.shape[:2])
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(max(10, round(side / 40)))
+    for one, index, color in reversed([*zip(objects, classes, map(tuple, colors.tolist()))]):
+        x, y, width, height = one["bbox"]
+        draw.rectangle((x, y, x + width, y + height), outline=color, width=max(2, side // 300))
+        text = plain(spec.class_names[index]) + (f" {one['score']:.0%}" if "score" in one else "")
+        draw.rectangle(draw.textbbox((x, y), text, font=font), fill=color)
+        draw.text((x, y), text, fill="black", font=font)
+    return np.asarray(image)
 
 
 def _drawn(photo, objects, spec):
     """A photo with the boxes, classes and scores of objects whose score is at least `SHOWN`."""
     shown = [one for one in objects if one["score"] >= SHOWN]
-    classes = [spec.class_of_category[one["category_id"]] for one in shown]
-    scores = [one["score"] for one in shown]
-    pixels = [masks.decode(one["segmentation"]) for one in shown if "segmentation" in one]
-    return draw_boxes(photo, [one["bbox"] for one in shown], classes, spec, scores=scores, masks=pixels)
+    return draw_objects(photo, shown, [spec.class_of_category[one["category_id"]] for one in shown], spec)
 
 
 def _listed(number, name, one):
@@ -323,21 +281,23 @@ def _label_image(listed, size):
 class DetectionEvaluation(Evaluation):
     """The evaluation of detectors."""
 
-    name = "detection"
+    name, labels = "detection", WITH_OBJECTS
     scores = DetectionScores
     quality = "AP"
     results = DetectionResults
-    reader = ResultDetections
-    examples = staticmethod(evaluation_photos)
     pictures = ("photo", "truth", "prediction")
     one_file = False
     confused = "objects"
+
+    def truth(self, record, spec):
+        objects = record_objects(record, spec)
+        return super().truth(record, spec) | {f"object/{name}": x for name, x in objects.items()}
 
     def draw(self, example, objects, spec):
         """Photo, truth and prediction, each uint8 [h, w, 3], of an example and its `found_objects`."""
         photo = decode_photo(example).numpy()
         true = true_objects(example, spec)
-        truth = draw_boxes(photo, [one["bbox"] for one in true], [one["category_id"] for one in true], spec)
+        truth = draw_objects(photo, true, [one["category_id"] for one in true], spec)
         return photo, truth, _drawn(photo, objects, spec)
 
     def describe(self, image, prediction, spec):
@@ -345,11 +305,10 @@ class DetectionEvaluation(Evaluation):
         objects = found_objects(prediction, spec, 0, image.shape[:2])
         names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
         likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
-        named = [*likely[:MOST_NAMED], *([f"{len(likely) - MOST_NAMED} more"] if len(likely) > MOST_NAMED else [])]
         listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
         return Description(
             content={"objects": listed},
-            summary=f"{counted(len(likely), 'object')}{': ' * bool(likely)}{', '.join(named)}",
+            summary=summary_line(len(likely), "object", likely),
             draw=functools.partial(_drawn, image, objects, spec),
             segments=listed,
             label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,

@@ -1,13 +1,12 @@
 """What detectors see: photos on a padded canvas with boxes and anchor targets, and photos to evaluate."""
 
 import dataclasses
-import functools
 
 import tensorflow as tf
 
 from axial.data import tfrecord
 from axial.data.preprocess import place_image
-from axial.data.streams import decode_mask, decode_photo, evaluation_stream, is_mask, training_stream
+from axial.data.streams import decode_mask, decode_photo, is_mask
 from axial.errors import InputError
 from axial.io.check import Checked, Count, Name, Natural, Size
 from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
@@ -44,8 +43,10 @@ class DetectionData(Checked):
         super().__post_init__()
         if any(side % 64 for side in self.canvas):
             raise InputError(f"DetectionData.canvas = {self.canvas}: expected multiples of 64, the largest stride")
-        if self.sides[0] > self.sides[1]:
-            raise InputError(f"DetectionData.sides = {self.sides}: expected (shorter, longer)")
+
+    def resized(self, canvas):
+        """The same with another size of the network's input."""
+        return dataclasses.replace(self, canvas=canvas)
 
     @property
     def crop(self):
@@ -80,7 +81,7 @@ def record_objects(record, spec):
         'area' float64 [n].
     """
 
-    def own():
+    def boxes():
         numbers = tf.reshape(tf.io.decode_raw(record["box/numbers"], tf.float64), [-1, 5])
         return record["box/class"], record["box/crowd"], numbers[:, :4], numbers[:, 4]
 
@@ -90,8 +91,12 @@ def record_objects(record, spec):
         kept = tf.gather(tf.constant(spec.things), classes)
         return tuple(tf.boolean_mask(x, kept) for x in (classes, crowd, boxes, area))
 
-    found = tf.cond(record["box/known"] == 1, own, segments) if "segment/class" in record else own()
-    return dict(zip(("class", "crowd", "box", "area"), found))
+    return dict(zip(("class", "crowd", "box", "area"), _of_objects(record, boxes, segments)))
+
+
+def _of_objects(record, boxes, segments):
+    """What a function of a record's boxes returns or, where it has none of its own, one of its segments."""
+    return tf.cond(record["box/known"] == 1, boxes, segments) if "segment/class" in record else boxes()
 
 
 def _segment_boxes(segments, count):
@@ -125,24 +130,21 @@ def record_masks(record, spec):
         known = is_mask(mask, shape)
         return tf.cond(known, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), known
 
-    def own():
+    def boxes():
+        count = tf.size(record["box/class"])
         kinds = tf.TensorSpec([None, None], tf.uint8), tf.TensorSpec([], tf.bool)
-        return tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds)
-
-    def none():
-        objects = tf.size(record["box/class"])
-        return tf.zeros([objects, *tf.unstack(shape)], tf.uint8), tf.zeros([objects], tf.bool)
-
-    def boxed():
-        return tf.cond(tf.size(record["box/mask"]) > 0, own, none)
+        return tf.cond(
+            tf.size(record["box/mask"]) > 0,
+            lambda: tf.map_fn(decoded, record["box/mask"], fn_output_signature=kinds),
+            lambda: (tf.zeros([count, *tf.unstack(shape)], tf.uint8), tf.zeros([count], tf.bool)),
+        )
 
     def segments():
-        things = tf.boolean_mask(
-            1 + tf.range(tf.size(record["segment/class"])), tf.gather(tf.constant(spec.things), record["segment/class"])
-        )
-        return tf.cast(segment_map(record) == things[:, None, None], tf.uint8), things > 0
+        things = tf.where(tf.gather(tf.constant(spec.things), record["segment/class"]))[:, 0]
+        numbers = tf.cast(things, tf.int32) + 1
+        return tf.cast(segment_map(record) == numbers[:, None, None], tf.uint8), numbers > 0
 
-    masks, known = tf.cond(record["box/known"] == 1, boxed, segments) if "segment/class" in record else boxed()
+    masks, known = _of_objects(record, boxes, segments)
     return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
 
 
@@ -204,10 +206,7 @@ def training_example(record, seed, spec, data, masks=False):
         found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
     image, content = place_photo(photo, data.sides, data.canvas)
     corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
-    found |= {
-        "boxes": corners,
-        "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes),
-    }  # things from 1 on
+    found |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
     targets = anchor_targets(corners, content, data.canvas, seeds[1])
     return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
 
@@ -271,45 +270,3 @@ def anchor_targets(corners, content, canvas, seed):
         found[f"anchor_scores/{level}"] = tf.reshape(score, [*x.shape[:2], len(RATIOS)])
         found[f"anchor_boxes/{level}"] = tf.reshape(code, x.shape)
     return found
-
-
-def training_batches(data_dir, data, spec, stream, *, masks=False):
-    """An endless stream of batches of `training_example`s.
-
-    Args:
-        data_dir: folder of a converted data set.
-        data: `DetectionData`.
-        spec: `DatasetSpec` that it was converted under.
-        stream: `Stream` of `axial.data.streams`.
-        masks: see `training_example`.
-
-    Raises:
-        InputError: see `training_stream`, and `check_masks` with `masks`.
-    """
-    if masks:
-        check_masks(data_dir, data.train_split)
-    example = functools.partial(training_example, spec=spec, data=data, masks=masks)
-    of_records = {"stream": stream, "shuffle": data.shuffle, "labels": tfrecord.WITH_OBJECTS}
-    return training_stream(data_dir, data.train_split, spec, example, **of_records)
-
-
-# === Evaluation ===
-
-
-def evaluation_example(record, spec, sides, canvas):
-    """A record plus 'image' (the network's input), 'content' (the photo's size on it), 'size' (its own), 'objects'."""
-    photo = decode_photo(record)
-    image, content = place_photo(photo, sides, canvas)
-    objects = {f"object/{name}": x for name, x in record_objects(record, spec).items()}
-    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **objects, **record}
-
-
-def evaluation_photos(data_dir, split, spec, canvas, *, sides=None, shard=(0, 1), skip=0):
-    """The photos of a split once, in order, one at a time, as `evaluation_example`s.
-
-    `sides` are those of `DetectionData`, and by default the canvas' own. `shard` and `skip` are those of
-    `evaluation_stream`.
-    """
-    sides = sides or (max(canvas), max(canvas))
-    example = functools.partial(evaluation_example, spec=spec, sides=sides, canvas=canvas)
-    return evaluation_stream(data_dir, split, spec, example, labels=tfrecord.WITH_OBJECTS, shard=shard, skip=skip)

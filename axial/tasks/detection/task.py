@@ -1,16 +1,15 @@
 """The task of object detection: its model, data, losses and predictions, without the training loop."""
 
+import dataclasses
+
 import tensorflow as tf
 
-from axial.data.specs import DatasetSpec
-from axial.data.tfrecord import WITH_OBJECTS
 from axial.errors import InputError
 from axial.io import schemas
-from axial.models.registry import ModelConfig, find_variant
-from axial.tasks.base import Task, whole_batch
+from axial.models.registry import find_variant
+from axial.tasks.base import Inference, Replicated, Task, whole_batch
 from axial.tasks.detection.evaluation import DETECTION
-from axial.tasks.detection.feed import DetectionData, place_photo, training_batches
-from axial.tasks.replicated import Replicated
+from axial.tasks.detection.feed import DetectionData, check_masks, place_photo, training_example
 
 TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch
@@ -23,6 +22,7 @@ class BestScores(schemas.Struct):
     box: schemas.AveragePrecision
 
 
+@dataclasses.dataclass(eq=False)
 class DetectionTask(Task):
     """What a trainer, an evaluator and an exporter need to know of Faster R-CNN and Mask R-CNN.
 
@@ -38,11 +38,10 @@ class DetectionTask(Task):
     """
 
     evaluation = DETECTION
-    models, labels = ("detection",), WITH_OBJECTS
+    models = ("detection",)
     configures = (DetectionData,)
     best_scores = BestScores
     counted = True
-    batches = staticmethod(training_batches)
     trained_by, loss_rule = ("loss_rule",), "mmdetection"  # of runs before this rule see `axial.training.continuing`
     served = (
         ("box", "float32", "[K, 4]", "x, y, width and height in pixels of the photo"),
@@ -51,17 +50,27 @@ class DetectionTask(Task):
         ("count", "int32", "[]", "how many of the K rows are objects"),
     )
 
-    def __init__(self, model: ModelConfig, data: DetectionData, data_dir: str, spec: DatasetSpec | None = None):
-        super().__init__(model, data, data_dir, spec)
+    data: DetectionData
+
+    def __post_init__(self):
+        super().__post_init__()
         if not self.spec.thing_classes:
-            raise InputError(f"{data_dir}: the spec {self.spec.name!r} has no things to detect")
-        self.num_classes, self.canvas, self.crop = len(self.spec.thing_classes), tuple(data.canvas), data.crop
-        self.masks = {**find_variant(model.name).arguments, **model.arguments}.get("masks", False)
+            raise InputError(f"{self.data_dir}: the spec {self.spec.name!r} has no things to detect")
+        self.num_classes, self.canvas = len(self.spec.thing_classes), tuple(self.data.canvas)
+        self.settings = {"sides": list(self.data.sides)}
+        self.masks = {**find_variant(self.model.name).arguments, **self.model.arguments}.get("masks", False)
         if self.masks:
             self.served += (MASK,)
-        self.targets, self.looks = {"masks": self.masks}, {"sides": list(data.sides)}
-        parts = ("anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []))
-        self.loss_names = (*parts, "total")
+        self.loss_names = "anchor_score", "anchor_box", "class", "box", *(["mask"] if self.masks else []), "total"
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        """See `Task.train_dataset`. Raises InputError for a network with masks where no object has one."""
+        if self.masks:
+            check_masks(self.data_dir, self.data.train_split)
+        return super().train_dataset(batch, seed, first_step, context, service)
+
+    def training_example(self, record, seed):
+        return training_example(record, seed, self.spec, self.data, self.masks)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: AP of boxes."""
@@ -69,7 +78,7 @@ class DetectionTask(Task):
 
     def counts(self, model, batch):
         """dict of what some of `losses` divide by, in a part of a batch. The model draws boxes as in `losses`."""
-        return {name: count for name, (_, count) in self._sums(self._outputs(model, batch), batch).items()}
+        return {name: count for name, (_, count) in self._sums(model, batch).items()}
 
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars.
@@ -90,17 +99,15 @@ class DetectionTask(Task):
             model, batch: of a part of a batch.
             whole: see `whole_batch`; by default the part is all that this replica has.
         """
-        sums = self._sums(self._outputs(model, batch), batch)
+        sums = self._sums(model, batch)
         counts, parts = whole or whole_batch({name: count for name, (_, count) in sums.items()})
         losses = {name: parts * total / tf.maximum(counts[name], 1.0) for name, (total, _) in sums.items()}
         return {**losses, "total": tf.add_n(list(losses.values()))}
 
-    def _outputs(self, model, batch):
-        truth = {name: batch[name] for name in TRUTH if name in batch}
-        return model(batch["image"], content=batch["content"], truth=truth, training=True)
-
-    def _sums(self, outputs, batch):
+    def _sums(self, model, batch):
         """dict from a loss to (its sum, the count that it is divided by) in a part of a batch."""
+        truth = {name: batch[name] for name in TRUTH if name in batch}
+        outputs = model(batch["image"], content=batch["content"], truth=truth, training=True)
         entropy, levels = tf.nn.sigmoid_cross_entropy_with_logits, sorted(outputs["anchor_scores"])
 
         def flat(maps, *last):
@@ -123,21 +130,15 @@ class DetectionTask(Task):
             sums["mask"] = _sum_where(outputs["mask_classes"] > 0, pixels, outputs["mask_classes"] > 0)
         return sums
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
+    def predictions(self, model, inference=Inference()):
         """A function of examples that yields each with its prediction; see `on_photo`."""
-        if tuple(scales) != (1.0,) or flip:
+        if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip: a detector sees a photo once; --image_size chooses its canvas")
-
-        def detect(images, contents):
-            return model(images, content=contents)
-
-        replicated = Replicated(detect, strategy)
-
-        def run(examples):
-            for example, found in replicated(examples):
-                yield example, self.on_photo(found, example["content"], example["size"])
-
-        return run
+        replicated = Replicated(lambda images, contents: model(images, content=contents), inference.strategy)
+        return lambda examples: (
+            (example, self.on_photo(found, example["content"], example["size"]))
+            for example, found in replicated(examples)
+        )
 
     def on_photo(self, found, content, size):
         """A photo's detections on its own pixels.

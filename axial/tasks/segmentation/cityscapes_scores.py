@@ -6,6 +6,7 @@ they run in a process of their own, without TensorFlow:
     python -m axial.tasks.segmentation.cityscapes_scores CITYSCAPES FILES val
 """
 
+import argparse
 import contextlib
 import glob
 import json
@@ -67,25 +68,18 @@ def _score(tree, results, split, work):
     convert2panoptic(os.path.join(tree, "gtFine"), work, setNames=[split])
     title = f"cityscapes_panoptic_{split}"
     truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
-    written = os.path.join(work, "panoptic_scores.json")
     panoptic = panoptic_level.evaluatePanoptic(
-        gt_json_file=truth + ".json",
-        gt_folder=truth,
-        pred_json_file=files + ".json",
-        pred_folder=files,
-        resultsFile=written,
+        f"{truth}.json", truth, f"{files}.json", files, os.path.join(work, "panoptic_scores.json")
     )
-
-    for level in (instance_level, pixel_level):
-        level.args.JSONOutput, level.args.quiet, level.args.predictionWalk = False, True, None
-    instance_level.args.predictionPath = os.path.join(results, "instance")
-    pixel_level.args.predictionPath = os.path.join(results, "semantic")
-    instance_level.args.gtInstancesFile = os.path.join(work, "instances.json")
     instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
-    paths, args = _truth(tree, split, "instanceIds"), instance_level.args
+    quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}
+    quiet |= {"gtInstancesFile": os.path.join(work, "instances.json")}
+    own = {**quiet, "predictionPath": os.path.join(results, "instance")}
+    paths, args = _truth(tree, split, "instanceIds"), argparse.Namespace(**vars(instance_level.args) | own)
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]
-    paths, args = _truth(tree, split, "labelIds"), pixel_level.args
+    own = {**quiet, "predictionPath": os.path.join(results, "semantic")}
+    paths, args = _truth(tree, split, "labelIds"), argparse.Namespace(**vars(pixel_level.args) | own)
     predictions = [pixel_level.getPrediction(args, path) for path in paths]
     pixel = pixel_level.evaluateImgLists(predictions, paths, args)
     return {

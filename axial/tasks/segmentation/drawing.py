@@ -10,6 +10,7 @@ from axial.data.labels import nth_of_class
 from axial.io.show import drawn, plain
 
 GOLDEN = (5**0.5 - 1) / 2
+OPACITY = 0.6  # of the paint
 
 
 def segment_colors(classes, spec):
@@ -28,30 +29,29 @@ def segment_colors(classes, spec):
     return np.clip(np.round(shades, 6), 0, 255).astype(np.uint8)
 
 
-def overlay(photo, segments, classes, spec, alpha=0.6, labels=True):
-    """A photo with its segments painted on, outlined and named.
+def overlay(photo, segments, classes, spec):
+    """A photo with its segments painted on and outlined; the larger ones are named.
+
+    None is named where the data has a background and one class of things: there the colours say all.
 
     Args:
         photo: uint8 [h, w, 3].
         segments: int [h, w]; 0 for void, i + 1 for segment i.
         classes: class index of each segment.
         spec: `DatasetSpec`.
-        alpha: opacity of the paint.
-        labels: whether the larger segments get their class name. None does where the data has a background and one
-            class of things.
 
     Returns:
         uint8 [h, w, 3].
     """
-    palette = np.concatenate([np.zeros([1, 3]), alpha * segment_colors(classes, spec)]).astype(np.uint8)
-    dimmed = [np.array([k * v for v in range(256)], np.uint8) for k in (0.4, 1 - alpha)]
+    palette = np.concatenate([np.zeros([1, 3]), OPACITY * segment_colors(classes, spec)]).astype(np.uint8)
+    dimmed = [np.array([k * v for v in range(256)], np.uint8) for k in (0.4, 1 - OPACITY)]
     painted = np.where((segments > 0)[..., None], palette[segments] + dimmed[1][photo], dimmed[0][photo])
     edge = np.zeros(segments.shape, bool)
     edge[:, 1:] |= segments[:, 1:] != segments[:, :-1]
     edge[1:] |= segments[1:] != segments[:-1]
     painted[edge] = 255
     image = Image.fromarray(painted)
-    if labels and tuple(spec.things) not in ((False, True), (True, False)):  # there the colours say all
+    if tuple(spec.things) not in ((False, True), (True, False)):
         _write_labels(image, segments, [plain(spec.class_names[c]) for c in classes])
     return np.asarray(image)
 
@@ -88,27 +88,21 @@ def save_stress(path, curves, title=""):
     """
     figure = Figure([12, 5], layout="constrained", facecolor="white")
     figure.suptitle(drawn(title))
-    grid, lines = figure.subplots(1, 2), {}
-    for name, dashes in zip(curves, ("-", "--")):
-        for group, color in (("pq", "C0"), ("pq_things", "C1"), ("pq_stuff", "C2")):
-            values = [100 * row[group] for row in curves[name]]
-            label = f"{name}: {group.replace('pq', 'PQ').replace('_', ' ')}"
-            ratios = [row["ratio"] for row in curves[name]]
-            (lines[drawn(label)],) = grid[0].plot(ratios, values, dashes, color=color, marker="o")
-    grid[0].set(xlabel="resolution, of the canvas", ylabel="%", xscale="log")
-    grid[0].legend(lines.values(), lines)
+    grid, lines = figure.subplots(1, 2), ({}, {})
     *base, last = curves
-    for kind, color in (("", "C0"), ("_things", "C1"), ("_stuff", "C2")):
-        shares = [row[f"relative_change{kind}"] for row in curves[last]]
-        values = [np.nan if share is None else 100 * share for share in shares]
-        label = f"PQ{kind.replace('_', ' ')}"
-        grid[1].plot([row["ratio"] for row in curves[last]], values, "o-", color=color, label=drawn(label))
+    for group, color in (("", "C0"), ("_things", "C1"), ("_stuff", "C2")):
+        label = f"PQ{group.replace('_', ' ')}"
+        shown = [(0, f"{name}: {label}", f"pq{group}", name, dashes) for name, dashes in zip(curves, ("-", "--"))]
+        for side, text, score, name, dashes in [*shown, (1, label, f"relative_change{group}", last, "-")]:
+            ratios = [row["ratio"] for row in curves[name]]
+            values = [np.nan if row[score] is None else 100 * row[score] for row in curves[name]]
+            (lines[side][drawn(text)],) = grid[side].plot(ratios, values, dashes, color=color, marker="o")
     grid[1].axhline(0, color="grey", linewidth=1)
-    ylabel = drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
-    grid[1].set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
-    grid[1].legend()
+    ylabels = "%", drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
-    for axes in grid:
+    for axes, of_axes, ylabel in zip(grid, lines, ylabels):
+        axes.set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+        axes.legend(of_axes.values(), of_axes)
         axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
         axes.minorticks_off()
     figure.savefig(path, dpi=90)

@@ -10,59 +10,42 @@ from scipy.ndimage import find_objects
 
 from axial.data.converters.instances import as_json
 from axial.data.labels import LARGEST_ID
-from axial.data.preprocess import ScaledCanvas
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.io.show import counted, percent
-from axial.metrics.instance_ap import InstanceAP, run_lengths
+from axial.metrics.coco_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
-from axial.metrics.panoptic_quality import PanopticQuality, split_segments
-from axial.tasks.base import Description, Evaluation
+from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
+from axial.tasks.base import Description, Evaluation, scores_line, summary_line
 from axial.tasks.scores import Scores
-from axial.tasks.segmentation.coco_results import CocoResults, ResultPredictions, category_map
 from axial.tasks.segmentation.drawing import overlay
-from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
-from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import Tiled
+from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.results import CocoResults, category_map
+from axial.tasks.segmentation.tiles import Tiled
 
 
 def segment_table(prediction, spec):
-    """The predicted segments of one photo.
+    """The predicted `Segments` of one photo; the score of stuff is 1.
 
     Args:
         prediction: dict of maps [h, w] 'panoptic' and 'instance', and 'score' [K].
         spec: `DatasetSpec`.
-
-    Returns:
-        int map [h, w] (0 for void, i + 1 for segment i), classes [S], scores [S] (1 for stuff).
     """
-    segments, classes, labels = split_segments(np.asarray(prediction["panoptic"]), spec)
+    segments = split_segments(np.asarray(prediction["panoptic"]), spec)
     instances, scores = np.asarray(prediction["instance"]), np.asarray(prediction["score"])
-    flat = segments.ravel()
-    first = np.zeros(len(labels) + 1, np.int64)
+    flat = segments.ids.ravel()
+    first = np.zeros(len(segments.classes) + 1, np.int64)
     first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
     owner = instances.ravel()[first[1:]]  # 0 for stuff
-    return segments, classes, np.append(np.ones(1, scores.dtype), scores)[owner]
+    return segments._replace(scores=np.append(np.ones(1, scores.dtype), scores)[owner])
 
 
-MOST_NAMED = 6  # classes in one line
-
-
-def _of_classes(names):
-    """One line on the classes of segments.
-
-    >>> _of_classes(["nucleus"] * 16 + ["background"]), _of_classes([])
-    ('17 segments: 16 nucleus, 1 background', '0 segments')
-    >>> _of_classes("aabcdefgh")
-    '9 segments: 2 a, 1 b, 1 c, 1 d, 1 e, 1 f, 2 of 2 other classes'
-    """
-    counts = collections.Counter(names).most_common()
-    parts = [f"{number} {name}" for name, number in counts[:MOST_NAMED]]
-    if left := sum(number for _, number in counts[MOST_NAMED:]):
-        parts.append(f"{left} of {counted(len(counts) - MOST_NAMED, 'other class')}")
-    return f"{counted(len(names), 'segment')}{': ' * bool(parts)}{', '.join(parts)}"
+def true_segments(example):
+    """The true `Segments` of an evaluation example."""
+    classes, crowd = (example[f"segment/{name}"].numpy() for name in ("class", "crowd"))
+    return Segments(segment_map(example).numpy(), classes, crowd=crowd)
 
 
 FULL = (
@@ -92,31 +75,24 @@ class PanopticScores(Scores):
         self.full_photos = 0  # photos with objects that are left out
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its segment table, and its int [h, w] of classes; see `CocoResults.add`.
+        """Adds one photo. Returns its `Segments`, and its int [h, w] of classes; see `CocoResults.add`.
 
         Args:
-            example: `evaluation_example`.
+            example: of `Evaluation.examples`.
             prediction: dict of 'semantic' and the maps for `segment_table`, or of 'semantic' and 'table', that table.
         """
-        truth = segment_map(example).numpy()
-        true_classes = example["segment/class"].numpy()
-        true_crowd = example["segment/crowd"].numpy()
+        truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
         table = prediction.get("table") or segment_table(prediction, self.spec)
-        segments, classes, scores = table
-        number = self.next_number()
-        self.full_photos += int(prediction.get("dropped", 0)) > 0
-        labels = dict(true_classes=true_classes, true_crowd=true_crowd)
-        one = self.quality.update(truth, segments, predicted_classes=classes, **labels).result()["all"]
-        of_segment = np.concatenate([[self.spec.ignore], true_classes])
-        semantic = np.asarray(prediction["semantic"])
-        self.iou.update(of_segment[truth], semantic)
-        image = int(example.get("number", number))  # predictions of equal score rank in the data set's order
-        self.ap.update(truth, segments, predicted_classes=classes, scores=scores, image=image, **labels)
+        # Predictions of equal score rank in the data set's order.
+        image = int(example.get("number", self.next_number()))
+        one = self.quality.update(truth, table).result()["all"]
+        self.iou.update(np.concatenate([[self.spec.ignore], truth.classes])[truth.ids], semantic)
+        self.ap.update(truth, table, image)
         if self.matching.thresholds:
-            self.matching.update(truth, segments, predicted_classes=classes, **labels)
-        name = photo_name(example)
-        self.photos.append([number, name, one["pq"] if one["classes"] else None])
-        return *table, semantic
+            self.matching.update(truth, table)
+        self.full_photos += int(prediction.get("dropped", 0)) > 0
+        self.add_photo(photo_name(example), one["pq"] if one["classes"] else None)
+        return table, semantic
 
     def merge(self, other):
         super().merge(other)
@@ -150,24 +126,21 @@ def submitted(predictions, results, spec):
     def run(examples):
         for example, prediction in predictions(examples):
             table = prediction.get("table") or segment_table(prediction, spec)
-            name, semantic = photo_name(example), np.asarray(prediction["semantic"])
-            segments, classes, scores = table
-            results.add(name, segments, classes=classes, scores=scores, semantic=semantic)
-            dropped = prediction.get("dropped", 0)
-            yield example, {"table": table, "semantic": prediction["semantic"], "dropped": dropped}
+            results.add(photo_name(example), table, np.asarray(prediction["semantic"]))
+            yield example, {**prediction, "table": table}
 
     return run
 
 
 def _segments(table, spec, labels):
-    """List of the segments of a `segment_table` as a JSON has them.
+    """List of the `Segments` of a prediction as a JSON has them.
 
     The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
     label image, from `labels`, int [S]; 0 of stuff. None if the network tells no things apart.
     """
-    segments, classes, scores = table
-    area = np.bincount(segments.ravel(), minlength=len(classes) + 1)
-    boxes, runs = find_objects(segments, len(classes)), run_lengths(segments, range(len(classes)))
+    count = len(table.classes)
+    area = np.bincount(table.ids.ravel(), minlength=count + 1)
+    boxes, runs = find_objects(table.ids, count), run_lengths(table.ids, range(count))
     return [
         {
             "id": i + 1,
@@ -180,13 +153,12 @@ def _segments(table, spec, labels):
             "box": [x.start, y.start, x.stop - x.start, y.stop - y.start],
             "segmentation": as_json(runs[i]),
         }
-        for i, (index, score, (y, x)) in enumerate(zip(classes, scores, boxes))
+        for i, (index, score, (y, x)) in enumerate(zip(table.classes, table.scores, boxes))
     ]
 
 
 GROUPS = ("all", "things", "stuff")
 ACCURACY = "accuracy@"  # before a threshold, in names of scores
-MAIN = {"pq": "PQ", "pq_things": "PQ_things", "pq_stuff": "PQ_stuff", "miou": "mIoU", "ap": "AP"}  # of the headline
 
 
 def accuracies(result):
@@ -194,40 +166,23 @@ def accuracies(result):
     return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
 
 
-def mistakes(confusion, count=20):
-    """The mistakes with the most pixels in a `MeanIoU`'s 'confusion'.
-
-    Returns:
-        list of (true class, predicted class, share of the true class).
-    """
-    pixels = [
-        (true, found, number, sum(row.values()))
-        for true, row in confusion.items()
-        for found, number in row.items()
-        if found != true
-    ]
-    pixels.sort(key=lambda entry: -entry[2])
-    return [(true, found, number / total) for true, found, number, total in pixels[:count]]
-
-
 class SegmentationEvaluation(Evaluation):
     """The evaluation of segmentations, with instances or without."""
 
-    name = "panoptic"
+    name = labels = "panoptic"
     scores = PanopticScores
     quality = "PQ"
     results = CocoResults
-    reader = ResultPredictions
-    examples = staticmethod(evaluation_dataset)
     pictures = ("photo", "truth", "prediction")
-    studies = ("submission_dir", "outputs_dir", "stress", "sweep", "thresholds")
+    main = ("pq", "PQ"), ("pq_things", "PQ_things"), ("pq_stuff", "PQ_stuff"), ("miou", "mIoU"), ("ap", "AP")
+    briefly = ("pq", "PQ"), ("pq_things", "things"), ("pq_stuff", "stuff"), *main[3:]
+    studies = ("submission_dir", "stress", "sweep", "thresholds")
 
-    def draw(self, example, table, spec):
+    def draw(self, example, seen, spec):
         """Photo, truth and prediction, each uint8 [h, w, 3], of an example and what `PanopticScores.update` returns."""
         photo = decode_photo(example).numpy()
-        truth = overlay(photo, segment_map(example).numpy(), example["segment/class"].numpy(), spec)
-        segments, classes, *_ = table
-        return photo, truth, overlay(photo, segments, classes, spec)
+        both = true_segments(example), seen[0]
+        return photo, *(overlay(photo, segments.ids, segments.classes, spec) for segments in both)
 
     def describe(self, image, prediction, spec):
         """The `Description` of a photo, uint8 [h, w, 3].
@@ -236,43 +191,38 @@ class SegmentationEvaluation(Evaluation):
             InputError: more segments than a panoptic PNG has numbers.
         """
         table = segment_table(prediction, spec)
-        if len(table[1]) > LARGEST_ID:
-            raise InputError(f"{len(table[1])} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
-        things, labels = np.asarray(spec.things, bool)[table[1]], None
+        segments, classes, *_ = table
+        if len(classes) > LARGEST_ID:
+            raise InputError(f"{len(classes)} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
+        things, labels = np.asarray(spec.things, bool)[classes], None
         if any(spec.things) and (not things.any() or np.any(prediction["instance"])):  # else a thing is a whole class
             labels = np.where(things, np.cumsum(things), 0)
-        segments, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
+        listed, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
+        counts = collections.Counter(segment["class"] for segment in listed).most_common()
         return Description(
-            content={"dropped_objects": dropped, "segments": segments},
+            content={"dropped_objects": dropped, "segments": listed},
             warning=f"a photo {FULL}" if dropped else "",
-            summary=_of_classes([segment["class"] for segment in segments]),
-            draw=functools.partial(overlay, image, table[0], table[1], spec),
-            segments=segments,
-            panoptic=table[0],
+            summary=summary_line(len(classes), "segment", [f"{n} {name}" for name, n in counts]),
+            draw=functools.partial(overlay, image, segments, classes, spec),
+            segments=listed,
+            panoptic=segments,
             categories=category_map(np.asarray(prediction["semantic"]), spec),
-            label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), table[0]),
+            label_image=None if labels is None else functools.partial(np.take, np.concatenate([[0], labels]), segments),
         )
-
-    def call(self, signatures, given):
-        """See `Evaluation.call`. Older exports do not tell 'dropped': all that is known is whether they are full."""
-        found = super().call(signatures, given)
-        return {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
 
     def predictions(self, signatures, spec, about):
-        """See `Evaluation.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`."""
-        of_canvases = super().predictions(signatures, spec, about)
-        if "photo_scale" not in about:
-            return of_canvases
-        canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
-        areas = {name: int(about[name]) for name in ("stuff_area", "thing_area")}
-        tiled = Tiled(
-            ScaledCanvas.within(tuple(canvas), scale, overlap).alone,
-            example=self.example,
-            spec=spec,
-            grouping=PostprocessConfig(**areas, pieces=about["pieces"].decode() or None if "pieces" in about else None),
-            instances=bool(about["instances"]),
-        )
-        return functools.partial(tiled, of_canvases)
+        """See `Evaluation.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`.
+
+        Older exports do not tell 'dropped': all that is known is whether they are full.
+        """
+        run = super().predictions(signatures, spec, about)
+
+        def of_canvases(examples):
+            for example, found in run(examples):
+                yield example, {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
+
+        tiled = Tiled.of_export(about, self.example, spec)
+        return functools.partial(tiled, of_canvases) if tiled else of_canvases
 
     def headline(self, result):
         """The six scores that a table of evaluations shows, and the matching accuracies."""
@@ -284,16 +234,6 @@ class SegmentationEvaluation(Evaluation):
         """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
         flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
         return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
-
-    def summaries(self, result):
-        """See `Evaluation.summaries`. Of the APs there are AP and AP50 alone."""
-        found = super().summaries(result)
-        return {name: x for name, x in found.items() if not name.startswith("ap") or name in ("ap", "ap50")}
-
-    def brief(self, result):
-        main = self.headline(result)
-        shown = {label.removeprefix("PQ_"): main[name] for name, label in MAIN.items() if main[name] == main[name]}
-        return " ".join(f"{label}={percent(value)}" for label, value in shown.items())
 
     def classes(self, result):
         """See `Evaluation.classes`."""
@@ -314,20 +254,21 @@ class SegmentationEvaluation(Evaluation):
 
     def lines(self, result):
         """See `Evaluation.lines`."""
-        taken = [f"{a} for {b} {percent(share)} %" for a, b, share in mistakes(result["miou"]["confusion"], 5)]
-        main, matched = self.headline(result), [f"{k}={percent(v)}" for k, v in accuracies(result).items()]
-        return [
-            f"most often taken: {', '.join(taken) or 'nothing for anything else'}",
-            "mask AP " + "  ".join(f"{name}={percent(value)}" for name, value in result["ap"].items()),
-            *([f"things matched by IoU, TP/(TP+FP+FN): {'  '.join(matched)}"] if matched else ()),
-            *([f"{counted(result['full_photos'], 'photo')} {FULL}"] if "full_photos" in result else ()),
-            " ".join(f"{label}={percent(main[name])}" for name, label in MAIN.items()),
-        ]
+        taken, last = super().lines(result)
+        found = [taken, f"mask AP {scores_line(result['ap'])}"]
+        if matched := scores_line(accuracies(result)):
+            found.append(f"things matched by IoU, TP/(TP+FP+FN): {matched}")
+        if "full_photos" in result:
+            found.append(f"{counted(result['full_photos'], 'photo')} {FULL}")
+        return [*found, last]
 
     def mistakes(self, result):
-        """See `Evaluation.mistakes`."""
-        rows = [[true, found, percent(share)] for true, found, share in mistakes(result["miou"]["confusion"])]
-        return ["pixels of", "taken for", "% of the class"], rows
+        """See `Evaluation.mistakes`. The mistakes with the most pixels come first."""
+        confusion = result["miou"]["confusion"]
+        pixels = [(n, true, found) for true, row in confusion.items() for found, n in row.items() if found != true]
+        pixels.sort(key=lambda mistake: -mistake[0])
+        rows = [[true, found, f"{percent(n / sum(confusion[true].values()))} %"] for n, true, found in pixels[:20]]
+        return ["pixels of", "taken for", "of the class"], rows
 
 
 PANOPTIC = SegmentationEvaluation()

@@ -1,18 +1,17 @@
 """What segmentation networks see: training examples with targets, and photos to evaluate."""
 
 import dataclasses
-import functools
 import math
 
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.preprocess import content_size, place_image, place_labels, preprocess, scaled_size, tile_size
-from axial.data.streams import decode_photo, evaluation_stream, training_stream, unless
+from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, scaled_size, tile_size
+from axial.data.streams import decode_photo, unless
 from axial.errors import InputError
 from axial.io.check import Checked, Name, Natural, NonNegative, Scale, Size, check_range
 from axial.io.images import LARGEST_PIXELS
-from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets, semantic_targets
+from axial.tasks.segmentation.losses import TargetConfig, panoptic_targets, semantic_targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,21 +79,36 @@ class DataConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.tile_overlap is None:
-            return
-        if self.photo_scale is None:
-            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: needs a DataConfig.photo_scale")
-        height, width = tile_size(self.canvas, self.photo_scale)
-        if self.tile_overlap > min(height, width) // 2:
-            raise InputError(
-                f"DataConfig.tile_overlap = {self.tile_overlap}: expected at most half of a tile of {width}x{height}, "
-                "which is DataConfig.canvas / DataConfig.photo_scale"
-            )
+        tile = min(tile_size(self.canvas, self.photo_scale)) if self.photo_scale else 0
+        if self.tile_overlap and self.tile_overlap > tile // 2:
+            limit = f"at most half of a tile's side, DataConfig.canvas / DataConfig.photo_scale = {tile}"
+            raise InputError(f"DataConfig.tile_overlap = {self.tile_overlap}: expected {limit}")
 
     @property
     def crop(self):
         """(height, width) of the network's input in training."""
         return tuple(self.augmentation.crop or self.canvas)
+
+    def canvases(self, one=False):
+        """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`.
+
+        With `one`, that has the largest canvas alone.
+        """
+        if self.photo_scale is None:
+            return tuple(self.canvas)
+        scaled = ScaledCanvas.within(self.canvas, self.photo_scale, self.tile_overlap)
+        return scaled.alone if one else scaled
+
+    def resized(self, canvas):
+        """The same on another canvas in evaluation. Raises InputError where photos are not fitted to it."""
+        if self.photo_scale is not None:
+            raise InputError(
+                f"--image_size, stress: photos are scaled by DataConfig.photo_scale = {self.photo_scale:g} and not "
+                'fitted to a size; --gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
+            )
+        return dataclasses.replace(
+            self, canvas=canvas, augmentation=dataclasses.replace(self.augmentation, crop=self.crop)
+        )
 
 
 def segment_map(record, ids=None):
@@ -193,36 +207,3 @@ def _random_scale(draw, augmentation):
     if not step:
         return low + draw * (high - low)
     return low + step * tf.floor(draw * (math.floor((high - low) / step + 1e-6) + 1))
-
-
-def evaluation_example(record, canvas):
-    """A record plus 'image' (the network's input), 'content' (the photo's size on it) and 'size' (the photo's own).
-
-    The canvas is that of `preprocess`.
-    """
-    photo = decode_photo(record)
-    image, content = preprocess(photo, canvas)
-    return {"image": image, "content": content, "size": tf.shape(photo)[:2], **record}
-
-
-def training_dataset(data_dir, data, spec, stream, *, instances=True):
-    """An endless stream of batches of `training_example`s.
-
-    Args:
-        data_dir: folder of a converted data set.
-        data: `DataConfig`.
-        spec: `DatasetSpec` that the data set was converted under.
-        stream: `Stream` of `axial.data.streams`.
-        instances: see `training_example`.
-    """
-    example = functools.partial(training_example, spec=spec, data=data, instances=instances)
-    return training_stream(data_dir, data.train_split, spec, example, stream=stream, shuffle=data.shuffle)
-
-
-def evaluation_dataset(data_dir, split, spec, canvas, *, shard=(0, 1), skip=0):
-    """The photos of a split once, in order, one at a time, as `evaluation_example`s on a canvas of `preprocess`.
-
-    The other arguments are those of `evaluation_stream`.
-    """
-    example = functools.partial(evaluation_example, canvas=canvas)
-    return evaluation_stream(data_dir, split, spec, example, shard=shard, skip=skip)

@@ -53,15 +53,6 @@ class PostprocessConfig(Checked):
             raise InputError(f"PostprocessConfig.nms_kernel must be odd: got {self.nms_kernel}")
 
 
-def check_room(spec, config):
-    """Raises InputError unless panoptic labels have room for `top_k` instances."""
-    if any(spec.things) and (config.top_k or 0) >= spec.label_divisor:
-        raise InputError(
-            f"PostprocessConfig.top_k must be below the label_divisor {spec.label_divisor} of the spec {spec.name!r}: "
-            f"got {config.top_k}"
-        )
-
-
 def most_centers(canvas, config, spec):
     """The most instances of a canvas (height, width): as many maxima as it can hold, or `top_k`.
 
@@ -222,10 +213,14 @@ def instance_means(values, instance, count):
     return tf.reshape(mean, [-1, count + 1])[:, 1:]
 
 
+def stuff_only(spec):
+    """The spec of a network without instances: every class is one segment."""
+    return dataclasses.replace(spec, things=(False,) * spec.num_classes)
+
+
 def _without_instances(semantic, spec, config):
     """`postprocess` without instances: every class is one segment, like stuff."""
-    stuff, none = dataclasses.replace(spec, things=(False,) * spec.num_classes), tf.zeros_like(semantic)
-    one = functools.partial(merge, most=1, spec=stuff, config=config)
+    none, one = tf.zeros_like(semantic), functools.partial(merge, most=1, spec=stuff_only(spec), config=config)
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
@@ -290,35 +285,34 @@ def of_pieces(panoptic, spec, config, scale):
         config: `PostprocessConfig`. Its areas are in pixels of the canvas.
         scale: factor of the sides from the photo to the canvas.
     """
-    return panoptic if config.pieces is None else _of_pieces(spec, config)(panoptic, scale)
+    return panoptic if config.pieces is None else _piece_graph(spec, config)(panoptic, scale)
 
 
 @functools.cache
-def _of_pieces(spec, config):
+def _piece_graph(spec, config):
     """`of_pieces` as a graph for photos of all sizes."""
+
+    def run_pieces(panoptic, scale):
+        run, label, root = _components(panoptic)
+        runs = tf.range(tf.size(root))
+        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of a piece, at its first run
+        segment = tf.unique(label)[1]
+        largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
+        largest = tf.where(area == largest, runs, tf.size(root))
+        is_main = tf.gather(tf.math.unsorted_segment_min(largest, segment, tf.size(root)), segment) == runs
+        number = label % spec.label_divisor
+        if config.pieces == "split":
+            other = (root == runs) & (number > 0) & ~is_main
+            new = tf.reduce_max(number) + tf.cumsum(tf.cast(other, tf.int32))
+            found = tf.where(other & (new < spec.label_divisor), label - number + new, label)
+        else:
+            found = tf.where(is_main, label, spec.void)
+        small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
+        found = tf.where((number > 0) & small, spec.void, found)
+        return tf.gather(tf.where(number > 0, tf.gather(found, root), label), run)
+
     signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.float32)]
-    return tf.function(functools.partial(_one_piece, spec, config), autograph=False, input_signature=signature)
-
-
-def _one_piece(spec, config, panoptic, scale):
-    """See `of_pieces`."""
-    run, label, root = _components(panoptic)
-    runs = tf.range(tf.size(root))
-    area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of a piece, at its first run
-    segment = tf.unique(label)[1]
-    largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
-    largest = tf.where(area == largest, runs, tf.size(root))
-    is_main = tf.gather(tf.math.unsorted_segment_min(largest, segment, tf.size(root)), segment) == runs
-    number = label % spec.label_divisor
-    if config.pieces == "split":
-        other = (root == runs) & (number > 0) & ~is_main
-        new = tf.reduce_max(number) + tf.cumsum(tf.cast(other, tf.int32))
-        found = tf.where(other & (new < spec.label_divisor), label - number + new, label)
-    else:
-        found = tf.where(is_main, label, spec.void)
-    small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
-    found = tf.where((number > 0) & small, spec.void, found)
-    return tf.gather(tf.where(number > 0, tf.gather(found, root), label), run)
+    return tf.function(run_pieces, autograph=False, input_signature=signature)
 
 
 def _components(labels):

@@ -1,62 +1,47 @@
 """Many evaluations of one model: over resolutions, knobs of the grouping, or checkpoints."""
 
+import ast
 import dataclasses
 import itertools
 import math
-
-import msgspec
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.evaluation.loop import evaluate
 from axial.io.show import progress
+from axial.tasks.base import Inference, by_size
 from axial.tasks.segmentation.canvas_maps import scaled_canvas
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import CheckpointPredictions, Tiled
+from axial.tasks.segmentation.tiles import Tiled
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
 
 
-def refuse_scaled(task, name):
-    """Raises InputError where photos are scaled by one factor, for what changes the size that they are fitted to.
-
-    Args:
-        task: any task.
-        name: of that, for the message.
-    """
-    if (scale := task.photo_scale) is not None:
-        raise InputError(
-            f"{name}: photos are scaled by DataConfig.photo_scale = {scale:g} and not fitted to a size; "
-            '--gin_binding="DataConfig.photo_scale = F" of run scores at another scale'
-        )
-
-
-def stress_test(task, model, split, ratios, *, strategy=None, scales=(1.0,), flip=False):
+def stress_test(task, model, split, ratios, inference=Inference()):
     """Yields a row for each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
 
     Photos are scaled to the canvas times the ratio. Area limits are scaled with the canvas' area; the paper does not
     say what it does. The other knobs stay the same in pixels of the network's input.
 
     Args:
-        task, model: `PanopticTask` and its model.
+        task, model: a task of segmentation and its model.
         split: photos to score.
         ratios: factors of the canvas' sides. Each side is rounded to the nearest 16k + 1 pixels.
-        strategy, scales, flip: see `CheckpointPredictions`.
+        inference: `Inference`.
 
     Raises:
         InputError: photos are scaled by one factor, and not fitted.
     """
-    refuse_scaled(task, "stress")
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)
-        share = math.prod(canvas) / math.prod(task.canvas)
-        areas = {k: round(getattr(task.grouping, k) * share) for k in ("stuff_area", "thing_area")}
-        grouping = dataclasses.replace(task.grouping, **areas)
-        predictions = CheckpointPredictions(task, model, strategy, scales=scales, flip=flip, grouping=grouping)
-        scores = evaluate(task.eval_dataset(split, canvas), predictions, task.scores(), total)
-        yield {"ratio": ratio, "canvas": list(canvas), **PANOPTIC.headline(scores)}
+        share, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
+        stuff_area, thing_area = (round(area * share) for area in (grouping.stuff_area, grouping.thing_area))
+        grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
+        scaled = dataclasses.replace(task, data=task.data.resized(canvas), grouping=grouping)
+        predictions, scores = scaled.predictions(model, inference), PanopticScores(task.spec)
+        result = evaluate(scaled.eval_dataset(split), predictions, scores, total)
+        yield {"ratio": ratio, "canvas": list(canvas), **PANOPTIC.headline(result)}
 
 
 CHANGES = {"relative_change": "pq", "relative_change_things": "pq_things", "relative_change_stuff": "pq_stuff"}
@@ -86,28 +71,6 @@ def _change(value, base):
 # === Knobs of the grouping ===
 
 
-def change_grouping(grouping, changes):
-    """A `PostprocessConfig` with some knobs changed.
-
-    Args:
-        grouping: the config.
-        changes: dict from a knob to its value, as it is or as text; 'None' stands for None.
-
-    Raises:
-        InputError: an unknown knob (the message names the nearest one); a value of the wrong type.
-    """
-    known = [field.name for field in dataclasses.fields(PostprocessConfig)]
-    values = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise InputError(f"the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
-        try:
-            values[name] = None if value == "None" else msgspec.json.decode(str(value), type=int | float)
-        except msgspec.DecodeError:
-            values[name] = value  # which the config takes or refuses
-    return dataclasses.replace(grouping, **values)
-
-
 def combinations(grouping, sweeps):
     """Every combination of the knobs' values.
 
@@ -117,46 +80,61 @@ def combinations(grouping, sweeps):
 
     Returns:
         list of (dict of the knobs that change, `PostprocessConfig`).
+
+    Raises:
+        InputError: an unknown knob (the message names the nearest one), one that is given twice, or a wrong value.
     """
-    axes = {}
+    known, axes = [field.name for field in dataclasses.fields(grouping)], {}
     for text in sweeps:
-        name, _, values = text.partition("=")
+        name, _, values = map(str.strip, text.partition("="))
         if not values:
             raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
-        if name.strip() in axes:
-            raise InputError(f"--knob={text}: {name.strip()} is given twice")
-        axes[name.strip()] = [v.strip() for v in values.split(",")]
-    found = []
-    for values in itertools.product(*axes.values()):
-        config = change_grouping(grouping, dict(zip(axes, values)))
-        found.append(({name: getattr(config, name) for name in axes}, config))
-    return found
+        if name not in known:
+            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
+        if name in axes:
+            raise InputError(f"--knob={text}: {name} is given twice")
+        axes[name] = [_value(value.strip()) for value in values.split(",")]
+    changes = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+    return [(one, dataclasses.replace(grouping, **one)) for one in changes]
 
 
-def sweep(outputs, examples, groupings, *, store=None, total=None, thresholds=()):
+def _value(text):
+    """A number or None that a text says, or the text, which the config takes or refuses."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def sweep(tasks, model, examples, inference=Inference(), *, total=None, thresholds=()):
     """Scores of every grouping from one pass of the network.
 
     Args:
-        outputs: `NetworkOutputs`.
-        examples: `evaluation_example`s.
-        groupings: list of `PostprocessConfig`s.
-        store: `OutputStore`, or None.
+        tasks: the task with each grouping.
+        model: of the tasks.
+        examples: of `eval_dataset`.
+        inference: `Inference`.
         total: number of examples, for the progress bar.
         thresholds: see `PanopticScores`.
 
     Returns:
-        list of `PanopticScores.result`, one for each grouping.
+        list of `PanopticScores.result`, one for each task.
     """
-    segmenters = [outputs.segmenter(grouping) for grouping in groupings]
-    scores = [PanopticScores(outputs.task.spec, thresholds=thresholds) for _ in groupings]
+
+    def network(images, contents):
+        return tasks[0].maps(model, images, contents[:, 1], inference)
 
     def predictions(examples):
-        for example, maps in outputs(examples, store):
-            yield example, [segment(example, maps) for segment in segmenters]
+        for example, maps in outputs(examples):
+            maps = {name: x[None] for name, x in maps.items()}
+            found = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
+            yield example, [task.on_photo(x, example["content"], example["size"]) for task, x in zip(tasks, found)]
 
-    tiled = Tiled.of(outputs.task)
-    bar = dict(total=total, unit="photo", leave=False)
-    for example, parts in progress(tiled.parts(predictions, examples), "sweep", **bar):
-        for one, grouping, found in zip(scores, groupings, zip(*parts)):
-            one.update(example, tiled.joined(example, found, grouping))
+    outputs, segments = tasks[0].replicated(network, inference), [by_size(task.segment) for task in tasks]
+    tiled = [Tiled.of(task) for task in tasks]
+    scores = [PanopticScores(task.spec, thresholds=thresholds) for task in tasks]
+    parts = tiled[0].parts(predictions, examples)
+    for example, found in progress(parts, "sweep", total=total, unit="photo", leave=False):
+        for one, tiles, prediction in zip(scores, tiled, zip(*found)):
+            one.update(example, tiles.joined(example, prediction))
     return [one.result() for one in scores]

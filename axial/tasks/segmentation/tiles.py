@@ -10,10 +10,11 @@ neighbour or to the background. Therefore:
 - Any other pixel is taken from the tile that sees most around it: its core, which ends in the middle of each overlap.
 """
 
-import copy
+import collections
 import dataclasses
 import itertools
 import math
+import typing
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +22,115 @@ from scipy.ndimage import find_objects
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from axial.data.preprocess import STRIDE, ScaledCanvas, is_whole
+from axial.data.specs import DatasetSpec
+from axial.data.streams import photo_of
+from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import merge, of_pieces
+from axial.tasks.segmentation.grouping import PostprocessConfig, merge, of_pieces, stuff_only
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiled:
+    """Predictions of photos of any size from those of photos that a canvas holds.
+
+    With a `ScaledCanvas`, larger photos are cut into tiles, which are predicted as photos of their own and joined.
+
+    Args:
+        canvas: what `preprocess` puts photos on.
+        example: function of a tile, uint8 [h, w, 3], that returns an example of it, for predictions.
+        spec, grouping: see `join`.
+    """
+
+    canvas: ScaledCanvas | tuple[int, int]
+    example: typing.Callable
+    spec: DatasetSpec
+    grouping: PostprocessConfig
+
+    @classmethod
+    def of(cls, task):
+        """The one of a task of segmentation."""
+        spec = task.spec if task.instances else stuff_only(task.spec)
+        return cls(task.canvases, task.example, spec, task.grouping)
+
+    def about(self):
+        """What `of_export` needs to know, as an export's signature 'classes' has it."""
+        knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
+        knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
+        return {"photo_scale": self.canvas.scale, "instances": any(self.spec.things), **knobs}
+
+    @classmethod
+    def of_export(cls, about, example, spec):
+        """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
+        if "photo_scale" not in about:
+            return None
+        canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
+        pieces = about["pieces"].decode() or None if "pieces" in about else None
+        stuff_area, thing_area = int(about["stuff_area"]), int(about["thing_area"])
+        grouping = PostprocessConfig(stuff_area=stuff_area, thing_area=thing_area, pieces=pieces)
+        canvases = ScaledCanvas.within(tuple(canvas), scale, overlap).alone
+        return cls(canvases, example, spec if about["instances"] else stuff_only(spec), grouping)
+
+    def __call__(self, predictions, examples):
+        """Yields (example, prediction at the photo's own size).
+
+        Args:
+            predictions: function of examples, each of a photo or a tile that the canvas holds. It yields (example,
+                prediction) in their order.
+            examples: of photos of any size.
+
+        Raises:
+            InputError: a photo that `is_whole` or `join` refuses. The message names it.
+        """
+        for example, found in self.parts(predictions, examples):
+            yield example, self.joined(example, found)
+
+    def parts(self, predictions, examples):
+        """Yields (example, iterator of the predictions of its tiles, or of its own one); see `__call__`.
+
+        `joined` takes such an iterator, which is used up before the next example.
+        """
+        waiting = collections.deque()  # examples whose tiles have been asked for, with the numbers of these
+        found = iter(predictions(self._pieces(examples, waiting)))
+        for _, first in found:
+            example, count = waiting.popleft()
+            yield example, itertools.chain([first], (result for _, result in itertools.islice(found, count - 1)))
+
+    def _pieces(self, examples, waiting):
+        for example in examples:
+            tiling = self._tiling(example)
+            waiting.append((example, len(tiling.boxes) if tiling else 1))
+            if not tiling:
+                yield example
+                continue
+            photo, about = np.asarray(photo_of(example)), {key: example[key] for key in ("image/id",) if key in example}
+            for number, box in enumerate(tiling.boxes):
+                yield {**self.example(tf.constant(photo[box])), "tile": number, **about}
+
+    def joined(self, example, found):
+        """The prediction of an example from the predictions of its tiles, or from its own one."""
+        if not (tiling := self._tiling(example)):
+            (result,) = found
+            return result
+        try:
+            return join(found, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
+        except InputError as error:
+            name = _name(example)
+            raise InputError(f"{name}: {error}" if name else str(error)) from None
+
+    def _tiling(self, example):
+        """`Tiling` of a photo that no canvas holds; None of others."""
+        if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
+            return None
+        size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
+        return Tiling(size, self.canvas.tile, self.canvas.overlap, stride)
+
+
+def _name(example):
+    return photo_name(example) if "image/file_name" in example else ""
+
+
+# === Where the tiles lie ===
 
 
 @dataclasses.dataclass
@@ -84,7 +192,7 @@ def _slices(spans):
     return tuple(itertools.starmap(slice, spans))
 
 
-def join(results, tiling, *, spec, grouping, scale, instances=True):
+def join(results, tiling, *, spec, grouping, scale):
     """One segmentation of a photo from those of its tiles.
 
     Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
@@ -94,10 +202,9 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
             and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`.
+        spec: `DatasetSpec`, of `stuff_only` where there is no instance branch.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
         scale: factor of the sides from the photo to the canvas.
-        instances: whether there is an instance branch. Without it, every class is one segment.
 
     Returns:
         dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
@@ -109,10 +216,10 @@ def join(results, tiling, *, spec, grouping, scale, instances=True):
     """
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
     instance, scores = _numbered(ids, objects, scores)
-    things = spec.things if instances else (False,) * spec.num_classes
-    areas = {name: math.ceil(round(getattr(grouping, name) / scale**2, 6)) for name in ("stuff_area", "thing_area")}
-    about = dict(spec=dataclasses.replace(spec, things=things), config=dataclasses.replace(grouping, **areas))
-    panoptic, classes = merge(tf.constant(semantic), tf.constant(instance), len(scores), **about)
+    stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
+    of_photo = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
+    maps = tf.constant(semantic), tf.constant(instance)
+    panoptic, classes = merge(*maps, len(scores), spec=spec, config=of_photo)
     counts = np.bincount(classes[1:], minlength=1)
     if counts.max() >= spec.label_divisor:
         raise InputError(
@@ -134,14 +241,16 @@ def _assembled(results, tiling):
         dropped = max(dropped, int(result.get("dropped", 0)))
     mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
     pairs = [np.zeros([2, 0], int)]
-    for number, part in enumerate(mended):
-        pairs += [part.alike(mended[other]) for other in tiling.around(number) if other > number]
+    for number, part in enumerate(parts):
+        for other in (other for other in tiling.around(number) if other > number):
+            both = part.view(parts[other].box, mended[number])[0], parts[other].view(part.box, mended[other])[0]
+            pairs.append(_alike(*both))
     pairs = np.concatenate(pairs, 1)
     graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
     objects = connected_components(graph, directed=False)[1]
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
-    for part, core in zip(mended, tiling.cores):
-        ids[core], semantic[core] = part.view(core)
+    for part, core, maps in zip(parts, tiling.cores, mended):
+        ids[core], semantic[core] = part.view(core, maps)
     return ids, semantic, objects, np.concatenate(scores), dropped
 
 
@@ -158,8 +267,8 @@ class _Part:
     def __init__(self, result, box, size, first):
         instance = np.asarray(result["instance"])
         self.box, self.first = box, first
-        self.ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
-        self.semantic = np.array(result["semantic"], np.int32)
+        ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
+        self.maps = ids, np.asarray(result["semantic"], np.int32)
         self.areas = np.bincount(instance.ravel(), minlength=len(result["score"]) + 1)
         # An object that reaches a pixel of the tile's edge may go on behind it, except where the photo ends.
         self._low = [axis.start + (axis.start > 0) for axis in box]
@@ -177,45 +286,42 @@ class _Part:
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
-    def view(self, box):
-        """Views (ids, semantic) of the tile's pixels in a box of the photo."""
+    def view(self, box, maps=None):
+        """Views of (ids, semantic), or of other maps of the tile, in a box of the photo."""
         place = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
-        return self.ids[place], self.semantic[place]
+        return [x[place] for x in maps or self.maps]
 
-    def own(self, ids):
+    def local(self, ids):
         """The tile's own numbers, from 1, of its instances; 0 of none."""
         return np.maximum(ids - self.first, 0)
 
     def mended(self, others):
-        """A copy with the objects that the tile cuts as other tiles have them whole."""
-        new = copy.copy(self)
+        """Copies of (ids, semantic) with the objects that the tile cuts as other tiles have them whole."""
+        maps = [x.copy() for x in self.maps]
         for other in others:
             cut = other.whole & ~self.sees(other)
             if not cut.any():
                 continue
-            mine, (theirs, classes) = self.own(self.view(other.box)[0]), other.view(self.box)
-            number = other.own(theirs)
+            mine, theirs = self.local(self.view(other.box)[0]), other.view(self.box)
+            number = other.local(theirs[0])
             taken = cut[number]
             # The rest of an instance that is mostly taken is its outline, or an object that it was mixed up with.
             lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
             lost[0] = False
             taken |= lost[mine] & (other.whole[number] | (number == 0))
-            if new.ids is self.ids:
-                new.ids, new.semantic = self.ids.copy(), self.semantic.copy()
-            ids, semantic = new.view(other.box)
-            ids[taken], semantic[taken] = theirs[taken], classes[taken]
-        return new
+            for x, new in zip(self.view(other.box, maps), theirs):
+                x[taken] = new[taken]
+        return maps
 
-    def alike(self, other):
-        """int [2, L]: pairs of instances of two tiles whose IoU is above 0.5 where the tiles overlap."""
-        (mine, a), (theirs, b) = (
-            np.unique(ids, return_inverse=True) for ids in (self.view(other.box)[0], other.view(self.box)[0])
-        )
-        a, b = a.ravel(), b.ravel()
-        pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
-        i, j = np.divmod(pairs, len(theirs))
-        found = np.stack([mine[i], theirs[j]])
-        return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
+
+def _alike(ids, others):
+    """int [2, L]: pairs of instances of two tiles whose IoU is above 0.5, from their views of where they overlap."""
+    (mine, a), (theirs, b) = (np.unique(x, return_inverse=True) for x in (ids, others))
+    a, b = a.ravel(), b.ravel()
+    pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
+    i, j = np.divmod(pairs, len(theirs))
+    found = np.stack([mine[i], theirs[j]])
+    return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
 
 
 def _numbered(ids, objects, scores):

@@ -9,7 +9,6 @@ shape and the same number of slots, and `unfolded` gives the sentences of a batc
 """
 
 import dataclasses
-import functools
 import itertools
 from typing import Annotated
 
@@ -18,14 +17,11 @@ import tensorflow as tf
 from msgspec import Meta
 
 from axial.data import tfrecord
-from axial.data.service import Tickets, served
 from axial.data.streams import (
     check_records,
     check_spec,
-    evaluation_stream,
     made_ahead,
     name_damaged_records,
-    whole_record,
 )
 from axial.errors import InputError
 from axial.io.check import Checked, Name
@@ -98,7 +94,6 @@ class Sentences:
             ids = np.concatenate([part.flat_values.numpy() for part in ragged])
             if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
                 check_records(data_dir, data.train_split)  # names the record
-                raise InputError(f"{data_dir}: {data.train_split!r} has ids that are not of its vocabulary")
             sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
             self._ids.append(ids.astype(np.int32))
             self._starts.append(np.concatenate([[0], np.cumsum(sizes[-1])]))
@@ -134,7 +129,7 @@ class Sentences:
         return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
 
 
-def training_text(data_dir, data, spec, stream):
+def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
     Every host holds all pairs and reads its own batches of them.
@@ -143,36 +138,27 @@ def training_text(data_dir, data, spec, stream):
         data_dir: folder of a converted data set.
         data: `TextData`.
         spec: `TextSpec` that it was converted under.
-        stream: `Stream`. Its batch is the token slots of a step on each side, over all replicas; rounded down to rows
-            of the largest length. With a service, a batch is full when enough pairs of its bucket have come, and pairs
-            of a rare length wait for others of their length.
+        batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
+        seed, first_step: ints.
+        context: `tf.distribute.InputContext`, or None for one replica.
 
     Raises:
         InputError: see `Sentences`; a batch with less than a row for each replica.
     """
-    (host, hosts), replicas, seed = stream.host, stream.replicas, stream.seed
-    rows, length = stream.batch // replicas // data.lengths[-1], data.lengths[-1]
+    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
+    replicas = context.num_replicas_in_sync if context else 1
+    rows, length = batch // replicas // data.lengths[-1], data.lengths[-1]
     if not rows:
-        raise InputError(
-            f"batch {stream.batch}: tokens, at least {replicas * length} are needed for a row on each replica"
-        )
+        raise InputError(f"batch {batch}: tokens, at least {replicas * length} are needed for a row on each replica")
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
         say(f"{left} have more than {length} tokens and are left out", error=True)
-    if stream.service:
-        manifest = tfrecord.read_manifest(data_dir, data.train_split)
-        wanted = sentences.buckets < len(data.lengths)
-        tickets = Tickets(data_dir, manifest, seed=seed, shuffle=len(wanted), wanted=wanted)
-        used = len(wanted) * (stream.first_step * replicas) // len(sentences.epoch(seed, 0, rows))  # pairs, on average
-        make = functools.partial(bucket_batches, data=data, spec=spec, rows=rows)
-        served_batches = served(make, tickets, stream.service, used=used, context=stream.context)
-        return made_ahead(served_batches, stream.context)
     a_step = replicas // hosts
 
     def batches():
         epoch, found = 0, sentences.epoch(seed, 0, rows)  # every epoch has as many batches
-        for number in itertools.count(stream.first_step * a_step):  # of this host's batches
+        for number in itertools.count(first_step * a_step):  # of this host's batches
             place = number // a_step * replicas + host * a_step + number % a_step
             if place // len(found) != epoch:
                 epoch = place // len(found)
@@ -181,71 +167,7 @@ def training_text(data_dir, data, spec, stream):
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
-    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), stream.context, 4)
-
-
-def bucket_batches(records, *, data, spec, rows):
-    """Batches like those of `Sentences`, of records that come one after the other.
-
-    Args:
-        records: dataset of (number, serialised record).
-        data, spec: see `training_text`.
-        rows: of a batch.
-
-    Returns:
-        dataset of (numbers int64 [n], batch), where n is the number of the batch's sentences.
-    """
-    lengths = tf.constant(data.lengths, tf.int64)
-
-    def parse(number, serialized):
-        record = whole_record(tfrecord.parse_example(serialized, "text"), spec)
-        return number, *(tf.cast(record[f"{side}/ids"], tf.int32) for side in data.sides)
-
-    def bucket_of(_, source, target):
-        size = tf.maximum(tf.size(source), tf.size(target))
-        return tf.searchsorted(lengths, tf.cast(size, tf.int64)[None], out_type=tf.int64)[0]
-
-    def sentences_of(bucket):
-        return rows * data.lengths[-1] // tf.gather(lengths, bucket)
-
-    def batch_of(bucket, pairs):
-        length = tf.gather(lengths, bucket)[None]
-        batches = pairs.padded_batch(sentences_of(bucket), ([], length, length), drop_remainder=True)
-        return batches.map(functools.partial(fold, bucket))
-
-    def fold(bucket, numbers, *sides):
-        source, target = (tf.reshape(side, [rows, data.lengths[-1]]) for side in sides)
-        return numbers, {"source": source, "target": target, "bucket": tf.fill([rows], tf.cast(bucket, tf.int32))}
-
-    pairs = records.map(parse, tf.data.AUTOTUNE, deterministic=True)
-    pairs = pairs.filter(lambda *pair: bucket_of(*pair) < len(data.lengths))
-    return pairs.group_by_window(bucket_of, batch_of, window_size_func=sentences_of)
-
-
-# === Evaluation ===
-
-
-def evaluation_text(data_dir, split, spec, canvas, *, reverse=False, shard=(0, 1), skip=0):
-    """The sentences of a split once, in order, one at a time; see `evaluation_stream`.
-
-    Args:
-        data_dir, split: of a converted data set.
-        spec: `TextSpec` that it was converted under.
-        canvas: (largest length,), to which longer sources are cut.
-        reverse: see `TextData`.
-        shard, skip: see `evaluation_stream`.
-
-    Returns:
-        dataset of a dict with 'id', the texts 'source' and 'reference', and 'ids', int32 [at most the largest length].
-    """
-    source, target = ("target", "source") if reverse else ("source", "target")
-
-    def example(record):
-        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), canvas[0])
-        texts = {"source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
-        return {"id": record["text/id"], "ids": ids, **texts}
-
-    return evaluation_stream(data_dir, split, spec, example, labels="text", shard=shard, skip=skip)
+    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
 
 
 def cut(ids, length):

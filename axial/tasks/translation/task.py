@@ -1,17 +1,166 @@
-"""The task of translation: its model, data, loss and predictions, without the training loop."""
+"""Translation: scores of translators, and the task, without the training loop. `feed` has what they see."""
 
+import dataclasses
+import functools
+import textwrap
+
+import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFont
 
-from axial.data.specs import TextSpec
+from axial.data.specs import text_operations
 from axial.errors import InputError
 from axial.io import schemas
-from axial.io.check import BelowOne, Count, Natural, NonNegative, check_arguments
+from axial.io.check import BelowOne, Count, Natural, NonNegative
+from axial.io.show import percent, plain
+from axial.io.write import write_json
+from axial.metrics import bleu
 from axial.models.outputs import LOGITS
-from axial.models.registry import ModelConfig
-from axial.tasks.base import Task
-from axial.tasks.translation.evaluation import TRANSLATION, translations
+from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
+from axial.tasks.scores import Results, Scores
 from axial.tasks.translation.feed import TextData, cut, training_text, unfolded
-from axial.tasks.translation.server import TextServer
+
+
+class TranslationScores(Scores):
+    """The sentences that were scored, and their BLEU.
+
+    Args:
+        spec: `TextSpec`.
+        shard: (i, n) if it scores every n-th sentence of the split, from the i-th on.
+    """
+
+    def __init__(self, spec, shard=(0, 1)):
+        super().__init__(spec, shard)
+        self.pairs = []  # (translation, reference)
+
+    def update(self, example, prediction):
+        """Adds one sentence. Returns its translation."""
+        text, reference = prediction["translation"], example["reference"].numpy().decode()
+        self.add_photo(str(int(example["id"])), bleu.sentence_score(text, reference))
+        self.pairs.append((text, reference))
+        return text
+
+    def merge(self, other):
+        """Adds another part of the split."""
+        both = sorted(zip(self.photos + other.photos, self.pairs + other.pairs))
+        self.photos, self.pairs = [photo for photo, _ in both], [pair for _, pair in both]
+
+    def state(self):
+        """The sums in a form that JSON can hold."""
+        return {"pairs": self.pairs, "photos": self.photos}
+
+    def restore(self, state):
+        """Sets the sums to those of a `state`."""
+        self.pairs = [(str(text), str(reference)) for text, reference in state["pairs"]]
+        self.photos = [[int(number), str(name), float(score)] for number, name, score in state["photos"]]
+
+    def result(self):
+        """See `bleu.scores`."""
+        return bleu.scores([text for text, _ in self.pairs], [reference for _, reference in self.pairs])
+
+
+class TranslatedSentence(schemas.Strict):
+    """A sentence in a translator's results."""
+
+    id: schemas.Count
+    source: str
+    reference: str
+    translation: str
+
+
+class TranslationResults(Results):
+    """Writes all translations of a split to one JSON, translation_SPLIT.json."""
+
+    kind, schema = "translation", TranslatedSentence
+
+    def add(self, example, text):
+        """Adds one sentence."""
+        texts = {name: example[name].numpy().decode() for name in ("source", "reference")}
+        self.annotations.append({"id": int(example["id"]), **texts, "translation": text})
+
+    def seen(self, index):
+        """What `add` was given for sentence number `index`."""
+        return self.annotations[index]["translation"]
+
+    def close(self):
+        """Writes the JSON."""
+        sentences = sorted(self.annotations, key=lambda sentence: sentence["id"])
+        write_json(self.path, {"languages": list(self.spec.languages), "sentences": sentences})
+
+
+class TranslationEvaluation(Evaluation):
+    """The evaluation of translators."""
+
+    name, labels = "translation", "text"
+    one_file = False
+    takes, unit = "text", "sentence"
+    scores = TranslationScores
+    quality = "chrF"
+    results = TranslationResults
+    pictures = ("sentence",)
+    shown = "bleu", "tokenized_bleu", "chrf"
+    briefly = ("bleu", "bleu"), ("chrf", "chrf")
+
+    def truth(self, record, spec):
+        """The 'id' of a record and its texts, 'source' and 'reference'."""
+        del spec
+        return {"id": record["text/id"], "source": record["source/text"], "reference": record["target/text"]}
+
+    def given(self, example):
+        """The source of an evaluation example."""
+        return example["source"].numpy().decode()
+
+    def example(self, given):
+        """An example of a sentence, for `predictions`."""
+        return {"source": tf.constant(given)}
+
+    def predictions(self, signatures, spec, about):
+        """See `Evaluation.predictions`."""
+
+        def run(examples):
+            for example in examples:
+                found = signatures["text"](text=tf.constant([self.given(example)]))
+                yield example, {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+
+        return run
+
+    def draw(self, example, text, spec):
+        """A tuple of one picture, uint8 [h, w, 3], of source, reference and translation."""
+        texts = {"source": self.given(example), "reference": example["reference"].numpy().decode(), "translation": text}
+        return (write_lines([f"{name}: {text}" for name, text in texts.items()]),)
+
+    def describe(self, text, prediction, spec):
+        """The `Description` of a sentence: its translation."""
+        del spec
+        translation = str(prediction["translation"])
+        content = {"source": text, "translation": translation, "score": round(float(prediction["score"]), 6)}
+        lines = [f"{name}: {content[name]}" for name in ("source", "translation")]
+        return Description(content, translation, draw=functools.partial(write_lines, lines))
+
+    def classes(self, result):
+        """See `Evaluation.classes`: the scores with their signatures."""
+        about = {"tokenized_bleu": "13a tokens, compounds split; "}
+        rows = [
+            [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
+            for name, value in self.headline(result).items()
+        ]
+        return ["score", "%", "sacrebleu's signature"], rows, []
+
+
+TRANSLATION = TranslationEvaluation()
+
+
+def write_lines(lines, width=800, size=20):
+    """Lines of text, broken where they are too wide, black on white: uint8 [h, width, 3]."""
+    font = ImageFont.load_default(size)
+    letters = int((width - size) / font.getlength("n"))
+    rows = [row for line in lines for row in textwrap.wrap(plain(line), letters) or [""]]
+    image = Image.new("RGB", (width, (2 * len(rows) + 1) * size // 2 * 3 // 2), "white")
+    ImageDraw.Draw(image).multiline_text((size // 2, size // 2), "\n".join(rows), fill="black", font=font)
+    return np.asarray(image)
+
+
+BATCH, AHEAD = 32, 512  # sentences translated on a replica, and read before that, to batch those of one length
 
 
 class BestScores(schemas.Struct):
@@ -22,6 +171,48 @@ class BestScores(schemas.Struct):
     chrf: float | None = None
 
 
+class TextServer(tf.Module):
+    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, which has its operations.
+
+    'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
+    [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
+    other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
+    the two languages, and the name of the task's `Evaluation`.
+
+    Args:
+        task: task with `serve`.
+        model: its model.
+    """
+
+    def __init__(self, task, model):
+        super().__init__()
+        text = text_operations()
+        self.weights = model.weights
+        self.pieces = text.SentencepieceTokenizer(task.spec.model, out_type=tf.int32, add_eos=True)
+        self._task = task
+        self._serve = functools.partial(task.serve, model)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def text(self, text):
+        signature = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32)
+        ids, score = tf.map_fn(self._serve, self.pieces.tokenize(text), fn_output_signature=signature)
+        ends = tf.cumsum(tf.cast(ids == self._task.spec.end, tf.int32), 1)
+        kept = tf.ragged.boolean_mask(ids, (ends == 0) & (ids != 0))
+        return {"translation": self.pieces.detokenize(kept), "score": score}
+
+    @tf.function(autograph=False, input_signature=[])
+    def classes(self):
+        return {
+            "canvas": tf.constant(self._task.canvas),
+            "languages": tf.constant(self._task.spec.languages),
+            "kind": tf.constant(self._task.evaluation.name),
+        }
+
+    def signatures(self):
+        return {"serving_default": self.text, "text": self.text, "classes": self.classes}
+
+
+@dataclasses.dataclass(eq=False)
 class TranslationTask(Task):
     """What a trainer, an evaluator and an exporter need to know of a translator.
 
@@ -43,7 +234,7 @@ class TranslationTask(Task):
     """
 
     evaluation = TRANSLATION
-    models, labels = ("translation",), "text"
+    models = ("translation",)
     configures = (TextData,)
     best_scores = BestScores
     trained_by = ("label_smoothing",)
@@ -52,31 +243,33 @@ class TranslationTask(Task):
         ("score", "float32", "[N]", "log probability by the length penalty, at most 0"),
     )
     server = TextServer
-    batches = staticmethod(training_text)
     counted = branched = True
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        data: TextData,
-        data_dir: str,
-        label_smoothing: BelowOne = 0.1,
-        beams: Count = 4,
-        alpha: NonNegative = 0.6,
-        longer: Natural = 50,
-        spec: TextSpec | None = None,
-    ):
-        super().__init__(model, data, data_dir, spec)
-        self.label_smoothing, self.beams, self.alpha, self.longer = label_smoothing, beams, alpha, longer
-        check_arguments(self)
+    data: TextData
+    label_smoothing: BelowOne = 0.1
+    beams: Count = 4
+    alpha: NonNegative = 0.6
+    longer: Natural = 50
+
+    def __post_init__(self):
+        super().__post_init__()
         self.row = self.data.lengths[-1]
-        self.canvas, self.looks = (self.row,), {"reverse": self.data.reverse}
+        self.canvas = (self.row,)
+        self.settings = {"beams": self.beams, "alpha": self.alpha, "longer": self.longer}
+        self.settings |= {"lengths": self.data.lengths, "reverse": self.data.reverse}
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: BLEU."""
         return scores["bleu"]
 
     # === Training ===
+
+    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+        """See `training_text`."""
+        if service:
+            raise InputError("--data_service: for photos; the task is translation")
+        where = self.data_dir, self.data, self.spec
+        return training_text(*where, batch=batch, seed=seed, first_step=first_step, context=context)
 
     def by_shape(self, compute, batch):
         """compute(batch) for a batch of sentences of its bucket's own shape: one branch for each bucket."""
@@ -113,11 +306,35 @@ class TranslationTask(Task):
         length = source.shape[1] + self.longer
         return model.translate(source, length, end=self.spec.end, beams=self.beams, alpha=self.alpha)
 
-    def predictions(self, model, strategy=None, scales=(1.0,), flip=False):
-        """A function of examples that yields each with its translation; see `translations`."""
-        if tuple(scales) != (1.0,) or flip:
+    def predictions(self, model, inference=Inference()):
+        """A function of examples that yields each with a dict of its 'translation', a text, and its 'score'.
+
+        Each sentence is padded to the first of `lengths` that holds it, so that its translation does not depend on the
+        other sentences.
+        """
+        if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip, --multi_scale: for photos; the task is translation")
-        return translations(lambda source: self.translate(model, source), self.spec, self.data.lengths, strategy)
+
+        def padded(example):
+            ids, lengths = np.asarray(example["ids"]), self.data.lengths
+            return (np.pad(ids, [0, lengths[np.searchsorted(lengths, len(ids))] - len(ids)]),)
+
+        def translate(source):
+            return dict(zip(("ids", "score"), self.translate(model, source)))
+
+        def run(examples):
+            for example, found in replicated(examples):
+                translation = self.spec.decode(found["ids"].numpy())
+                yield example, {"translation": translation, "score": found["score"].numpy()}
+
+        replicated = Replicated(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
+        return run
+
+    def look(self, record):
+        """What `predictions` takes of a record, and its texts in the direction of the data."""
+        source, target = self.data.sides
+        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
+        return {"ids": ids, "source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
 
     def example(self, text):
         """A sentence, string [], as `predictions` takes it."""
@@ -137,11 +354,6 @@ class TranslationTask(Task):
 
         bucket = tf.searchsorted(lengths, tf.size(ids)[None])[0]
         return tf.switch_case(bucket, [branch(length) for length in self.data.lengths])
-
-    def settings(self):
-        """What predictions depend on beside the weights and the lengths, for JSON."""
-        own = {name: getattr(self, name) for name in ("beams", "alpha", "longer")}
-        return {**own, "lengths": self.data.lengths, **self.looks}
 
 
 def _is_real(tokens):

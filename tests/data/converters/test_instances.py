@@ -11,23 +11,28 @@ from axial.data import tfrecord
 from axial.data.converters.coco import coco_items
 from axial.data.converters.instances import check_runs
 from axial.data.specs import COCO
-from axial.data.streams import Stream, check_records
+from axial.data.streams import check_records
 from axial.errors import InputError
 from axial.io import schemas
 from axial.models.faster_rcnn.anchors import choose
+from axial.models.registry import ModelConfig
+from axial.tasks.detection.evaluation import DETECTION
 from axial.tasks.detection.feed import (
     DetectionData,
-    evaluation_photos,
     mirrored,
     photo_size,
     record_masks,
-    training_batches,
 )
+from axial.tasks.detection.task import DetectionTask
 from tests.conftest import DATA
 from tests.data import conversion
 from tests.data.coco_fixture import CocoFolder, stripes
 
 PERSON, DOG, SKY = 1, 18, 187
+
+
+def training_batches(folder, data, name="mask_rcnn_resnet_nano"):
+    return DetectionTask(ModelConfig(name), data, folder).train_dataset(3, seed=0)
 
 
 class Folder(CocoFolder):
@@ -75,7 +80,7 @@ def converted(tmp_path_factory):
 
 
 def test_boxes_are_those_of_the_json(converted):
-    first, second, third = evaluation_photos(converted, "val", COCO, (64, 64))
+    first, second, third = DETECTION.examples(converted, "val", COCO)
     np.testing.assert_array_equal(first["object/box"], [[8.25, 4, 15.5, 16], [40, 30, 20, 10], [0, 0, 10, 64]])
     np.testing.assert_array_equal(first["object/area"], [124, 100, 320])
     np.testing.assert_array_equal(first["object/crowd"], [0, 0, 1])
@@ -97,7 +102,7 @@ def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
         one["image_id"] = names[one["image_id"]]
     folder.write()
     folder.save()
-    found = list(evaluation_photos(folder.convert(tmp_path / "out"), "val", COCO, (64, 64)))
+    found = list(DETECTION.examples(folder.convert(tmp_path / "out"), "val", COCO))
     assert [int(photo["image/id"]) for photo in found] == [0, 1, 2]
     assert [photo["object/box"].shape[0] for photo in found] == [1, 3, 0]
     folder.save(images=folder.content["images"][1:], annotations=folder.objects[3:])
@@ -115,7 +120,7 @@ def old(record):
 def test_old_records_have_the_boxes_of_their_things(converted):
     from axial.tasks.detection.feed import record_objects
 
-    record = old(next(iter(evaluation_photos(converted, "val", COCO, (64, 64)))))
+    record = old(next(iter(DETECTION.examples(converted, "val", COCO))))
     assert record["box/known"] == 0 and record["box/mask"].shape == (0,)
     objects = record_objects(record, COCO)
     np.testing.assert_array_equal(objects["box"], [[0, 0, 48, 64]])  # the sky is stuff
@@ -139,12 +144,12 @@ def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
         f"{path}: left out: polygons of fewer than 6 numbers (4, first annotation 7)",
         f"{path}: left out: objects without a mask, in what needs masks (4, first annotation 5)",
     ]
-    first, *_ = evaluation_photos(data_dir, "val", COCO, (64, 64))
+    first, *_ = DETECTION.examples(data_dir, "val", COCO)
     masks, known = (x.numpy() for x in record_masks(first, COCO))
     assert known.tolist() == 3 * [True] + 4 * [False] + [True]
     assert masks.sum((1, 2)).tolist() == [256, masks[1].sum(), 640, 0, 0, 0, 0, 256]
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=8)
-    batch = next(iter(training_batches(data_dir, data, COCO, Stream(3), masks=True)))
+    batch = next(iter(training_batches(data_dir, data)))
     assert (batch["masks"][0, 2:6] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1  # no crowd
     assert batch["classes"][0].numpy().tolist() == [1, *6 * [1 + COCO.class_index(DOG)], -1]
     check_records(data_dir, "val")
@@ -225,7 +230,7 @@ def test_a_canvas_is_made_of_strides():
 @pytest.fixture(scope="module")
 def batch(converted):
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=4)
-    return next(iter(training_batches(converted, data, COCO, Stream(3), masks=True)))
+    return next(iter(training_batches(converted, data)))
 
 
 def test_training_examples_have_padded_boxes(batch):
@@ -241,7 +246,7 @@ def test_training_examples_have_padded_boxes(batch):
 
 def test_mirror_images_keep_boxes_on_their_objects(converted):
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, boxes=4)
-    batches = training_batches(converted, data, COCO, Stream(3)).take(8)
+    batches = training_batches(converted, data, "faster_rcnn_resnet_nano").take(8)
     seen = {tuple(batch["boxes"][0, 1].numpy()) for batch in batches}
     assert seen == {(30, 40, 40, 60), tuple(mirrored(tf.constant([[30.0, 40, 40, 60]]), 96.0).numpy()[0])}
     assert (30, 36, 40, 56) in seen
@@ -261,7 +266,7 @@ def test_masks_are_pycocotools(tmp_path):
     coco = pytest.importorskip("pycocotools.coco").COCO(str(DATA / "coco/annotations/instances_val2017.json"))
     items, source = coco_items(str(DATA / "coco"), "val2017")
     conversion.convert((items[:6], source), COCO, tmp_path, "val2017")
-    for example in evaluation_photos(str(tmp_path), "val2017", COCO, (64, 64)):
+    for example in DETECTION.examples(str(tmp_path), "val2017", COCO):
         wanted = coco.imgToAnns[int(example["image/id"])]
         np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in wanted])
         np.testing.assert_array_equal(record_masks(example, COCO)[0], [coco.annToMask(one) for one in wanted])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.data.converters.imagenet import classes_spec
-from axial.tasks.classification.evaluation import BINS, ClassificationScores
+from axial.tasks.classification.task import BINS, ClassificationScores
 
 SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 

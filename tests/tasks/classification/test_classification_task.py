@@ -9,8 +9,7 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.training.optimizers import NesterovMomentum, WarmupCosine
 from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import restore_model

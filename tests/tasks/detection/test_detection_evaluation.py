@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 
 import numpy as np
 import pytest
@@ -13,21 +12,16 @@ from pycocotools.cocoeval import COCOeval
 
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
-from axial.errors import InputError
-from axial.evaluation.loop import evaluate
 from axial.metrics.coco_ap import FIGURES
 from axial.tasks.detection.evaluation import (
     DETECTION,
-    DetectionResults,
     DetectionScores,
-    ResultDetections,
     confusions,
     encode_mask,
     paste_mask,
     true_objects,
 )
-from axial.tasks.detection.feed import evaluation_photos, record_masks
-from axial.tasks.registry import evaluation_of_results
+from axial.tasks.detection.feed import record_masks
 from tests.data.record_fixture import png
 
 SPLIT = "val2017"
@@ -37,7 +31,7 @@ SPLIT = "val2017"
 def photos(sample_dir):
     """The eight sample photos for evaluation, the one with most objects first. Two of these are crowds."""
     assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
-    found = list(evaluation_photos(sample_dir, SPLIT, COCO, (64, 64)))
+    found = list(DETECTION.examples(sample_dir, SPLIT, COCO))
     found.sort(key=lambda e: -len(e["object/class"]))
     crowd = np.arange(len(found[0]["object/class"])) < 2
     found[0] = {**found[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
@@ -45,27 +39,24 @@ def photos(sample_dir):
 
 
 def truth(example, masked=False):
-    """The true objects as a prediction."""
+    """The true objects as predicted ones."""
     objects = true_objects(example, COCO, masked)
     fields = ("bbox", "segmentation") if masked else ("bbox",)
-    return {
-        "masked": masked,
-        "objects": [
-            {
-                "image_id": int(example["image/id"]),
-                "category_id": COCO.category_ids[one["category_id"]],
-                "score": 1.0,
-                **{name: one[name] for name in fields},
-            }
-            for one in objects
-        ],
-    }
+    return [
+        {
+            "image_id": int(example["image/id"]),
+            "category_id": COCO.category_ids[one["category_id"]],
+            "score": 1.0,
+            **{name: one[name] for name in fields},
+        }
+        for one in objects
+    ]
 
 
 def guesses(example, seed):
     """Moved, dropped and wrongly named objects with scores, some of them equal."""
     rng, found = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
-    for one in list(found["objects"]):
+    for one in list(found):
         for _ in range(rng.integers(0, 3)):
             x, y, width, height = one["bbox"]
             moved = [
@@ -75,22 +66,19 @@ def guesses(example, seed):
                 height,
             ]
             category = int(rng.choice(COCO.category_ids[:80])) if rng.random() < 0.2 else one["category_id"]
-            found["objects"].append(
-                {**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20}
-            )
-    found["objects"] = found["objects"][len(true_objects(example, COCO)) // 2 :]
-    return found
+            found.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
+    return found[len(true_objects(example, COCO)) // 2 :]
 
 
-def scored(photos, predict):
+def scored(photos, predict, masked=False):
     scores = DetectionScores(COCO)
     for example in photos:
-        scores.update(example, predict(example))
+        scores.add(example, predict(example), masked)
     return scores
 
 
 def test_truth_is_perfect_with_crowds(photos):
-    result = scored(photos, lambda e: truth(e, masked=True)).result()
+    result = scored(photos, lambda e: truth(e, masked=True), masked=True).result()
     for part in ("box", "mask"):
         assert [result[part][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
     assert all(value == pytest.approx(1) for value in result["per_class"].values() if not np.isnan(value))
@@ -109,7 +97,7 @@ def theirs(photos, predict):
     results = [
         {**one, "category_id": COCO.class_of_category[one["category_id"]]}
         for example in photos
-        for one in predict(example)["objects"]
+        for one in predict(example)
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         index.createIndex()
@@ -161,41 +149,6 @@ def test_pasted_masks():
     assert not paste_mask(np.ones([28, 28]), (3, 3, 0, 0), size).any()
 
 
-def test_results_go_out_and_come_in(photos, sample_dir, tmp_path):
-    def predict(example):
-        return guesses(example, 1)
-
-    results = DetectionResults(str(tmp_path), COCO, SPLIT)
-    wanted = evaluate(
-        photos, lambda photos: ((one, predict(one)) for one in photos), DetectionScores(COCO), watch=results.add
-    )
-    results.close()
-    path = tmp_path / f"detection_{SPLIT}.json"
-    assert evaluation_of_results(str(path)) is DETECTION
-    read = ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
-    np.testing.assert_equal(evaluate(photos, read, DetectionScores(COCO)), wanted)
-
-
-ENTRY = {"image_id": 785, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
-BAD = {
-    "another split": (ENTRY | {"image_id": 30}, "image 30 is not in the split 'val2017'; are they of another one?"),
-    "stuff": (ENTRY | {"category_id": 187}, "entry 0: category_id 187: not a thing"),
-    "negative": (ENTRY | {"bbox": [1, 2, -3, 4]}, "entry 0: bbox: expected"),
-    "no score": ({k: v for k, v in ENTRY.items() if k != "score"}, "score"),
-    "no run lengths": (ENTRY | {"segmentation": {"size": [9, 9]}}, "counts"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_results_are_one_line(name, sample_dir, tmp_path):
-    entry, words = BAD[name]
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps([entry]))
-    with pytest.raises(InputError, match=words) as error:
-        ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-
-
 def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
     """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
@@ -210,11 +163,11 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
     for name, one, prediction in (
         ("whole", whole, right),
         ("less", less, right),
-        ("missed", less, {**right, "objects": right["objects"][1:]}),
-        ("whole missed", whole, {**right, "objects": right["objects"][1:]}),
+        ("missed", less, right[1:]),
+        ("whole missed", whole, right[1:]),
     ):
         part = DetectionScores(COCO)
-        part.update(one, prediction)
+        part.add(one, prediction, masked=True)
         scores[name] = part.result()
     for name in ("whole", "less", "missed"):
         assert scores[name]["mask"]["ap"] == pytest.approx(1), name
@@ -223,17 +176,5 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
     assert scores["missed"]["box"]["ap"] < 0.99
     nothing = {**whole, "box/mask": tf.constant([], tf.string)}
     part = DetectionScores(COCO)
-    part.update(nothing, right)
+    part.add(nothing, right, masked=True)
     assert "mask" not in part.result()
-
-
-def test_masks_of_another_size_than_their_photo_are_named(photos, sample_dir, tmp_path):
-    number, (height, width) = int(photos[0]["image/id"]), (int(side) for side in photos[0]["size"])
-    path = tmp_path / "results.json"
-    for runs, words in (
-        ({"size": [height, width], "counts": "9"}, "counts: run lengths of 9 pixels"),
-        ({"size": [9, width], "counts": "0"}, f"of {width}x9 pixels, the photo has {width}x{height}"),
-    ):
-        path.write_text(json.dumps([ENTRY | {"image_id": number, "segmentation": runs}]))
-        with pytest.raises(InputError, match=f"results.json: image {number}: segmentation: {words}"):
-            list(ResultDetections(str(path), None, sample_dir, SPLIT, spec=COCO)(photos))

@@ -1,7 +1,5 @@
 """Grouping, compared with DeepLab2's and with loops."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +7,6 @@ import tensorflow as tf
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
-from axial.tasks.segmentation import grouping as postprocessing
 from axial.tasks.segmentation.grouping import PostprocessConfig, find_centers, postprocess
 from tests.conftest import golden_files, jit_values, read_golden
 
@@ -116,15 +113,6 @@ def test_the_knobs_are_those_of_panoptic_deeplab():
     assert PostprocessConfig() == PostprocessConfig(0.1, 7, 200, 2048, 0)
     with pytest.raises(InputError, match="nms_kernel must be odd: got 4"):
         PostprocessConfig(nms_kernel=4)
-
-
-def test_labels_have_room_for_every_instance():
-    spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
-    postprocessing.check_room(spec, PostprocessConfig(top_k=9))
-    with pytest.raises(InputError, match="top_k must be below the label_divisor 10 of the spec 'a': got 10"):
-        postprocessing.check_room(spec, PostprocessConfig(top_k=10))
-    stuff = dataclasses.replace(spec, things=(False, False))
-    postprocessing.check_room(stuff, PostprocessConfig(top_k=10))
 
 
 def test_without_instances_every_class_is_a_segment():

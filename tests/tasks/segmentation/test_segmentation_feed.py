@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels
+from axial.data.preprocess import content_size, place_image, place_labels
 from axial.data.specs import COCO
-from axial.data.streams import Stream, name_damaged_records
+from axial.data.streams import name_damaged_records
 from axial.errors import InputError
 from axial.tasks.segmentation.feed import (
     Augmentation,
     DataConfig,
-    evaluation_dataset,
-    training_dataset,
     training_example,
 )
+from tests.conftest import make_task
 
 CANVAS = (65, 65)
 PLAIN = Augmentation(scales=(1.0, 1.0), flip=False, shift=False)
@@ -29,10 +28,10 @@ def drawn(record, data, count, seed=0):
 
 
 def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
-    for scale, canvas in ((None, CANVAS), (0.1, ScaledCanvas.within(CANVAS, 0.1))):  # to less than the crop
-        data = DataConfig("train2017", "val2017", CANVAS, PLAIN, photo_scale=scale)
-        for record in evaluation_dataset(sample_dir, "train2017", COCO, canvas).take(2):
-            np.testing.assert_array_equal(training_example(record, [0, 0], COCO, data)["image"], record["image"])
+    for scale in (None, 0.1):  # to less than the crop
+        task = make_task(sample_dir, CANVAS, data={"augmentation": PLAIN, "photo_scale": scale})
+        for record in task.eval_dataset("train2017").take(2):
+            np.testing.assert_array_equal(task.training_example(record, [0, 0])["image"], record["image"])
 
 
 def record_of(photo, segments):
@@ -53,17 +52,6 @@ def cells():
     """A photo of another height than width, whose nine patches have each its own values and segment."""
     segments = np.kron(np.arange(1, 10, dtype=np.uint8).reshape(3, 3), np.ones([8, 12], np.uint8))
     return np.stack([25 * segments, 250 - 20 * segments, 3 * segments], -1), segments
-
-
-def test_photos_of_training_have_their_own_scale_times_a_random_one(cells):
-    photo, segments = cells
-    for scale, random in ((1.0, 1.0), (1.0, 0.5), (2.0, 1.0), (2.0, 1.5)):
-        augmentation = dataclasses.replace(PLAIN, scales=(random, random))
-        data = DataConfig("a", "b", (16, 16), dataclasses.replace(augmentation, crop=(80, 112)), photo_scale=scale)
-        example = training_example(record_of(photo, segments), [0, 1], COCO, data)
-        content = [round(side * scale * random) for side in segments.shape]
-        np.testing.assert_array_equal(example["image"], place_image(photo, content, (80, 112)))
-        assert (example["semantic"].numpy() != COCO.ignore).sum() == np.prod(content)
 
 
 def test_quarter_turns_turn_photo_and_labels_together(cells):
@@ -137,10 +125,10 @@ def test_a_scale_that_does_not_suit_a_photo_of_training_is_one_line(sample_dir):
     turned = dataclasses.replace(PLAIN, scales=(0.9, 0.9), quarter_turns=True)
     small = "become [01]x[01] by DataConfig.photo_scale = 0.001, times"
     for scale, words, augmentation in ((0.001, small, PLAIN), (100.0, "at most 268435456 pixels", turned)):
-        data = DataConfig("train2017", "val2017", CANVAS, augmentation, photo_scale=scale)
+        task = make_task(sample_dir, CANVAS, data={"augmentation": augmentation, "photo_scale": scale})
         named = pytest.raises(InputError, match=rf"^\d+.jpg: \d+x\d+ pixels .*{words}")
         with named, name_damaged_records(sample_dir, "train2017"):
-            next(iter(training_dataset(sample_dir, data, COCO, Stream(3))))
+            next(iter(task.train_dataset(3, seed=0)))
 
 
 @pytest.mark.parametrize("name", ["scales", "brightness", "gamma"])

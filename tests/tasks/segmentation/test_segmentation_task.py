@@ -13,8 +13,7 @@ from axial.models.outputs import CLASS, SEMANTIC
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_starts
 from axial.tasks.segmentation.feed import Augmentation, DataConfig, _random_scale, training_example
-from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.tasks.segmentation.semantic import SegmentationTask
+from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask, segment_each
 from tests.conftest import make_task, relative_error
 from tests.tasks.segmentation.test_segmentation_feed import record_of
 
@@ -36,10 +35,6 @@ def test_windows_cover_an_axis_and_stay_inside(size, overlap):
         seen[start : start + window] += 1
     assert seen.all() and len(set(starts)) == len(starts)
     assert all(b - a <= -(-window * (1 - overlap) // 1) for a, b in itertools.pairwise(starts))
-
-
-def test_windows_of_cityscapes_are_those_of_ccnets_code():
-    assert window_starts(2048, 769, 1 / 3) == [0, 513, 1026, 1279]
 
 
 def test_sliding_averages_the_logits_of_the_windows():
@@ -71,7 +66,7 @@ def test_a_batch_is_the_images_one_by_one(sample_dir):
     for i in (0, 1):
         np.testing.assert_array_equal(both[i], task.maps(model, images[i : i + 1])[CLASS][0])
     at_once = task.segment(task.maps(model, images))
-    for name, x in task.segments(model, images).items():
+    for name, x in segment_each(task, model, images).items():
         np.testing.assert_array_equal(x, at_once[name])
 
 

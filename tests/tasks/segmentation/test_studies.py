@@ -1,5 +1,7 @@
 """Studies of a small real model: sweeps, stored outputs, resolutions and checkpoints."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,10 +13,8 @@ from axial.evaluation.checkpoints import checkpoint_step, checkpoints
 from axial.evaluation.loop import evaluate
 from axial.tasks.segmentation.drawing import save_stress
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.feed import evaluation_dataset
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from axial.tasks.segmentation.predictions import CheckpointPredictions, NetworkOutputs, OutputStore
-from axial.tasks.segmentation.studies import add_changes, change_grouping, combinations, stress_test, sweep
+from axial.tasks.segmentation.studies import add_changes, combinations, stress_test, sweep
 from tests.conftest import make_task
 from tests.tasks.contract import eagerly
 
@@ -38,47 +38,26 @@ def model(task):
 
 
 def examples_of(task, count=3):
-    return list(evaluation_dataset(task.data_dir, "val2017", task.spec, task.canvas).take(count))
+    return list(task.eval_dataset("val2017").take(count))
 
 
 @eagerly()
-def test_a_sweep_is_as_many_evaluations(task, model, tmp_path):
+def test_a_sweep_is_as_many_evaluations(task, model):
     examples = examples_of(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
-    store = OutputStore(str(tmp_path), task.spec, "val2017", {"model": "a"})
-    found = sweep(NetworkOutputs(task, model), examples, configs, store=store)
-    other = CheckpointPredictions(make_task(task.data_dir, (33, 33), model=MODEL, grouping=configs[1]), model)
-    np.testing.assert_equal(found[1], evaluate(examples, other, PanopticScores(task.spec)))
+    tasks = [dataclasses.replace(task, grouping=grouping) for grouping in configs]
+    found = sweep(tasks, model, examples)
+    for one, scores in zip(tasks, found, strict=True):
+        np.testing.assert_equal(scores, evaluate(examples, one.predictions(model), PanopticScores(task.spec)))
     assert len({str(scores["pq"]) for scores in found}) > 1
-
-    def silent(images, training=False):
-        raise AssertionError("the network was asked")
-
-    stored = NetworkOutputs(task, silent)
-    np.testing.assert_equal(sweep(stored, examples, configs, store=store), found)
-    own = NetworkOutputs(make_task(task.data_dir, (33, 33), model=MODEL, grouping=configs[0]), silent)
-    np.testing.assert_equal(evaluate(examples, own.predictions(store), PanopticScores(task.spec)), found[0])
-    with pytest.raises(InputError, match="its model is 'a' and not 'b'; .* another --outputs_dir"):
-        OutputStore(str(tmp_path), task.spec, "val2017", {"model": "b"})
-    first = next(tmp_path.glob("*/*.npz"))
-    first.write_bytes(first.read_bytes()[:100])
-    with pytest.raises(InputError, match=f"{first.name}: not the outputs of a network"):
-        sweep(stored, examples, configs, store=store)
-
-
-def test_stored_outputs_are_of_one_split_and_image(task, tmp_path):
-    """Two photos of the same name have a file each, in two splits or with two ids."""
-    stores = [OutputStore(str(tmp_path), task.spec, split, {}) for split in ("train2017", "val2017")]
-    examples = [{"image/id": tf.constant(i), "image/file_name": tf.constant("0001.jpg")} for i in (1, 2)]
-    assert len({store.path(example) for store in stores for example in examples}) == 4
 
 
 @pytest.mark.slow  # traces a network for each size
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
-    plain = evaluate(task.eval_dataset(), CheckpointPredictions(task, model), PanopticScores(task.spec))
+    plain = evaluate(task.eval_dataset(), task.predictions(model), PanopticScores(task.spec))
     np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
 
 
@@ -88,13 +67,11 @@ def rows_of(*scores):
 
 
 def test_relative_changes_of_one_run_are_from_ratio_1():
-    rows = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3))
+    rows, others = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3)), rows_of((0.5, 0.2, 0.1))
     add_changes([rows])
-    assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
-    assert {row["relative_change_things"] for row in rows} == {row["relative_change_stuff"] for row in rows} == {None}
-    others = rows_of((0.5, 0.2, 0.1), (2.0, 0.5, 0.3))
     add_changes([others])
-    assert {row["relative_change"] for row in others} == {None}
+    assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
+    assert {row["relative_change_things"] for row in rows} == {others[0]["relative_change"]} == {None}
 
 
 def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
@@ -109,19 +86,17 @@ def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_p
 
 
 def test_knobs():
-    changed = change_grouping(GROUPING, {"top_k": "5", "pieces": "split"})
-    assert (changed.top_k, changed.pieces, change_grouping(changed, {"top_k": "None"}).top_k) == (5, "split", None)
-    for changes, words in (
-        ({"centre_threshold": 1}, "did you mean 'center_threshold'"),
-        ({"top_k": "many"}, "PostprocessConfig.top_k = 'many': expected int | None, got str"),
-        ({"nms_kernel": 6}, "nms_kernel must be odd: got 6"),
+    ((knobs, changed),) = combinations(GROUPING, ["top_k=None", "pieces = split"])
+    assert knobs == {"top_k": None, "pieces": "split"} and (changed.top_k, changed.pieces) == (None, "split")
+    for knobs, words in (
+        (["centre_threshold=1"], "did you mean 'center_threshold'"),
+        (["top_k=many"], "PostprocessConfig.top_k = 'many': expected int | None, got str"),
+        (["nms_kernel=6"], "nms_kernel must be odd: got 6"),
+        (["top_k"], "expected KNOB=VALUE,VALUE"),
+        (["top_k=5", "top_k=7"], "--knob=top_k=7: top_k is given twice"),
     ):
         with pytest.raises(InputError, match=words):
-            change_grouping(GROUPING, changes)
-    with pytest.raises(InputError, match="expected KNOB=VALUE,VALUE"):
-        combinations(GROUPING, ["top_k"])
-    with pytest.raises(InputError, match="--knob=top_k=7: top_k is given twice"):
-        combinations(GROUPING, ["top_k=5", "top_k=7"])
+            combinations(GROUPING, knobs)
 
 
 def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):

@@ -14,10 +14,11 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import CITYSCAPES, COCO
 from axial.errors import InputError
 from axial.evaluation.loop import evaluate
+from axial.metrics.panoptic_quality import Segments
 from axial.tasks.segmentation.cityscapes_scores import cityscapes_scores
-from axial.tasks.segmentation.evaluation import PanopticScores, submitted
-from axial.tasks.segmentation.feed import evaluation_dataset, segment_map
-from axial.tasks.segmentation.submission import CityscapesResults, zip_coco_results
+from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, submitted
+from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.results import CityscapesResults, zip_coco_results
 from tests.data.cityscapes_fixture import CityscapesFolder, street
 
 
@@ -35,7 +36,7 @@ def as_prediction(instances, spec):
             classes.append(index)
             segments[instances == identity] = len(classes)
     scores = np.linspace(0.9, 0.5, len(classes))
-    return {"segments": segments, "classes": classes, "scores": scores, "semantic": semantic}
+    return Segments(segments, classes, scores), semantic
 
 
 def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
@@ -54,12 +55,12 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
             segments = np.roll(truth, rng.integers(2, 6, 2), (0, 1))
             kinds = np.where(rng.uniform(size=len(true_classes)) < 0.2, rng.permutation(true_classes), true_classes)
             semantic = np.concatenate([[CITYSCAPES.ignore], kinds])[segments]
-            table = segments, kinds, rng.integers(1, 10, len(kinds)) / 10
+            table = Segments(segments, kinds, rng.integers(1, 10, len(kinds)) / 10)
             yield example, {"table": table, "semantic": semantic}
 
     results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
     scores = PanopticScores(CITYSCAPES)
-    examples = evaluation_dataset(str(tmp_path / "data"), "val", CITYSCAPES, (17, 17))
+    examples = PANOPTIC.examples(str(tmp_path / "data"), "val", CITYSCAPES)
     ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), scores)
     results.close(name for _, name, _ in scores.photos)
     theirs = cityscapes_scores(str(tmp_path / "cs"), str(tmp_path / "results"), "val")
@@ -78,7 +79,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
         CityscapesResults(str(tmp_path), COCO, "val")
     results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
     ids = street()
-    results.add("a_000000_000001_leftImg8bit.png", **as_prediction(ids, CITYSCAPES))
+    results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
     with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
         results.close(["a_000000_000001_leftImg8bit.png", "b.png"])
     assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
@@ -139,7 +140,7 @@ def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
     results = CityscapesResults(str(tmp_path / "out" / "files"), CITYSCAPES, "val")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match="^a record's image/file_name"):
-        results.add(name, **as_prediction(np.full([4, 6], 26001), CITYSCAPES))
+        results.add(name, *as_prediction(np.full([4, 6], 26001), CITYSCAPES))
     assert sorted(tmp_path.rglob("*")) == before
 
 

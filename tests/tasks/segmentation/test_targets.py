@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from axial.data.specs import DatasetSpec
-from axial.tasks.segmentation.targets import TargetConfig, panoptic_targets
+from axial.tasks.segmentation.losses import TargetConfig, panoptic_targets
 
 SPEC = DatasetSpec("test", ("person", "car", "sky"), (1, 2, 3), (True, True, False))
 

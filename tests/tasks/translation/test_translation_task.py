@@ -7,8 +7,8 @@ import tensorflow as tf
 from axial.data.streams import photo_names
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.classification.feed import ClassificationData
-from axial.tasks.classification.task import ClassificationTask
+from axial.tasks.base import Inference
+from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training.optimizers import Adam, WarmupInverseSqrt
@@ -82,6 +82,8 @@ def test_what_is_refused(texts_dir, sample_dir, tmp_path):
     with pytest.raises(InputError, match="records with 'text' labels; expected 'panoptic'"):
         photo_names(texts_dir, "val")
     with pytest.raises(InputError, match="for photos; the task is translation"):
-        make(texts_dir).predictions(None, flip=True)
+        make(texts_dir).predictions(None, Inference(flip=True))
+    with pytest.raises(InputError, match="--data_service: for photos; the task is translation"):
+        make(texts_dir).train_dataset(96, seed=0, service="grpc://x")
     with pytest.raises(InputError, match="a model for classification is expected"):
         ClassificationTask(ModelConfig("transformer_nano"), ClassificationData("train", "val"), texts_dir)
