@@ -126,13 +126,6 @@ def test_a_network_without_instances_has_no_label_image(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_photo_without_things_has_an_empty_label_image(tmp_path):
-    result = result_of(segmentation(np.full([3, 4], 2), np.ones([3, 4], int)))
-    result.write(tmp_path / "photo", "png")
-    image = Image.open(tmp_path / "photo.labels.png")
-    assert image.mode == "I;16" and not np.asarray(image).any()
-
-
 def instances_of_a_pixel(count):
     """A prediction of `CELLS` with as many instances of one pixel, and pixels of background around them."""
     ids = np.arange(1, 300 * (count // 300 + 1) + 1).reshape(-1, 300)
