@@ -4,6 +4,7 @@ No other module uses gin or its decorators. This module registers everything tha
 """
 
 import dataclasses
+import functools
 import os
 import re
 
@@ -96,13 +97,13 @@ def text():
     return gin.config_str()
 
 
-def build(name="experiment", data_dir=None, **arguments):
+def build(name="experiment", data_dir=None, spec=None):
     """Builds a configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
         name: of `CONFIGURABLES`.
         data_dir: replaces the task's own.
-        **arguments: replace those of the configuration.
+        spec: of a task, in place of that of its data.
 
     Raises:
         InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
@@ -110,17 +111,18 @@ def build(name="experiment", data_dir=None, **arguments):
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
-    built = _called(CONFIGURABLES[name], **arguments)
+    made = CONFIGURABLES[name]
+    built = _called(functools.partial(made, spec=spec) if spec else made)
     if name == "experiment":
         for split in SPLITS:
             _split(built[0], split)
     return built
 
 
-def _called(made, **arguments):
+def _called(made):
     """What gin builds. Raises InputError."""
     try:
-        return made(**arguments)
+        return made()
     except InputError as error:
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:

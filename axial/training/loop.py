@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.streams import name_damaged_records
-from axial.errors import InputError, NonFiniteError
+from axial.errors import NonFiniteError
 from axial.layers import device, random
 from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.recompute import statistics_kept
@@ -168,21 +168,6 @@ class Loop(orbit.StandardTrainer):
         except (MemoryError, tf.errors.ResourceExhaustedError):
             names = ["not known, there is not enough memory to repeat the step"]
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
-
-
-def check_loop(task, model, config, strategy):
-    """Raises InputError if cores share an image and the TPU kernels are used, or if several CPUs shall compile."""
-    # The loss has the backend of `ModelConfig`, which not all models take.
-    users = (task.model, *model.submodules)
-    if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
-        raise InputError(
-            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
-            "ModelConfig.backend = 'auto' too"
-        )
-    if config.is_compiled() and strategy.num_replicas_in_sync > 1 and device.on_cpu():
-        raise InputError(
-            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
-        )
 
 
 def _split_rows(batch, parts, strategy):

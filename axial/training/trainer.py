@@ -17,10 +17,10 @@ from axial.io.check import Count, Name, Natural, NonNegative, Positive, checked
 from axial.io.read import first_line
 from axial.io.show import plain, progress, say, working
 from axial.io.write import make_folder, output_folder
-from axial.layers.device import is_compiled
+from axial.layers.device import is_compiled, on_cpu
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.evaluating import Evaluations
-from axial.training.loop import Loop, check_loop
+from axial.training.loop import Loop
 from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people
 from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
@@ -269,6 +269,21 @@ def check_batch(config, replicas, row=1):
         unit = "batch" if row == 1 else f"rows of {row} tokens"
         raise InputError(
             f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's {unit}"
+        )
+
+
+def check_loop(task, model, config, strategy):
+    """Raises InputError if cores share an image and the TPU kernels are used, or if several CPUs shall compile."""
+    # The loss has the backend of `ModelConfig`, which not all models take.
+    users = (task.model, *model.submodules)
+    if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
+        raise InputError(
+            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+            "ModelConfig.backend = 'auto' too"
+        )
+    if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
+        raise InputError(
+            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
         )
 
 

@@ -10,8 +10,8 @@ import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.serving.export import fold
-from axial.training.loop import Loop, check_loop
-from axial.training.trainer import check_batch
+from axial.training.loop import Loop
+from axial.training.trainer import check_batch, check_loop
 
 
 def lowered_row(leaf, slice_name, form, batch=None):

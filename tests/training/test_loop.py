@@ -14,9 +14,9 @@ from axial.models.registry import ModelConfig
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training import loop as loop_module
-from axial.training.loop import Loop, check_loop
+from axial.training.loop import Loop
 from axial.training.optimizers import Adam
-from axial.training.trainer import TrainingConfig
+from axial.training.trainer import TrainingConfig, check_loop
 from tests.conftest import relative_error, two_replicas
 from tests.tasks.contract import moved_by_a_step
 from tests.training.runs import small_task
