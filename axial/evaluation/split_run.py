@@ -71,43 +71,28 @@ class SplitRun:
         of = {} if thresholds is None else {"thresholds": tuple(thresholds)}
         self._make = functools.partial(self.evaluation.scores, self.spec, **of)
 
-    def restore(self):
-        """Goes on from the state of an earlier run, if there is one.
+    def restore(self, shards=None):
+        """Goes on from the state of an earlier run, if there is one, or takes those of complete shards (i, n).
 
         Raises:
-            InputError: results that exist; the state of another evaluation.
+            InputError: results that exist; the state of another evaluation, or of a shard that is not finished.
         """
-        self.scores, path = self._make(self.shard), self._path(self.shard)
-        stored, whole = path and tf.io.gfile.exists(path), self._path((0, 1))
+        self.scores, annotations = self._make(self.shard), {}
+        path, whole = self._path(self.shard), self._path((0, 1))
         if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
             _compare(whole, _read(whole).identity, self.identity)
-        if stored:
-            self.scores, annotations, self._complete = self._stored(self.shard)
-        if self.results_dir:
-            if not self._complete:
-                self._refuse_results()
-            self.results = self.evaluation.results(self.results_dir, self.spec, self.split, self.data_dir)
-            if stored:
-                self.results.restore(path, annotations)
-
-    def merge(self, shards):
-        """Takes the scores and the results of shards (i, n), which are complete. Raises InputError; see `merge`."""
-        if len(shards) > 1:
-            self._refuse_results()
-        self.scores, self._complete, annotations = self._make(), True, {}
-        for shard in shards:
-            scores, found, complete = self._stored(shard)
-            if not complete:
+        for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
+            scores, found, self._complete = self._stored(shard)
+            if shards and not self._complete:
                 raise _left(self._path(shard), shard, "not finished")
             annotations.update(zip([number for number, *_ in scores.photos], found))
             self.scores.merge(scores)
-        self.results = self.evaluation.results(self.results_dir, self.spec, self.split, self.data_dir)
-        self.results.restore(self.results_dir, [annotations[number] for number in sorted(annotations)])
-        if self.report:
-            self.report.check(self.scores.photos)  # while the states of the shards are there, from which they draw
-        if len(shards) > 1:
-            self._write()
-        self.close()
+        if self.results_dir:
+            written = self.evaluation.results.path_of(self.results_dir, self.split)
+            if tf.io.gfile.exists(written) and (not self._complete or len(shards or ()) > 1):
+                raise InputError(f"{written}: exists; delete it or choose another --results_dir")
+            self.results = self.evaluation.results(self.results_dir, self.spec, self.split, self.data_dir)
+            self.results.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
         """Yields what was seen of each photo that an earlier run has scored, in order."""
@@ -135,8 +120,8 @@ class SplitRun:
                 if not self.results:  # those of a photo may be half written
                     self._write()
                 raise
-            self._complete = True
-            self._write()
+        self._complete = True
+        self._write()
         if self.shard[1] == 1:
             self.close()
         return self.scores.result()
@@ -202,12 +187,6 @@ class SplitRun:
                 }
                 write_bytes(path, msgspec.json.encode(state))
 
-    def _refuse_results(self):
-        """Raises InputError if the folder has results of the split."""
-        path = self.evaluation.results.path_of(self.results_dir, self.split)
-        if tf.io.gfile.exists(path):
-            raise InputError(f"{path}: exists; delete it or choose another --results_dir")
-
 
 def merge(results_dir, split, find_evaluation, report=None):
     """Merges all shards of a split into one `SplitRun`, and writes its results.
@@ -237,7 +216,10 @@ def merge(results_dir, split, find_evaluation, report=None):
     evaluation = find_evaluation(first.kind, f"{path}: kind")
     model, report = first.model or first.identity.get("model", ""), report and report(evaluation, spec)
     whole = SplitRun(evaluation, spec, split, first.identity, results_dir=results_dir, report=report, model=model)
-    whole.merge(shards)
+    whole.restore(shards)
+    if report:
+        report.check(whole.scores.photos)  # while the states of the shards are there, from which they draw
+    whole.run(None, None)
     return whole
 
 

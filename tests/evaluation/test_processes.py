@@ -62,15 +62,6 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
         SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2}).restore()
 
 
-def test_few_photos_are_scored_here(monkeypatch):
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 64)
-    assert processes.number_of(processes.FEW) == 0 and processes.number_of(5000) == 1
-    monkeypatch.setattr(processes.device, "on_cpu", lambda: False)
-    assert processes.number_of(processes.FEW) == 0 and processes.number_of(5000) == processes.MOST
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 1)
-    assert processes.number_of(5000) == 0  # no core is left over
-
-
 def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     script = tmp_path / "script.py"  # without a guard of its main module, as a user may write it
     script.write_text(

@@ -169,13 +169,6 @@ def test_settings_of_another_version_are_not_compared(goes_on):
     assert goes_on(before=other_version)[1] == 2
 
 
-def test_a_new_run_has_no_settings_to_keep_to(colours_dir, tmp_path):
-    """Killed before its first checkpoint, it may begin again with others."""
-    begin(colours_dir, tmp_path)
-    begin(colours_dir, tmp_path, batch=4)
-    assert kept(tmp_path)["settings"]["batch"] == 4
-
-
 # === Other optimizers ===
 
 
