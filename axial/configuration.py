@@ -35,8 +35,6 @@ from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
 from axial.weights.source import SUFFIX, resolve
 
-SPLITS = "train_split", "eval_split"
-
 
 def experiment(task, training, optimizer):
     """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
@@ -114,7 +112,7 @@ def build(name="experiment", data_dir=None, spec=None):
     made = CONFIGURABLES[name]
     built = _called(functools.partial(made, spec=spec) if spec else made)
     if name == "experiment":
-        for split in SPLITS:
+        for split in ("train_split", "eval_split"):
             _split(built[0], split)
     return built
 

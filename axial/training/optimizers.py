@@ -1,6 +1,5 @@
 """The optimizers and their learning rate schedules: of segmentation, of classification, and of translation."""
 
-import abc
 import contextlib
 import dataclasses
 import math
@@ -80,8 +79,13 @@ class Optimizer(keras.optimizers.Optimizer):
         return self.iterations.assign_add(tf.cast(~stopped, self.iterations.dtype))
 
 
-class Rule(abc.ABC):
+class Rule:
     """How an optimizer moves a variable, with the hyperparameters that a recipe sets.
+
+    A subclass has `scalars(step, rate, stopped)`, which returns a dict of the scalars that the updates of all variables
+    share: of the number of steps before this one, int64, of the learning rate, and of whether the step changes nothing,
+    where all gradients are zeros. Its `move(variable, gradient, slots, now, decays)` moves a variable and its slots by
+    these scalars, `now`, whose rate and decay the variable's learning rate factor has multiplied.
 
     Attributes:
         learning_rate: number or schedule.
@@ -109,20 +113,6 @@ class Rule(abc.ABC):
     def decays(self, name):
         """Whether the variable of a name has weight decay."""
         return not NO_DECAY.search(name) and not TABLE.search(name)
-
-    @abc.abstractmethod
-    def scalars(self, step, rate, stopped):
-        """dict of the scalars of a step, which the updates of all variables share.
-
-        Args:
-            step: the number of steps before it, int64.
-            rate: the learning rate.
-            stopped: whether it changes nothing; the gradients are zeros then.
-        """
-
-    @abc.abstractmethod
-    def move(self, variable, gradient, slots, now, decays):
-        """Moves a variable and its slots, by the `scalars` that its learning rate factor has multiplied."""
 
 
 def _apply_adam(variable, moments, gradient, now):
