@@ -44,11 +44,11 @@ def read_settings():
 @functools.cache
 def read_arguments(tasks=()):
     """dict from the names of configurables to the lists of their arguments. `tasks` are further ones of a program."""
-    found = {name: list(_arguments(*defined)) for name, defined in _configurables().items()}
-    for made in [made for task in tasks for made in (task, *task.configures) if made.__name__ not in found]:
+    arguments = {name: list(_arguments(*defined)) for name, defined in _configurables().items()}
+    for made in [made for task in tasks for made in (task, *task.configures) if made.__name__ not in arguments]:
         module = _Module(sys.modules[made.__module__].__file__)
-        found[made.__name__] = list(_arguments(*module.find(made.__name__)))
-    return found
+        arguments[made.__name__] = list(_arguments(*module.find(made.__name__)))
+    return arguments
 
 
 def model_names():
@@ -127,7 +127,7 @@ def _module(name):
 
 def _arguments(node, module):
     """dict from the arguments of a function or a constructor to (text of the default or None, meaning or None)."""
-    said, found = _meanings(ast.get_docstring(node) or ""), {}
+    said, arguments = _meanings(ast.get_docstring(node) or ""), {}
     makes = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
     for part in makes:
         if part is node or part.name == "__init__":
@@ -137,12 +137,12 @@ def _arguments(node, module):
             return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
-            found |= _arguments(*module.find(base.id))
+            arguments |= _arguments(*module.find(base.id))
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
             name = part.target.id
-            found[name] = part.value and ast.unparse(part.value), found.get(name, (None, None))[1]
-    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in found.items()}
+            arguments[name] = part.value and ast.unparse(part.value), arguments.get(name, (None, None))[1]
+    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
 
 
 def _meanings(docstring):

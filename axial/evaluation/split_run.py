@@ -68,8 +68,8 @@ class SplitRun:
 
     def __post_init__(self):
         thresholds = self.identity.get("thresholds")  # of what makes empty scores, of a spec and a shard
-        of = {} if thresholds is None else {"thresholds": tuple(thresholds)}
-        self._make = functools.partial(self.evaluation.scores, self.spec, **of)
+        studied = {} if thresholds is None else {"thresholds": tuple(thresholds)}
+        self._make = functools.partial(self.evaluation.scores, self.spec, **studied)
 
     def restore(self, shards=None):
         """Goes on from the state of an earlier run, if there is one, or takes those of complete shards (i, n).
@@ -82,10 +82,10 @@ class SplitRun:
         if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
             _compare(whole, _read(whole).identity, self.identity)
         for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
-            scores, found, self._complete = self._stored(shard)
+            scores, rows, self._complete = self._stored(shard)
             if shards and not self._complete:
                 raise _left(self._path(shard), shard, "not finished")
-            annotations.update(zip([number for number, *_ in scores.photos], found))
+            annotations.update(zip([number for number, *_ in scores.photos], rows))
             self.scores.merge(scores)
         if self.results_dir:
             written = self.evaluation.results.path_of(self.results_dir, self.split)

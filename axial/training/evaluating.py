@@ -105,8 +105,9 @@ class Evaluations:
         task, split = self.task, self.task.data.eval_split
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
-        of, guard = {"step": step, "weights": weights}, functools.partial(for_people, "the state of the evaluation")
-        run = SplitRun(task.evaluation, task.spec, split, self._identity | of, state_dir=self._state_dir, guard=guard)
+        identity = {"step": step, "weights": weights, **self._identity}
+        guard = functools.partial(for_people, "the state of the evaluation")
+        run = SplitRun(task.evaluation, task.spec, split, identity, state_dir=self._state_dir, guard=guard)
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()

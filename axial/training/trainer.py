@@ -169,28 +169,25 @@ def train(task, model_dir, optimizer, config, options=None):
             optimizer = optimizer.build(model.trainable_variables)
         check_loop(task, model, config, strategy)
         loop = Loop(task, model, optimizer, config, strategy, service=options.service)
-        checkpoint = _restored(loop, latest, start)
-        if is_chief(strategy):
-            options.when_ready()
-            keep_settings(model_dir, settings, int(optimizer.iterations.numpy()) if latest else None)
-            for folder in (model_dir, os.path.join(model_dir, "best")):
-                remove_unfinished(folder)
-        return _run(loop, checkpoint, model_dir, options.profile, is_new=not latest)
+        return _run(loop, model_dir, latest, start=start, settings=settings, options=options)
 
 
-def _run(loop, checkpoint, model_dir, profile, is_new):
-    """Trains a restored run to its end: steps, reports, checkpoints, evaluations and stops, in their order.
-
-    Returns:
-        dict of the last evaluation's scores.
-    """
+def _run(loop, model_dir, latest, *, start, settings, options):
+    """Restores a run and trains it to its end. Returns dict of the last evaluation's scores."""
+    # === Restore ===
+    checkpoint = _restored(loop, latest, start)
     config, strategy, optimizer = loop.config, loop.strategy, loop.optimizer
     first = step = int(optimizer.iterations.numpy())
     scores, length, bar, folder = {}, 1, None, model_dir if is_chief(strategy) else None
+    if folder:
+        options.when_ready()
+        keep_settings(model_dir, settings, step if latest else None)
+        for path in (model_dir, os.path.join(model_dir, "best")):
+            remove_unfinished(path)
     summaries = orbit.utils.SummaryManager(folder, write_scalar, optimizer.iterations)
     saver, evaluations = Saver(checkpoint, model_dir, config.keep, strategy), Evaluations(loop, model_dir)
     with (
-        Profile(folder, profile) as trace,
+        Profile(folder, options.profile) as trace,
         Status(folder, config.steps, config.batch, step) as status,
         StopRequests() as requests,
         contextlib.ExitStack() as shown,
@@ -239,7 +236,7 @@ def _run(loop, checkpoint, model_dir, profile, is_new):
                 saver.save(step)
                 requests.stop(step)
             watchdog.reset()
-        if first < step or is_new:
+        if first < step or not latest:
             saver.save(step)
     return scores
 
