@@ -89,7 +89,8 @@ def _main(given: Train):
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(given.data_service, model_dir, strategy) as service:
         ready = functools.partial(retried, model_dir, save)
-        train(task, model_dir, optimizer, training, RunOptions(strategy, ready, given.profile, service, given.change))
+        options = RunOptions(strategy, ready, given.profile, service, change=given.change)
+        train(task, model_dir, optimizer, training, options=options)
     if is_chief(strategy):  # what was made, and the commands that use it
         latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
         chosen = "" if best == latest else f"; the best one of its evaluations: {best}"

@@ -79,7 +79,7 @@ def run(
     config = TrainingConfig(steps=steps, batch=batch, **options)
     task = task or small_task(data_dir)
     how = RunOptions(strategy, profile=profile, change=change)
-    return train(task, str(model_dir), optimizer(WarmupPoly(rate, 50, 5)), config, how)
+    return train(task, str(model_dir), optimizer(WarmupPoly(rate, 50, 5)), config, options=how)
 
 
 class Begun(Exception):
