@@ -52,10 +52,10 @@ _BASE = "tpu-ubuntu2204-base"
 GENERATIONS = {
     "v2": Generation(2, "2x2 4x4 8x8 8x16 16x16", "v2-", _BASE),
     "v3": Generation(2, "2x2 4x4 8x8 8x16 16x16 16x32 32x32", "v3-", _BASE),
-    "v4": Generation(2, _CUBES, "v4-", _BASE, "tpu-v4-podslice"),
-    "v5e": Generation(1, _FLAT, "v5litepod-", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", one_host=8),
-    "v5p": Generation(2, f"{_CUBES} 16x16x16 16x16x24", "v5p-", "v2-alpha-tpuv5", "tpu-v5p-slice"),
-    "v6e": Generation(1, _FLAT, "v6e-", "v2-alpha-tpuv6e", "tpu-v6e-slice", one_host=8),
+    "v4": Generation(2, _CUBES, "v4-", _BASE, gke="tpu-v4-podslice"),
+    "v5e": Generation(1, _FLAT, "v5litepod-", "v2-alpha-tpuv5-lite", gke="tpu-v5-lite-podslice", one_host=8),
+    "v5p": Generation(2, f"{_CUBES} 16x16x16 16x16x24", "v5p-", "v2-alpha-tpuv5", gke="tpu-v5p-slice"),
+    "v6e": Generation(1, _FLAT, "v6e-", "v2-alpha-tpuv6e", gke="tpu-v6e-slice", one_host=8),
 }
 _EXAMPLES = ("v4-32", "v5e-16", "v5p-32", "v6e-16")
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
@@ -91,8 +91,13 @@ def _slice(generation, topology):
     kind = GENERATIONS[generation]
     chips = math.prod(int(side) for side in topology.split("x"))
     number = chips * kind.cores
-    hosts = 1 if chips <= kind.one_host else chips // 4
-    return Slice(f"{generation}-{number}", generation, topology, chips, number, hosts, f"{kind.api}{number}")
+    return Slice(
+        *(f"{generation}-{number}", generation, topology),
+        chips=chips,
+        cores=number,
+        hosts=1 if chips <= kind.one_host else chips // 4,
+        accelerator_type=f"{kind.api}{number}",
+    )
 
 
 SLICES = {

@@ -45,7 +45,7 @@ class Loop(orbit.StandardTrainer):
         """The batches from the optimizer's step on, which orbit asks for at the first loop."""
         config, step = self.config, int(self.optimizer.iterations.numpy())
         return self.strategy.distribute_datasets_from_function(
-            lambda context: self.task.train_dataset(config.batch, config.seed, step, context, self.service)
+            lambda context: self.task.train_dataset(config.batch, config.seed, step, context, service=self.service)
         )
 
     def run(self, count):
@@ -164,7 +164,7 @@ class Loop(orbit.StandardTrainer):
         if (step := int(self.optimizer.bad_step.numpy())) < 0:
             return
         try:
-            names = _repeat(self.task, self.model, self.config, step, self.strategy.num_replicas_in_sync)
+            names = _repeat(self.task, self.model, self.config, step, replicas=self.strategy.num_replicas_in_sync)
         except (MemoryError, tf.errors.ResourceExhaustedError):
             names = ["not known, there is not enough memory to repeat the step"]
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")

@@ -168,7 +168,7 @@ def train(task, model_dir, optimizer, config, options=None):
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer = optimizer.build(model.trainable_variables)
         check_loop(task, model, config, strategy)
-        loop = Loop(task, model, optimizer, config, strategy, service=options.service)
+        loop = Loop(task, model, optimizer, config, strategy=strategy, service=options.service)
         return _run(loop, model_dir, latest, start=start, settings=settings, options=options)
 
 

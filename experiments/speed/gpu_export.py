@@ -159,7 +159,7 @@ def write_training(folder, build, count):
     model = task.build_model()
     optimizer = optimizer.build(model.trainable_variables)
     schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")
-    loop = Loop(task, model, optimizer, training, tf.distribute.get_strategy())
+    loop = Loop(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
 
     def step(batch):
         found = loop.replica_gradients(batch)

@@ -48,7 +48,7 @@ def training_step(build, batch, replicas, slice_name):
         keras.mixed_precision.set_global_policy(training.precision)
         model = task.build_model()
         check_loop(task, model, training, strategy)
-        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy)
+        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
     spec = task.train_dataset(batch, training.seed).element_spec
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
 

@@ -63,7 +63,7 @@ def test_a_step_is_repeated_in_the_parts_that_memory_held():
 
 
 def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
-    def repeat(*_):
+    def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
     monkeypatch.setattr(loop_module, "_repeat", repeat)
