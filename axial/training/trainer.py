@@ -104,7 +104,7 @@ class RunOptions:
     """
 
     strategy: tf.distribute.Strategy = dataclasses.field(default_factory=tf.distribute.get_strategy)
-    when_ready: typing.Callable = lambda: None
+    when_ready: typing.Callable | None = None
     profile: tuple[int, int] | None = None
     service: typing.Any = None
     change: typing.Sequence[str] = ()
@@ -180,7 +180,8 @@ def _run(loop, model_dir, latest, *, start, settings, options):
     first = step = int(optimizer.iterations.numpy())
     scores, length, bar, folder = {}, 1, None, model_dir if is_chief(strategy) else None
     if folder:
-        options.when_ready()
+        if options.when_ready:
+            options.when_ready()
         keep_settings(model_dir, settings, step if latest else None)
         for path in (model_dir, os.path.join(model_dir, "best")):
             remove_unfinished(path)
