@@ -6,7 +6,6 @@
 import ast
 import dataclasses
 import functools
-import inspect
 import os
 import pathlib
 import re
@@ -34,27 +33,22 @@ class Setting:
 
 def read_settings():
     """List of the `Setting`s of every configurable, in the order of `configuration._BUILDERS`."""
-    found = []
+    settings = []
     for name, (node, module) in _configurables().items():
-        about = ast.get_docstring(node)
-        said = _meanings(about)
-        arguments = _arguments(node, module, said).items()
-        whole = first_sentence(about.partition("\n\n")[0])
-        found += [Setting(f"{name}.{argument}", default, said.get(argument, whole)) for argument, default in arguments]
-    return found
+        whole = first_sentence(ast.get_docstring(node).partition("\n\n")[0])
+        for argument, (default, meaning) in _arguments(node, module).items():
+            settings.append(Setting(f"{name}.{argument}", default, meaning or whole))
+    return settings
 
 
-def read_arguments():
-    """dict from the names of all configurables to the lists of their arguments.
-
-    A program that has imported the tasks may have added tasks of its own.
-    """
-    found = {name: list(_arguments(*defined, {})) for name, defined in _configurables().items()}
-    registry = sys.modules.get("axial.tasks.registry")
-    for task in registry.TASKS if registry else ():
-        for made in (task, *task.configures):
-            found.setdefault(made.__name__, [*inspect.signature(made).parameters])
-    return found
+@functools.cache
+def read_arguments(tasks=()):
+    """dict from the names of configurables to the lists of their arguments. `tasks` are further ones of a program."""
+    arguments = {name: list(_arguments(*defined)) for name, defined in _configurables().items()}
+    for made in [made for task in tasks for made in (task, *task.configures) if made.__name__ not in arguments]:
+        module = _Module(sys.modules[made.__module__].__file__)
+        arguments[made.__name__] = list(_arguments(*module.find(made.__name__)))
+    return arguments
 
 
 def model_names():
@@ -96,11 +90,9 @@ def _configurables():
 
 
 class _Module:
-    """The syntax of one of our modules."""
+    """The syntax of a module, from the path of its file."""
 
-    def __init__(self, name):
-        path = os.path.join(PACKAGE, *name.split(".")[1:])
-        path = os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py"
+    def __init__(self, path):
         self.body = ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
 
     def find(self, name, body=None):
@@ -109,11 +101,12 @@ class _Module:
         `body` is that of a class whose attribute it is.
         """
         for node in body or self.body:
-            if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-                return _module(node.module).find(name)
-            targets = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
-            if name in (getattr(node, "name", None), *targets):
-                return node, self
+            match node:
+                case ast.ImportFrom() if name in [alias.name for alias in node.names]:
+                    return _module(node.module).find(name)
+                case ast.ClassDef(name=other) | ast.FunctionDef(name=other) | ast.Assign(targets=[ast.Name(id=other)]):
+                    if other == name:
+                        return node, self
         return None
 
     def expanded(self, name, body=None):
@@ -126,35 +119,31 @@ class _Module:
         return {found: where for part in names for found, where in module.expanded(part.id).items()}
 
 
-_module = functools.cache(_Module)
+@functools.cache
+def _module(name):
+    """The `_Module` of one of our modules."""
+    path = os.path.join(PACKAGE, *name.split(".")[1:])
+    return _Module(os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py")
 
 
-def _arguments(node, module, said):
-    """dict from the arguments of a function, or of a class' constructor, to the text of their defaults or None.
-
-    `said` is completed by the docstrings of base classes.
-    """
-    for part in (node, *node.body):
-        if isinstance(part, ast.FunctionDef) and (part is node or part.name == "__init__"):
-            return _of_function(part)
-    found = {}
+def _arguments(node, module):
+    """dict from the arguments of a function or a constructor to (text of the default or None, meaning or None)."""
+    said, arguments = _meanings(ast.get_docstring(node) or ""), {}
+    makes = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
+    for part in makes:
+        if part is node or part.name == "__init__":
+            given = [argument for argument in part.args.args if argument.arg != "self"]
+            defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
+            pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
+            return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
-            above, of_base = module.find(base.id)
-            for name, meaning in _meanings(ast.get_docstring(above) or "").items():
-                said.setdefault(name, meaning)
-            found |= _arguments(above, of_base, said)
+            arguments |= _arguments(*module.find(base.id))
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
-            found[part.target.id] = part.value and ast.unparse(part.value)
-    return found
-
-
-def _of_function(node):
-    given = node.args.args
-    defaults = [None] * (len(given) - len(node.args.defaults)) + node.args.defaults
-    pairs = [*zip(given, defaults), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
-    return {argument.arg: default and ast.unparse(default) for argument, default in pairs if argument.arg != "self"}
+            name = part.target.id
+            arguments[name] = part.value and ast.unparse(part.value), arguments.get(name, (None, None))[1]
+    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
 
 
 def _meanings(docstring):

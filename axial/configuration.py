@@ -4,6 +4,7 @@ No other module uses gin or its decorators. This module registers everything tha
 """
 
 import dataclasses
+import functools
 import os
 import re
 
@@ -25,7 +26,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
-from axial.statements import Reference, Statements, run_file
+from axial.statements import Reference, Statements, read, run_file
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
@@ -33,8 +34,6 @@ from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
 from axial.weights.source import SUFFIX, resolve
-
-SPLITS = "train_split", "eval_split"
 
 
 def experiment(task, training, optimizer):
@@ -74,17 +73,18 @@ def load(files, bindings=()):
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    _loaded[0] = Statements().read(files, bindings)
+    _loaded[0] = read(files, bindings)
     gin.clear_config()
     with gin.unlock_config():
-        for key, value in _loaded[0].effective():
-            gin.bind_parameter(key, _of_gin(value))
+        for key, (value, _) in _loaded[0].bindings.items():
+            gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _of_gin(value))
 
 
 def _of_gin(value):
     """A value with gin's own references."""
     if isinstance(value, Reference):
-        return gin.config.ConfigurableReference(value.scoped_name, value.evaluate)
+        name = f"{value.name[1:]}/gin.macro" if value.name[0] == "%" else value.name
+        return gin.config.ConfigurableReference(name, value.called)
     if isinstance(value, dict):
         return dict(zip(_of_gin([*value]), _of_gin([*value.values()])))
     return type(value)(map(_of_gin, value)) if isinstance(value, (list, tuple)) else value
@@ -95,13 +95,13 @@ def text():
     return gin.config_str()
 
 
-def build(name="experiment", data_dir=None, **arguments):
+def build(name="experiment", data_dir=None, spec=None):
     """Builds a configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
         name: of `CONFIGURABLES`.
         data_dir: replaces the task's own.
-        **arguments: replace those of the configuration.
+        spec: of a task, in place of that of its data.
 
     Raises:
         InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
@@ -109,36 +109,35 @@ def build(name="experiment", data_dir=None, **arguments):
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
-    built = _called(CONFIGURABLES[name], **arguments)
+    made = CONFIGURABLES[name]
+    built = _called(functools.partial(made, spec=spec) if spec else made)
     if name == "experiment":
-        for split in SPLITS:
+        for split in ("train_split", "eval_split"):
             _split(built[0], split)
     return built
 
 
-def _called(made, **arguments):
+def _called(made):
     """What gin builds. Raises InputError."""
     try:
-        return made(**arguments)
+        return made()
     except InputError as error:
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise InputError("the gin configuration does not fit: its macros lead to each other too often") from None
 
 
 def with_macros(message):
     """A message with the macros of the loaded configuration that set the arguments it names, where macros do."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
-    chains = {name: _loaded[0].chain(*name.split(".")) for name in names}
-    remarks = "; ".join(f"{name} is the macro {keys[-1][0]}" for name, keys in chains.items() if len(keys) > 1)
+    chains = {name: _loaded[0].chain(name) for name in names}
+    remarks = "; ".join(f"{name} is the macro {keys[-1]}" for name, keys in chains.items() if len(keys) > 1)
     return f"{message} ({remarks})" if remarks else message
 
 
 def query(name, default):
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
-    value = _loaded[0].value(*name.split("."), default)
+    value = _loaded[0].value(name, default)
     return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
@@ -198,7 +197,7 @@ def _split(task, name):
     config, of_task = type(task.data).__name__, getattr(task.data, name)
     bound = query(f"{config}.{name}", of_task)
     if bound != of_task:
-        if _loaded[0].is_own(config, name):
+        if _loaded[0].is_own(f"{config}.{name}"):
             find_manifest(task.data_dir, bound)
         say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
     return of_task

@@ -46,31 +46,16 @@ class Generation:
     one_host: int = 4
 
 
-_CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _BASE = "tpu-ubuntu2204-base"
 GENERATIONS = {
-    "v2": Generation(cores=2, api="v2-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16"),
-    "v3": Generation(cores=2, api="v3-", base=_BASE, topologies="2x2 4x4 8x8 8x16 16x16 16x32 32x32"),
-    "v4": Generation(
-        cores=2, api="v4-", base=_BASE, gke="tpu-v4-podslice", topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES}"
-    ),
-    "v5e": Generation(
-        cores=1,
-        api="v5litepod-",
-        base="v2-alpha-tpuv5-lite",
-        gke="tpu-v5-lite-podslice",
-        topologies=_FLAT,
-        one_host=8,
-    ),
-    "v5p": Generation(
-        cores=2,
-        api="v5p-",
-        base="v2-alpha-tpuv5",
-        gke="tpu-v5p-slice",
-        topologies=f"2x2x1 2x2x2 2x2x4 2x4x4 {_CUBES} 16x16x16 16x16x24",
-    ),
-    "v6e": Generation(cores=1, api="v6e-", base="v2-alpha-tpuv6e", gke="tpu-v6e-slice", topologies=_FLAT, one_host=8),
+    "v2": Generation(2, "2x2 4x4 8x8 8x16 16x16", "v2-", _BASE),
+    "v3": Generation(2, "2x2 4x4 8x8 8x16 16x16 16x32 32x32", "v3-", _BASE),
+    "v4": Generation(2, _CUBES, "v4-", _BASE, gke="tpu-v4-podslice"),
+    "v5e": Generation(1, _FLAT, "v5litepod-", "v2-alpha-tpuv5-lite", gke="tpu-v5-lite-podslice", one_host=8),
+    "v5p": Generation(2, f"{_CUBES} 16x16x16 16x16x24", "v5p-", "v2-alpha-tpuv5", gke="tpu-v5p-slice"),
+    "v6e": Generation(1, _FLAT, "v6e-", "v2-alpha-tpuv6e", gke="tpu-v6e-slice", one_host=8),
 }
 _EXAMPLES = ("v4-32", "v5e-16", "v5p-32", "v6e-16")
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
@@ -107,9 +92,7 @@ def _slice(generation, topology):
     chips = math.prod(int(side) for side in topology.split("x"))
     number = chips * kind.cores
     return Slice(
-        name=f"{generation}-{number}",
-        generation=generation,
-        topology=topology,
+        *(f"{generation}-{number}", generation, topology),
         chips=chips,
         cores=number,
         hosts=1 if chips <= kind.one_host else chips // 4,

@@ -9,11 +9,12 @@ import itertools
 import os
 import pathlib
 import re
+import sys
 import tokenize
 
 from gin import config_parser
 
-from axial.builders import PACKAGE, check_model_name, read_arguments
+from axial.builders import PACKAGE, check_model_name, first_sentence, read_arguments, read_settings
 from axial.errors import InputError, nearest
 from axial.io import gfile
 from axial.io.check import is_remote
@@ -21,9 +22,9 @@ from axial.io.read import first_line, read_text
 
 LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
 LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
-LARGEST_USES = 1000  # references that a value leads to, each as often as it is used: gin builds every use anew
+LARGEST_USES = 100  # references that a value leads to, each as often as it is used: gin builds every use anew
 MOST_QUOTES = 2000  # in a text, as gin's parser takes quadratic time for strings in a row
-DEEPEST = 50  # brackets, files or scopes, each within the one before
+DEEPEST = 50  # brackets or files, each within the one before
 LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
 _LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
 _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
@@ -66,58 +67,63 @@ def _of_run(path):
     return name == "config.gin" and gfile.exists(os.path.join(folder, "spec.json"))
 
 
-# === Checks ===
-
-
-def check(files, bindings=(), whole=True):
-    """The `Statements` of gin files and bindings; without `whole` others are added later, which may set their macros.
-
-    Raises:
-        InputError: what `configuration.load` refuses, or an unknown model.
-    """
-    statements = Statements().read(files, bindings, whole)
-    if isinstance(name := statements.value("ModelConfig", "name"), str):
-        check_model_name(name)
-    return statements
-
-
-def check_continued(model_dir):
-    """Raises InputError where a folder is of a run that this version of axial cannot continue."""
-    if gfile.exists(os.path.join(model_dir, "config.gin")):
-        Statements().read([run_file(model_dir)], whole=False)
-
-
-def check_change(names):
-    """Raises InputError for a name that no setting of a training has; `continuing` knows those of one training."""
-    known = {"data", "model", "optimizer"}.union(*read_arguments().values())
-    for name in names:
-        if name not in known:
-            raise InputError(f"--change={name}: no setting of a training has this name{nearest(name, sorted(known))}")
-
-
 # === Statements ===
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A configurable or a macro in a value.
+    """A configurable or a macro in a value: `name` is 'WarmupPoly' or '%STEPS'. gin calls what is `called`."""
 
-    Attributes:
-        scoped_name: as gin's `ConfigurableReference` has it: 'Name', 'scope/Name' or 'MACRO/gin.macro'.
-        evaluate: whether gin calls it.
-    """
-
-    scoped_name: str
-    evaluate: bool
-
-    @property
-    def name(self):
-        """'%MACRO', or the name of the configurable."""
-        scope, _, name = self.scoped_name.rpartition("/")
-        return f"%{scope}" if name == "gin.macro" else name.removeprefix("axial.")
+    name: str
+    called: bool
 
     def __repr__(self):
-        return self.name if self.name.startswith("%") else f"@{self.scoped_name}{'()' if self.evaluate else ''}"
+        return self.name if self.name[0] == "%" else f"@{self.name}{'()' if self.called else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Statements:
+    """What gin files and bindings say.
+
+    Attributes:
+        bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to (value, place of the
+            statement).
+        comment: the first paragraph of the first file, if that is a comment.
+    """
+
+    bindings: dict = dataclasses.field(default_factory=dict)
+    comment: str = ""
+
+    def chain(self, key):
+        """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
+        chain = []
+        while key in self.bindings and key not in chain:
+            chain.append(key)
+            value, _ = self.bindings[key]
+            key = value.name[1:] if isinstance(value, Reference) and value.name[0] == "%" else None
+        return chain
+
+    def value(self, key, default=None):
+        """What an argument is bound to, through macros that are set; the default if it is not bound."""
+        keys = self.chain(key)
+        return self.bindings[keys[-1]][0] if keys else default
+
+    def is_own(self, key):
+        """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
+        _, place = self.bindings[self.chain(key)[-1]]
+        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
+        return place == "--gin_binding" or not (recipes in path.parents or _of_run(path))
+
+    def task(self):
+        """The name of the task that is built, or None."""
+        task = self.value("experiment.task")
+        return task.name if isinstance(task, Reference) else None
+
+
+def _node(key):
+    """What a binding's key is part of: '%MACRO', or the name of a configurable."""
+    name, dot, _ = key.partition(".")
+    return name if dot else f"%{name}"
 
 
 def names_in(value, depth=0):
@@ -134,93 +140,44 @@ def names_in(value, depth=0):
     return [name for part in parts for name in names_in(part, depth + 1)]
 
 
-def _node(scope, name, _):
-    """What a key of `gin.bind_parameter` is part of: '%MACRO', or the name of a configurable."""
-    return f"%{scope}" if name == "gin.macro" else name
+# === Reading ===
 
 
-def _reached(starts, graph):
-    """Set of names, what they refer to, what those refer to, and so on."""
-    reached, queue = set(), list(starts)
-    while queue:
-        found = queue.pop()
-        if found not in reached:
-            reached.add(found)
-            queue += graph.get(found, ())
-    return reached
+def read(files, bindings=(), whole=True):
+    """The `Statements` of gin files and bindings; without `whole` others are added later, which may set their macros.
+
+    Raises:
+        InputError: see `configuration.load`.
+    """
+    reader = _Reader()
+    for file in files:
+        reader.file(file)
+    for binding in bindings:
+        reader.text(binding, "--gin_binding")
+    statements = Statements(reader.bindings, reader.comment)
+    if whole:
+        _check_macros(reader.bindings, reader.used)
+    _check_uses(reader.bindings)
+    if isinstance(name := statements.value("ModelConfig.name"), str):
+        check_model_name(name)
+    return statements
 
 
-def _place(where, line):
-    return where if where == "--gin_binding" else f"{where}:{line}"
-
-
-class Statements(config_parser.ParserDelegate):
-    """Statements of gin files and bindings, as gin's parser reads them. Checks that every name in them exists.
+class _Reader(config_parser.ParserDelegate):
+    """Collects what gin's parser reads, text by text. Checks that every name in it exists.
 
     Attributes:
-        bindings: dict from keys of `gin.bind_parameter` to (value, place of the statement).
-        comment: the first paragraph of the first file, if that is a comment.
+        bindings, comment: of the `Statements`.
+        used: dict from the macros that are used to the place of their first use.
     """
 
     def __init__(self):
-        self.bindings, self.comment = {}, None
-        self._arguments = read_arguments()
-        self._used = {}  # macros, with the place of their first use
-        self._scoped = []  # (scope, configurable, place) of the bindings with a scope
-        self._entered = set()  # (scope, configurable) of the references with a scope
+        self.bindings, self.comment, self.used = {}, None, {}
+        registry = sys.modules.get("axial.tasks.registry")  # to which a program may have added tasks of its own
+        self._arguments = read_arguments(tuple(registry.TASKS) if registry else ())
         self._where, self._open, self._included, self._size = "", [], 0, 0
 
-    def read(self, files, bindings=(), whole=True):
-        """Reads gin files and bindings, and checks macros and scopes if they are the `whole`. Returns itself.
-
-        Raises:
-            InputError: see `configuration.load`.
-        """
-        for file in files:
-            self._file(file)
-        for binding in bindings:
-            self._text(binding, "--gin_binding")
-        if whole:
-            self._check_macros()
-            self._check_scopes()
-        self._check_uses()
-        return self
-
-    # --- What they say ---
-
-    def chain(self, name, argument):
-        """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
-        key, found = ("", name, argument), []
-        while key in self.bindings and key not in found:
-            found.append(key)
-            name = getattr(self.bindings[key][0], "name", "")
-            key = name[1:], "gin.macro" if name.startswith("%") else "", "value"
-        return found
-
-    def value(self, name, argument, default=None):
-        """What an argument is bound to, through macros that are set; the default if it is not bound."""
-        keys = self.chain(name, argument)
-        return self.bindings[keys[-1]][0] if keys else default
-
-    def is_own(self, name, argument):
-        """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
-        _, place = self.bindings[self.chain(name, argument)[-1]]
-        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
-        return place == "--gin_binding" or not (recipes in path.parents or _of_run(path))
-
-    def task(self):
-        """The name of the task that is built, or None."""
-        return getattr(self.value("experiment", "task"), "name", None)
-
-    def effective(self):
-        """(key, value) of the bindings, without the macros whose every use another binding has replaced."""
-        graph = self._graph()
-        live = _reached((node for node in graph if node[0] != "%"), graph)
-        return [(key, value) for key, (value, _) in self.bindings.items() if _node(*key) in live]
-
-    # --- How they are read ---
-
-    def _file(self, name, before=""):
+    def file(self, name, before=""):
         """Reads a gin file and what it includes. Raises InputError, which has `before` ahead of the file's name."""
         try:
             path = find_file(name)
@@ -233,10 +190,10 @@ class Statements(config_parser.ParserDelegate):
             header = itertools.takewhile(re.compile("# ").match, text.splitlines())
             self.comment = " ".join(line.removeprefix("# ") for line in header)
         self._open.append(path)
-        self._text(text, path)
+        self.text(text, path)
         self._open.pop()
 
-    def _text(self, text, where):
+    def text(self, text, where):
         """Reads statements. `where` is their file or flag in messages. Raises InputError."""
         self._where = where
         self._size += len(text)
@@ -246,23 +203,19 @@ class Statements(config_parser.ParserDelegate):
             )
         try:
             for statement in config_parser.ConfigParser(text, self):
-                self._statement(statement, _place(where, statement.location.line_num))
+                self._statement(statement, self._place(statement.location.line_num))
                 self._where = where
         except InputError as error:
             raise InputError(first_line(error)) from None  # gin appends the location
         except (SyntaxError, ValueError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
             if word := re.search(r"Failed to parse token '(.*)'", str(error)):
-                raise InputError(f"{_place(where, error.lineno)}: {self._no_value(word[1])}") from None
+                names = *(f"@{name}()" for name in self._arguments), *(f"%{key}" for key in self.bindings)
+                near = nearest(word[1], ("True", "False", "None", *names))
+                raise InputError(f"{self._place(error.lineno)}: {word[1]} is no value{near}; {_VALUES}") from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
-    def _no_value(self, word):
-        """The message on a word that stands where a value is expected."""
-        names = *(f"@{name}()" for name in self._arguments), *(f"%{name}" for name in self._macros())
-        return f"{word} is no value{nearest(word, ('True', 'False', 'None', *names))}; {_VALUES}"
-
-    def _macros(self):
-        """dict from the macros that are set to the places where they are."""
-        return {macro: place for (macro, name, _), (_, place) in self.bindings.items() if name == "gin.macro"}
+    def _place(self, line):
+        return self._where if self._where == "--gin_binding" else f"{self._where}:{line}"
 
     def _statement(self, statement, place):
         if isinstance(statement, config_parser.ImportStatement):
@@ -273,16 +226,19 @@ class Statements(config_parser.ParserDelegate):
         if isinstance(statement, config_parser.BlockDeclaration):
             self._known(statement.selector, place)
             return
-        scope, name, argument = statement.scope, statement.selector.removeprefix("axial."), statement.arg_name
+        key, argument = statement.selector, statement.arg_name
+        if statement.scope:
+            raise InputError(f"{place}: {statement.scope}/{key}: scopes are refused")
         if argument:
-            self._check_argument(statement, name, place)
-        else:
-            scope, name, argument = "/".join(filter(None, (scope, statement.selector))), "gin.macro", "value"
+            name = self._known(key, place)
+            key = f"{name}.{argument}"
+            if argument not in (known := self._arguments[name]):
+                raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, known)}")
         try:
             names_in(statement.value)
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
-        self.bindings[scope, name, argument] = statement.value, place
+        self.bindings[key] = statement.value, place
 
     def _include(self, name, place):
         """Reads a file that another includes, if it is a local one or of the same bucket."""
@@ -291,14 +247,7 @@ class Statements(config_parser.ParserDelegate):
             raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST} in a row")
         if is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
             raise InputError(f"{place}: includes {name}: a local file is expected, or one of the same bucket")
-        self._file(name, f"{place}: includes ")
-
-    def _check_argument(self, statement, name, place):
-        argument, known = statement.arg_name, self._arguments[self._known(statement.selector, place)]
-        if argument not in known:
-            raise InputError(f"{place}: {name} has no argument {argument!r}{nearest(argument, known)}")
-        if statement.scope:
-            self._scoped.append((statement.scope, name, place))
+        self.file(name, f"{place}: includes ")
 
     def _known(self, selector, place):
         """The name of a configurable. Raises InputError."""
@@ -308,65 +257,109 @@ class Statements(config_parser.ParserDelegate):
         return name
 
     def configurable_reference(self, scoped_name, evaluate):
-        """What gin's parser makes of `@scope/Name` and `@scope/Name()`."""
-        scope, _, selector = scoped_name.rpartition("/")
-        name = self._known(selector, self._where)
-        if scope.count("/") >= DEEPEST:
-            raise InputError(f"{self._where}: more than {DEEPEST} scopes in each other")
-        if scope:
-            self._entered.add((scope, name))
-        return Reference(scoped_name, evaluate)
+        """What gin's parser makes of `@Name` and `@Name()`."""
+        return Reference(self._known(scoped_name, self._where), evaluate)
 
     def macro(self, scoped_name):
         """What gin's parser makes of `%NAME`."""
-        self._used.setdefault(scoped_name, self._where)
-        return Reference(f"{scoped_name}/gin.macro", True)
+        self.used.setdefault(scoped_name, self._where)
+        return Reference(f"%{scoped_name}", True)
 
-    # --- What is checked of all of them ---
 
-    def _graph(self):
-        """dict from each '%MACRO' and configurable to the names that what is bound of it refers to."""
-        graph = {}
-        for key, (value, _) in self.bindings.items():
-            graph.setdefault(_node(*key), []).extend(names_in(value))
-        return graph
+def _check_macros(bindings, used):
+    """Raises InputError unless every macro that is set is used, and every macro that is used is set.
 
-    def _check_macros(self):
-        """Raises InputError unless every macro that is set is used, and every macro that is used is set.
+    The config.gin of a run may hold a macro whose only use another binding has replaced.
+    """
+    macros = {key: place for key, (_, place) in bindings.items() if "." not in key}
+    for name, place in macros.items():
+        if name not in used and not _of_run(place.rpartition(":")[0]):
+            raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, used)}")
+    for name, place in used.items():
+        if name not in macros:
+            raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
 
-        The config.gin of an older run may hold a macro whose only use another binding has replaced.
-        """
-        macros = self._macros()
-        for name, place in macros.items():
-            if name not in self._used and not _of_run(place.rpartition(":")[0]):
-                raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, self._used)}")
-        for name, place in self._used.items():
-            if name not in macros:
-                raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
 
-    def _check_uses(self):
-        """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
-        graph, uses = self._graph(), {}
-        places = {_node(*key): place for key, (_, place) in self.bindings.items()}
-        try:
-            for node in graphlib.TopologicalSorter(graph).static_order():
-                names = graph.get(node, [])
-                uses[node] = len(names) + sum(uses[name] for name in names)
-                if uses[node] > LARGEST_USES:
-                    raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
-        except graphlib.CycleError as error:
-            cycle = error.args[1]
-            node = next((node for node in cycle if node[0] == "%"), cycle[0])
-            what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
-            raise InputError(f"{places[node]}: {what} itself") from None
+def _check_uses(bindings):
+    """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
+    graph, places, uses = {}, {}, {}
+    for key, (value, place) in bindings.items():
+        graph.setdefault(_node(key), []).extend(names_in(value))
+        places[_node(key)] = place
+    try:
+        for node in graphlib.TopologicalSorter(graph).static_order():
+            names = graph.get(node, [])
+            uses[node] = len(names) + sum(uses[name] for name in names)
+            if uses[node] > LARGEST_USES:
+                raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
+    except graphlib.CycleError as error:
+        cycle = error.args[1]
+        node = next((node for node in cycle if node[0] == "%"), cycle[0])
+        what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
+        raise InputError(f"{places[node]}: {what} itself") from None
 
-    def _check_scopes(self):
-        """Raises InputError unless some reference enters the scope of each binding and leads to its configurable."""
-        graph = self._graph()
-        reached = {start: _reached([start], graph) for _, start in self._entered}
-        for scope, name, place in self._scoped:
-            if not any(f"{own}/".startswith(f"{scope}/") and name in reached[start] for own, start in self._entered):
-                what = f"{scope}/{name}"
-                raise InputError(
-                    f"{place}: {what} has no effect, as nothing refers to @{what}; leave out the scope {scope!r}"
-                )
+
+# === Recipes ===
+
+_NO_LEAVES = ("tasks/", "tiny/")  # folders of what recipes include, and of what is laid over a leaf
+COLUMNS = ("recipe", "model", "data", "steps", "batch", "canvas", "what it is")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A leaf of experiments/, as `axial-analyze recipes` shows it.
+
+    Attributes:
+        path: below experiments/.
+        purpose: first sentence of its comment.
+        bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to their values; those of
+            included files are there too.
+    """
+
+    path: str
+    purpose: str
+    bindings: dict
+
+    @property
+    def model(self):
+        return self.bindings["MODEL"]
+
+    @property
+    def canvas(self):
+        """(height, width) of the photos, or None for texts and detectors, whose photos have several sizes."""
+        return self.bindings.get("CANVAS") or self.bindings.get("IMAGE")
+
+    def cells(self):
+        """The strings of the recipe's row, in the order of `COLUMNS`."""
+        canvas = "x".join(map(str, self.canvas)) if self.canvas else "-"
+        numbers = (str(self.bindings.get(name, "-")) for name in ("STEPS", "BATCH"))
+        return self.path, self.model, os.path.dirname(self.path), *numbers, canvas, self.purpose
+
+    def settings(self):
+        """The `Setting`s of the configurables that it names."""
+        named = {name.partition(".")[0] for name in self.bindings if "." in name}
+        named.update(*map(names_in, self.bindings.values()))
+        return [setting for setting in read_settings() if setting.name.partition(".")[0] in named]
+
+
+def read_recipes():
+    """List of all `Recipe`s: every file of experiments/ that has a MODEL, itself or by what it includes."""
+    leaves = sorted(pathlib.Path(experiments_dir()).glob("*/*.gin"))
+    recipes = [read_recipe(f"{leaf.parent.name}/{leaf.name}") for leaf in leaves]
+    return [recipe for recipe in recipes if "MODEL" in recipe.bindings and not recipe.path.startswith(_NO_LEAVES)]
+
+
+def read_recipe(path):
+    """The `Recipe` of one file."""
+    statements = read([os.path.join(experiments_dir(), path)], whole=False)
+    bindings = {key: value for key, (value, _) in statements.bindings.items()}
+    return Recipe(path, first_sentence(statements.comment), bindings)
+
+
+def find_recipe(recipes, path):
+    """The `Recipe` with a path. Raises InputError, which names the nearest."""
+    path = path.removeprefix("experiments/")
+    known = {recipe.path: recipe for recipe in recipes}
+    if path not in known:
+        raise InputError(f"{path}: no recipe has this name{nearest(path, known)}; axial-analyze recipes lists them")
+    return known[path]

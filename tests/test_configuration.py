@@ -67,7 +67,7 @@ WRONG = {
     "PanopticTask.model = @PanopticTask()": "an argument of itself",
     "from os import path": "imports are refused",
     "STEPS = " + "(" * 3000: "not gin's syntax",
-    "foo/TrainingConfig.steps = 3": "foo/TrainingConfig has no effect, as nothing refers to @foo/TrainingConfig",
+    "foo/TrainingConfig.steps = 3": "foo/TrainingConfig: scopes are refused",
     "Nothing:\n  steps = 3": "nothing is called 'Nothing'",
     "INIT = '\\ud800'": "surrogates not allowed",
     "STEPS = 0x" + "f" * 5000: r"a number above 2\*\*64",
@@ -95,8 +95,8 @@ def chain(number, end, value="%A{0}"):
     [
         ("ModelConfig.name = %A\nA = %B\nB = %A", "the macro 'B' is set to itself|the macro 'A' is set to itself"),
         ("experiment.task = %A\nA = [{'a': (%A,)}]", "the macro 'A' is set to itself"),
-        (chain(4000, "A4000 = 1"), "leads to more than 1000 references"),
-        (chain(60, "A60 = 1", "[%A{0}, %A{0}]"), "leads to more than 1000 references"),
+        (chain(4000, "A4000 = 1"), "leads to more than 100 references"),
+        (chain(60, "A60 = 1", "[%A{0}, %A{0}]"), "leads to more than 100 references"),
         ("STEPS = 1\n" * 20000, "at most 131072 characters"),
     ],
 )
@@ -104,15 +104,8 @@ def test_no_text_takes_long(text, words):
     """Each of these once took minutes or for ever."""
     started = time.monotonic()
     with pytest.raises(InputError, match=words):
-        statements.Statements().read([], [text], whole=False)
+        statements.read([], [text], whole=False)
     assert time.monotonic() - started < 20
-
-
-def test_macros_in_a_row_are_one_line_however_deep_gin_goes():
-    configuration.load(["sample/overfit.gin"], [chain(400, "A400 = 1")])
-    assert configuration.query("TrainingConfig.partitions", None) == 1
-    with pytest.raises(InputError, match="macros lead to each other too often"):
-        configuration.build("TrainingConfig")
 
 
 VALUES = ("'x'", "7", "None", "[1, 'a']", "@BatchNormConfig()")
@@ -184,23 +177,6 @@ def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
         configuration.load(["0.gin"])
 
 
-def test_a_scope_that_a_reference_enters_has_an_effect(sample_dir):
-    """Within the scope of a reference gin builds all that the reference leads to."""
-    bindings = [
-        "experiment.training = @long/TrainingConfig()",
-        "long/TrainingConfig.steps = 7",
-        "experiment.optimizer = @fast/RAdamLookahead()",
-        "RAdamLookahead.learning_rate = %RATE",
-        "RATE = @WarmupPoly()",
-        "fast/WarmupPoly.peak = 0.5",
-    ]
-    configuration.load(["sample/overfit.gin"], bindings)
-    _, training, _ = configuration.build(data_dir=sample_dir)
-    assert training.steps == 7
-    with pytest.raises(InputError, match="slow/WarmupPoly has no effect"):
-        configuration.load(["sample/overfit.gin"], [*bindings, "slow/WarmupPoly.peak = 0.5"])
-
-
 # === What is checked is what gin parses ===
 
 # A text of each way in which quotes, lines that go on and comments may hide a statement, or seem to.
@@ -210,7 +186,7 @@ TEXTS = (
     'STEPS = """\n include "other.gin"\n"""',
     'STEPS = "\\\nimport os"',
     "STEPS = \\\n  [(\n 'a' 'b',  # include 'part.gin'\n), %BATCH]",
-    "scope/TrainingConfig.keep =\t{@WarmupPoly: -1e-3}",
+    "TrainingConfig.keep =\t{@WarmupPoly: -1e-3}",
     "include 'part.gin'\nSTEPS = 5",
     "include 'pa' 'rt.gin'",
     "include \\\n  'other.gin'",
@@ -223,11 +199,9 @@ REFUSED = (
     "from __gin__ import dynamic_registration",
     "include 'missing.gin'",
 )
-FILES_OF = {"part.gin": "BATCH = 7\n", "other.gin": "include 'part.gin'\nscope/RATE = 1e-3\n"}
-# Every macro is set and used and every scope is entered, so that few texts are refused for their names.
-NAMES = (
-    "STEPS = 1\nBATCH = 2\nscope/RATE = 3\nModelConfig.name = [%STEPS, %BATCH, %scope/RATE, @scope/TrainingConfig()]\n"
-)
+FILES_OF = {"part.gin": "BATCH = 7\n", "other.gin": "include 'part.gin'\nRATE = 1e-3\n"}
+# Every macro is set and used, so that few texts are refused for their names.
+NAMES = "STEPS = 1\nBATCH = 2\nRATE = 3\nModelConfig.name = [%STEPS, %BATCH, %RATE, @TrainingConfig()]\n"
 
 
 class _Imported(Exception):
@@ -257,10 +231,7 @@ def test_gin_reads_the_same_statements(text):
         gin.clear_config()
         with gin.unlock_config():
             parse(files["main.gin"])
-        files["main.gin"] = gin.config_str()  # with the macros whose uses other bindings have replaced
-        patch.setattr(statements, "_of_run", lambda path: True)
-        configuration.load(["main.gin"])
-        assert configuration.text() == loaded
+        assert gin.config_str() == loaded
 
 
 def parse(text):
@@ -271,23 +242,13 @@ def refuse(name):
     raise InputError(f"{name}: no such gin file")
 
 
-def test_a_macro_without_a_use_is_not_kept_and_only_older_runs_may_have_one(tmp_path):
-    """Another binding replaces the only use of MODEL, and so that of a macro that MODEL was set to."""
-    name = "ModelConfig.name = 'axial_deeplab_nano'"
-    configuration.load(["sample/overfit.gin"], ["INNER = 'axial_deeplab_s'", "MODEL = %INNER", name])
-
-    def settings():
-        return [configuration.query(name, None) for name in ("ModelConfig.name", "TrainingConfig.steps")]
-
-    before = settings()
+def test_only_a_run_may_have_a_macro_without_a_use(sample_dir, tmp_path):
+    """Another binding replaces the only use of MODEL."""
+    configuration.load(["sample/overfit.gin"], ["ModelConfig.name = 'axial_deeplab_nano'"])
     configuration.save(str(tmp_path), NUCLEI)
     path = tmp_path / "config.gin"
-    text = path.read_text()
-    assert not re.search("^(MODEL|INNER) =", text, re.M) and re.search("^STEPS =", text, re.M)
     configuration.load([str(path)])
-    assert settings() == before and before[0] == "axial_deeplab_nano" and before[1] > 0
-    path.write_text(f"{text}\nMODEL = 'axial_deeplab_s'\n")  # as older versions wrote it
-    configuration.load([str(path)])
+    assert configuration.query("ModelConfig.name", None) == "axial_deeplab_nano"
     (tmp_path / "spec.json").unlink()  # a user's own file
     with pytest.raises(InputError, match=r"config.gin:\d+: the macro 'MODEL' is not used anywhere"):
         configuration.load([str(path)])

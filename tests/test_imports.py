@@ -17,7 +17,6 @@ ROWS = [
     ("io",),
     ("builders",),
     ("statements",),
-    ("recipes",),
     ("layers", "data", "metrics"),
     ("models",),
     ("weights",),

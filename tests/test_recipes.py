@@ -8,11 +8,11 @@ import time
 import gin
 import pytest
 
-from axial import builders, configuration, recipes
+from axial import builders, configuration, statements
 from axial.models.registry import VARIANTS
 from tests.conftest import ROOT
 
-FOUND = recipes.read_recipes()
+FOUND = statements.read_recipes()
 SETTINGS = builders.read_settings()
 
 
@@ -47,7 +47,6 @@ def test_the_settings_are_those_of_the_signatures():
     for builder in configuration._BUILDERS:
         own, names = found.get(builder.__name__, {}), vars(sys.modules[builder.__module__])
         parameters = inspect.signature(builder).parameters
-        parameters = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
         assert list(own) == list(parameters), builder
         for argument, parameter in parameters.items():
             text = own[argument].default

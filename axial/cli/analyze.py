@@ -20,7 +20,6 @@
 import os
 import sys
 
-from axial import recipes
 from axial.builders import check_model_name, model_names, read_settings
 from axial.cli import app, flags, pages
 from axial.cli.analyze_attention import run_attention
@@ -30,7 +29,7 @@ from axial.cli.flags import Flag, Flags
 from axial.io.paths import output_names
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import write_whole
-from axial.statements import experiments_dir, run_file
+from axial.statements import COLUMNS, experiments_dir, find_recipe, read_recipes, run_file
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
@@ -75,13 +74,13 @@ class Recipes(Flags):
 
 
 def _recipes(given: Recipes):
-    found = recipes.read_recipes()
+    found = read_recipes()
     if given.csv:
         _count_steps(found, given.csv)
     elif given.arguments or given.settings:
-        _print_settings(recipes.find_recipe(found, given.arguments[0]) if given.arguments else None)
+        _print_settings(find_recipe(found, given.arguments[0]) if given.arguments else None)
     else:
-        print_table(recipes.COLUMNS, (recipe.cells() for recipe in found))
+        print_table(COLUMNS, (recipe.cells() for recipe in found))
 
 
 def _print_settings(recipe):

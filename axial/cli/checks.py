@@ -24,8 +24,8 @@ def check_recipe(needs_data=False, whole=True):
         needs_data: whether it has data of its own, or --data_dir is given.
         whole: False if weights add bindings to it.
     """
-    read = statements.check(FLAGS.gin_file, FLAGS.gin_binding, whole)
-    if needs_data and not read.value(read.task(), "data_dir"):
+    read = statements.read(FLAGS.gin_file, FLAGS.gin_binding, whole)
+    if needs_data and not read.value(f"{read.task()}.data_dir"):
         app.flag("data_dir")
 
 
@@ -33,7 +33,7 @@ def check_run(model_dir, bindings=()):
     """A run, or the name of a shipped model, and gin bindings over it."""
     gfile.check_plain(model_dir)
     if not is_remote(model_dir):
-        statements.check([statements.run_file(shipped_folder(app.as_path(model_dir)))], bindings)
+        statements.read([statements.run_file(shipped_folder(app.as_path(model_dir)))], bindings)
 
 
 def check_model(what, bindings=()):
@@ -41,7 +41,7 @@ def check_model(what, bindings=()):
     source = resolve(what)
     if source.kind == "run" and not is_remote(source.path):
         gfile.check_plain(source.path)
-        statements.check([statements.run_file(source.folder)], bindings)
+        statements.read([statements.run_file(source.folder)], bindings)
     return source
 
 

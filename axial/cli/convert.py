@@ -42,8 +42,7 @@ from axial.io.check import is_remote
 from axial.io.lock import locked
 from axial.io.show import broken, counted, say
 from axial.io.write import try_file, try_new_folder, write_text
-from axial.recipes import read_recipe
-from axial.statements import experiments_dir
+from axial.statements import experiments_dir, read_recipe
 
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial

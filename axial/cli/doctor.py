@@ -159,7 +159,7 @@ def _step():
     with tf.GradientTape() as tape:
         loss = task.losses(model, next(iter(task.train_dataset(2, seed=0))))["total"]
     gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    optimizer.build(model.trainable_variables).apply(gradients, model.trainable_variables)
     return float(loss)
 
 

@@ -67,7 +67,7 @@ def _write_network(given, photos, task, folded, folder):
     """Writes the folded network of a task in --format; the ranges of int8 are those of the photos."""
     with working(f"writing {given.format} for {given.output_dir}"):
         if given.format == "saved_model":
-            (export.write_compiled if given.jit_compile else export.write_saved_model)(task, folded, folder)
+            export.write_saved_model(task, folded, folder, given.jit_compile)
         elif given.format == "onnx":
             files.write_onnx(folded, task.canvas, os.path.join(folder, ONNX))
         else:

@@ -56,14 +56,12 @@ class Train(flags.Devices):
 
 def _main(given: Train):
     model_dir = given.model_dir
-    statements.check_continued(model_dir)
-    statements.check_change(given.change)
     check_recipe(needs_data=True)
 
     from axial import configuration
     from axial.data.objects import objects_of, read_objects
     from axial.training.strategy import is_chief, make_strategy
-    from axial.training.trainer import train
+    from axial.training.trainer import RunOptions, train
     from axial.weights.interchange import make_card
     from axial.weights.restore import find_checkpoint, latest_checkpoint
     from axial.weights.source import RUN_CARD
@@ -90,8 +88,9 @@ def _main(given: Train):
         _warn_of_a_long_step(task, training, strategy)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(given.data_service, model_dir, strategy) as service:
-        how = dict(strategy=strategy, profile=given.profile, service=service, change=list(given.change))
-        train(task, model_dir, optimizer, training, when_ready=functools.partial(retried, model_dir, save), **how)
+        ready = functools.partial(retried, model_dir, save)
+        options = RunOptions(strategy, ready, given.profile, service, change=given.change)
+        train(task, model_dir, optimizer, training, options=options)
     if is_chief(strategy):  # what was made, and the commands that use it
         latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
         chosen = "" if best == latest else f"; the best one of its evaluations: {best}"

@@ -30,37 +30,42 @@ def number_of(photos):
     return min(most, (os.cpu_count() or 1) - 1) if photos > FEW else 0
 
 
-def scored(found, empty, *, before=0, processes=0):
-    """Scores a stream of photos in parts, while the stream goes on.
+def scored(stream, scores, make, processes=0):
+    """Adds a stream of photos to scores, while the stream goes on.
 
     Args:
-        found: iterable of (example, prediction).
-        empty: function without arguments that returns empty `Scores`; it can be pickled.
-        before: number of photos of the shard that come before these.
+        stream: iterable of (example, prediction).
+        scores: `Scores` of the photos so far.
+        make: function of a shard (i, n) that returns empty `Scores` of its photos; it can be pickled.
         processes: how many other processes score; 0 for this one.
 
     Yields:
-        (`Scores` of a few photos, list of (example, what `Scores.update` returns for it)), in order.
+        list of (example, what `Scores.update` returns for it) of a few photos that were added, in order.
     """
     if not processes:
-        for example, prediction in found:
-            part = empty()
-            part.before, before = before, before + 1
-            yield part, [(example, part.update(example, prediction))]
+        for example, prediction in stream:
+            yield [(example, scores.update(example, prediction))]
         return
-    waiting, found = collections.deque(), iter(found)
-    about = dict(initializer=_start, initargs=(empty, os.getpid()), env=_ENVIRONMENT)
-    pool = loky.ProcessPoolExecutor(processes, **about)
+    waiting, stream, number, step = collections.deque(), iter(stream), scores.next_number(), scores.shard[1]
+    pool = loky.ProcessPoolExecutor(processes, initializer=_start, initargs=(make, os.getpid()), env=_ENVIRONMENT)
+
+    def added():
+        examples, future = waiting.popleft()
+        state, seen = future.result()
+        part = make()
+        part.restore(state)
+        scores.merge(part)
+        return list(zip(examples, seen))
+
     try:
-        while photos := list(itertools.islice(found, AT_ONCE)):
+        while photos := list(itertools.islice(stream, AT_ONCE)):
             examples, predictions = zip(*photos)
-            future = pool.submit(_score, before, [*zip(map(_labels, examples), predictions)])
-            waiting.append((examples, future))
-            before += len(photos)
+            waiting.append((examples, pool.submit(_score, (number, step), [*zip(map(_labels, examples), predictions)])))
+            number += step * len(photos)
             while waiting and (waiting[0][1].done() or len(waiting) * AT_ONCE >= WAITING):
-                yield _part(empty, *waiting.popleft())
+                yield added()
         while waiting:
-            yield _part(empty, *waiting.popleft())
+            yield added()
     finally:
         pool.shutdown(kill_workers=True)
 
@@ -70,15 +75,8 @@ def _labels(example):
     return {name: value for name, value in example.items() if name != "image"}
 
 
-def _part(empty, examples, future):
-    state, seen = future.result()
-    part = empty()
-    part.restore(state)
-    return part, list(zip(examples, seen))
-
-
-def _start(empty, parent):
-    _own["empty"] = empty
+def _start(make, parent):
+    _own["make"] = make
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that waits for this one
 
@@ -90,8 +88,7 @@ def end_with(parent):
     os._exit(1)
 
 
-def _score(before, photos):
-    part = _own["empty"]()
-    part.before = before
+def _score(shard, photos):
+    part = _own["make"](shard)
     seen = [part.update(example, prediction) for example, prediction in photos]
     return part.state(), seen

@@ -93,37 +93,27 @@ class Report:
         worst, best = self.extremes(scores.photos)
         path = output_file(self.folder, f"{self.split}.html", "--split")
         header, rows, last = self.evaluation.classes(result)
-        main = self.evaluation.headline(result)
+        main = [[name, percent(value)] for name, value in self.evaluation.headline(result).items()]
         sections = {
             "": f"<p>{html(self.caption)}</p>",
-            "Scores": table(["", "%"], [[name, percent(value)] for name, value in main.items()]),
+            "Scores": table(["", "%"], main),
             "Classes": table(header, [*last, *rows]),
-            **self._confusion(scores, result),
-            "Worst photos": "\n".join(map(self._figure, worst)),
-            "Best photos": "\n".join(map(self._figure, best)),
         }
+        if mistakes := self.evaluation.mistakes(result):
+            name, classes = f"{self.split}/confusion.png", list(self.spec.class_names)
+            picture = output_file(self.folder, name, "--split")
+            write_whole(picture, lambda path: save_confusion(path, scores.confusion, classes))
+            image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
+            sections["Confusion of classes"] = table(*mistakes) + image
+        sections["Worst photos"], sections["Best photos"] = ("\n".join(map(self._figure, x)) for x in (worst, best))
         write_text(path, page(f"{self.split}: {self.evaluation.lines(result)[-1].split()[0]}", sections))
         return path
 
-    def _confusion(self, scores, result):
-        """The section of the confusions, with its picture; empty if nothing is confused."""
-        if not (mistakes := self.evaluation.mistakes(result)):
-            return {}
-        name = f"{self.split}/confusion.png"
-
-        def save(path):
-            return save_confusion(path, scores.confusion, list(self.spec.class_names))
-
-        write_whole(output_file(self.folder, name, "--split"), save)
-        image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
-        return {"Confusion of classes": table(*mistakes) + image}
-
     def _figure(self, photo):
         number, name, quality = photo
-        pictures = self.evaluation.pictures
-        images = [
+        images = "".join(
             f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
-            for picture in pictures
-        ]
-        caption = f"{name}: {self.evaluation.quality} {percent(quality)} · {', '.join(pictures)}"
-        return figure("".join(['<div class="row">', *images, "</div>"]), caption)
+            for picture in self.evaluation.pictures
+        )
+        caption = f"{name}: {self.evaluation.quality} {percent(quality)} · {', '.join(self.evaluation.pictures)}"
+        return figure(f'<div class="row">{images}</div>', caption)

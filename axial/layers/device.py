@@ -69,6 +69,11 @@ def is_compiled(wish):
     return bool(tf.config.list_logical_devices("GPU")) if wish == "auto" else wish == "yes"
 
 
+def compiled(function):
+    """A function of tensors that XLA compiles as one program."""
+    return tf.function(function, autograph=False, jit_compile=True)
+
+
 @functools.cache
 def tpu_generation():
     """The number in a TPU's name: 5 of a v5e or a v5p. None where nothing says which TPU this is.

@@ -1,5 +1,6 @@
 """Exports of trained models. A SavedModel takes photos of any size."""
 
+import contextlib
 import functools
 import os
 
@@ -9,7 +10,6 @@ import tf_keras as keras
 from axial.data.decode import decode, orientation, turn
 from axial.io.write import folder_digests, new_folder, write_json
 from axial.layers import device
-from axial.serving.fold import fold
 from axial.weights.card import PAGE
 
 SPEC = os.path.join("assets.extra", "spec.json")
@@ -37,8 +37,7 @@ class Server(tf.Module):
         super().__init__()
         self.weights = model.weights  # and not the model, with which TensorFlow would store a graph of every layer
         self._task = task
-        network = tf.function(model, autograph=False, jit_compile=True) if compiled else model
-        self._serve = functools.partial(task.serve, network)
+        self._serve = functools.partial(task.serve, device.compiled(model) if compiled else model)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
@@ -67,16 +66,13 @@ class Server(tf.Module):
         return {"serving_default": self.encoded, "image": self.image, "classes": self.classes}
 
 
-def write_saved_model(task, folded, folder):
-    """Writes the SavedModel of a folded model."""
-    server = (task.server or Server)(task, folded)
-    tf.saved_model.save(server, folder, server.signatures())
+def write_saved_model(task, folded, folder, compiled=False):
+    """Writes the SavedModel of a folded model.
 
-
-def write_compiled(task, folded, folder):
-    """Writes a SavedModel whose network has the accelerators' forms, and which XLA compiles when it is first called."""
-    with device.portable():
-        server = Server(task, folded, compiled=True)
+    If it is `compiled`, its network has the accelerators' forms, and XLA compiles it when it is first called.
+    """
+    with device.portable() if compiled else contextlib.nullcontext():
+        server = Server(task, folded, compiled=True) if compiled else (task.server or Server)(task, folded)
         tf.saved_model.save(server, folder, server.signatures())
 
 
@@ -112,3 +108,20 @@ def folded_model(task, model):
         return fold(task, model)
     finally:
         keras.mixed_precision.set_global_policy(policy)
+
+
+def fold(task, model):
+    """A float32 model without batch norms that equals `model` in inference up to rounding.
+
+    The scale of a batch norm goes into the kernel of its convolution, and its shift becomes a bias.
+    `Attention.folded_weights` explains how attention is folded.
+
+    Args:
+        task: the task that made the model.
+        model: its model.
+    """
+    twin = task.build_model(folded=True)
+    for folded, source in zip(twin.folding_units(), model.folding_units(), strict=True):
+        for weight, value in zip(folded.weights, source.folded_weights(), strict=True):
+            weight.assign(value)
+    return twin

@@ -59,8 +59,8 @@ class Result:
     @classmethod
     def of(cls, predictor, image, photo=None):
         """The one of a predictor's prediction of a photo or text."""
-        about = dict(evaluation=predictor.evaluation, spec=predictor.spec, objects=predictor.objects)
-        return cls(image, predictor(image), photo=photo, **about)
+        evaluation, spec, objects = predictor.evaluation, predictor.spec, predictor.objects
+        return cls(image, predictor(image), evaluation=evaluation, spec=spec, objects=objects, photo=photo)
 
     def json(self):
         """dict of what PHOTO.json holds, but for the names of other files."""
@@ -116,14 +116,22 @@ class Result:
                 raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
             if self.labels is None:
                 raise InputError(f"label_image={label_image}: the network finds no pixels of instances")
-        written = {
-            "file_name": (".panoptic.png", self.panoptic is not None),
-            "semantic_file_name": (".semantic.png", self._said.categories is not None),
-            "label_file_name": (LABEL_IMAGES.get(label_image), label_image is not None),
-            "overlay_file_name": (".overlay.png", self.segments is not None),
-            "json": (".json", True),
+        pictures = {key: f"{os.fspath(stem)}{ending}" for key, (ending, _) in self._pictures(label_image).items()}
+        return {**pictures, "json": f"{os.fspath(stem)}.json"}
+
+    def _pictures(self, label_image):
+        """dict from the keys of the pictures in the JSON to (ending of the name, function that returns the pixels)."""
+        categories = self._said.categories
+        pictures = {
+            "file_name": (".panoptic.png", self.panoptic is not None and (lambda: colors_of(self.panoptic))),
+            "semantic_file_name": (
+                ".semantic.png",
+                categories is not None and (lambda: categories),
+            ),
+            "label_file_name": (LABEL_IMAGES.get(label_image), label_image is not None and (lambda: self.labels)),
+            "overlay_file_name": (".overlay.png", self.segments is not None and self.overlay),
         }
-        return {key: f"{os.fspath(stem)}{ending}" for key, (ending, is_there) in written.items() if is_there}
+        return {key: (ending, pixels) for key, (ending, pixels) in pictures.items() if pixels}
 
     def write(self, stem, label_image=None):
         """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
@@ -146,21 +154,12 @@ class Result:
             InputError: see `paths`. Nothing is written then.
         """
         paths = self.paths(stem, label_image)
-        *pictures, last = paths.items()
-        for key, path in pictures:
-            write_image(path, Image.fromarray(self._pixels(key)), FORMATS[os.path.splitext(path)[1]])
-        names = {key: os.path.basename(path) for key, path in pictures}
+        for key, (ending, pixels) in self._pictures(label_image).items():
+            write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
+        names = {key: os.path.basename(path) for key, path in paths.items() if key != "json"}
         content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no Unicode
-        write_text(last[1], content + "\n")
+        write_text(paths["json"], content + "\n")
         return list(paths.values())
-
-    def _pixels(self, key):
-        """What a picture of `paths` shows."""
-        if key == "file_name":
-            return colors_of(self.panoptic)
-        if key == "overlay_file_name":
-            return self.overlay()
-        return self._said.categories if key == "semantic_file_name" else self.labels
 
 
 def _note(image, segments, objects, zoom):

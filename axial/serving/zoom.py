@@ -1,6 +1,6 @@
 """Photos at another zoom than those of the training: they are scaled so that their objects have the size of those.
 
-The zoom of a photo is the factor of its sides that does so. It comes before the model's own `DataConfig.photo_scale`.
+The zoom of a photo is the factor of its sides that does so. It comes before the model's own scale of photos.
 """
 
 import math
@@ -35,15 +35,12 @@ class Zoomed:
     def __init__(self, predictor, diameter):
         self._diameter = convert_diameter("diameter", diameter)
         self.spec, self.evaluation, self.objects = predictor.spec, predictor.evaluation, predictor.objects
-        self._predictor, about = predictor, f"diameter={diameter}: the model"
-        if predictor.photo_scale is None:
-            raise InputError(
-                f"{about} does {self.evaluation.name} without a DataConfig.photo_scale, by which objects have one zoom"
-            )
+        self._predictor = predictor
         if not self.objects:
             raise InputError(
-                f"{about} does not tell the size of its training's objects, in an objects.json; the axial-train "
-                "command of its run adds it, also to a run that is complete, and then a new export has it"
+                f"diameter={diameter}: the model does {self.evaluation.name} and does not tell the size of its "
+                "training's objects, in an objects.json; a model that scales all photos by one factor has it once the "
+                "axial-train command of its run was called again, and then a new export"
             )
 
     def __call__(self, image):

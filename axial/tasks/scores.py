@@ -18,12 +18,9 @@ class Scores(abc.ABC):
 
     Attributes:
         photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
-        before: number of photos of the shard that come before those that are scored here.
-        confusion: int [classes, predictions], where `Evaluation.mistakes` is not None. Rows are true classes.
         parts: names of its attributes that are metrics, each with `merge`, `state` and `restore`.
     """
 
-    before = 0
     parts: tuple[str, ...] = ()
 
     def __init__(self, spec, shard=(0, 1)):
@@ -31,7 +28,7 @@ class Scores(abc.ABC):
 
     def next_number(self):
         """The number in the split of the next photo that is added."""
-        return self.shard[0] + self.shard[1] * (self.before + len(self.photos))
+        return self.shard[0] + self.shard[1] * len(self.photos)
 
     def add_photo(self, name, quality):
         """Adds the next photo to `photos`; see there."""
@@ -53,7 +50,8 @@ class Scores(abc.ABC):
         """Adds another part of the split."""
         for name in self.parts:
             getattr(self, name).merge(getattr(other, name))
-        self.photos = sorted(self.photos + other.photos)
+        in_order = self.photos[-1:] <= other.photos[:1]  # as when a split goes on
+        self.photos = self.photos + other.photos if in_order else sorted(self.photos + other.photos)
 
     def state(self):
         """The sums as a dict that JSON can hold."""

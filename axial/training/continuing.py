@@ -5,15 +5,14 @@ import json
 import os
 
 import msgspec
+import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError, nearest
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.show import say
-from axial.training.optimizers import arguments
 from axial.training.saving import save_json
 
 FILE = "training.json"
@@ -35,31 +34,25 @@ def trained_with(task, optimizer, config):
 
     Args:
         task: a `Task`. Its `trained_by` names the arguments that its losses depend on.
-        optimizer: of `axial.training.optimizers`.
+        optimizer: `Rule` of `axial.training.optimizers`.
         config: `TrainingConfig`.
     """
-    data = {field.name: getattr(task.data, field.name) for field in dataclasses.fields(task.data)}
+    data, rate = vars(task.data), optimizer.learning_rate  # a number has 32 bits
     settings = {
         "data": fingerprint(task.data_dir, task.data.train_split),
         "model": task.model.settings(),
         **{name: getattr(task, name) for name in task.trained_by},
         **{name: value for name, value in data.items() if name not in OF_SPLITS},
         **{name: getattr(config, name) for name in ("batch", "accumulate", "seed", "precision", "clip_norm")},
-        "optimizer": _arguments(optimizer, leave=("learning_rate", "name", "kwargs")),
-        "learning_rate": _learning_rate(optimizer),
+        "optimizer": {name: value for name, value in _arguments(optimizer).items() if name != "learning_rate"},
+        "learning_rate": _arguments(rate) if dataclasses.is_dataclass(rate) else float(str(np.float32(rate))),
     }
     return json.loads(msgspec.json.encode(settings))  # as the file has them
 
 
-def _arguments(built, leave=()):
-    return {"name": type(built).__name__, **arguments(built, leave)}
-
-
-def _learning_rate(optimizer):
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return _arguments(rate)
-    return float(str(rate.numpy()))  # the shortest number that has these 32 bits
+def _arguments(built):
+    """What a dataclass was made with, and its name."""
+    return {"name": type(built).__name__, **dataclasses.asdict(built)}
 
 
 def check_names(change, settings):

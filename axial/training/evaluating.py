@@ -50,7 +50,7 @@ class Evaluations:
 
     def is_done(self, step):
         """Whether the evaluation of this step, or a later one, was finished."""
-        return self._decided(lambda: getattr(self._read(self.done_path), "step", -1) >= step)
+        return self._decided(lambda: (done := self._read(self.done_path)) is not None and done.step >= step)
 
     def run(self, step, watchdog, requests, writer=tf.summary.create_noop_writer):
         """Evaluates the averages of the weights, if there are any, and saves them if no score was better.
@@ -94,22 +94,21 @@ class Evaluations:
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
 
     def _scores(self, step, watch, writer):
-        pictures = []
+        pictures = {}
 
-        def draw(example, table):
+        def draw(example, seen):
             watch()
-            if len(pictures) < PICTURES:
-                pictures.append(None)
+            if (number := len(pictures)) < PICTURES:
+                pictures[number] = None
                 with for_people("a picture"):
-                    pictures[-1] = np.concatenate(task.evaluation.draw(example, table, task.spec), 1)
+                    pictures[number] = np.concatenate(task.evaluation.draw(example, seen, task.spec), 1)[None]
 
         task, split = self.task, self.task.data.eval_split
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
+        identity = {"step": step, "weights": weights, **self._identity}
         guard = functools.partial(for_people, "the state of the evaluation")
-        about = dict(identity={"step": step, "weights": weights, **self._identity}, state_dir=self._state_dir)
-        # A stop writes the state too, so it need not be written often.
-        run = SplitRun(task.evaluation, task.spec, split, guard=guard, interval=120, **about)
+        run = SplitRun(task.evaluation, task.spec, split, identity, state_dir=self._state_dir, guard=guard)
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()
@@ -120,9 +119,9 @@ class Evaluations:
         with for_people("summaries of the evaluation"), writer().as_default():
             for name, value in task.evaluation.summaries(scores).items():
                 write_scalar(f"eval/{name}", value, step)
-            for i, picture in enumerate(pictures):
+            for number, picture in pictures.items():
                 if picture is not None:
-                    tf.summary.image(f"photo_truth_prediction/{i}", picture[None], step)
+                    tf.summary.image(f"photo_truth_prediction/{number}", picture, step)
         return scores
 
     @functools.cached_property

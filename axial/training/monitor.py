@@ -47,12 +47,11 @@ class Status:
         step: from which it goes on.
     """
 
-    SECONDS = 15  # between two writes of a training, as one to a bucket takes half a second
-    PAUSE = 300  # seconds after a write that failed, as the attempts at a bucket take half a minute
+    SECONDS = 15  # between two attempts to write, as one to a bucket takes half a second
 
     def __init__(self, path, steps, batch, step=0):
         self.path, self.steps, self.batch, self._step = path, steps, batch, step
-        self._state, self._written, self._loops = "", -math.inf, collections.deque(maxlen=1000)
+        self._state, self._tried, self._loops = "", -math.inf, collections.deque(maxlen=1000)
 
     def __enter__(self):
         return self
@@ -74,31 +73,30 @@ class Status:
         if not self._loops:
             return {}
         seconds, shares = zip(*self._loops)
-        names = "seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"
-        times = dict(zip(names, map(float, np.percentile(seconds, (50, 90, 99)))))
+        median, late, latest = map(float, np.percentile(seconds, (50, 90, 99)))
         return {
-            **times,
-            "images_per_second": self.batch / times["seconds_per_step"],
+            "seconds_per_step": median,
+            "seconds_per_step_p90": late,
+            "seconds_per_step_p99": latest,
+            "images_per_second": self.batch / median,
             "input_bound": float(np.mean(shares)),
         }
 
     def write(self, state, step):
-        """Writes the file, unless only the step is new and the last write, or a failure, was just before.
+        """Writes the file, unless only the step is new and the last attempt was just before.
 
         Args:
             state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
             step: of the training.
         """
         self._step, seconds = step, time.monotonic()
-        if not self.path or (state == self._state and seconds - self._written < self.SECONDS):
+        if not self.path or (state == self._state and seconds - self._tried < self.SECONDS):
             return
-        self._state, self._written = state, seconds + self.PAUSE - self.SECONDS
-        path = os.path.join(self.path, STATUS)
-        with for_people(path):
+        self._state, self._tried = state, seconds
+        with for_people(path := os.path.join(self.path, STATUS)):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             place = {"updated": now, "host": socket.gethostname(), "machine": machine()}
             write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
-            self._written = seconds
 
 
 @functools.cache
@@ -159,9 +157,7 @@ class StopRequests:
 
     def _watch(self):
         while not self._over.wait(self.SECONDS) and not self.reason:
-            found = metadata.notice()
-            if found:  # a signal may have come meanwhile
-                self.reason = found
+            self.reason = metadata.notice() or self.reason  # a signal may have come meanwhile
 
     def __exit__(self, *_):
         self._over.set()
@@ -178,10 +174,8 @@ class Watchdog:
         seconds: without a call of `reset`.
     """
 
-    MOST = 1e9  # seconds; the system's clock takes no more
-
     def __init__(self, seconds):
-        self.seconds = min(seconds, self.MOST)
+        self.seconds = min(seconds, 1e9)  # the system's clock takes no more
 
     def reset(self):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
@@ -199,16 +193,6 @@ class Watchdog:
         self.pause()
 
 
-def show_steps(bar, step, compiled):
-    """Moves a progress bar to a step. If a loop has `compiled`, the bar's speed and time begin after it."""
-    if compiled:
-        bar.set_postfix_str("", refresh=False)
-        bar.initial = bar.n = bar.last_print_n = step
-        bar.unpause()
-    else:
-        bar.update(step - bar.n)
-
-
 class Profile:
     """A trace of some steps, which TensorBoard's profiler shows.
 
@@ -218,7 +202,7 @@ class Profile:
     """
 
     def __init__(self, path, steps):
-        self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (), False
+        self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (0, 0), False
 
     def bound(self, step, target):
         """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.
@@ -227,20 +211,19 @@ class Profile:
         """
         return min([target, *(edge for edge in self.edges if edge > step)])
 
-    def before(self, step):
-        """Begins the trace before a loop that is part of it. A resumed run traces what is left of the steps."""
-        if self.path and self.edges and self.edges[0] <= step < self.edges[1] and not self._running:
+    def at(self, step):
+        """Begins or ends the trace between two loops. A resumed run traces what is left of the steps."""
+        first, last = self.edges
+        if not first <= step < last:
+            self.__exit__()
+        elif self.path and not self._running:
             with for_people("the trace"):
                 tf.profiler.experimental.start(self.path)
                 self._running = True
 
-    def after(self, step):
-        if self.edges and step >= self.edges[1]:
-            self.__exit__()
-
     def __enter__(self):
         """Raises InputError if the trace would leave the folder by a link."""
-        if self.path and self.edges:
+        if self.path and any(self.edges):
             output_folder(self.path, "plugins/profile", "--profile")  # where TensorFlow writes it
         return self
 

@@ -2,99 +2,130 @@
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import math
 import numbers
 import re
-import types
 import typing
 
 import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.io.check import BelowOne, Checked, Count, Fraction, Name, Natural, NonNegative, Positive, check_arguments
+from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Positive, checked
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
+OF_ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalars of its kernel
 TABLE = re.compile(r"_table(:\d+)?$")  # of positions
 
 
-def arguments(built, leave=()):
-    """dict of the arguments that an object was made with, which are its attributes, but for some names."""
-    names = [name for name in inspect.signature(type(built)).parameters if name not in leave]
-    return {name: getattr(built, name) for name in names}
-
-
-class _Stoppable(keras.optimizers.Optimizer):
-    """An optimizer whose steps change nothing while it is stopped. A subclass makes its slots and a step's scalars.
+class Optimizer(keras.optimizers.Optimizer):
+    """Moves variables by a `Rule`, until a step is not finite. That step and those after it change nothing.
 
     A variable's attribute `learning_rate_factor` multiplies its learning rate: its whole update, weight decay included.
 
+    Args:
+        rule: `Rule`.
+        variables: what it moves.
+
     Attributes:
-        is_stopped: function without arguments that returns a bool tensor. While it is true, `apply_gradients` changes
-            nothing: no weight, no slot, not the number of steps. The gradients must be finite even then.
+        averages: the moving averages of the variables, in their order; empty of a rule without any.
+        bad_step: the first step that was not finite, or -1.
         first_step: the step at which the slots began: 0, or where a resumed training took another optimizer. What
             depends on the age of the slots counts from there.
+    """
+
+    def __init__(self, rule, variables):
+        super().__init__(type(rule).__name__, weight_decay=None)
+        self.rule, self._learning_rate = rule, self._build_learning_rate(rule.learning_rate)
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self.first_step = tf.Variable(0, False, name="first_step", dtype=tf.int64, aggregation=first)
+        self.bad_step = tf.Variable(-1, False, name="bad_step", dtype=tf.int64, aggregation=first)
+        self._build_index_dict(variables)
+        for name in rule.slots:
+            for variable in variables:
+                self.add_variable_from_reference(variable, name)
+        averaged_variables = variables if rule.average else ()
+        self.averages = [self.add_variable_from_reference(v, "average", initial_value=v) for v in averaged_variables]
+        self._built = True
+
+    def is_stopped(self):
+        """Whether a step was not finite, a bool tensor."""
+        return self.bad_step >= 0
+
+    def apply(self, gradients, variables, finite=True):
+        """Makes a step of the sums of the gradients over all replicas, on one of these.
+
+        Args:
+            gradients: of all variables that it was made for, in their order.
+            variables: these.
+            finite: whether the step is.
+        """
+        step = tf.where(finite | self.is_stopped(), self.bad_step, self.iterations)
+        self.bad_step.assign(step)
+        gradients = [tf.where(self.is_stopped(), tf.zeros([], g.dtype), g) for g in gradients]
+        self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars):
+        """One step, of all replicas together where the strategy can."""
+        stopped, count, now = self.is_stopped(), len(grads_and_vars), {}
+        scalars = self.rule.scalars(self.iterations - self.first_step, tf.identity(self.learning_rate), stopped)
+        for i, (gradient, variable) in enumerate(grads_and_vars):
+            factor = getattr(variable, "learning_rate_factor", 1.0)
+            if factor not in now:  # once for a step and a factor, not once for each variable
+                now[factor] = {k: factor * x if k in ("lr", "decay") else x for k, x in scalars.items()}
+            slots, decays = self._variables[i + 1 :: count], self.rule.decays(variable.name)
+            arguments = gradient, slots, now[factor], decays
+            distribution.extended.update(variable, self.rule.move, args=arguments, group=False)
+        return self.iterations.assign_add(tf.cast(~stopped, self.iterations.dtype))
+
+
+class Rule:
+    """How an optimizer moves a variable, with the hyperparameters that a recipe sets.
+
+    A subclass has `scalars(step, rate, stopped)`, which returns a dict of the scalars that the updates of all variables
+    share: of the number of steps before this one, int64, of the learning rate, and of whether the step changes nothing,
+    where all gradients are zeros. Its `move(variable, gradient, slots, now, decays)` moves a variable and its slots by
+    these scalars, `now`, whose rate and decay the variable's learning rate factor has multiplied.
+
+    Attributes:
+        learning_rate: number or schedule.
+        slots: names of the variables that a variable has beside it.
+        average: decay of a moving average of the variables, a further slot; 0 for none.
 
     Raises:
         InputError: a learning rate that is neither a schedule nor a finite number from 0.
     """
 
-    def __init__(self, learning_rate, **kwargs):
-        super().__init__(**kwargs)
-        schedule = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        number = isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool)
-        if not schedule and not (number and 0 <= learning_rate <= 1e30):  # as NonNegative
+    slots = ()
+    average = 0.0
+
+    def __post_init__(self):
+        rate = self.learning_rate
+        number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
+        if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as NonNegative
             name = f"{type(self).__name__}.learning_rate"
-            raise InputError(f"{name} = {learning_rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
-        self._learning_rate = self._build_learning_rate(learning_rate)
-        self.is_stopped = functools.partial(tf.constant, False)
+            raise InputError(f"{name} = {rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
 
     def build(self, variables):
-        super().build(variables)
-        if not getattr(self, "_built", False):
-            first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-            self.first_step = tf.Variable(0, trainable=False, name="first_step", dtype=tf.int64, aggregation=first)
-            self._add_slots(variables)
-            factors = {self._var_key(v): getattr(v, "learning_rate_factor", 1.0) for v in variables}
-            # A checkpoint would list a plain dict as a part of the optimizer.
-            self._factors = types.MappingProxyType(factors)
-            self._built = True
+        """The `Optimizer` of some variables, made under the strategy's scope."""
+        return Optimizer(self, variables)
 
-    def _slots(self, variables, *names):
-        """Of each name, a list of variables of zeros like some."""
-        return [[self.add_variable_from_reference(variable, name) for variable in variables] for name in names]
-
-    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **kwargs):
-        stopped = self.is_stopped()
-        scalars, found = self._scalars(stopped), {}
-        for factor in self._factors.values():  # once for a step and a factor, not once for each variable
-            if factor not in found:
-                found[factor] = {k: factor * x if k in ("lr", "decay") else x for k, x in scalars.items()}
-        self._now = types.MappingProxyType(found)
-        super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **kwargs)
-        self.iterations.assign_sub(tf.cast(stopped, self.iterations.dtype))
-
-    def _of(self, variable):
-        """(the index of a variable's slots, the scalars of its update)."""
-        key = self._var_key(variable)
-        return self._index_dict[key], self._now[self._factors[key]]
-
-    def get_config(self):
-        own = arguments(self, leave=("learning_rate", "name", "kwargs"))
-        rate = self._serialize_hyperparameter(self._learning_rate)
-        return {**super().get_config(), **own, "learning_rate": rate}
+    def decays(self, name):
+        """Whether the variable of a name has weight decay."""
+        return not NO_DECAY.search(name) and not TABLE.search(name)
 
 
 def _apply_adam(variable, moments, gradient, now):
     """Moves a variable and its two moments by TensorFlow's fused kernel, with a step's scalars."""
     first, second = moments
-    scalars = {name: now[name] for name in ("lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power")}
-    return tf.raw_ops.ResourceApplyAdam(var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **scalars)
+    return tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in OF_ADAM}
+    )
 
 
-class RAdamLookahead(_Stoppable):
+@checked
+@dataclasses.dataclass(frozen=True)
+class RAdamLookahead(Rule):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
     With t the step, m and v Adam's moments, rho_inf = 2 / (1 - beta_2) - 1 and
@@ -113,29 +144,17 @@ class RAdamLookahead(_Stoppable):
         decay: decoupled weight decay, scaled by the learning rate. Batch norms, biases and position tables have none.
     """
 
-    def __init__(
-        self,
-        learning_rate: typing.Any = 1e-3,
-        beta_1: BelowOne = 0.9,
-        beta_2: BelowOne = 0.999,
-        epsilon: Positive = 1e-7,
-        sync_period: Count = 5,
-        slow_step: Fraction = 0.5,
-        decay: NonNegative = 0.0,
-        name: Name = "RAdamLookahead",
-        **kwargs,
-    ):
-        super().__init__(learning_rate, name=name, **kwargs)
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.sync_period, self.slow_step, self.decay = sync_period, slow_step, decay
-        check_arguments(self)
+    learning_rate: typing.Any = 1e-3
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
+    sync_period: Count = 5
+    slow_step: Fraction = 0.5
+    decay: NonNegative = 0.0
+    slots = "first", "second", "slow"
 
-    def _add_slots(self, variables):
-        self._first, self._second, self._slow = self._slots(variables, "first", "second", "slow")
-
-    def _scalars(self, stopped):
-        """The scalars of this step, which the updates of all variables share."""
-        number = self.iterations - self.first_step + 1
+    def scalars(self, step, rate, stopped):
+        number = step + 1
         step = tf.cast(number, tf.float64)  # rho is a small difference of large numbers
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         rho_inf = 2 / (1 - self.beta_2) - 1
@@ -145,14 +164,14 @@ class RAdamLookahead(_Stoppable):
         # An epsilon far above sqrt(v), and an lr that is larger by the same factor, give it.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
-        rate = tf.cast(self.learning_rate, tf.float64) / (1 - power_1)
-        rectified = rate * tf.sqrt(tf.maximum(ratio, 0.0)) * root
+        plain = tf.cast(rate, tf.float64) / (1 - power_1)
+        rectified = plain * tf.sqrt(tf.maximum(ratio, 0.0)) * root
         moves = tf.where(stopped, 0.0, 1.0)
         sync = (number % self.sync_period == 0) & ~stopped
         return {
-            "lr": moves * tf.cast(tf.where(rho > 4, rectified, rate * huge), tf.float32),
+            "lr": moves * tf.cast(tf.where(rho > 4, rectified, plain * huge), tf.float32),
             "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
-            "decay": moves * self.decay * self.learning_rate,
+            "decay": moves * self.decay * rate,
             "beta1_power": tf.zeros([]),  # the rate has the corrections
             "beta2_power": tf.zeros([]),
             "beta1": tf.where(stopped, 1.0, self.beta_1),
@@ -162,15 +181,14 @@ class RAdamLookahead(_Stoppable):
             "first": tf.where((number == 1) & ~stopped, 1.0, 0.0),
         }
 
-    def update_step(self, gradient, variable):
-        index, now = self._of(variable)
-        slow = self._slow[index]
+    def move(self, variable, gradient, slots, now, decays):
+        *moments, slow = slots
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
-            adam = _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
+            adam = _apply_adam(variable, moments, gradient, now)
         with tf.control_dependencies([adam]):
             fast = variable.read_value()
-        if self.decay and not NO_DECAY.search(variable.name) and not TABLE.search(variable.name):
+        if self.decay and decays:
             fast -= now["decay"] * start
         # Weights may have been loaded after the slots were made, so the first step copies them to the slow weights.
         held = slow.assign_add(now["first"] * (start - slow))
@@ -178,7 +196,9 @@ class RAdamLookahead(_Stoppable):
         variable.assign(tf.where(now["sync"], held, fast))
 
 
-class NesterovMomentum(_Stoppable):
+@checked
+@dataclasses.dataclass(frozen=True)
+class NesterovMomentum(Rule):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
     With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g, or
@@ -192,57 +212,43 @@ class NesterovMomentum(_Stoppable):
         average: decay of the moving average of the weights; 0 for none. Evaluations and exports use the average.
         nesterov: False for plain momentum.
         decay_tables: whether the decay is of position tables too.
-
-    Attributes:
-        averages: the moving averages, in the order of the variables that it was built for; empty without any.
     """
 
-    def __init__(
-        self,
-        learning_rate: typing.Any = 0.1,
-        momentum: BelowOne = 0.9,
-        decay: NonNegative = 0.0,
-        average: BelowOne = 0.0,
-        nesterov: bool = True,
-        decay_tables: bool = False,
-        name: Name = "NesterovMomentum",
-        **kwargs,
-    ):
-        super().__init__(learning_rate, name=name, **kwargs)
-        self.momentum, self.decay, self.average, self.nesterov = momentum, decay, average, nesterov
-        self.decay_tables, self.averages = decay_tables, []
-        check_arguments(self)
+    learning_rate: typing.Any = 0.1
+    momentum: BelowOne = 0.9
+    decay: NonNegative = 0.0
+    average: BelowOne = 0.0
+    nesterov: bool = True
+    decay_tables: bool = False
+    slots = ("velocity",)
 
-    def _add_slots(self, variables):
-        (self._velocities,) = self._slots(variables, "velocity")
-        if self.average:
-            self.averages = [self.add_variable_from_reference(v, "average", initial_value=v) for v in variables]
+    def decays(self, name):
+        return self.decay_tables if TABLE.search(name) else super().decays(name)
 
-    def _scalars(self, stopped):
-        """The scalars of this step, which the updates of all variables share."""
-        moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(self.iterations - self.first_step, tf.float32)
+    def scalars(self, step, rate, stopped):
+        moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(step, tf.float32)
         kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
         return {
-            "lr": moves * self.learning_rate,
+            "lr": moves * rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
             "ahead": moves * (self.momentum if self.nesterov else 1.0),
             "average": moves * (1 - kept),
         }
 
-    def update_step(self, gradient, variable):
-        index, now = self._of(variable)
-        decays = self.decay_tables if TABLE.search(variable.name) else not NO_DECAY.search(variable.name)
+    def move(self, variable, gradient, slots, now, decays):
+        velocity, *averages = slots
         if self.decay and decays:
             gradient += self.decay * variable
-        move = now["lr"] * gradient
-        velocity = self._velocities[index].assign(now["velocity"] * self._velocities[index] - move)
-        weight = variable.assign_add(now["ahead"] * velocity - (move if self.nesterov else 0.0))
-        if self.average:
-            average = self.averages[index]
+        moved = now["lr"] * gradient
+        velocity = velocity.assign(now["velocity"] * velocity - moved)
+        weight = variable.assign_add(now["ahead"] * velocity - (moved if self.nesterov else 0.0))
+        for average in averages:
             average.assign_add(now["average"] * (weight - average))
 
 
-class Adam(_Stoppable):
+@checked
+@dataclasses.dataclass(frozen=True)
+class Adam(Rule):
     """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
 
     With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
@@ -254,27 +260,16 @@ class Adam(_Stoppable):
         epsilon: see above.
     """
 
-    def __init__(
-        self,
-        learning_rate: typing.Any = 1e-3,
-        beta_1: BelowOne = 0.9,
-        beta_2: BelowOne = 0.98,
-        epsilon: Positive = 1e-9,
-        name: Name = "Adam",
-        **kwargs,
-    ):
-        super().__init__(learning_rate, name=name, **kwargs)
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        check_arguments(self)
+    learning_rate: typing.Any = 1e-3
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.98
+    epsilon: Positive = 1e-9
+    slots = "first", "second"
 
-    def _add_slots(self, variables):
-        self._first, self._second = self._slots(variables, "first", "second")
-
-    def _scalars(self, stopped):
-        """The scalars of this step, which the updates of all variables share."""
-        step = tf.cast(self.iterations - self.first_step + 1, tf.float32)
+    def scalars(self, step, rate, stopped):
+        step = tf.cast(step + 1, tf.float32)
         return {
-            "lr": tf.where(stopped, 0.0, self.learning_rate),
+            "lr": tf.where(stopped, 0.0, rate),
             "beta1_power": self.beta_1**step,
             "beta2_power": self.beta_2**step,
             "epsilon": self.epsilon,
@@ -282,9 +277,8 @@ class Adam(_Stoppable):
             "beta2": tf.where(stopped, 1.0, self.beta_2),
         }
 
-    def update_step(self, gradient, variable):
-        index, now = self._of(variable)
-        _apply_adam(variable, (self._first[index], self._second[index]), gradient, now)
+    def move(self, variable, gradient, slots, now, decays):
+        _apply_adam(variable, slots, gradient, now)
 
 
 @contextlib.contextmanager
@@ -293,7 +287,7 @@ def averaged(optimizer, variables):
 
     Nothing changes if the optimizer keeps no averages.
     """
-    pairs = list(zip(variables, getattr(optimizer, "averages", ())))
+    pairs = list(zip(variables, optimizer.averages))
     held = [tf.identity(variable) for variable, _ in pairs]
     for variable, average in pairs:
         variable.assign(average.read_value())
@@ -304,11 +298,8 @@ def averaged(optimizer, variables):
             variable.assign(value)
 
 
-class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that is a function of the step and of the arguments that it was made with."""
-
-    def get_config(self):
-        return arguments(self)
 
     def ramp(self, step, start=0.0):
         """The share of the peak in the warm-up: a line from `start`, at step 0, to 1."""
@@ -316,7 +307,7 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupPoly(Checked, _Schedule):
+class WarmupPoly(Schedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
@@ -341,7 +332,7 @@ class WarmupPoly(Checked, _Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupCosine(Checked, _Schedule):
+class WarmupCosine(Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
 
     Args:
@@ -369,7 +360,7 @@ class WarmupCosine(Checked, _Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupSteps(Checked, _Schedule):
+class WarmupSteps(Schedule):
     """A learning rate that falls by `factor` at some steps, after a linear rise.
 
     Args:
@@ -401,7 +392,7 @@ class WarmupSteps(Checked, _Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupInverseSqrt(Checked, _Schedule):
+class WarmupInverseSqrt(Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
 
     Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).

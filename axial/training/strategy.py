@@ -1,6 +1,5 @@
 """The devices of a training or an evaluation, and the processes that share it."""
 
-import json
 import math
 import os
 import signal
@@ -112,25 +111,21 @@ def cluster_workers():
     Raises:
         InputError: it is not a cluster of workers.
     """
-    text = os.environ.get("TF_CONFIG", "")
-    if not text:
-        return 1
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
-        value = json.loads(text)
-        cluster, task = value.get("cluster", {}), value.get("task", {})
-        workers = [(kind, address) for kind in ("chief", "worker") for address in cluster.get(kind, ())]
-        if cluster and (set(cluster) - {"chief", "worker"} or not cluster[task["type"]][task["index"]]):
+        jobs = resolver.cluster_spec().as_dict()
+        if jobs and (jobs.keys() - {"chief", "worker"} or not jobs[resolver.task_type][resolver.task_id]):
             raise ValueError("other jobs than chief and worker")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InputError(
-            f'TF_CONFIG={text[:200]}: expected {{"cluster": {{"worker": ["HOST:PORT", ...]}}, "task": {{"type": '
-            f'"worker", "index": I}}}} ({first_line(error)})'
+            f'TF_CONFIG={os.environ["TF_CONFIG"][:200]}: expected {{"cluster": {{"worker": ["HOST:PORT", ...]}}, '
+            f'"task": {{"type": "worker", "index": I}}}} ({first_line(error)})'
         ) from None
-    return max(len(workers), 1)
+    return max(sum(map(len, jobs.values())), 1)
 
 
 # What TensorFlow raises when another process is gone, or answers too late.
-LOST = tuple(getattr(tf.errors, f"{name}Error") for name in ("Aborted", "Cancelled", "DeadlineExceeded", "Unavailable"))
+LOST = tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError, tf.errors.UnavailableError
 GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
 
 

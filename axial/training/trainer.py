@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import sys
 import typing
 
@@ -14,12 +15,14 @@ from axial.errors import InputError, Preempted
 from axial.evaluation.loop import write_scalar
 from axial.io.check import Checked, Count, Name, Natural, NonNegative, Positive
 from axial.io.read import first_line
-from axial.io.show import plain, progress, say
+from axial.io.show import plain, progress, say, working
 from axial.io.write import make_folder, output_folder
+from axial.layers.device import is_compiled, on_cpu
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.evaluating import Evaluations
-from axial.training.loop import Loop, check_loop
-from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, show_steps
+from axial.training.loop import Loop
+from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people
+from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
 from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers
 from axial.weights.checkpoint import refused, remove_unfinished, traces
@@ -82,8 +85,31 @@ class TrainingConfig(Checked):
     random_frozen: bool = False
     jit_compile: typing.Literal["auto", "yes", "no"] = "auto"
 
+    def is_compiled(self):
+        """Whether XLA compiles the step on this machine."""
+        return is_compiled(self.jit_compile)
 
-def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None, profile=None, service=None, change=()):
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a process is given for a training beside its configuration. None of it decides a weight.
+
+    Attributes:
+        strategy: `tf.distribute` strategy.
+        when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
+        profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
+        service: `Service` that makes the batches; None for this process. See `axial.data.service`.
+        change: names of `trained_with` whose values may be others than those of the run that is resumed.
+    """
+
+    strategy: tf.distribute.Strategy = dataclasses.field(default_factory=tf.distribute.get_strategy)
+    when_ready: typing.Callable | None = None
+    profile: tuple[int, int] | None = None
+    service: typing.Any = None
+    change: typing.Sequence[str] = ()
+
+
+def train(task, model_dir, optimizer, config, options=None):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
 
     The folder keeps what the run is trained with (`trained_with`). A resumed training goes on with the same.
@@ -93,13 +119,9 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
     Args:
         task: a `Task`.
         model_dir: folder of checkpoints, summaries, status and scores.
-        optimizer: `RAdamLookahead`, made under the strategy's scope.
+        optimizer: `Rule`, such as `RAdamLookahead`.
         config: `TrainingConfig`.
-        strategy: `tf.distribute` strategy.
-        when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
-        profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
-        service: `Service` that makes the batches; None for this process. See `axial.data.service`.
-        change: names of `trained_with` whose values may be others than those of the run that is resumed.
+        options: `RunOptions`; by default on the strategy of this scope.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
@@ -113,15 +135,16 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
             that step and leaves weights, optimizer and moving statistics as they were before it.
     """
-    strategy = strategy or tf.distribute.get_strategy()
+    options = options or RunOptions()
+    strategy = options.strategy
     check_batch(config, strategy.num_replicas_in_sync, row=task.row)
     check_partitions(config.partitions, strategy)
     keras.mixed_precision.set_global_policy(config.precision)
     settings = trained_with(task, optimizer, config)
-    check_names(change, settings)
+    check_names(options.change, settings)
     latest = latest_checkpoint(model_dir)
     if latest:
-        check_continues(model_dir, settings, change)
+        check_continues(model_dir, settings, options.change)
     elif left := traces(model_dir):
         raise InputError(
             f"{model_dir}: has {left[0]} of an earlier training, but no checkpoint from which it could go on; copy the "
@@ -134,70 +157,67 @@ def train(task, model_dir, optimizer, config, *, strategy=None, when_ready=None,
             raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
     make_folder(model_dir)
     # A link that leads out of the run is refused before anything of the run is written.
-    best, _ = (output_folder(model_dir, name, "--model_dir") for name in ("best", ".evaluating"))
+    for name in ("best", ".evaluating"):
+        output_folder(model_dir, name, "--model_dir")
     with _name_lost_workers(model_dir, has_other_hosts(strategy)):
         start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()
             tf.random.set_seed(None)  # a global seed would change the order of the data
-            optimizer.build(model.trainable_variables)
+            optimizer = optimizer.build(model.trainable_variables)
         check_loop(task, model, config, strategy)
-        loop = Loop(task, model, optimizer, config=config, strategy=strategy)
-
-        def begin(step):
-            if is_chief(strategy):
-                if when_ready:
-                    when_ready()
-                keep_settings(model_dir, settings, step if latest else None)
-                for folder in (model_dir, best):
-                    remove_unfinished(folder)
-            served = {"service": service} if service else {}
-            loop.train_dataset = strategy.distribute_datasets_from_function(
-                lambda context: task.train_dataset(config.batch, config.seed, step, context, **served)
-            )
-
-        return _run(loop, model_dir, latest, start=start, begin=begin, profile=profile)
+        loop = Loop(task, model, optimizer, config, strategy=strategy, service=options.service)
+        return _run(loop, model_dir, latest, start=start, settings=settings, options=options)
 
 
-def _run(loop, model_dir, latest, *, start, begin, profile):
-    """Restores a run, calls `begin` with its step, and trains it to its end. Returns the last evaluation's scores."""
+def _run(loop, model_dir, latest, *, start, settings, options):
+    """Restores a run and trains it to its end. Returns dict of the last evaluation's scores."""
     # === Restore ===
     checkpoint = _restored(loop, latest, start)
-    config, step, scores, length = loop.config, int(loop.optimizer.iterations.numpy()), {}, 1
-    begin(first := step)
-    folder = model_dir if is_chief(loop.strategy) else None
-    summaries = orbit.utils.SummaryManager(folder, write_scalar, loop.optimizer.iterations)
-    options = dict(total=config.steps, initial=step, unit="step", disable=not folder)
-    options["postfix"] = "compiling the first step" if step < config.steps else None
-    saver, evaluations = Saver(checkpoint, model_dir, config.keep, loop.strategy), Evaluations(loop, model_dir)
+    config, strategy, optimizer = loop.config, loop.strategy, loop.optimizer
+    first = step = int(optimizer.iterations.numpy())
+    scores, length, bar, folder = {}, 1, None, model_dir if is_chief(strategy) else None
+    if folder:
+        if options.when_ready:
+            options.when_ready()
+        keep_settings(model_dir, settings, step if latest else None)
+        for path in (model_dir, os.path.join(model_dir, "best")):
+            remove_unfinished(path)
+    summaries = orbit.utils.SummaryManager(folder, write_scalar, optimizer.iterations)
+    saver, evaluations = Saver(checkpoint, model_dir, config.keep, strategy), Evaluations(loop, model_dir)
     with (
-        Profile(folder, profile) as trace,
+        Profile(folder, options.profile) as trace,
         Status(folder, config.steps, config.batch, step) as status,
         StopRequests() as requests,
-        progress(None, "train", **options) as bar,
+        contextlib.ExitStack() as shown,
         Watchdog(config.hang_seconds) as watchdog,
     ):
         while True:
+            trace.at(step)
             # === Evaluate, also what a kill has interrupted ===
             if evaluations.is_due(step) and (step > first or not evaluations.is_done(step)):
                 status.write("evaluating", step)
                 scores = evaluations.run(step, watchdog, requests, summaries.summary_writer)
                 if scores:
-                    bar.write(plain(f"step {step}: {loop.task.evaluation.brief(scores)}"), sys.stderr)
+                    text = plain(f"step {step}: {loop.task.evaluation.brief(scores)}")
+                    bar.write(text, sys.stderr) if bar else say(text, error=True)
             if step >= config.steps:
                 break
 
             # === Steps: a loop ends where something is to be done, and in time for a request to stop ===
             report = _next(config, step, config.steps_per_loop, config.eval_interval)
             end = trace.bound(step, min(report, _next(config, step, config.checkpoint_interval), step + length))
-            trace.before(step)
-            seconds, waited = loop.run(end - step)
-            trace.after(end)
+            with working("compiling the first step") if step == first and folder else contextlib.nullcontext():
+                seconds, waited = loop.run(end - step)
             if step > first:  # the first loop has one step and compiles, so its time tells nothing
                 status.add_loop(end - step, seconds, waited)
                 length = _length(config, length, seconds / (end - step))
-            show_steps(bar, end, compiled=step == first)
+                bar.update(end - bar.n)
+            else:
+                bar = shown.enter_context(
+                    progress(None, "train", initial=end, total=config.steps, unit="step", disable=not folder)
+                )
             step = end
             status.write("training", step)
 
@@ -212,7 +232,7 @@ def _run(loop, model_dir, latest, *, start, begin, profile):
             # === Save and stop ===
             if step % config.checkpoint_interval == 0 or evaluations.is_due(step):
                 saver.save(step)
-            if total_over_workers(loop.strategy, bool(requests.reason)):
+            if total_over_workers(strategy, bool(requests.reason)):
                 saver.save(step)
                 requests.stop(step)
             watchdog.reset()
@@ -249,6 +269,21 @@ def check_batch(config, replicas, row=1):
         )
 
 
+def check_loop(task, model, config, strategy):
+    """Raises InputError if cores share an image and the TPU kernels are used, or if several CPUs shall compile."""
+    # The loss has the backend of `ModelConfig`, which not all models take.
+    users = (task.model, *model.submodules)
+    if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
+        raise InputError(
+            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+            "ModelConfig.backend = 'auto' too"
+        )
+    if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
+        raise InputError(
+            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
+        )
+
+
 def _restored(loop, latest, start):
     """`tf.train.Checkpoint` of all that a resumed training needs, restored.
 
@@ -257,20 +292,21 @@ def _restored(loop, latest, start):
         latest: prefix of the run's latest checkpoint, or None.
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """
-    model, optimizer, averages = loop.model, loop.optimizer, getattr(loop.optimizer, "averages", [])
-    parts = {"averages": averages} if averages else {}
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **parts)  # `restore_model` looks for `model`
-    begins = not latest
+    model, optimizer, config = loop.model, loop.optimizer, loop.config
+    averages = {"averages": optimizer.averages} if optimizer.averages else {}
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
+    begins = True
     if latest:
         check_fits(model, latest)
         with refused(latest, "cannot be restored"):
             begins = not _restored_slots(checkpoint, optimizer, latest)
     elif start:
-        say(*initialize(model, start, loop.task.model, loop.config.random_frozen).splitlines(), error=True)
-    elif not loop.config.random_frozen:
+        say(*initialize(model, start, loop.task.model, config.random_frozen).splitlines(), error=True)
+    elif not config.random_frozen:
         check_frozen(model, loop.task.model)
-    for average, weight in zip(averages if begins else (), model.trainable_variables):
-        average.assign(weight)
+    if begins:
+        for average, weight in zip(optimizer.averages, model.trainable_variables):
+            average.assign(weight)
     return checkpoint
 
 
@@ -279,11 +315,9 @@ def _restored_slots(checkpoint, optimizer, latest):
     stored, step = stored_optimizer(latest)
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
-        rate = optimizer._learning_rate  # a number is a variable, which the checkpoint has too
-        value = rate.numpy() if hasattr(rate, "assign") else None
         checkpoint.restore(latest)
-        if value is not None:
-            rate.assign(value)
+        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # a variable, which the checkpoint has too
+            optimizer.learning_rate.assign(rate)
         return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)
     tf.train.Checkpoint(model=checkpoint.model).read(latest).expect_partial()

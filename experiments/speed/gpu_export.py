@@ -145,7 +145,7 @@ def write_training(folder, build, count):
     task, training, optimizer = build()
     if task.counted:  # there is no photo, or half precision would move boxes
         raise InputError(f"{task.model.name}: the training of a detector or translator cannot be exported")
-    schedule = optimizer._learning_rate  # Keras shows its value alone
+    schedule = optimizer.learning_rate
     if not hasattr(schedule, "steps"):
         raise InputError("the recipe's learning rate has no number of steps; expected @WarmupPoly() or @WarmupCosine()")
     dataset = task.train_dataset(training.batch, training.seed)
@@ -157,17 +157,17 @@ def write_training(folder, build, count):
     }
     keras.mixed_precision.set_global_policy(training.precision)
     model = task.build_model()
-    optimizer.build(model.trainable_variables)
+    optimizer = optimizer.build(model.trainable_variables)
     schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")
-    loop = Loop(task, model, optimizer, config=training, strategy=tf.distribute.get_strategy())
+    loop = Loop(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
 
     def step(batch):
         found = loop.replica_gradients(batch)
         loop.replica_update(*found)
-        return [*(found[0][name] for name in task.loss_names), tf.identity(loop.bad_step)]
+        return [*(found[0][name] for name in task.loss_names), tf.identity(optimizer.bad_step)]
 
     weights = weight_names(model)
-    averages = dict(zip(map(id, model.trainable_variables), getattr(optimizer, "averages", ())))
+    averages = dict(zip(map(id, model.trainable_variables), optimizer.averages))
     named = {name: averages.get(id(weight), weight) for name, weight in weights.items()}
     name = f"{task.model.name}_recipe"
     entry = _write(folder, name, step, [spec], variables={**named, "total_steps": schedule.steps})

@@ -9,10 +9,10 @@ import tpu_compile
 import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.serving.fold import fold
+from axial.serving.export import fold
 from axial.tasks.segmentation.panoptic import segment_each
-from axial.training.loop import Loop, check_loop
-from axial.training.trainer import check_batch
+from axial.training.loop import Loop
+from axial.training.trainer import check_batch, check_loop
 
 
 def lowered_row(leaf, slice_name, form, batch=None):
@@ -48,9 +48,8 @@ def training_step(build, batch, replicas, slice_name):
         check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
         keras.mixed_precision.set_global_policy(training.precision)
         model = task.build_model()
-        optimizer.build(model.trainable_variables)
         check_loop(task, model, training, strategy)
-        loop = Loop(task, model, optimizer, config=training, strategy=strategy)
+        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
     spec = task.train_dataset(batch, training.seed).element_spec
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
 

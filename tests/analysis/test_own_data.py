@@ -10,7 +10,7 @@ import pytest
 from axial import configuration
 from axial.analysis import own_data
 from axial.analysis.own_data import advise
-from axial.recipes import read_recipe
+from axial.statements import read_recipe
 
 
 def check(sizes, side, split="train"):

@@ -7,7 +7,7 @@ import pytest
 from axial import configuration
 from axial.analysis import step_cost
 from axial.models.registry import find_variant
-from axial.recipes import read_recipes
+from axial.statements import read_recipes
 from tests.conftest import ROOT
 
 CSV = ROOT / "experiments" / "steps.csv"

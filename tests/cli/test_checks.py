@@ -40,7 +40,6 @@ CASES = {
     "train --model_dir=RUN --data_dir=/nowhere": "--data_dir=/nowhere: no such folder",
     "train --model_dir=RUN --data_dir=~/.no": f"--data_dir={os.path.expanduser('~')}/.no: no such folder",
     f"train --model_dir=RUN --gin_file={LEAF}": "--data_dir is needed",
-    "train --model_dir=RUN --change=bach": "--change=bach: no setting of a training has this name (did you mean",
     "train --model_dir=RUN --profile=9": "--profile=9: expected the first and the last step",
     "train --model_dir=RUN --data_service=here:1": "--data_service=here:1: expected the address of a dispatcher",
     # axial-evaluate

@@ -90,7 +90,7 @@ def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
             wanted[ids == segment["id"]] = segment.get("label", 0)
         np.testing.assert_array_equal(labels, wanted)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", "--diameter=auto", PHOTO)
-    assert result.code == 2 and "diameter=auto: the model does panoptic without a DataConfig.photo_scale" in result.line
+    assert result.code == 2 and "diameter=auto: the model does panoptic and does not tell the size" in result.line
     sizes = read_objects(exported / "assets.extra")
     assert sizes == objects_of(sample_dir, "train2017") and sizes.photos == 8
     assert f"- its objects are {sizes.diameter[1]:g} pixels wide at the median" in (exported / "README.md").read_text()

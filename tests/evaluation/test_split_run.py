@@ -15,6 +15,7 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
+from axial.evaluation import split_run
 from axial.evaluation.split_run import SplitRun, merge
 from axial.metrics.panoptic_quality import Segments
 from axial.tasks.classification.task import CLASSIFICATION
@@ -137,7 +138,7 @@ def state_of(folder, shard):
     return json.loads((folder / f".val2017.{shard}.state.json").read_text())
 
 
-# === Parts of a state ===
+# === The state ===
 
 
 @pytest.fixture(scope="module")
@@ -149,43 +150,28 @@ def interrupted(colours_dir, tmp_path_factory):
     def run(folder, **options):
         return evaluated(case, data, split, folder, **{"interval": 0, **options})[1:]
 
-    run.split, run.spec, run.evaluation = split, read_manifest(data, split)["spec"], CLASSIFICATION
+    run.split = split
     return run
 
 
-def parts_of(folder):
-    """The parts of a state in a folder, in order."""
-    paths = sorted(folder.glob(".*.state*.json"), key=lambda path: (len(path.name), path.name))
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def test_each_part_holds_what_is_new_and_all_parts_are_the_whole(interrupted, tmp_path):
+def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(split_run, "RARELY", 0)
     whole, count = interrupted(tmp_path / "whole", interval=1000)
-    (state,) = parts_of(tmp_path / "whole")
-    assert len(state["annotations"]) == len(state["scores"]["photos"]) == count > 2
     assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
-    assert interrupted(tmp_path / "resumed", until=0) == (None, 0)
-    parts = parts_of(tmp_path / "resumed")
-    assert [[number for number, *_ in part["scores"]["photos"]] for part in parts] == [[0], [1]]
-    found, left = interrupted(tmp_path / "resumed")
-    assert json.dumps(found) == json.dumps(whole) and left == count - 2
-    parts = parts_of(tmp_path / "resumed")
-    assert len(parts) == count + 1 and [part["complete"] for part in parts].count(True) == 1
-    assert all(len(part["annotations"]) == len(part["scores"]["photos"]) <= 1 for part in parts)
-    found, left = interrupted(tmp_path / "resumed")
-    assert json.dumps(found) == json.dumps(whole) and left == 0
+    for left in (count - 2, 0):
+        found, predicted = interrupted(tmp_path / "resumed")
+        assert json.dumps(found) == json.dumps(whole) and predicted == left
     assert written(tmp_path / "resumed") == written(tmp_path / "whole")
 
 
-def test_parts_of_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path):
+def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(split_run, "RARELY", 0)
     whole, _ = interrupted(tmp_path / "whole", interval=1000)
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
-    with pytest.raises(
-        InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first|1-of-2.*missing"
-    ):
+    interrupted(tmp_path / "shards", shard=(1, 2))
+    with pytest.raises(InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first"):
         merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
-    for i in range(2):
-        interrupted(tmp_path / "shards", shard=(i, 2))
+    interrupted(tmp_path / "shards", shard=(0, 2))
     for _ in range(2):  # from the shards, and then from the state of the whole
         merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
         np.testing.assert_equal(unordered(merged.scores.result()), unordered(whole))
@@ -193,58 +179,36 @@ def test_parts_of_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path):
         assert names == [f".{interrupted.split}.0-of-1.state.json"]
 
 
-def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path):
-    """It is one file of all photos so far, with the sum of a bin's confidences."""
+def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, monkeypatch):
+    """It has the sum of a bin's confidences."""
+    monkeypatch.setattr(split_run, "RARELY", 0)
     whole, count = interrupted(tmp_path / "whole", interval=1000)
     interrupted(tmp_path / "older", until=2)
-    parts, paths = parts_of(tmp_path / "older"), sorted((tmp_path / "older").glob(".*.state*.json"))
-    scores, more = (interrupted.evaluation.scores(interrupted.spec) for _ in range(2))
-    scores.restore(parts[0]["scores"])
-    more.restore(parts[1]["scores"])
-    scores.merge(more)
-    older = {**parts[0], "scores": scores.state(), "annotations": parts[0]["annotations"] + parts[1]["annotations"]}
-    right, confidences = older["scores"]["bins"]
-    older["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
-    for path in paths:
-        path.unlink()
-    state = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
-    text = json.dumps(older)
-    state.write_text(text)
+    path = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
+    state = json.loads(path.read_text())
+    right, confidences = state["scores"]["bins"]
+    state["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
+    path.write_text(json.dumps(state))
     found, left = interrupted(tmp_path / "older", interval=1000)
     np.testing.assert_equal(found, whole)
-    assert left == count - 2 and state.read_text() == text
-    assert written(tmp_path / "older") == written(tmp_path / "whole")
+    assert left == count - 2 and written(tmp_path / "older") == written(tmp_path / "whole")
 
 
-def test_photos_of_parts_after_a_missing_one_are_scored_again(interrupted, tmp_path):
-    whole, count = interrupted(tmp_path)
-    paths = sorted(tmp_path.glob(".*.state*.json"))
-    results = written(tmp_path)
-    for lost, left in (("state.1.json", count - 1), ("state.json", count)):
-        for path in set(tmp_path.glob("[!.]*.json")):
-            path.unlink()
-        (tmp_path / f".{interrupted.split}.0-of-1.{lost}").unlink()
-        np.testing.assert_equal(interrupted(tmp_path), (whole, left))
-        assert sorted(tmp_path.glob(".*.state*.json")) == paths and written(tmp_path) == results
-
-
-def test_a_part_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path):
+def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(split_run, "RARELY", 0)
     interrupted(tmp_path, until=2)
-    second = tmp_path / f".{interrupted.split}.0-of-1.state.1.json"
-    text, state = second.read_text(), json.loads(second.read_text())
+    path = tmp_path / f".{interrupted.split}.0-of-1.state.json"
+    text, state = path.read_text(), json.loads(path.read_text())
     for content, words in (
-        (text[: len(text) // 2], "state.1.json: not JSON"),
-        (json.dumps({**state, "identity": {"thresholds": [0.5]}}), "state.1.json: of another evaluation"),
-        (second.with_name(second.name.replace(".1.json", ".json")).read_text(), "not of the 1 photos from number 1 on"),
-        (json.dumps({**state, "annotations": []}), "not of the 0 photos from number 1 on; delete it"),
-        (json.dumps({**state, "scores": {}}), "state.1.json: scores: not those of an evaluation"),
+        (text[: len(text) // 2], "state.json: not JSON"),
+        (json.dumps({**state, "identity": {"thresholds": [0.5]}}), "state.json: of another evaluation"),
+        (json.dumps({**state, "annotations": []}), "not of the first 0 photos of the shard; delete it"),
+        (json.dumps({**state, "scores": {}}), "state.json: scores: not those of an evaluation"),
     ):
-        second.write_text(content)
+        path.write_text(content)
         with pytest.raises(InputError, match=words) as error:
             interrupted(tmp_path)
         assert "\n" not in str(error.value)
-    second.unlink()
-    assert interrupted(tmp_path)[0] is not None
 
 
 def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
@@ -276,17 +240,6 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
         named(tmp_path / "parts", shard=(i, 2), thresholds=thresholds)
     with pytest.raises(InputError, match=re.escape(words)):
         merge(str(tmp_path / "parts"), "val2017", find_evaluation)
-
-
-def test_a_state_without_its_counts_is_refused(named, tmp_path):
-    named(tmp_path, thresholds=(0.5,))
-    path = tmp_path / ".val2017.0-of-1.state.json"
-    state = json.loads(path.read_text())
-    for field, value in (("tp", [[1]]), ("thresholds", [0]), ("fp", None)):
-        state["scores"]["matching"] = {**state["scores"]["matching"], field: value}
-        path.write_text(json.dumps(state))
-        with pytest.raises(InputError, match="scores: not those of an evaluation .*matching"):
-            named(tmp_path, thresholds=(0.5,))
 
 
 def written(folder):

@@ -174,4 +174,4 @@ def test_translators_keep_the_protocol(texts_dir):
     assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
     for step in (0, 1999, 3999, 50000):
         wanted = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
-        assert abs(float(optimizer._learning_rate(step)) / wanted - 1) < 0.002  # the recipe's peak has one digit
+        assert abs(float(optimizer.learning_rate(step)) / wanted - 1) < 0.002  # the recipe's peak has one digit

@@ -83,8 +83,8 @@ REVIEWED = {
     "the code fixes the name, or a choice between names that it fixes": [
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
-        ("recipes.py", "read_recipe", "path"),
-        ("builders.py", "__init__", "*name.split('.')[1:]"),
+        ("statements.py", "read_recipe", "path"),
+        ("builders.py", "_module", "*name.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),

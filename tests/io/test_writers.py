@@ -42,14 +42,13 @@ REVIEWED = {
         ("weights/checkpoint.py", "_unpack", "shutil.copyfileobj"),
     ],
     "it writes to the folder of a `new_folder`": [
-        ("serving/export.py", "write_compiled", "tf.saved_model.save"),
         ("serving/export.py", "write_saved_model", "tf.saved_model.save"),
         ("weights/convert.py", "convert", "tf.train.Checkpoint(model=model).save"),
     ],
     "TensorFlow writes, to a folder of `output_folder` or under a name that nobody can foresee": [
         ("cli/evaluate_verbs.py", "writer", "tf.summary.create_file_writer"),
         ("data/service.py", "write", "tf.io.write_file"),
-        ("training/monitor.py", "before", "tf.profiler.experimental.start"),
+        ("training/monitor.py", "at", "tf.profiler.experimental.start"),
         ("training/trainer.py", "_run", "orbit.utils.SummaryManager"),
     ],
     "TensorFlow writes, where `Saver` has removed the links": [

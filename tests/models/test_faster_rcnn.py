@@ -13,7 +13,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import seeded
 from axial.models.faster_rcnn.network import FasterRCNN
 from axial.models.registry import VARIANTS, build_model, find_variant
-from axial.serving.fold import fold
+from axial.serving.export import fold
 from tests import oracles
 from tests.conftest import relative_error
 

@@ -16,7 +16,7 @@ from axial.layers.random import drop_images
 from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
 from axial.models.resnet.network import ConvResNet, ConvResNetOptions
-from axial.serving.fold import fold
+from axial.serving.export import fold
 from axial.weights.restore import object_paths, plain_path
 from tests.conftest import ROOT, free_graphs, relative_error
 

@@ -1,6 +1,6 @@
 """Exports equal their models on every kind of photo, and have no batch norm."""
 
-import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -17,8 +17,7 @@ from axial.data.streams import decode_photo
 from axial.errors import InputError
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
-from axial.serving.export import HASHES, export, write_compiled
-from axial.serving.fold import fold
+from axial.serving.export import HASHES, export, fold, write_saved_model
 from axial.serving.predictor import Predictor, check_export
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig
@@ -115,7 +114,7 @@ def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_pat
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     path = tmp_path / "model"
-    export(*trained, str(path), write=write_compiled)
+    export(*trained, str(path), write=functools.partial(write_saved_model, compiled=True))
     model = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     functions = model.meta_graphs[0].graph_def.library.function
     compiled = [function for function in functions if function.attr["_XlaMustCompile"].b]

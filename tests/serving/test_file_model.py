@@ -16,9 +16,8 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.spatial_attention.deformable_conv import FORMS, DeformableConv
 from axial.models.registry import build_model
-from axial.serving.export import folded_model
+from axial.serving.export import fold, folded_model
 from axial.serving.files import FileModel, write_lite, write_onnx
-from axial.serving.fold import fold
 from axial.serving.parity import map_differences
 from axial.weights.source import LITE, ONNX
 from tests.conftest import free_graphs, make_task

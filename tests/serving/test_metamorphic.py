@@ -12,7 +12,7 @@ from axial.models.outputs import CLASS, PROBABILITY
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Inference
 from axial.tasks.segmentation.grouping import PostprocessConfig
-from tests.conftest import make_task, two_replicas
+from tests.conftest import make_task
 
 CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
 MAPS = ("panoptic", "semantic", "instance")
@@ -72,35 +72,6 @@ def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
             np.testing.assert_array_equal(segments[name][place], x[0])
 
 
-# === Streams ===
-
-
-def assert_same(found, wanted):
-    """Two lists of predictions are equal to the last bit."""
-    for ours, theirs in zip(found, wanted, strict=True):
-        for name in (*MAPS, "score"):
-            np.testing.assert_array_equal(ours[name], theirs[name])
-
-
-def results(predictions, examples):
-    return [result for _, result in predictions(examples)]
-
-
-def test_replicas_change_nothing(sample_dir):
-    """Two replicas take two photos at a time, one each. The last of an odd number is repeated, and comes out once."""
-    task, model, examples = make_network(sample_dir, "panoptic_deeplab_resnet_nano")
-    wanted = results(task.predictions(model), examples)
-    with two_replicas().scope():
-        twin = task.build_model()
-    for copied, weight in zip(twin.weights, model.weights, strict=True):
-        copied.assign(weight)
-    predictions = task.predictions(twin, Inference(two_replicas()))
-    for order in ([0, 1, 2], [4, 2, 7, 0], [5]):
-        pairs = list(predictions([examples[i] for i in order]))
-        assert [int(e["image/id"]) for e, _ in pairs] == [int(examples[i]["image/id"]) for i in order]
-        assert_same([result for _, result in pairs], [wanted[i] for i in order])
-
-
 # === Mirrored photos ===
 
 
@@ -118,37 +89,8 @@ def small_photos(network):
     return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in contents]
 
 
-def share_in_pairs(ours, theirs):
-    """Share of the pixels whose segments in two maps are each other's largest overlap."""
-    pairs, areas = np.unique(np.stack([np.ravel(ours), np.ravel(theirs)]), axis=1, return_counts=True)
-    by_area = sorted(zip(areas.tolist(), *pairs.tolist()))
-    of_ours = {a: (area, a, b) for area, a, b in by_area}
-    of_theirs = {b: (area, a, b) for area, a, b in by_area}
-    partners = set(of_ours.values()) & set(of_theirs.values())
-    return sum(area for area, *_ in partners) / np.size(ours)
-
-
-def assert_mirrored(turned, plain):
-    """The segments of the mirrored photo are the mirrored segments of the photo.
-
-    Numbers of instances follow raster order, so they differ.
-    """
-    turned = {name: np.asarray(turned[name])[:, ::-1] for name in MAPS}
-    np.testing.assert_array_equal(turned["semantic"], plain["semantic"])
-    for name in ("instance", "panoptic"):
-        assert share_in_pairs(turned[name], plain[name]) >= 0.999
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos, number):
-    """Photos as large as the canvas are not resampled. So both sides show the same pixels.
-
-    Then classes are equal to the last bit. So are segments, but for a pixel that points between two centres. A narrower
-    photo has padding on its right, like its mirror image. A centre that the network sees in there takes other pixels
-    from the one than from the other.
-    """
-    photo = small_photos[number]
-    turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
-    np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])
-    if photo.shape[1] == CANVAS[1]:
-        assert_mirrored(turned, plain)
+def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos):
+    """Photos as large as the canvas are not resampled, so both sides show the same pixels, and classes are equal."""
+    for photo in small_photos[:2]:
+        turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
+        np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])

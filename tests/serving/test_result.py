@@ -15,7 +15,6 @@ from axial.errors import InputError
 from axial.serving.result import Result
 from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.detection.evaluation import DETECTION, SHOWN
-from axial.tasks.segmentation import evaluation as panoptic
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.translation.task import TRANSLATION
 
@@ -126,13 +125,6 @@ def test_a_network_without_instances_has_no_label_image(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_photo_without_things_has_an_empty_label_image(tmp_path):
-    result = result_of(segmentation(np.full([3, 4], 2), np.ones([3, 4], int)))
-    result.write(tmp_path / "photo", "png")
-    image = Image.open(tmp_path / "photo.labels.png")
-    assert image.mode == "I;16" and not np.asarray(image).any()
-
-
 def instances_of_a_pixel(count):
     """A prediction of `CELLS` with as many instances of one pixel, and pixels of background around them."""
     ids = np.arange(1, 300 * (count // 300 + 1) + 1).reshape(-1, 300)
@@ -151,13 +143,6 @@ def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
     color = read(tmp_path, {"file_name": "photo.panoptic.png"}, "file_name").astype(int)
     np.testing.assert_array_equal(color @ [1, 256, 256**2], result.panoptic)
     assert color[..., 2].max() == 1
-
-
-def test_more_segments_than_a_panoptic_png_has_numbers_for(monkeypatch):
-    monkeypatch.setattr(panoptic, "LARGEST_ID", 4)
-    assert len(result_of(instances_of_a_pixel(3), spec=CELLS).segments) == 4
-    with pytest.raises(InputError, match="^5 segments in one photo; a panoptic PNG has numbers for 4$"):
-        result_of(instances_of_a_pixel(4), spec=CELLS)
 
 
 def test_categories_beyond_16_bits_have_no_map(tmp_path):

@@ -73,16 +73,12 @@ def moved_by_a_step(task, batch, wish, strategy=None, **options):
         keras.utils.set_random_seed(0)
         model = task.build_model()
         tf.random.set_seed(None)  # as in `train`
-        optimizer = NesterovMomentum(1.0, momentum=0.0)
-        optimizer.build(model.trainable_variables)
+        optimizer = NesterovMomentum(1.0, momentum=0.0).build(model.trainable_variables)
     before = [w.numpy() for w in model.weights]
-    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, jit_compile=wish, **options), strategy)
-    assert loop.compiled == (wish == "yes")
-    loop.train_dataset = strategy.distribute_datasets_from_function(
-        lambda context: task.train_dataset(batch, 1, 0, context)
-    )
+    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, seed=1, jit_compile=wish, **options), strategy)
+    assert loop.config.is_compiled() == (wish == "yes")
     loop.run(1)
-    assert optimizer.iterations.numpy() == 1 and loop.bad_step.numpy() == -1
+    assert optimizer.iterations.numpy() == 1 and optimizer.bad_step.numpy() == -1
     moved = {w.name: w.numpy() - old for w, old in zip(model.weights, before, strict=True)}
     return {name: float(mean.result()) for name, mean in loop.sums.items()}, moved
 

@@ -14,7 +14,7 @@ from axial.models.registry import ModelConfig
 from axial.tasks.classification.task import ClassificationData
 from axial.training import trainer
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
-from axial.training.trainer import TrainingConfig, train
+from axial.training.trainer import RunOptions, TrainingConfig, train
 from tests.tasks.toy_task import ToyTask
 
 SIDE = 16
@@ -76,11 +76,10 @@ def run(
     """Trains the small task. `optimizer` is a function that makes it, of a schedule."""
     strategy = strategy or tf.distribute.get_strategy()
     options = {"steps_per_loop": 2, "checkpoint_interval": 2, "eval_interval": 0, **options}
-    with strategy.scope():
-        built = optimizer(WarmupPoly(rate, 50, 5))
     config = TrainingConfig(steps=steps, batch=batch, **options)
     task = task or small_task(data_dir)
-    return train(task, str(model_dir), built, config, strategy=strategy, profile=profile, change=change)
+    how = RunOptions(strategy, profile=profile, change=change)
+    return train(task, str(model_dir), optimizer(WarmupPoly(rate, 50, 5)), config, options=how)
 
 
 class Begun(Exception):

@@ -169,13 +169,6 @@ def test_settings_of_another_version_are_not_compared(goes_on):
     assert goes_on(before=other_version)[1] == 2
 
 
-def test_a_new_run_has_no_settings_to_keep_to(colours_dir, tmp_path):
-    """Killed before its first checkpoint, it may begin again with others."""
-    begin(colours_dir, tmp_path)
-    begin(colours_dir, tmp_path, batch=4)
-    assert kept(tmp_path)["settings"]["batch"] == 4
-
-
 # === Other optimizers ===
 
 
@@ -183,8 +176,7 @@ def loop_of(optimizer, value=5.0):
     """A model of one weight, as `_restored` takes it."""
     start = keras.initializers.Constant(value)
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer=start, input_shape=(1,))])
-    optimizer.build(model.trainable_variables)
-    config = types.SimpleNamespace(init_checkpoint=None)
+    optimizer, config = optimizer.build(model.trainable_variables), types.SimpleNamespace(init_checkpoint=None)
     return types.SimpleNamespace(model=model, optimizer=optimizer, config=config, task=None)
 
 
@@ -192,7 +184,7 @@ def weights_of_steps(loop, count=12, first=0):
     """[(weight, moving average of it or the weight)] after each of some steps, whose gradients follow from `first`."""
     found = []
     for step in range(first, first + count):
-        loop.optimizer.apply_gradients([(tf.constant([[np.cos(step)]], tf.float32), loop.model.trainable_variables[0])])
+        loop.optimizer.apply([tf.constant([[np.cos(step)]], tf.float32)], loop.model.trainable_variables)
         with averaged(loop.optimizer, loop.model.trainable_variables):
             average = loop.model.get_weights()[0].item()
         found.append((loop.model.get_weights()[0].item(), average))
@@ -200,9 +192,8 @@ def weights_of_steps(loop, count=12, first=0):
 
 
 def save(loop, folder, step):
-    averages = getattr(loop.optimizer, "averages", [])
-    parts = dict(model=loop.model, optimizer=loop.optimizer, **({"averages": averages} if averages else {}))
-    tf.train.Checkpoint(**parts).write(f"{folder}/ckpt-{step}")
+    averages = {"averages": loop.optimizer.averages} if loop.optimizer.averages else {}
+    tf.train.Checkpoint(model=loop.model, optimizer=loop.optimizer, **averages).write(f"{folder}/ckpt-{step}")
 
 
 OPTIMIZERS = {

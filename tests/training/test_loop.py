@@ -1,6 +1,7 @@
 """The loop of training steps."""
 
 import types
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from axial.models.registry import ModelConfig
 from axial.tasks.translation.feed import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training import loop as loop_module
-from axial.training.loop import Loop, check_loop
+from axial.training.loop import Loop
 from axial.training.optimizers import Adam
-from axial.training.trainer import TrainingConfig
+from axial.training.trainer import TrainingConfig, check_loop
 from tests.conftest import relative_error, two_replicas
-from tests.tasks.contract import moved_by_a_step, run_resumes
+from tests.tasks.contract import moved_by_a_step
 from tests.training.runs import small_task
 
 
@@ -43,12 +44,11 @@ class Recorder:
 
 
 def repeat(task, step=3):
-    """`Loop._repeat` of a step of eight images on two replicas, each in two parts."""
+    """`_repeat` of a step of eight images on two replicas, each in two parts."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model(tf.zeros([1, 1]))
     config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
-    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-    return Loop._repeat(types.SimpleNamespace(task=task, model=model, config=config, strategy=strategy), step)
+    return loop_module._repeat(task, model, config, step, replicas=2)
 
 
 def test_a_step_is_repeated_in_the_parts_that_memory_held():
@@ -62,11 +62,12 @@ def test_a_step_is_repeated_in_the_parts_that_memory_held():
     assert repeat(Recorder(bad=None)) == ["none when the step is repeated operation by operation"]
 
 
-def test_a_step_too_large_to_be_repeated_is_named_too():
-    def repeat(step):
+def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
+    def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
-    loop = types.SimpleNamespace(bad_step=tf.Variable(7), _repeat=repeat)
+    monkeypatch.setattr(loop_module, "_repeat", repeat)
+    loop = unittest.mock.Mock(**{"optimizer.bad_step": tf.Variable(7)})
     with pytest.raises(NonFiniteError, match="step 7: .* not finite; first: not known, there is not enough memory"):
         Loop.train_loop_end(loop)
 
@@ -94,7 +95,7 @@ def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
     _, whole = moved_by_a_step(task, 4, "no", two_replicas())
     with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
         check_loop(task, task.built, config, two_replicas())
-    monkeypatch.setattr(loop_module, "_compiled", lambda function: function)
+    monkeypatch.setattr(device, "compiled", lambda function: function)
     _, parts = moved_by_a_step(task, 4, "yes", two_replicas())
     assert any("moving" in name and np.any(value) for name, value in whole.items())
     for name, value in whole.items():
@@ -113,11 +114,10 @@ def portable():
 def test_a_compiled_step_that_is_not_finite_stops_training_there(colours_dir):
     """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
     task = small_task(colours_dir, spoilt=2)
-    model, optimizer = task.build_model(), Adam(0.01)
-    optimizer.build(model.trainable_variables)
+    model = task.build_model()
+    optimizer = Adam(0.01).build(model.trainable_variables)
     config = TrainingConfig(8, 4, jit_compile="yes")
     loop = Loop(task, model, optimizer, config, tf.distribute.get_strategy())
-    loop.train_dataset = task.train_dataset(4, config.seed)
     begun = [w.numpy() for w in model.weights]
     loop.run(2)
     held = [w.numpy() for w in (*model.weights, *optimizer.variables)]
@@ -127,8 +127,3 @@ def test_a_compiled_step_that_is_not_finite_stops_training_there(colours_dir):
     assert optimizer.iterations.numpy() == 2
     for weight, value in zip((*model.weights, *optimizer.variables), held, strict=True):
         np.testing.assert_array_equal(weight.numpy(), value, err_msg=weight.name)
-
-
-@pytest.mark.usefixtures("portable")
-def test_a_compiled_run_resumes(colours_dir, tmp_path):
-    run_resumes(small_task(colours_dir), 4, tmp_path, jit_compile="yes")

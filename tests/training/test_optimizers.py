@@ -41,11 +41,10 @@ class Oracle:
 def test_slow_weights_start_where_training_does():
     """Weights that are loaded after the slots are made are not pulled back to the weights before."""
     variable = tf.Variable([0.0])
-    optimizer = RAdamLookahead(1e-3)
-    optimizer.build([variable])
+    optimizer = RAdamLookahead(1e-3).build([variable])
     variable.assign([100.0])
     for _ in range(5):
-        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+        optimizer.apply([tf.constant([1.0])], [variable])
     assert 99.9 < float(variable[0]) < 100
 
 
@@ -66,14 +65,6 @@ def test_a_learning_rate_is_a_number_or_a_schedule(rate):
         Adam(rate)
     for good in (0, np.float32(0.5), WarmupPoly()):
         RAdamLookahead(good)
-
-
-def test_config_round_trip():
-    optimizer = RAdamLookahead(WarmupPoly(0.1, 10, 2), sync_period=7)
-    config = optimizer.get_config()
-    assert config["sync_period"] == 7 and config["learning_rate"]["config"]["steps"] == 10
-    config = RAdamLookahead(0.25).get_config()
-    assert RAdamLookahead.from_config(config).get_config() == config
 
 
 class MomentumOracle:
@@ -149,30 +140,26 @@ def test_a_rule_is_that_of_its_paper(rule, replicas):
         variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
         for name, factor in factors.items():
             variables[name].learning_rate_factor = factor
-        optimizer = optimizer(schedule)
-        optimizer.build(list(variables.values()))
-        stopped = tf.Variable(False)
-    optimizer.is_stopped = lambda: tf.identity(stopped)
+        optimizer = optimizer(schedule).build(list(variables.values()))
     oracles = {name: oracle(value, decays[name]) for name, value in start.items()}
 
     @tf.function
-    def step(gradients):
-        def replica(gradients):  # the optimizer adds up the gradients of the replicas
-            optimizer.apply_gradients([(g / replicas, variables[k]) for k, g in gradients.items()])
-
-        strategy.run(replica, (gradients,))
+    def step(gradients, finite):
+        strategy.run(lambda: optimizer.apply(list(gradients.values()), list(variables.values()), finite))
 
     for number in range(23):
         gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
-        stopped.assign(number == 7)
-        step({k: tf.constant(g, tf.float32) for k, g in gradients.items()})
+        step({k: tf.constant(g, tf.float32) for k, g in gradients.items()}, tf.constant(number != 7))
         if number == 7:
+            assert optimizer.bad_step.numpy() == optimizer.iterations.numpy() == 7
+            optimizer.bad_step.assign(-1)
             continue
         for index, (name, one) in enumerate(oracles.items()):
             wanted = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
             tolerances = dict(rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}")
-            np.testing.assert_allclose(variables[name].numpy(), wanted, **tolerances)
-            if getattr(optimizer, "averages", ()):
+            for copy in strategy.experimental_local_results(variables[name]):
+                np.testing.assert_allclose(copy.numpy(), wanted, **tolerances)
+            if optimizer.averages:
                 np.testing.assert_allclose(optimizer.averages[index].numpy(), one.average, **tolerances)
     assert all(np.abs(variables[name].numpy() - start[name]).max() > 1e-4 for name in start)  # far above the tolerance
 
@@ -183,13 +170,3 @@ def test_offsets_move_a_tenth_as_far_as_with_the_whole_learning_rate():
     layer.build([1, 5, 5, 4])
     factors = [getattr(weight, "learning_rate_factor", None) for weight in (layer.offset_kernel, layer.offset_bias)]
     assert factors == [0.1, 0.1]
-
-
-def test_a_checkpoint_has_no_scalars_of_a_step(tmp_path):
-    optimizer, weight = RAdamLookahead(0.1), tf.Variable([1.0])
-    weight.learning_rate_factor = 0.1
-    optimizer.build([weight])
-    tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))()
-    path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "ckpt"))
-    graph = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
-    assert b"iterations" in graph and b"_now" not in graph and b"_factors" not in graph

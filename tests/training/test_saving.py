@@ -1,6 +1,5 @@
 """Checkpoints of a run: a save that fails, links, lists, and files that are tried again."""
 
-import json
 import os
 
 import pytest
@@ -112,33 +111,3 @@ def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name):
         saves.save(step)
     assert latest_checkpoint(str(run)) == f"{run}/ckpt-5"
     assert all(path.read_text() == "mine" for path in mine)
-
-
-def test_a_list_of_checkpoints_may_have_whole_paths(tmp_path):
-    """TensorFlow 1 writes them; and a run's folder may be a link."""
-    saver(tmp_path / "run").save(1)
-    (tmp_path / "link").symlink_to("run")
-    for place in ("run", "link"):
-        path = f"{tmp_path}/{place}/ckpt-1"
-        (tmp_path / "run" / "checkpoint").write_text(
-            f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "{path}"\n'
-        )
-        for folder in (f"{tmp_path}/run", f"{tmp_path}/link"):
-            assert latest_checkpoint(folder) == f"{folder}/ckpt-1"
-
-
-def test_a_remote_file_is_tried_again(monkeypatch):
-    waits, failures = [], [tf.errors.UnavailableError(None, None, "503")]
-    monkeypatch.setattr(write.time, "sleep", waits.append)
-    rename = tf.io.gfile.rename
-
-    def failing(*args, **kwargs):
-        if failures:
-            raise failures.pop()
-        return rename(*args, **kwargs)
-
-    monkeypatch.setattr(tf.io.gfile, "rename", failing)
-    write.write_json("ram://retried/status.json", {"step": 1})
-    assert waits == [1]
-    with tf.io.gfile.GFile("ram://retried/status.json") as file:
-        assert json.load(file) == {"step": 1}

@@ -13,10 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from axial.errors import InputError, NonFiniteError, Preempted
 from axial.evaluation import split_run
-from axial.io import show
 from axial.training import monitor, trainer
-from axial.training.optimizers import RAdamLookahead, WarmupPoly
-from axial.training.trainer import TrainingConfig, train
+from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import make_task, two_replicas
 from tests.data.record_fixture import change_record, empty, spoil
@@ -34,19 +32,6 @@ def test_two_replicas_equal_one_at_twice_the_batch(colours_dir, tmp_path):
     for name, value in one.items():
         # Rounding can change RAdam's update for a tiny gradient, but three steps of 1e-3 bound the difference.
         assert np.abs(two[name] - value).max() < 5e-3 * max(np.abs(value).max(), 1e-3), name
-
-
-def test_the_time_that_is_left_does_not_count_the_first_step():
-    """The first step compiles for 100 seconds, each further one takes two."""
-    clock, options = [0.0], dict(total=15, initial=5, unit="step", postfix="compiling the first step")
-    bar = show.progress(None, "train", **options)
-    bar._time = lambda: clock[0]
-    bar.start_t = bar.last_print_t = 0.0
-    assert "compiling the first step" in str(bar)
-    for step, clock[0] in ((6, 100.0), (7, 102.0), (8, 104.0)):
-        monitor.show_steps(bar, step, compiled=step == 6)
-    assert str(bar) == "train:  53% 8/15 [00:04<00:14,  2.00s/step]"
-    bar.close()
 
 
 def test_loops_are_bounded_in_seconds():
@@ -107,13 +92,14 @@ def test_mixed_bfloat16_trains(colours_dir, tmp_path):
     assert "bfloat16" not in kinds and "float32" in kinds
 
 
-def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path):
+def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, monkeypatch):
     """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
     run(colours_dir, tmp_path / "wanted", steps=3)
-    task, optimizer = small_task(colours_dir, spoilt=3), RAdamLookahead(WarmupPoly(1e-3, 50, 5))
-    config = TrainingConfig(steps=9, batch=2, steps_per_loop=8, checkpoint_interval=8, eval_interval=0)
+    task, loops, kept = small_task(colours_dir, spoilt=3), [], trainer._run
+    monkeypatch.setattr(trainer, "_run", lambda loop, *rest, **more: loops.append(loop) or kept(loop, *rest, **more))
     with pytest.raises(NonFiniteError, match=r"^step 3: the loss or a gradient is not finite; first: input image"):
-        train(task, str(tmp_path / "stopped"), optimizer, config)
+        run(colours_dir, tmp_path / "stopped", 9, task=task, steps_per_loop=8, checkpoint_interval=8)
+    optimizer = loops[0].optimizer
     assert not list((tmp_path / "stopped").glob("ckpt*"))
     assert json.loads((tmp_path / "stopped" / "status.json").read_text())["state"] == "failed"
     assert int(optimizer.iterations) == 3
@@ -157,7 +143,7 @@ def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkey
     monkeypatch.setattr(split_run, "write_bytes", failing)
     monkeypatch.setattr(tf.profiler.experimental, "start", failing)
     task = small_task(colours_dir)
-    task.picture = failing
+    monkeypatch.setattr(type(task.evaluation), "draw", failing)
     scores = run(colours_dir, tmp_path, steps=2, eval_interval=2, task=task, profile=(1, 2))
     assert scores and (tmp_path / "ckpt-2.index").exists() and (tmp_path / "best" / "scores.json").exists()
     lines = capfd.readouterr().err.replace("\r", "\n").splitlines()

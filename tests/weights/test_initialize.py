@@ -22,8 +22,8 @@ CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
     """Prefix of a checkpoint as `train` writes it, of a classifier with random weights and other random averages."""
-    model, optimizer = built(CLASSIFIER, 3), NesterovMomentum(0.1, average=0.9)
-    optimizer.build(model.trainable_variables)
+    model = built(CLASSIFIER, 3)
+    optimizer = NesterovMomentum(0.1, average=0.9).build(model.trainable_variables)
     randomize(model)
     rng = np.random.default_rng(1)
     for average in optimizer.averages:

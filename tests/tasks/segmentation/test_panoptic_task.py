@@ -14,8 +14,7 @@ from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, ups
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
 from axial.tasks.segmentation.panoptic import PanopticTask, segment_each
-from axial.training.loop import check_loop
-from axial.training.trainer import TrainingConfig
+from axial.training.trainer import TrainingConfig, check_loop
 
 CANVAS = (49, 81)
 WIDTHS = np.array([81, 60])
