@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from axial import slices
-from axial.cloud.engine import OnVirtualMachines, Request
+from axial.cloud.engines import OnVirtualMachines, Request
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.errors import DISTRIBUTION
 from tests.conftest import ROOT

@@ -176,8 +176,8 @@ def sampling_points(layer, x, place):
         place: (row, column) of the output pixel.
     """
     offsets, masks = layer.offsets(x)
-    options = dict(dilation=layer.dilation, padding=layer.padding)
-    rows, columns = positions(offsets, [layer.side] * 2, layer.strides, **options)
+    sides = [layer.side] * 2
+    rows, columns = positions(offsets, sides, layer.strides, dilation=layer.dilation, padding=layer.padding)
     pixel = place[0] * offsets.shape[2] + place[1]
     rows, columns = rows[0, pixel].numpy(), columns[0, pixel].numpy()
     if masks is None:
@@ -198,6 +198,44 @@ def query_kernels(layer, x, place):
 
 
 # === Drawing ===
+
+
+def draw_block(stem, model, layers, example, place):
+    """Draws every layer of a block, and yields the names of the pictures.
+
+    Args:
+        stem: path that the names begin with.
+        model: the model of the layers.
+        layers: of `find_layers`.
+        example: of `Task.example`: the photo on its canvas, and how many rows and columns of it the photo fills.
+        place: (row, column) of the query, from 0 to 1 of the sides of the photo.
+    """
+    image, lines = example["image"], {}
+    photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
+    place = [share * n / side for share, n, side in zip(place, np.array(example["content"]), photo.shape)]
+    for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
+        size = x.shape[1:3]
+        pixel = tuple(min(int(share * n), n - 1) for share, n in zip(place, size))
+        name = f"{stem}.{path.removeprefix('backbone/').replace('/', '_')}.png"
+        if isinstance(layer, DeformableConv):
+            output = tuple(i // layer.strides for i in pixel)
+            tap = tuple(i * layer.strides for i in output)
+            draw_points(name, photo, sampling_points(layer, x, output), place=tap, size=size)
+        elif isinstance(layer, DynamicConv):
+            draw_kernels(name, query_kernels(layer, x, pixel))
+        elif isinstance(layer, GeneralizedAttention):
+            draw_maps(name, photo, term_maps(layer, x, pixel), pixel)
+        elif axis_of(layer):
+            lines[axis_of(layer)] = line_weights(layer, x, pixel).numpy(), pixel
+            continue
+        else:
+            maps = query_weights(layer, x, pixel).numpy()
+            draw_maps(name, photo, {f"head {i + 1}": head for i, head in enumerate(maps)}, pixel)
+        yield name
+    if lines:
+        name = f"{stem}.{block_of(next(iter(layers)))}.png"
+        draw_lines(name, photo, lines)
+        yield name
 
 
 def draw_maps(path, photo, maps, place):

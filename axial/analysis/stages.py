@@ -33,7 +33,7 @@ class Stage:
 
 
 def stages(name, num_classes, *, batch, height, width):
-    """List of the `Stage`s of a registered model on images [batch, height, width, 3]."""
+    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums."""
     model, graph, images = trace(name, num_classes, height, width, batch=batch)
     counted = count_parameters(model)
     params = counted.parts
@@ -55,7 +55,7 @@ def stages(name, num_classes, *, batch, height, width):
         if isinstance(layer, ATTENTION):
             part = part_of(layer.kernel.name)
             spans[part][layer.spec.neighborhood.span] = heads[part][layer.spec.heads] = True
-    return [
+    table = [
         Stage(
             part=part,
             output=outputs.get(part) if part != REST else None,
@@ -68,3 +68,5 @@ def stages(name, num_classes, *, batch, height, width):
         )
         for part in (*params, REST)
     ]
+    numbers = [(row.params, row.norms, row.macs, row.activations) for row in table]
+    return [*table, Stage("all", None, (), (), *map(sum, zip(*numbers)))]

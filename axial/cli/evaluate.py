@@ -31,14 +31,15 @@ or COCO's JSON of detections:
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
                                                 relative changes from RUN to OTHER; of one run from ratio 1
-%s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41 --outputs_dir=OUTPUTS
+%s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
 import sys
 
+from axial import statements
 from axial.cli import app, flags
-from axial.cli.checks import check_checkpoint, check_model, check_recipe, check_run, check_splits
+from axial.cli.checks import check_checkpoint, check_model, check_run, check_splits
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.check import is_remote
@@ -95,7 +96,7 @@ class OfRun(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
 
     # What has a flag of some verbs alone.
-    checkpoint = outputs_dir = submission_dir = diameter = thresholds = model = None
+    checkpoint = submission_dir = diameter = thresholds = None
     average, gin_file, runs = 1, (), 1
     model_dir = flags.MODEL_DIR.but(kind=tuple)
     data_dir = flags.DATA_DIR
@@ -135,7 +136,6 @@ class Run(OfRun, Scored):
         path=flags.IN_FOLDER,
         needs="submission_dir",
     )
-    outputs_dir = flags.OUTPUTS_DIR
     image_size = Flag(
         list,
         "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; not of an export, not with a "
@@ -152,8 +152,6 @@ class Run(OfRun, Scored):
         super().check()
         if self.cityscapes_dir and is_remote(self.submission_dir):
             raise InputError(f"--submission_dir={self.submission_dir}: cityscapesscripts reads local folders only")
-        if len(self.image_size) > 1 and self.outputs_dir:
-            raise InputError(f"--outputs_dir: keeps maps of one size, and --image_size has {len(self.image_size)}")
         if self.cityscapes_dir:
             check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
 
@@ -198,7 +196,6 @@ class Stress(Study):
 class Sweep(Study):
     checkpoint = flags.CHECKPOINT
     knob = Flag(tuple, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs.", needed=True)
-    outputs_dir = flags.OUTPUTS_DIR
     thresholds = flags.THRESHOLDS
 
 
@@ -214,7 +211,7 @@ class Watch(Study):
 def _run(given: Run):
     model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
     if given.gin_file:
-        check_recipe(whole=False)
+        statements.check(given.gin_file, given.gin_binding, whole=False)
     from axial.cli import evaluate_verbs
 
     evaluate_verbs.run(given, model)
@@ -227,7 +224,7 @@ def _verb(kind):
     def verb(given: kind):
         from axial.cli import evaluate_verbs
 
-        getattr(evaluate_verbs, name)(given)
+        evaluate_verbs.VERBS[name](given)
 
     return name, verb
 

@@ -60,9 +60,7 @@ class Flag:
     read: typing.Callable | None = None
     old: tuple = ()
 
-    def but(self, **changes):
-        """The same declaration with changes."""
-        return dataclasses.replace(self, **changes)
+    but = dataclasses.replace  # the same declaration with changes
 
     def define(self, name):
         """Defines the flag for absl, and its older names."""
@@ -139,13 +137,15 @@ class Flags:
         given._check_together()
         return given
 
-    def has(self, name):
-        """Whether a flag has another value than by default."""
-        return getattr(self, name, None) != getattr(type(self), name, None)
+    def changed(self, *names):
+        """dict of the flags, of all or of those of some names, that have another value than by default."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self) if "flag" in f.metadata}
+        values = {name: value for name, value in vars(self).items() if not names or name in names}
+        return {name: value for name, value in values.items() if name in defaults and value != defaults[name]}
 
     def need(self, name):
         """The value of a flag. Raises InputError if it is not set."""
-        value = getattr(self, name)
+        value = vars(self)[name]
         if value in (None, "", ()):
             raise InputError(f"--{name} is needed: {self.declared()[name].meaning.rstrip('.')}")
         return value
@@ -158,11 +158,11 @@ class Flags:
 
     def _check_together(self):
         declared = self.declared()
-        for name in filter(self.has, declared):
+        for name in self.changed():
             flag = declared[name]
-            if flag.needs and not getattr(self, flag.needs, True):
+            if flag.needs in declared and not vars(self)[flag.needs]:
                 raise InputError(f"--{name} needs --{flag.needs}")
-            for other in filter(self.has, flag.alone):
+            for other in self.changed(*flag.alone) if flag.alone else ():
                 raise InputError(f"--{name} does not go with --{other}")
         for name, flag in declared.items():
             if flag.needed:
@@ -171,7 +171,7 @@ class Flags:
     def look_at_paths(self):
         """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
         for name, flag in self.declared().items():
-            value = getattr(self, name) if flag.path else None
+            value = vars(self)[name] if flag.path else None
             for path in value if isinstance(value, tuple) else filter(None, [value]):
                 if flag.path in (IN_FILE, IN_FOLDER):
                     folder = flag.path == IN_FOLDER
@@ -265,9 +265,8 @@ DIAMETER = Flag(
     "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
     "training's. 'auto' finds it for each photo.",
     read=diameter,
-    alone=("outputs_dir", "image_size"),
+    alone=("image_size",),
 )
-OUTPUTS_DIR = Flag(str, "keeps the network's maps there, a file each photo, and reuses them.", path=OUT_FOLDER)
 PICTURE = Flag(
     str,
     "PNG or JPEG: the first eight photos of each split with truth and prediction; curves.",

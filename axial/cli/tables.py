@@ -9,7 +9,7 @@ from axial.io import gfile
 from axial.io.lock import locked_file
 from axial.io.read import read_text
 from axial.io.show import csv_text, percent, print_table, say
-from axial.io.write import write_text
+from axial.io.write import write_json, write_text
 
 
 def print_scores(evaluation, split, scores, photos):
@@ -19,38 +19,32 @@ def print_scores(evaluation, split, scores, photos):
     say(*lines, f"{main} split={split} {evaluation.unit}s={photos}")
 
 
-SHARES = (
-    *("pq", "pq_things", "pq_stuff", "miou", "ap", "ap50", "ap75", "mask_ap"),
-    *("top1", "top5", "calibration_error", "bleu", "tokenized_bleu", "chrf"),
-)
-
-
-def print_rows(title, rows):
-    """Prints a table of dicts with the same keys. Shares are in percent."""
-    from axial.tasks.segmentation.evaluation import ACCURACY
-    from axial.tasks.segmentation.studies import CHANGES
-
-    def cell(name, value):
-        return percent(value) if name in (*SHARES, *CHANGES) or name.startswith(ACCURACY) else value
-
-    cells = [[cell(name, value) for name, value in row.items()] for row in rows]
+def print_rows(title, rows, about):
+    """Prints a table of dicts with the same keys. Columns are shares, in percent, but for those that `about` names."""
+    cells = [[value if name in about else percent(value) for name, value in row.items()] for row in rows]
     print_table(rows[0], cells, title=title)
 
 
-def append_scores(path, evaluation, scores, **about):
+def write_scores(path, scores):
+    """Writes the file of --json, if it is given."""
+    if path:
+        write_json(path, scores)
+
+
+def append_scores(path, evaluation, scores, columns):
     """Appends a row to a CSV. A missing file is created with its header.
 
     Args:
         path: path of the CSV.
         evaluation: `Evaluation` of the evaluation.
         scores: its result; the row has the scores in percent.
-        **about: the columns before the scores.
+        columns: dict of the columns before the scores.
 
     Raises:
         InputError: the file has other columns.
     """
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    row = {"time": time, **about}
+    row = {"time": time, **columns}
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
     header, line = csv_text([row]), csv_text([row.values()])
     (new,) = csv.DictReader(io.StringIO(header + line))

@@ -18,7 +18,6 @@ import sys
 
 from axial import statements
 from axial.cli import app, flags
-from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag
 from axial.errors import InputError
 from axial.io.gfile import check_plain
@@ -58,7 +57,9 @@ def _main(given: Train):
     model_dir = given.model_dir
     statements.check_continued(model_dir)
     statements.check_change(given.change)
-    check_recipe(needs_data=True)
+    recipe = statements.check(given.gin_file, given.gin_binding)
+    if not recipe.value(recipe.task(), "data_dir"):
+        given.need("data_dir")
 
     from axial import configuration
     from axial.data.objects import objects_of, read_objects

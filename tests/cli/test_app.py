@@ -278,7 +278,7 @@ evaluation = types.SimpleNamespace(columns=dict)
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(40):
-    append_scores(sys.argv[1], evaluation, {"bleu": 0.5}, model=sys.argv[2], photos=number)
+    append_scores(sys.argv[1], evaluation, {"bleu": 0.5}, {"model": sys.argv[2], "photos": number})
 """
 
 
@@ -301,8 +301,9 @@ def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):
     evaluation = types.SimpleNamespace(columns=dict)
     scores = {"bleu": -0.25, "tokenized_bleu": float("nan"), "chrf": 0.5}
     path = tmp_path / "a.csv"
+    columns = {"model": "=cmd|' /C calc'!A0", "split": "@a", "shard": None, "photos": -3}
     for _ in range(2):
-        append_scores(str(path), evaluation, scores, model="=cmd|' /C calc'!A0", split="@a", shard=None, photos=-3)
+        append_scores(str(path), evaluation, scores, columns)
     (row,) = csv.DictReader(path.read_text().splitlines())
     assert row["model"] == "'=cmd|' /C calc'!A0" and row["split"] == "'@a" and row["shard"] == ""
     assert (row["bleu"], row["tokenized_bleu"], row["photos"]) == ("-25.0", "", "-3")

@@ -33,7 +33,7 @@ BAD = {
     "evaluate --model=x --gin_file=y --checkpoint=z": "--checkpoint needs --model_dir",
     "export --model_dir=RUN": "--output_dir is needed",
     "predict --model=x --diameter=0 x.png": "--diameter=0: expected the diameter",
-    "predict --model=x --diameter=auto --text=a": "--diameter=auto: a text has no",
+    "predict --model=x --diameter=auto --text=a": "--text does not go with --diameter",
     "export --model_dir=RUN --output_dir=OUT --format=safetensors --data_dir=HERE": "--data_dir does not go",
     "evaluate --model_dir=RUN --knob=top_k=1": "--knob: axial-evaluate run does not",
     "train --model_dir=RUN coco": "takes no argument: got 'coco'",
@@ -55,11 +55,10 @@ BAD = {
     "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
     "evaluate --saved_model=x --json=HERE": "a folder, a file is expected",
     "predict --saved_model=x --output_dir=/proc/x PY": "/proc/x: cannot be written",
-    "analyze zoo --json=/dev/null": "a pipe or a device, a file is expected",
+    "evaluate --model=nuclei --json=/dev/null": "a pipe or a device, a file is expected",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "
     "--gin_binding=TrainingConfig.eval_interval=1": "'../x.json': leaves its folder",
-    "evaluate --model_dir=RUN --image_size=129,193 --outputs_dir=OUT": "--outputs_dir: keeps maps of one size",
     "convert 'a\x1b[31m'": "got 'a\\x1b[31m'",
 }
 

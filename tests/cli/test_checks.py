@@ -78,7 +78,6 @@ CASES = {
     # axial-analyze
     "analyze recipes coco/axial_deeplab_x.gin": "no recipe has this name (did you mean",
     "analyze model axial_deeplab_s --diff=axial_deeplab_q": "no model is called 'axial_deeplab_q' (did you mean",
-    "analyze zoo --markdown=FILE": "holds no lines <!-- zoo:begin -->",
     "analyze attention --checkpoint=/nowhere --image=/no.png --output_dir=OUT": "--image=/no.png: no such file",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT": "/nowhere: no model or file has this",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT --query=9,9": "outside of the photo of 2x2",

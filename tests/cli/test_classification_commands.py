@@ -83,7 +83,6 @@ def test_predict_names_the_best_classes(command, root, tmp_path):
 REFUSED = {
     "stress": ("stress", "--ratios=1"),
     "sweep": ("sweep", "--knob=nms_kernel=7"),
-    "--outputs_dir": ("run", "--outputs_dir={}/outputs"),
     "--scales": ("run", "--scales=0.5"),
     "--thresholds: not for classification": ("run", "--thresholds=0.5"),
     "--split: stress takes one": ("stress", "--ratios=1", "--split=train", "--split=val"),

@@ -83,7 +83,7 @@ def test_results_of_others(command, root, sample_dir, tmp_path):
 REFUSED = {
     "--scales, --flip: a detector": ("evaluate", "--model_dir={}/run", "--flip"),
     "--format=tflite: not for detection": ("export", "--model_dir={}/run", "--output_dir={}/lite", "--format=tflite"),
-    "--outputs_dir: not for detection": ("evaluate", "--model_dir={}/run", "--outputs_dir={}/outputs"),
+    "--submission_dir: not for detection": ("evaluate", "--model_dir={}/run", "--submission_dir={}/files"),
 }
 
 

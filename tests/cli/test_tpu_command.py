@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from axial import configuration
-from axial.cloud import engine as engines
+from axial.cloud import engines
 from tests.conftest import ROOT
 
 WHEEL = "--wheel=gs://near/axial_deeplab_tf-1.0-py3-none-any.whl"
@@ -73,11 +73,11 @@ def test_what_a_dry_run_prints_is_what_is_handed_over(command, tools, local):
 
 
 def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
-    call = [*ENGINES["gke"], *WISH, *TINY, *local, "--queue=q", "--namespace=n", "--context=c"]
+    call = [*ENGINES["gke"], *WISH, *TINY, *local, "--queue=q"]
     result = command("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
     assert result.code == 0, result.err
     assert "1 step of 3.6e+04 s are 10.0 hours and 160 chip-hours" in result.out
-    kubectl = "kubectl --context=c --namespace=n"
+    kubectl = "kubectl"
     calls = tools.calls()
     assert calls[0].startswith(f"{kubectl} explain jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns")
     assert calls[1] == f"{kubectl} get localqueues q"
@@ -241,6 +241,6 @@ def test_an_engine_that_is_not_installed(command, tmp_path):
 )
 def test_what_a_cluster_refuses_is_one_line(command, tools, local, part, said, meaning):
     tools.answers("kubectl", part, f"echo {shlex.quote(said)} >&2; exit 1")
-    flags = *ENGINES["gke"], *WISH, *TINY, *local, "--queue=q", "--namespace=n"
+    flags = *ENGINES["gke"], *WISH, *TINY, *local, "--queue=q"
     result = command("tpu", "launch", *flags, environment={"PATH": tools.path})
     assert result.code == 2 and meaning in result.line and "costs money" not in result.out
