@@ -106,7 +106,7 @@ def describe(slice_, region, *, steps_left, time, limit):
         steps_left: steps until the end, of a `StepTime` or None.
         limit: hours until the deadline.
     """
-    parts = ", ".join(counted(getattr(slice_, f"{unit}s"), unit) for unit in ("chip", "core", "host"))
+    parts = f"{counted(slice_.chips, 'chip')}, {counted(slice_.cores, 'core')}, {counted(slice_.hosts, 'host')}"
     what = f"{slice_.name}: {parts}, {slice_.topology}; {counted(steps_left, 'step')}"
     hours = steps_left * time.seconds / 3600 if time else 0.0
     if time:

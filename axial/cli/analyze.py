@@ -163,11 +163,7 @@ def _figures(row):
 class Attention(Flags):
     model = flags.MODEL.but(needed=True, old=("checkpoint", "saved_model"))
     image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
-    query = Flag(
-        str,
-        "x,y: a pixel of the photo; by default its middle.",
-        read=flags.matched(r"(\d+),(\d+)", "x,y, two whole numbers"),
-    )
+    query = Flag(str, "x,y: a pixel of the photo; by default its middle.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
     block = Flag(str, "the block that is drawn, such as stage4_block1; by default the last one.")
     output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 

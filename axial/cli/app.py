@@ -89,10 +89,10 @@ class _Command:
             sys.exit(0)
         if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder of this name
             raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{self.moved[argv[1]]}")
-        every = sorted({name for kind in self.kinds.values() for name in kind.declared()})
+        every = {name: flag for kind in self.kinds.values() for name, flag in kind.declared().items()}
         if set(HELP) & set(argv):
-            named = [name for name in argv[1:] if name in self.kinds]
-            say(*_help(self.module, self.program, sorted(self.kinds[named[0]].declared()) if named else every))
+            named = [self.kinds[name].declared() for name in argv[1:] if name in self.kinds]
+            say(*_help(self.module, self.program, named[0] if named else every))
             sys.exit(0)
         try:
             return FLAGS([argv[0], *map(_at_home, argv[1:])])
@@ -263,32 +263,19 @@ def silence_xla():
         ctypes.CFUNCTYPE(None, ctypes.c_int)((name, library))(2)  # errors
 
 
-def docstring(module):
-    """The docstring of a module, of its file: `python -OO` leaves none in memory."""
+def _help(module, program, declared):
+    """The lines of a command's help with some flags. The docstring is the file's: `python -OO` leaves no other."""
     with open(module.__file__, encoding="utf-8") as file:
-        return ast.get_docstring(ast.parse(file.read()))
-
-
-def _help(module, program, shown):
-    """The lines of a command's help; `shown` names its flags."""
-    lines = [*docstring(module).replace("%s", program).splitlines(), "", "flags:"]
-    for name in shown:
-        flag = FLAGS[name]
-        values = flag.default if isinstance(flag.default, list) else [flag.default]
-        default = "" if flag.default in (None, [], "", False) else f" [{','.join(map(str, values))}]"
-        several = " It may be given several times." if flag.help.endswith(_SEVERAL) else ""
-        text = f"{_meaning(flag)}{several}{default}"
+        about = ast.get_docstring(ast.parse(file.read()))
+    lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
+    for name, flag in sorted(declared.items()):
+        values = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
+        default = f" [{','.join(map(str, values))}]" if flag.default not in (None, [], (), "", False) else ""
+        several = " It may be given several times." if flag.kind is tuple else ""
+        text = f"{flag.needed_meaning if flag.needed else flag.meaning}{several}{default}"
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 80, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
     return lines
-
-
-_SEVERAL = ";\n    repeat this option to specify a list of values"  # absl's words at the end of a flag's help
-
-
-def _meaning(flag):
-    """The help of a flag as it was defined."""
-    return flag.help.removesuffix(_SEVERAL)
 
 
 # === What scripts of experiments/ ask of absl's flags ===
@@ -312,5 +299,5 @@ def flag(name):
     """The value of a flag. Raises InputError if the flag is not set."""
     value = FLAGS[name].value
     if value in (None, "", []):
-        raise InputError(f"--{name} is needed: {_meaning(FLAGS[name]).rstrip('.')}")
+        raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
     return value

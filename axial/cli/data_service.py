@@ -42,9 +42,7 @@ class Server(Flags):
 
 
 class Dispatcher(Server):
-    work_dir = Flag(
-        str, "folder of the dispatcher's journal; without one it cannot be started again.", path=flags.OUT_FOLDER
-    )
+    work_dir = Flag(str, "folder of the journal, without which it cannot be started again.", path=flags.OUT_FOLDER)
 
 
 class Worker(Server):

@@ -68,9 +68,7 @@ class Written(Flags):
     shard = submission_dir = cityscapes_dir = None  # flags of run alone
     json = flags.JSON
     csv = flags.CSV
-    report = Flag(
-        str, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.", path=flags.OUT_FOLDER
-    )
+    report = Flag(str, "folder for SPLIT.html: classes, confusions, the worst and best photos.", path=flags.OUT_FOLDER)
     caption = flags.CAPTION
 
 
@@ -79,12 +77,7 @@ class Scored(Written):
 
     split = flags.SPLIT
     data_dir = flags.DATA_DIR
-    results_dir = Flag(
-        str,
-        "folder of predictions, panoptic ones in COCO's format: written by run, read by merge and results.",
-        path=flags.OUT_FOLDER,
-        alone=("submission_dir",),
-    )
+    results_dir = Flag(str, "folder of predictions: run writes it.", path=flags.OUT_FOLDER, alone=("submission_dir",))
     picture = flags.PICTURE
     thresholds = flags.THRESHOLDS
 
@@ -119,27 +112,12 @@ class Run(OfRun, Scored):
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     gin_file = flags.GIN_FILE.but(alone=("model_dir",))
-    shard = Flag(
-        str,
-        "'i/n': only every n-th photo from the i-th on, counted from 0; needs --results_dir.",
-        needs="results_dir",
-        read=_shard,
-    )
-    submission_dir = Flag(
-        str,
-        "writes the files that Cityscapes' server takes: panoptic, instance, semantic.",
-        path=flags.OUT_FOLDER,
-    )
-    cityscapes_dir = Flag(
-        str,
-        "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts.",
-        path=flags.IN_FOLDER,
-        needs="submission_dir",
-    )
+    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_shard)
+    submission_dir = Flag(str, "writes the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
+    cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(
         list,
-        "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; not of an export, not with a "
-        "DataConfig.photo_scale.",
+        "sizes of the network's input, SIDE or HEIGHTxWIDTH; not of an export, not with a DataConfig.photo_scale.",
         (),
         read=_sizes,
         alone=("results_dir", "submission_dir", "report", "picture"),
@@ -178,12 +156,7 @@ class Study(OfRun):
 class Stress(Study):
     runs = 2
     checkpoint = flags.CHECKPOINT
-    ratios = Flag(
-        list,
-        "resolutions to score at, as ratios of the canvas' sides; not with a DataConfig.photo_scale.",
-        read=flags.positive_numbers,
-        needed=True,
-    )
+    ratios = Flag(list, "resolutions, as ratios of the canvas' sides.", read=flags.positive_numbers, needed=True)
     picture = flags.PICTURE
     caption = flags.CAPTION
 

@@ -62,6 +62,11 @@ class Flag:
 
     but = dataclasses.replace  # the same declaration with changes
 
+    @property
+    def needed_meaning(self):
+        """The meaning where there is no default."""
+        return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
+
     def define(self, name):
         """Defines the flag for absl, and its older names."""
         default = () if self.kind is tuple and self.default is None else self.default
@@ -147,7 +152,7 @@ class Flags:
         """The value of a flag. Raises InputError if it is not set."""
         value = vars(self)[name]
         if value in (None, "", ()):
-            raise InputError(f"--{name} is needed: {self.declared()[name].meaning.rstrip('.')}")
+            raise InputError(f"--{name} is needed: {self.declared()[name].needed_meaning.rstrip('.')}")
         return value
 
     def check(self):
@@ -238,12 +243,8 @@ def matched(pattern, expected):
 
 GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.", path=PATH)
 GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
-CHANGE = Flag(
-    list, "settings that a resumed run may go on with, though it began with others, like batch,learning_rate.", ()
-)
-DATA_DIR = Flag(
-    str, "what axial-convert wrote; by default the data of the recipe or the run, else the samples.", path=IN_FOLDER
-)
+CHANGE = Flag(list, "settings that a resumed run may change, like batch,learning_rate.", ())
+DATA_DIR = Flag(str, "what axial-convert wrote; by default data of the recipe or run, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
 MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.", path=PATH)
 CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by its prefix.", path=PATH, needs="model_dir")
@@ -262,27 +263,17 @@ MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments a
 BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
 DIAMETER = Flag(
     str,
-    "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
-    "training's. 'auto' finds it for each photo.",
+    "median diameter of the objects in pixels, or 'auto': photos are scaled to the sizes of the training.",
     read=diameter,
     alone=("image_size",),
 )
-PICTURE = Flag(
-    str,
-    "PNG or JPEG: the first eight photos of each split with truth and prediction; curves.",
-    path=OUT_FILE,
-    suffixes=PICTURES,
-)
+PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_FILE, suffixes=PICTURES)
 CAPTION = Flag(str, "title of the picture and the report.", "")
-THRESHOLDS = Flag(
-    list,
-    "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
-    read=_ious,
-)
+THRESHOLDS = Flag(list, "IoUs: at each TP / (TP + FP + FN) of the things, counted over all photos.", read=_ious)
 LISTEN = Flag(
     str,
-    "who reaches the server that this starts: this machine alone, or all that reach any of its addresses. The server "
-    "has no authentication: with 'all' a firewall must keep strangers out (SECURITY.md).",
+    "who reaches the server: this machine, or all. It has no authentication: with 'all' a firewall must keep strangers "
+    "out (SECURITY.md).",
     "loopback",
     choices=("loopback", "all"),
 )
@@ -298,13 +289,7 @@ class Devices(Flags):
 class Looks(Flags):
     """How often a network looks at a photo."""
 
-    scales = Flag(
-        list,
-        "scales of the canvas to average over; not of an export.",
-        ("1",),
-        read=positive_numbers,
-        alone=("multi_scale",),
-    )
+    scales = Flag(list, "scales of the canvas to average over.", ("1",), read=positive_numbers, alone=("multi_scale",))
     flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
     multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
 

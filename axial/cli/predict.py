@@ -49,8 +49,7 @@ class Predict(flags.Looks):
     label_image = Flag(
         str,
         "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
-        "instance whose 'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects. "
-        "Where masks overlap, a pixel belongs to the object with the better score.",
+        "instance whose 'label' is i in PHOTO.json. Where masks of objects overlap, the better score has the pixel.",
         choices=("png", "tiff"),
     )
 

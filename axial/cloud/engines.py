@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,8 @@ import yaml
 from axial import slices
 from axial.cloud import runs
 from axial.errors import InputError, pip_install
+from axial.io.read import read_text
+from axial.statements import PACKAGE
 
 MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
 PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # of what is installed on a VM
@@ -279,16 +282,13 @@ class OnVirtualMachines(Engine):
 
     def installation(self):
         """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""
-        return f"""mkdir -p ~/axial && cd ~/axial
-if [ ! -e installed ]; then
-  gcloud storage cp {shlex.quote(self.request.wheel)} .
-  rm -rf files && python3 -m zipfile -e axial_deeplab_tf-*.whl files
-  mkdir -p scripts && cp -r files/axial/scripts/tpu scripts/
-  AXIAL_VENV=venv bash scripts/tpu/install.sh
-  touch installed
-fi
-{PATH}
-"""
+        return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{_script('wheel.sh')}"
+
+
+def _script(name):
+    """Text of a file of scripts/tpu, which is in the installed package or in the checkout."""
+    folders = os.path.join(PACKAGE, "scripts"), os.path.join(os.path.dirname(PACKAGE), "scripts")
+    return read_text(os.path.join(next(filter(os.path.isdir, folders)), "tpu", name))
 
 
 class SkyPilot(OnVirtualMachines):
@@ -389,35 +389,16 @@ class Gcloud(OnVirtualMachines):
         return ["gcloud", "compute", "tpus", group, verb, self.request.name, *where, *words]
 
     def text(self, run):
-        end = round(run.deadline + MARGIN)
-        several = """  meta() {
-    curl -fsS -H "Metadata-Flavor: Google" "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
-  }
-  AXIAL_HOST=$(meta agent-worker-number)
-  AXIAL_HOSTS=$(meta worker-network-endpoints | tr , "\\n" | cut -d: -f3 | paste -sd, -)
-  export AXIAL_HOST AXIAL_HOSTS
-"""
-        installation = "".join(f"  {line}\n" for line in self.installation().splitlines())
-        return f"""#!/bin/bash
-# Made by axial-tpu launch --engine=gcloud. Every boot of every host runs it.
-export HOME=/root PATH="/snap/bin:$PATH"
-export {runs.VARIABLE}={shlex.quote(run.to_json())}
-work() {{
-  set -e
-{installation}{several if run.hosts > 1 else ""}  while :; do
-    {runs.SUPERVISOR} && exit 0 || code=$?
-    if [ "$code" != {runs.PREEMPTED} ]; then exit "$code"; fi
-    sleep 30
-  done
-}}
-export -f work
-left=$(({end} - $(date +%s)))
-if [ "$left" -gt 0 ]; then
-  timeout --kill-after=60 "$left" bash -c work
-fi
-echo "axial-tpu: ended with $?; the slice is deleted"
-until {shlex.join(self.commands()["delete"])}; do sleep 60; done
-"""
+        variables = {
+            runs.VARIABLE: run.to_json(),
+            "AXIAL_HOST_COUNT": str(run.hosts),
+            "AXIAL_END": str(round(run.deadline + MARGIN)),
+            "AXIAL_DELETE": shlex.join(self.commands()["delete"]),
+        }
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        install = ["install() {", self.installation(), "}"]
+        head = ["#!/bin/bash", "# Made by axial-tpu launch --engine=gcloud. Every boot of every host runs it."]
+        return "\n".join([*head, *exports, *install, _script("startup.sh")])
 
     def launch(self, path, run):
         request = self.request
