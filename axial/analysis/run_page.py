@@ -76,17 +76,31 @@ def draw_curves(runs, path):
         path: PNG or JPEG.
     """
     names = [name for name in CURVES if any(name in curves for curves in runs.values())]
-    figure = Figure([3.4 * len(names), 3.2], layout="constrained", facecolor="white")
-    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names):
-        lines = {drawn(run): axes.plot(*curves[name])[0] for run, curves in runs.items() if name in curves}
-        if name == names[0]:
-            axes.legend(lines.values(), lines)
-        axes.set_title(drawn(name if "/" in name else f"{name} loss"))
+    plots = _plots(runs, names, len(names))
+    plots.axes[0].legend(plots.axes[0].lines, [drawn(run) for run, curves in runs.items() if names[0] in curves])
+    plots.savefig(path, dpi=110)
+
+
+def _plots(runs, names, columns=4):
+    """A figure with a plot for each name of a curve, with a line for each run that has it. Losses are logarithmic."""
+    rows = -(-len(names) // columns)
+    plots = Figure([3.4 * columns, 3 * rows], layout="constrained", facecolor="white")
+    for axes, name in zip(plots.subplots(rows, columns, squeeze=False).flat, names):
+        lines = [curves[name] for curves in runs.values() if name in curves]
+        for x, y in lines:
+            axes.plot(x, y, marker="." if len(x) < 20 else "")
+        axes.set_title(drawn(name))
         axes.set_xlabel("step")
-        if "/" not in name:
+        if _is_loss(name) and all(np.all(y > 0) for _, y in lines):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+    for axes in plots.axes[len(names) :]:
+        axes.remove()
+    return plots
+
+
+def _is_loss(name):
+    return "/" not in name and name not in SPEED
 
 
 # === The page ===
@@ -103,18 +117,18 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    losses = {name: curve for name, curve in curves.items() if "/" not in name and name not in SPEED}
-    scores = {name: curve for name, curve in curves.items() if name.startswith("eval/")}
-    speed = {name: curve for name, curve in curves.items() if name in SPEED}
+    scores = [name for name in curves if name.startswith("eval/")]
+    losses = _picture(curves, filter(_is_loss, curves))
     if not losses:
         raise InputError(f"{model_dir}: no summaries yet")
-    last = [(name, f"{y[-1]:.4g} at step {x[-1]}") for name, (x, y) in scores.items()]
+    last = [(name, f"{curves[name][1][-1]:.4g} at step {curves[name][0][-1]}") for name in scores]
+    shown = [figure(embedded(data, name), f"{name} at step {step}") for name, (step, data) in sorted(pictures.items())]
     sections = {
         "": _table(_status(model_dir).items()),
-        "Losses": _plots(losses, scale="log"),
-        "Scores": _plots(scores) + _table(last),
-        "Speed": _plots(speed),
-        "Pictures": "\n".join(_picture(name, step, data) for name, (step, data) in sorted(pictures.items())),
+        "Losses": losses,
+        "Scores": _picture(curves, scores) + _table(last),
+        "Speed": _picture(curves, SPEED),
+        "Pictures": "\n".join(shown),
         "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
     write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections))
@@ -144,26 +158,11 @@ def _table(rows):
     return table((), rows, words=True) if rows else "<p>none yet</p>"
 
 
-def _plots(curves, scale="linear"):
-    """A picture with a plot for each curve, as HTML."""
-    if not curves:
+def _picture(curves, names):
+    """A picture with a plot for each of the names that has a curve, as HTML."""
+    names = sorted(name for name in names if name in curves)
+    if not names:
         return ""
-    columns = 4
-    rows = -(-len(curves) // columns)
-    plots = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
-    for axes, (name, (x, y)) in zip(plots.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
-        axes.plot(x, y, marker="." if len(x) < 20 else "")
-        axes.set_title(drawn(name))
-        axes.set_xlabel("step")
-        if scale == "log" and np.all(y > 0):
-            axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-    for axes in plots.axes[len(curves) :]:
-        axes.remove()
     image = io.BytesIO()
-    plots.savefig(image, dpi=90, format="png")
-    return embedded(image.getvalue(), ", ".join(sorted(curves)))
-
-
-def _picture(name, step, data):
-    return figure(embedded(data, name), f"{name} at step {step}")
+    _plots({"": curves}, names).savefig(image, dpi=90, format="png")
+    return embedded(image.getvalue(), ", ".join(names))
