@@ -103,9 +103,8 @@ def demand(task, speed, slice_, own_cores=None):
     spec = task.train_dataset(count, 0).element_spec
     prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
-    of_record = sum(size for _, _, size in manifest["shards"]) / manifest["examples"]
-    if count > 1:
-        of_record /= count  # at least: a pair is at most a row's tokens
+    # At least, of texts: a pair is at most a row's tokens.
+    of_record = sum(size for _, _, size in manifest["shards"]) / manifest["examples"] / count
     needed, of_host = slice_.batch / slice_.step_seconds, per_core * slice_.cores
     return {
         "images_per_second": needed,

@@ -121,11 +121,9 @@ def long_step(step, crop, training, replicas=1):
     products, memory = step.of(crop, training.batch / replicas)
     memory /= training.accumulate
     device, available = device_memory()
-    too_large = available is not None and memory > available
-    if not too_large and products < LONG * LEAST_RATE:
-        return None
-    seconds = products / rate()
-    if not too_large and seconds <= LONG:
+    too_large = memory > (available or math.inf)
+    seconds = products / rate() if too_large or products >= LONG * LEAST_RATE else 0.0
+    if seconds <= LONG and not too_large:
         return None
     return (
         f"a step of {counted(training.batch, 'photo')} of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this "

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from axial.cli.tables import append_scores
+from axial.cli.evaluate_verbs import append_scores
 from axial.io.show import plain
 from tests.conftest import ROOT
 from tests.hostile import NAMES
