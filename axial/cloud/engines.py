@@ -13,13 +13,14 @@ import re
 import shlex
 import subprocess
 import time
+import typing
 
 import yaml
 
 from axial import slices
 from axial.cloud import runs
 from axial.errors import InputError, pip_install
-from axial.io.read import read_text
+from axial.io.read import read_text, read_yaml
 from axial.statements import PACKAGE
 
 MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
@@ -114,29 +115,31 @@ class Engine:
         return done.stdout
 
 
+def _script(name):
+    """Path of a file of scripts/tpu, which is in the installed package or in the checkout."""
+    folders = os.path.join(PACKAGE, "scripts"), os.path.join(os.path.dirname(PACKAGE), "scripts")
+    return os.path.join(next(filter(os.path.isdir, folders)), "tpu", name)
+
+
 # === Google Kubernetes Engine ===
 
 SITE = "https://jobset.sigs.k8s.io/docs/installation"
-CONTAINER, JOB = "axial", "slice"  # of every pod, and the JobSet's only replicated Job
-POLICY = "PodFailurePolicy"  # reason of a Job
-INDEX = "batch.kubernetes.io/job-completion-index"
 FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest that is used here: JobSet 0.10
-RESTARTS = 3
-KEPT = 7 * 24 * 3600  # seconds that a JobSet which has ended is there to be asked
 
 
 class Gke(Engine):
     """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. JobSet 0.10 or later.
 
     A host is a pod, and its supervisor the container's first process. A pod that fails makes its Job fail, by
-    `podFailurePolicy` with a reason and a message that tell which rule matched; the JobSet's own rules read them:
+    `podFailurePolicy` with a reason and a message that tell which rule matched; the JobSet's own rules read them
+    (scripts/tpu/jobset.yaml):
 
     | end of a pod | Job fails | JobSet |
     |---|---|---|
     | 2, 70, 124: bad input, a fault, the deadline | rule 0 | ends |
     | the node is taken away (DisruptionTarget) | rule 1 | is made again, which does not count |
     | 42: preempted, a lost host | rule 2 | the same |
-    | other | BackoffLimitExceeded | is made again, at most `RESTARTS` times |
+    | other | BackoffLimitExceeded | is made again, at most 3 times |
     | activeDeadlineSeconds, as a backstop | DeadlineExceeded | ends |
 
     The messages are no stable interface. They were read from kubernetes 95f0849,
@@ -171,69 +174,35 @@ class Gke(Engine):
             raise InputError(f"--slice={request.slice.name}: GKE has no {request.slice.generation}; v4 to v6e")
 
     def body(self, run):
-        """The JobSet."""
-        request, labels = self.request, {"axial-run": self.request.name}
-        left = round(max(run.deadline - time.time(), 0) + MARGIN)
-        metadata = {"name": request.name, "labels": dict(labels)}
+        """The JobSet: jobset.yaml with what this run adds."""
+        request, jobset = self.request, read_yaml(_script("jobset.yaml"), dict[str, typing.Any])
+        labels, left = {"axial-run": request.name}, round(max(run.deadline - time.time(), 0) + MARGIN)
+        jobset["metadata"] |= {"name": request.name, "labels": dict(labels)}
         if request.queue:
             names = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/max-exec-time-seconds"
-            metadata["labels"] |= dict(zip(names, (request.queue, str(left))))
+            jobset["metadata"]["labels"] |= dict(zip(names, (request.queue, str(left))))
         if run.hosts > 1:
-            metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-
-        def exits(*codes):
-            values = {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
-            return {"action": "FailJob", "onExitCodes": values}
-
-        disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-        job = {"parallelism": run.hosts, "completions": run.hosts, "completionMode": "Indexed", "backoffLimit": 0}
-        job |= {"activeDeadlineSeconds": left, "successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
-        final = sorted(runs.FINAL)
-        job |= {"podFailurePolicy": {"rules": [exits(*final), disrupted, exits(runs.PREEMPTED)]}}
-        job |= {"template": {"metadata": {"labels": labels}, "spec": self._pod(run)}}
-
-        def rule(name, action, reason, *patterns):
-            found = {"onJobFailureMessagePatterns": list(patterns)} if patterns else {}
-            return {"name": name, "action": action, "onJobFailureReasons": [reason], **found}
-
-        at = "matching FailJob rule at index"
-        lost = f"condition DisruptionTarget {at} 1$", f"exit code {runs.PREEMPTED} {at} 2$"
-        of_jobs = [
-            rule("final", "FailJobSet", POLICY, f"exit code ({'|'.join(map(str, final))}) {at} 0$"),
-            rule("lost", "RestartJobSetAndIgnoreMaxRestarts", POLICY, *lost),
-            rule("backstop", "FailJobSet", "DeadlineExceeded"),
-        ]
-        spec = {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": [JOB]},
-            "failurePolicy": {"maxRestarts": RESTARTS, "restartStrategy": "BlockingRecreate", "rules": of_jobs},
-            "ttlSecondsAfterFinished": KEPT,
-            "replicatedJobs": [{"name": JOB, "replicas": 1, "template": {"spec": job}}],
+            alone = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+            jobset["metadata"]["annotations"] = alone
+        job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+        job |= {"parallelism": run.hosts, "completions": run.hosts, "activeDeadlineSeconds": left}
+        job["template"]["metadata"] = {"labels": labels}
+        pod, gke = job["template"]["spec"], "cloud.google.com/gke-"
+        pod["nodeSelector"] = {
+            f"{gke}tpu-accelerator": request.slice.kind.gke,
+            f"{gke}tpu-topology": request.slice.topology,
+            **({f"{gke}spot": "true"} if request.provisioning == "spot" else {}),
         }
-        return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
-
-    def _pod(self, run):
-        request, gke = self.request, "cloud.google.com/gke-"
-        selector = {f"{gke}tpu-accelerator": request.slice.kind.gke, f"{gke}tpu-topology": request.slice.topology}
-        selector |= {f"{gke}spot": "true"} if request.provisioning == "spot" else {}
+        if request.service_account:
+            pod["serviceAccountName"] = request.service_account
         chips = {"google.com/tpu": str(request.slice.chips // request.slice.hosts)}
+        (container,) = pod["containers"]
+        container |= {"image": request.runtime, "resources": {"requests": dict(chips), "limits": chips}}
         # Names that JobSet gives to pods: NAME-JOB-JOBINDEX-PODINDEX in the subdomain NAME.
-        hosts = [f"{request.name}-{JOB}-0-{host}.{request.name}" for host in range(run.hosts)]
-        index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-        texts = ("AXIAL_HOSTS", ",".join(hosts)), (runs.VARIABLE, run.to_json())
-        variables = [{"name": name, "value": value} for name, value in texts]
-        container = {
-            "name": CONTAINER,
-            "image": request.runtime,
-            "command": runs.SUPERVISOR.split(),
-            "env": [{"name": "AXIAL_HOST", "valueFrom": index}, *variables],
-            "ports": [{"containerPort": port} for port in (run.port - 1, run.port, 8471, 8476)],
-            "securityContext": {"privileged": True},
-            "resources": {"requests": dict(chips), "limits": chips},
-        }
-        pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 120, "nodeSelector": selector}
-        pod |= {"serviceAccountName": request.service_account} if request.service_account else {}
-        return {**pod, "containers": [container]}
+        hosts = ",".join(f"{request.name}-slice-0-{host}.{request.name}" for host in range(run.hosts))
+        variables = ("AXIAL_HOSTS", hosts), (runs.VARIABLE, run.to_json())
+        container["env"] += [{"name": name, "value": value} for name, value in variables]
+        return jobset
 
     def checks(self):
         checks = [(["kubectl", "explain", FIELD, "--api-version=jobset.x-k8s.io/v1alpha2"], None)]
@@ -243,7 +212,8 @@ class Gke(Engine):
         return ["kubectl", "create", "--validate=strict", f"--filename={path}"]
 
     def commands(self):
-        first = f"--selector=jobset.sigs.k8s.io/jobset-name={self.request.name},{INDEX}=0"
+        set_of = f"jobset.sigs.k8s.io/jobset-name={self.request.name}"
+        first = f"--selector={set_of},batch.kubernetes.io/job-completion-index=0"
         return {
             "status": ["kubectl", "get", "jobsets", self.request.name, "--output=json"],
             "logs": ["kubectl", "logs", "--follow", "--tail=-1", first],
@@ -257,7 +227,7 @@ class Gke(Engine):
         state = next((kind for kind in ("Completed", "Failed", "Suspended") if kind in true), "")
         ready = sum(job.get("ready", 0) for job in status.get("replicatedJobsStatus", []))
         said = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
-        return f"{said}; made again {restarts} times, {counted} of them of {RESTARTS}", state in ("", "Suspended")
+        return f"{said}; made again {restarts} times, {counted} of them of 3", state in ("", "Suspended")
 
 
 # === TPU VMs ===
@@ -282,13 +252,7 @@ class OnVirtualMachines(Engine):
 
     def installation(self):
         """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""
-        return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{_script('wheel.sh')}"
-
-
-def _script(name):
-    """Text of a file of scripts/tpu, which is in the installed package or in the checkout."""
-    folders = os.path.join(PACKAGE, "scripts"), os.path.join(os.path.dirname(PACKAGE), "scripts")
-    return read_text(os.path.join(next(filter(os.path.isdir, folders)), "tpu", name))
+        return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{read_text(_script('wheel.sh'))}"
 
 
 class SkyPilot(OnVirtualMachines):
@@ -398,7 +362,7 @@ class Gcloud(OnVirtualMachines):
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         install = ["install() {", self.installation(), "}"]
         head = ["#!/bin/bash", "# Made by axial-tpu launch --engine=gcloud. Every boot of every host runs it."]
-        return "\n".join([*head, *exports, *install, _script("startup.sh")])
+        return "\n".join([*head, *exports, *install, read_text(_script("startup.sh"))])
 
     def launch(self, path, run):
         request = self.request
