@@ -242,19 +242,13 @@ def _verb(name, kind, convert=_convert):
 
 
 def summary(split, manifest, done, unit="photo"):
-    """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
+    """One line: the photos of the split, those that this call converted, and the speed."""
     line = f"{split}: {counted(manifest['examples'], unit)} in {counted(len(manifest['shards']), 'shard')}"
     if left_out := manifest.get("left_out"):
         line += f", {len(left_out)} left out as broken"
-    if manifest["permutation"] is None:
-        line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
         return f"{line}, nothing left to do"
-    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
-    total = sum(done["stages"].values())
-    slowest = max(done["stages"], key=done["stages"].get)
-    share = 100 * done["stages"][slowest] / total
-    return f"{line}; the limiting stage is to {slowest} ({share:.0f} % of the work)"
+    return f"{line}, {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
 
 
 # === check, zip ===
