@@ -58,13 +58,6 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
     assert os.listdir(tmp_path) == []  # a command that fails leaves no folder
 
 
-def test_a_run_and_an_export_in_a_path_that_tensorflow_takes_for_a_pattern(command, trained, exported, tmp_path):
-    for folder in (trained, exported):
-        model = shutil.copytree(folder, tmp_path / f"{folder.name} [v1]")
-        result = command("predict", f"--model={model}", f"--output_dir={tmp_path}", PHOTO)
-        assert result.code == 2 and f"{model}: TensorFlow takes [ in this path for a pattern" in result.line
-
-
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
     """A file takes the place of a link. A folder that leads out is refused before anything is written."""
     home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))

@@ -113,16 +113,6 @@ def test_no_photo_of_the_call_is_overwritten(command, exported, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["a.labels.json", "b.overlay.json", "c.json"]
 
 
-def test_predict_shows_names_as_they_are(command, exported, tmp_path):
-    names = ["a\x1b[31m [x] $y$.png", "b\nc [red].png", "=d \u202e.png"]
-    for name in names:
-        Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path)
-    assert result.code == 0 and len(result.out.splitlines()) == 3, result.err
-    for shown in (r"a\x1b[31m [x] $y$.png", r"b\nc [red].png", r"=d \u202e.png"):
-        assert f"{tmp_path}/{shown} -> " in result.out
-
-
 @pytest.mark.parametrize(
     "photos,names",
     [
