@@ -24,6 +24,7 @@ from absl import app, flags, logging
 import axial
 from axial.cli.flags import Flags, as_path, of_script  # noqa: F401
 from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
+from axial.io.read import read_text
 from axial.io.show import Closed, say
 
 FLAGS = flags.FLAGS
@@ -265,8 +266,7 @@ def silence_xla():
 
 def _help(module, program, declared):
     """The lines of a command's help with some flags. The docstring is the file's: `python -OO` leaves no other."""
-    with open(module.__file__, encoding="utf-8") as file:
-        about = ast.get_docstring(ast.parse(file.read()))
+    about = ast.get_docstring(ast.parse(read_text(module.__file__)))
     lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(declared.items()):
         values = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
