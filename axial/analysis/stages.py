@@ -14,22 +14,22 @@ class Stage:
 
     Attributes:
         part: its name; see `part_of`.
-        output: shape of its output, or None.
-        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
         params: parameters; see `ParameterCount.counted`.
         norms: parameters of batch norms inside attention, which `params` leaves out as the paper's tables do.
         macs: multiply-adds.
         activations: bytes that it writes; see `activation_bytes`.
+        output: shape of its output, or None.
+        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
     """
 
     part: str
-    output: tuple | None
-    spans: tuple
-    heads: tuple
     params: int
     norms: int
     macs: int
     activations: int
+    output: tuple | None = None
+    spans: tuple = ()
+    heads: tuple = ()
 
 
 def stages(name, num_classes, *, batch, height, width):
@@ -69,4 +69,4 @@ def stages(name, num_classes, *, batch, height, width):
         for part in (*params, REST)
     ]
     numbers = [(row.params, row.norms, row.macs, row.activations) for row in table]
-    return [*table, Stage("all", None, (), (), *map(sum, zip(*numbers)))]
+    return [*table, Stage("all", *map(sum, zip(*numbers)))]

@@ -57,7 +57,8 @@ def run(verbs, module, default=None, moved=()):
     kinds = {name: flags_of(verb) or of_script(module) for name, verb in verbs.items()}
     for kind in kinds.values():
         kind.define()
-    command = _Command(os.path.basename(sys.argv[0]), module, verbs, kinds, default, dict(moved))
+    program = os.path.basename(sys.argv[0])
+    command = _Command(program, module, verbs, kinds, default=default, moved=dict(moved))
     _prepare_streams()
     sys.unraisablehook = _interrupt_again
     try:

@@ -66,7 +66,7 @@ def _dispatcher(given: Dispatcher):
         )
         host = socket.gethostname() if given.listen == "all" else "localhost"
         where = f"--work_dir={given.work_dir}: " if given.work_dir else ""
-        _serve(service.DispatchServer, config, given, host, where)
+        _serve(service.DispatchServer, config, given, host, where=where)
 
 
 def _worker(given: Worker):
@@ -96,7 +96,7 @@ def _worker(given: Worker):
     _serve(tf.data.experimental.service.WorkerServer, config, given, host)
 
 
-def _serve(kind, config, given, host, where=""):
+def _serve(kind, config, given, host, *, where=""):
     """Runs a server until SIGTERM or SIGINT. Prints its address when it answers. `where` begins its errors."""
     import tensorflow as tf
 
