@@ -192,7 +192,7 @@ def query_kernels(layer, x, place):
 # === Drawing ===
 
 
-def draw_block(stem, model, layers, example, place):
+def draw_block(stem, model, layers, example, *, fractions):
     """Draws every layer of a block, and yields the names of the pictures.
 
     Args:
@@ -200,14 +200,14 @@ def draw_block(stem, model, layers, example, place):
         model: the model of the layers.
         layers: of `find_layers`.
         example: of `Task.example`: the photo on its canvas, and how many rows and columns of it the photo fills.
-        place: (row, column) of the query, from 0 to 1 of the sides of the photo.
+        fractions: (row, column) of the query, from 0 to 1 of the sides of the photo.
     """
     image, lines = example["image"], {}
     photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
-    place = [share * n / side for share, n, side in zip(place, np.array(example["content"]), photo.shape)]
+    fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["content"]), photo.shape)]
     for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
         size = x.shape[1:3]
-        pixel = tuple(min(int(share * n), n - 1) for share, n in zip(place, size))
+        pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, size))
         name = f"{stem}.{path.removeprefix('backbone/').replace('/', '_')}.png"
         if isinstance(layer, DeformableConv):
             output = tuple(i // layer.strides for i in pixel)
@@ -261,12 +261,12 @@ def draw_lines(path, photo, lines):
     for of_axis, (axis, (weights, place)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
         for axes in of_axis:
             axes.set_axis_off()
-        for head, (axes, of_head) in enumerate(zip(of_axis, weights), 1):
+        for head, (axes, line) in enumerate(zip(of_axis, weights), 1):
             _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head}")
             # Each line has its own largest weight: a query that spreads its weights is as visible as one that does not.
-            large = _enlarged(of_head / of_head.max(0 if axis == "height" else 1, keepdims=True), photo)
+            large = _enlarged(line / line.max(0 if axis == "height" else 1, keepdims=True), photo)
             axes.imshow(large, cmap="Reds", vmin=0, alpha=large.clip(0, 1) * 0.85)
-            x, y = _middle(place, of_head.shape, photo)
+            x, y = _middle(place, line.shape, photo)
             (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
     _save(figure, path)
 

@@ -159,8 +159,8 @@ class SplitCheck:
 
     def _misnumbered(self):
         """Yields what looks as if the numbers in label images were not those that the spec and the layout mean."""
-        spec, never, void, found = self.spec, self.photos_of == 0, self.unlabelled, self.numbers
-        first, last, things = min(spec.category_ids), max(spec.category_ids), found["things"]
+        spec, never, void, numbers = self.spec, self.photos_of == 0, self.unlabelled, self.numbers
+        first, last, things = min(spec.category_ids), max(spec.category_ids), numbers["things"]
         in_a_row = last - first + 1 == spec.num_classes
         last_is_lost = in_a_row and never[spec.class_index(last)] and void > 0.01
         if spec.ignored_ids and (last_is_lost or (never.mean() >= 0.5 and void > 0.25)):
@@ -171,13 +171,13 @@ class SplitCheck:
             )
         if in_a_row and first == 0 and never[spec.class_index(0)]:
             yield "the class of the number 0 never occurs; are the label images numbered from 1?"
-        if 0 < things == found["crowd"]:
+        if 0 < things == numbers["crowd"]:
             yield "each photo of things has a crowd, which is their number 0; are objects numbered from 0?"
-        if 0 < things == found["joined"]:
+        if 0 < things == numbers["joined"]:
             yield "no photo has two objects of a class, but some are in pieces; do all objects have one number?"
         for number in VOID:
-            if 0 < things <= 2 * found[number]:
-                yield f"{number} is an object in {counted(found[number], 'photo')}; does it stand for no object?"
+            if 0 < things <= 2 * numbers[number]:
+                yield f"{number} is an object in {counted(numbers[number], 'photo')}; does it stand for no object?"
 
     def classes(self):
         """Rows of the classes: name, photos, segments and percent of the labelled pixels."""
@@ -248,14 +248,14 @@ def page(checks):
     sections = {}
     for check in checks:
         firsts = {kind: f"{photo} {detail}" for kind, photo, detail in reversed(check.findings)}
-        found = [(kind, number, firsts[kind]) for kind, number in check.counts().items()]
+        findings = [(kind, number, firsts[kind]) for kind, number in check.counts().items()]
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in check.spec.colors] if check.class_names else ()
         classes = [
             (Html(f'<i style="background:{html(color)}"></i>{html(name)}'), *numbers)
             for color, (name, *numbers) in zip(colors, check.classes())
         ]
         sections[check.split] = f"<p>{html(f'{check.spec.name}: {check.title}.')}</p>"
-        sections[f"{check.split}: findings"] = pages.table(("kind", "number", "first"), found, words=True)
+        sections[f"{check.split}: findings"] = pages.table(("kind", "number", "first"), findings, words=True)
         sections[f"{check.split}: classes"] = pages.table(("class", "photos", "segments", "% of pixels"), classes)
         pictures = "\n".join(_picture(name, picture) for name, picture in check.sample)
         sections[f"{check.split}: random photos with their labels"] = pictures

@@ -43,8 +43,8 @@ def count_multiply_adds(graph):
     """
     products = []
     for name, count in _walk(graph, ""):
-        share = math.prod(int(needed) / int(computed) for needed, computed in _PAIRS.findall(name))
-        products.append(Product(name, count, count * share))
+        ratio = math.prod(int(needed) / int(computed) for needed, computed in _PAIRS.findall(name))
+        products.append(Product(name, count, count * ratio))
     return products
 
 

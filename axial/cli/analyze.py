@@ -199,7 +199,7 @@ def _attention(given: Attention):
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
     layers = pictures.find_layers(model, given.block)
     for path in pictures.draw_block(
-        stem, model, layers, task.example(tf.constant(photo)), place=((y + 0.5) / height, (x + 0.5) / width)
+        stem, model, layers, task.example(tf.constant(photo)), fractions=((y + 0.5) / height, (x + 0.5) / width)
     ):
         say(path)
 

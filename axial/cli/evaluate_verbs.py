@@ -260,8 +260,8 @@ def run(given, model):
             if given.csv:
                 columns = {"model": source.name, "split": scored.split, "image_size": size}
                 append_scores(given.csv, source.evaluation, scores, columns)
-    for split, of_split in rows.items():
-        print_rows(split, of_split, ["image_size"])
+    for split, sizes in rows.items():
+        print_rows(split, sizes, ["image_size"])
     write_scores(given.json, table)
 
 

@@ -293,8 +293,8 @@ class SkyPilot(OnVirtualMachines):
         return [(["sky", "--version"], self._check_version), (["sky", "jobs", "queue", "-s", "-v"], self._check_name)]
 
     def _check_version(self, said):
-        found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
-        if not found or tuple(map(int, found.groups())) < (0, 11, 2):
+        version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+        if not version or tuple(map(int, version.groups())) < (0, 11, 2):
             needed = f"{said.strip()} is installed, 0.11.2 or later is needed: {self.install}"
             raise InputError(f"--engine=skypilot: {needed}")
 
