@@ -55,7 +55,7 @@ setup(
             for path in files_under(f"axial/data/{folder}", ("",))
         ],
         "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # the scripts are those of a clone
-        "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh",))],
+        "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh", ".yaml"))],
     },
     install_requires=[
         "absl-py>=1.4.0,<3",

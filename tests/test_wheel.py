@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from axial import slices
-from axial.cloud.engine import OnVirtualMachines, Request
+from axial.cloud.engines import OnVirtualMachines, Request
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.errors import DISTRIBUTION
 from tests.conftest import ROOT
@@ -63,7 +63,7 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
         found = set(archive.namelist())
     files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/**/*"), *ROOT.glob("axial/shipped/**/*")]
     wanted = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
-    below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.sh")]
+    below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.*")]
     wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
     assert len(wanted) > 600 and not wanted - found
     assert not [name for name in found - wanted if name.startswith("axial/experiments/")]  # scripts and their numbers

@@ -70,23 +70,23 @@ def layer_inputs(model, images, layers):
 
     @tf.function(autograph=False)
     def run(images):  # a graph, because it leaves out all that comes after these layers
-        seen = {}
+        inputs = {}
         with contextlib.ExitStack() as stack:
             for layer in layers:
-                stack.enter_context(_recorded(layer, seen))
+                stack.enter_context(_recorded(layer, inputs))
             network(images)
-        return [seen[id(layer)] for layer in layers]
+        return [inputs[id(layer)] for layer in layers]
 
     return run(images)
 
 
 @contextlib.contextmanager
-def _recorded(layer, seen):
+def _recorded(layer, inputs):
     call = layer.call
 
-    def record(x, *args, **kwargs):
-        seen[id(layer)] = x
-        return call(x, *args, **kwargs)
+    def record(x, training=False):
+        inputs[id(layer)] = x
+        return call(x, training=training)
 
     layer.__dict__["call"] = record  # not setattr, with which Keras would track it
     try:
@@ -107,13 +107,10 @@ def query_weights(layer, x, place):
         layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or `GeneralizedAttention` of maps.
         x: [1, H, W, C], what the layer takes.
         place: (row, column) of the query.
-
-    Raises:
-        InputError: the place is outside the map.
     """
     if isinstance(layer, GeneralizedAttention):
         return layer.query_weights(x, place)[0]
-    row, column = _check_place(place, x)
+    row, column = place
     part, index = {
         "height": (x[:, :, column : column + 1], row),
         "width": (x[:, row : row + 1], column),
@@ -128,8 +125,7 @@ def line_weights(layer, x, place):
     Of a layer along the height, the queries are the row of `place`, and a column of the map is what the query in it
     weighs its column with. Of a layer along the width it is the other way round.
     """
-    row, column = _check_place(place, x)
-    return _lines(layer, x, row if layer.spec.axis == "height" else column)
+    return _lines(layer, x, place[0] if layer.spec.axis == "height" else place[1])
 
 
 def _lines(layer, x, index):
@@ -140,12 +136,6 @@ def _lines(layer, x, index):
             weight.assign(value)
         layer = folded
     return layer.query_weights(x, index)[0]
-
-
-def _check_place(place, x):
-    if not all(0 <= i < n for i, n in zip(place, x.shape[1:3])):
-        raise InputError(f"place = {tuple(place)}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
-    return place
 
 
 def term_maps(layer, x, place):
@@ -171,8 +161,8 @@ def sampling_points(layer, x, place):
         place: (row, column) of the output pixel.
     """
     offsets, masks = layer.offsets(x)
-    options = dict(dilation=layer.dilation, padding=layer.padding)
-    rows, columns = positions(offsets, [layer.side] * 2, layer.strides, **options)
+    sides = [layer.side] * 2
+    rows, columns = positions(offsets, sides, layer.strides, dilation=layer.dilation, padding=layer.padding)
     pixel = place[0] * offsets.shape[2] + place[1]
     rows, columns = rows[0, pixel].numpy(), columns[0, pixel].numpy()
     if masks is None:
@@ -195,6 +185,44 @@ def query_kernels(layer, x, place):
 # === Drawing ===
 
 
+def draw_block(stem, model, layers, example, *, fractions):
+    """Draws every layer of a block, and yields the names of the pictures.
+
+    Args:
+        stem: path that the names begin with.
+        model: the model of the layers.
+        layers: of `find_layers`.
+        example: of `Task.example`: the photo on its canvas, and how many rows and columns of it the photo fills.
+        fractions: (row, column) of the query, from 0 to 1 of the sides of the photo.
+    """
+    image, lines = example["image"], {}
+    photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
+    fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["content"]), photo.shape)]
+    for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
+        size = x.shape[1:3]
+        pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, size))
+        name = f"{stem}.{path.removeprefix('backbone/').replace('/', '_')}.png"
+        if isinstance(layer, DeformableConv):
+            output = tuple(i // layer.strides for i in pixel)
+            tap = tuple(i * layer.strides for i in output)
+            draw_points(name, photo, sampling_points(layer, x, output), place=tap, size=size)
+        elif isinstance(layer, DynamicConv):
+            draw_kernels(name, query_kernels(layer, x, pixel))
+        elif isinstance(layer, GeneralizedAttention):
+            draw_maps(name, photo, term_maps(layer, x, pixel), pixel)
+        elif layer.spec.axis != "square":
+            lines[layer.spec.axis] = line_weights(layer, x, pixel).numpy(), pixel
+            continue
+        else:
+            maps = query_weights(layer, x, pixel).numpy()
+            draw_maps(name, photo, {f"head {i + 1}": head for i, head in enumerate(maps)}, pixel)
+        yield name
+    if lines:
+        name = f"{stem}.{block_of(next(iter(layers)))}.png"
+        draw_lines(name, photo, lines)
+        yield name
+
+
 def draw_maps(path, photo, maps, place):
     """Draws weights over a photo, a picture for each map, with the query marked.
 
@@ -207,10 +235,9 @@ def draw_maps(path, photo, maps, place):
     figure = Figure(figsize=(3.2 * len(maps), 3.4), layout="constrained")
     for axes, (title, weights) in zip(np.atleast_1d(figure.subplots(1, len(maps))), maps.items()):
         _show(axes, photo, title)
-        large = Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR)
-        axes.imshow(np.asarray(large), cmap="inferno", alpha=0.6)
-        axes.plot(*_middle(place, weights.shape, photo), "P", color="cyan", markeredgecolor="black", markersize=10)
-    write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
+        axes.imshow(_enlarged(weights, photo), cmap="inferno", alpha=0.6)
+        axes.plot(*_middle(place, weights.shape, photo), **_MARK)
+    _save(figure, path)
 
 
 def draw_lines(path, photo, lines):
@@ -225,18 +252,16 @@ def draw_lines(path, photo, lines):
     shape = photo.shape[0] / photo.shape[1]
     figure = Figure(figsize=(2.2 * heads, (2.2 * shape + 0.3) * len(lines)), layout="constrained")
     for of_axis, (axis, (weights, place)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
-        for head, axes in enumerate(of_axis):
+        for axes in of_axis:
             axes.set_axis_off()
-            if head >= len(weights):
-                continue
-            _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head + 1}")
+        for head, (axes, line) in enumerate(zip(of_axis, weights), 1):
+            _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head}")
             # Each line has its own largest weight: a query that spreads its weights is as visible as one that does not.
-            own = weights[head] / weights[head].max(0 if axis == "height" else 1, keepdims=True)
-            large = Image.fromarray(own.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR)
-            axes.imshow(np.asarray(large), cmap="Reds", vmin=0, alpha=np.asarray(large).clip(0, 1) * 0.85)
-            x, y = _middle(place, weights[head].shape, photo)
+            large = _enlarged(line / line.max(0 if axis == "height" else 1, keepdims=True), photo)
+            axes.imshow(large, cmap="Reds", vmin=0, alpha=large.clip(0, 1) * 0.85)
+            x, y = _middle(place, line.shape, photo)
             (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
-    write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
+    _save(figure, path)
 
 
 def draw_points(path, photo, points, place, size):
@@ -252,27 +277,37 @@ def draw_points(path, photo, points, place, size):
     figure = Figure(figsize=(5, 5 * photo.shape[0] / photo.shape[1]), layout="constrained")
     axes = figure.subplots()
     _show(axes, photo, "samples of one pixel")
-    rows, columns, masks = (np.ravel(a) for a in points)
+    rows, columns, masks = map(np.ravel, points)
     axes.scatter(*_middle((rows, columns), size, photo), 60 * masks, color="red", edgecolors="white")
-    axes.plot(*_middle(place, size, photo), "P", color="cyan", markeredgecolor="black", markersize=10)
+    axes.plot(*_middle(place, size, photo), **_MARK)
     axes.set(xlim=(0, photo.shape[1]), ylim=(photo.shape[0], 0))  # samples may lie outside the photo
-    write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
+    _save(figure, path)
 
 
 def draw_kernels(path, kernels):
     """Draws the kernels [G, N, N] of one query of a dynamic convolution, a picture for each group."""
     figure = Figure(figsize=(1.6 * len(kernels), 1.9), layout="constrained")
-    for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels)):
-        axes.imshow(kernel, cmap="inferno", vmin=0)
-        axes.set_title(drawn(f"group {group + 1}"), fontsize=8)
-        axes.set_axis_off()
+    for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels), 1):
+        _show(axes, kernel, f"group {group}", cmap="inferno", vmin=0)
+    _save(figure, path)
+
+
+_MARK = {"marker": "P", "color": "cyan", "markeredgecolor": "black", "markersize": 10}
+
+
+def _show(axes, image, title, cmap=None, vmin=None):
+    axes.imshow(image, cmap=cmap, vmin=vmin)
+    axes.set_title(drawn(title), fontsize=9)
+    axes.set_axis_off()
+
+
+def _save(figure, path):
     write_whole(path, lambda partial: figure.savefig(partial, dpi=110))
 
 
-def _show(axes, photo, title):
-    axes.imshow(photo)
-    axes.set_title(drawn(title), fontsize=9)
-    axes.set_axis_off()
+def _enlarged(weights, photo):
+    """A map in the size of a photo."""
+    return np.asarray(Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR))
 
 
 def _middle(place, size, photo):

@@ -9,28 +9,25 @@ them. Both are counted.
 """
 
 import collections
-import dataclasses
 import math
 import re
+import typing
 
 import tensorflow as tf
 
 _PAIRS = re.compile(r"(?:^|/)pairs_(\d+)_of_(\d+)(?:_\d+)?/")
 
 
-@dataclasses.dataclass(frozen=True)
-class Product:
+class Product(typing.NamedTuple):
     """One operation that multiplies and adds.
 
     Attributes:
         name: the operation's name, after those of the calls that lead to it.
-        type: the operation's type.
         computed: its multiply-adds.
         needed: those of them that the equation needs.
     """
 
     name: str
-    type: str
     computed: int
     needed: float
 
@@ -44,7 +41,11 @@ def count_multiply_adds(graph):
     Raises:
         ValueError: the shape of a product is not static, or the length of a loop with products.
     """
-    return [Product(name, type_, count, count * _share(name)) for name, type_, count in _walk(graph, "")]
+    products = []
+    for name, count in _walk(graph, ""):
+        ratio = math.prod(int(needed) / int(computed) for needed, computed in _PAIRS.findall(name))
+        products.append(Product(name, count, count * ratio))
+    return products
 
 
 def total(products):
@@ -52,29 +53,21 @@ def total(products):
     return round(sum(p.needed for p in products))
 
 
-def _share(name):
-    share = 1.0
-    for needed, computed in _PAIRS.findall(name):
-        share *= int(needed) / int(computed)
-    return share
-
-
 def _walk(graph, prefix):
+    """Yields (name, multiply-adds) of each product."""
     for op in graph.get_operations():
         name = prefix + op.name
         if op.type in _COUNTERS:
-            yield name, op.type, _COUNTERS[op.type](op)
+            yield name, _COUNTERS[op.type](op)
         elif op.type in ("While", "StatelessWhile"):
             body = list(_walk(_function(graph, op.get_attr("body").name), f"{name}/"))
             times = _iterations(op) if body else 0
-            yield from ((n, t, times * count) for n, t, count in body)
+            yield from ((n, times * count) for n, count in body)
         elif op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
-            if op.type.endswith("If"):
-                branches = [op.get_attr("then_branch"), op.get_attr("else_branch")]
-            else:
-                branches = op.get_attr("branches")
+            names = ("then_branch", "else_branch") if op.type.endswith("If") else ()
+            branches = [op.get_attr(branch) for branch in names] or op.get_attr("branches")
             sides = [list(_walk(_function(graph, b.name), f"{name}/")) for b in branches]
-            yield from max(sides, key=lambda side: sum(count for *_, count in side))
+            yield from max(sides, key=lambda side: sum(count for _, count in side))
         elif op.type in ("PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient"):
             yield from _walk(_function(graph, op.get_attr("f").name), f"{name}/")
 
@@ -110,8 +103,7 @@ def _convolution(op):
 
 
 def _depthwise(op):
-    height, width, *_ = _shape(op.inputs[1])
-    return math.prod(_shape(op.outputs[0])) * height * width
+    return math.prod(_shape(op.outputs[0])) * math.prod(_shape(op.inputs[1])[:2])
 
 
 def _matmul(op):
@@ -134,16 +126,8 @@ def _einsum(op):
     return math.prod(sizes.values()) * math.prod(ellipsis) if len(operands) > 1 else 0
 
 
-_COUNTERS = {
-    "Conv2D": _convolution,
-    "Conv3D": _convolution,
-    "DepthwiseConv2dNative": _depthwise,
-    "MatMul": _matmul,
-    "BatchMatMul": _matmul,
-    "BatchMatMulV2": _matmul,
-    "BatchMatMulV3": _matmul,
-    "Einsum": _einsum,
-}
+_COUNTERS = dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul)
+_COUNTERS |= {"Conv2D": _convolution, "Conv3D": _convolution, "DepthwiseConv2dNative": _depthwise, "Einsum": _einsum}
 
 
 # === By part of a model ===

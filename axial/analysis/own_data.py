@@ -57,9 +57,9 @@ def advise(checks, names):
         names: of all splits of the data set.
     """
     splits = {check.split: check for check in checks}
-    train = next((split for split in splits if split.startswith("train")), checks[0].split)
-    evaluated = next((split for split in [*splits, *sorted(names)] if split.startswith("val")), None)
-    evaluated = evaluated or next((split for split in [*splits, *sorted(names)] if split != train), train)
+    train, others = next((split for split in splits if split.startswith("train")), checks[0].split), sorted(names)
+    others = [split for split in [*splits, *others] if split != train]
+    evaluated = next((split for split in others if split.startswith("val")), others[0] if others else train)
     check = splits[train]
     steps = math.ceil(SEEN * check.photos / BATCH / 100) * 100
     bindings = {"STEPS": min(max(steps, LEAST_STEPS), MOST_STEPS)}
@@ -72,9 +72,8 @@ def advise(checks, names):
         why = f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all are scaled alike"
     else:
         crop = bindings["CANVAS"] = _canvas(check)
-        why = "photos are fitted to a canvas of their median shape" + (
-            f", on which small objects have {SMALL} pixels or as many as there is room for" if objects else ""
-        )
+        small = f", on which small objects have {SMALL} pixels or as many as there is room for" if objects else ""
+        why = f"photos are fitted to a canvas of their median shape{small}"
     own = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
     bindings |= {name: split for name, split in own.items() if split != SPLITS[name]}
     return Advice(bindings, crop, bindings["STEPS"], why)
@@ -92,15 +91,12 @@ def crowding(checks, canvas, recipe):
         The line, and whether they are more.
     """
     most = max((len(sides) for check in checks for sides in check.objects), default=0)
-    bound = {name.partition(".")[2]: value for name, value in recipe.bindings.items() if _KNOB in name}
-    config, spec = PostprocessConfig(**bound), checks[0].spec
+    knobs = {name.removeprefix(_KNOB): value for name, value in recipe.bindings.items() if name.startswith(_KNOB)}
+    config, spec = dataclasses.replace(PostprocessConfig(), **knobs), checks[0].spec
     room = most_centers(canvas, config, spec)
-    line = (
-        f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has room for {room}"
-    )
-    if most > room:
-        line += f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
-    return line, most > room
+    why = f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
+    line = f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has room for"
+    return f"{line} {room}{why if most > room else ''}", most > room
 
 
 def _spread(values):

@@ -1,6 +1,7 @@
-"""One HTML page of a training run: losses, scores, pictures, speed, configuration and machine.
+"""What a training run has written: its curves beside those of others, and all of it as one HTML page.
 
-The page holds its pictures itself, so that it needs neither a network nor the run's folder.
+The page has losses, scores, pictures, speed, configuration and machine. It holds its pictures itself, so that it needs
+neither a network nor the run's folder.
 """
 
 import io
@@ -9,19 +10,100 @@ import os
 import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from axial.analysis.curves import read_events
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.page import embedded, figure, page, table
 from axial.io.read import read_json, read_text
 from axial.io.show import drawn, html
 from axial.io.write import write_text
+from axial.statements import run_file
 
+CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 SPEED = (
     *("images_per_second", "learning_rate", "input_bound"),
     *("seconds_per_step", "seconds_per_step_p90", "seconds_per_step_p99"),
 )
+
+
+# === Curves ===
+
+
+def read_curves(model_dir):
+    """dict from each of `CURVES` that a run has to its steps and values.
+
+    Raises:
+        InputError: the folder is not a run of axial-train, or the run has no summaries yet.
+    """
+    found = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
+    if not found:
+        raise InputError(f"{model_dir}: no summaries yet")
+    return found
+
+
+def read_events(model_dir):
+    """What a run has written for TensorBoard.
+
+    Returns:
+        dict from the names of scalars to their steps and values, and dict from the names of pictures to the last one's
+        (step, PNG as bytes).
+
+    Raises:
+        InputError: the folder is not a run of axial-train.
+    """
+    run_file(model_dir)
+    events = EventAccumulator(model_dir, size_guidance={"tensors": 0})
+    events.Reload()
+    curves, pictures = {}, {}
+    for name in events.Tags()["tensors"]:
+        if events.SummaryMetadata(name).plugin_data.plugin_name == "images":
+            last = events.Tensors(name)[-1]
+            pictures[name] = last.step, tf.make_ndarray(last.tensor_proto)[2]  # after the width and the height
+            continue
+        # A killed and resumed run may have written a step twice; the later value counts.
+        points = {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
+        steps = sorted(points)
+        curves[name] = np.array(steps), np.array([points[step] for step in steps])
+    return curves, pictures
+
+
+def draw_curves(runs, path):
+    """Writes a picture with one plot for each curve and one line for each run.
+
+    Args:
+        runs: dict from names to what `read_curves` returns.
+        path: PNG or JPEG.
+    """
+    names = [name for name in CURVES if any(name in curves for curves in runs.values())]
+    plots = _plots(runs, names, len(names))
+    plots.axes[0].legend(plots.axes[0].lines, [drawn(run) for run, curves in runs.items() if names[0] in curves])
+    plots.savefig(path, dpi=110)
+
+
+def _plots(runs, names, columns=4):
+    """A figure with a plot for each name of a curve, with a line for each run that has it. Losses are logarithmic."""
+    rows = -(-len(names) // columns)
+    plots = Figure([3.4 * columns, 3 * rows], layout="constrained", facecolor="white")
+    for axes, name in zip(plots.subplots(rows, columns, squeeze=False).flat, names):
+        lines = [curves[name] for curves in runs.values() if name in curves]
+        for x, y in lines:
+            axes.plot(x, y, marker="." if len(x) < 20 else "")
+        axes.set_title(drawn(name))
+        axes.set_xlabel("step")
+        if _is_loss(name) and all(np.all(y > 0) for _, y in lines):
+            axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+    for axes in plots.axes[len(names) :]:
+        axes.remove()
+    return plots
+
+
+def _is_loss(name):
+    return "/" not in name and name not in SPEED
+
+
+# === The page ===
 
 
 def write_page(model_dir, path):
@@ -35,18 +117,18 @@ def write_page(model_dir, path):
         InputError: the folder is not a run, or has no summaries yet.
     """
     curves, pictures = read_events(model_dir)
-    losses = {name: curve for name, curve in curves.items() if "/" not in name and name not in SPEED}
-    scores = {name: curve for name, curve in curves.items() if name.startswith("eval/")}
-    speed = {name: curve for name, curve in curves.items() if name in SPEED}
+    scores = [name for name in curves if name.startswith("eval/")]
+    losses = _picture(curves, filter(_is_loss, curves))
     if not losses:
         raise InputError(f"{model_dir}: no summaries yet")
-    last = [(name, f"{y[-1]:.4g} at step {x[-1]}") for name, (x, y) in scores.items()]
+    last = [(name, f"{curves[name][1][-1]:.4g} at step {curves[name][0][-1]}") for name in scores]
+    shown = [figure(embedded(data, name), f"{name} at step {step}") for name, (step, data) in sorted(pictures.items())]
     sections = {
         "": _table(_status(model_dir).items()),
-        "Losses": _plots(losses, scale="log"),
-        "Scores": _plots(scores) + _table(last),
-        "Speed": _plots(speed),
-        "Pictures": "\n".join(_picture(name, step, data) for name, (step, data) in sorted(pictures.items())),
+        "Losses": losses,
+        "Scores": _picture(curves, scores) + _table(last),
+        "Speed": _picture(curves, SPEED),
+        "Pictures": "\n".join(shown),
         "Configuration": f"<pre>{html(read_text(os.path.join(model_dir, 'config.gin')))}</pre>",
     }
     write_text(path, page(os.path.basename(model_dir.rstrip("/")), sections))
@@ -76,26 +158,11 @@ def _table(rows):
     return table((), rows, words=True) if rows else "<p>none yet</p>"
 
 
-def _plots(curves, scale="linear"):
-    """A picture with a plot for each curve, as HTML."""
-    if not curves:
+def _picture(curves, names):
+    """A picture with a plot for each of the names that has a curve, as HTML."""
+    names = sorted(name for name in names if name in curves)
+    if not names:
         return ""
-    columns = 4
-    rows = -(-len(curves) // columns)
-    plots = Figure([3.4 * columns, 2.8 * rows], layout="constrained", facecolor="white")
-    for axes, (name, (x, y)) in zip(plots.subplots(rows, columns, squeeze=False).flat, sorted(curves.items())):
-        axes.plot(x, y, marker="." if len(x) < 20 else "")
-        axes.set_title(drawn(name))
-        axes.set_xlabel("step")
-        if scale == "log" and np.all(y > 0):
-            axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-    for axes in plots.axes[len(curves) :]:
-        axes.remove()
     image = io.BytesIO()
-    plots.savefig(image, dpi=90, format="png")
-    return embedded(image.getvalue(), ", ".join(sorted(curves)))
-
-
-def _picture(name, step, data):
-    return figure(embedded(data, name), f"{name} at step {step}")
+    _plots({"": curves}, names).savefig(image, dpi=90, format="png")
+    return embedded(image.getvalue(), ", ".join(names))

@@ -72,16 +72,10 @@ def compiled_steps(gin_files, generation):
     return {row.form: row for _, row in rows if row.fits and [row.leaf, row.slice.partition(":")[0]] == ours}
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """Seconds of a training step, and where they are known from."""
-
-    seconds: float
-    source: str
-
-
 def step_time(slice_, *, given=None, status=None, cycles=None):
-    """The `StepTime` of a run on a `Slice`, or None if nothing is known: what is measured goes before what is computed.
+    """(seconds of a training step on a `Slice`, where they are known from), or None if nothing is known.
+
+    What is measured goes before what is computed.
 
     Args:
         given: seconds a step that the user gives, or None.
@@ -89,12 +83,12 @@ def step_time(slice_, *, given=None, status=None, cycles=None):
         cycles: of one step on one device by the compiler's cost model (experiments/tpu.csv), or None.
     """
     if given:
-        return StepTime(given, "--seconds_per_step")
+        return given, "--seconds_per_step"
     if status is not None and status.seconds_per_step:
-        return StepTime(status.seconds_per_step, f"measured by this run, {status.updated or 'at an unknown time'}")
+        return status.seconds_per_step, f"measured by this run, {status.updated or 'at an unknown time'}"
     if cycles and slice_.generation in CHIPS:  # no source says the clock of a v2
         clock = CHIPS[slice_.generation].clock
-        return StepTime(cycles / clock, f"{cycles:.4g} cycles of the compiler's cost model at {clock / 1e9:.2f} GHz")
+        return cycles / clock, f"{cycles:.4g} cycles of the compiler's cost model at {clock / 1e9:.2f} GHz"
     return None
 
 
@@ -103,15 +97,17 @@ def describe(slice_, region, *, steps_left, time, limit):
 
     Args:
         region: of Google Cloud, or '' if it is not known.
-        steps_left: steps until the end, of a `StepTime` or None.
+        steps_left: steps until the end.
+        time: of `step_time`.
         limit: hours until the deadline.
     """
-    parts = ", ".join(counted(getattr(slice_, f"{unit}s"), unit) for unit in ("chip", "core", "host"))
+    parts = f"{counted(slice_.chips, 'chip')}, {counted(slice_.cores, 'core')}, {counted(slice_.hosts, 'host')}"
     what = f"{slice_.name}: {parts}, {slice_.topology}; {counted(steps_left, 'step')}"
-    hours = steps_left * time.seconds / 3600 if time else 0.0
+    seconds, source = time or (0.0, "")
+    hours = steps_left * seconds / 3600
     if time:
-        what += f" of {time.seconds:.4g} s are {hours:.1f} hours and {hours * slice_.chips:.0f} chip-hours, "
-        yield what + f"without waiting, compiling and evaluating ({time.source})"
+        what += f" of {seconds:.4g} s are {hours:.1f} hours and {hours * slice_.chips:.0f} chip-hours, "
+        yield what + f"without waiting, compiling and evaluating ({source})"
     else:
         yield what + "; no step time is known, so no estimate of the cost: give --seconds_per_step"
     if table := prices().get(slice_.generation):

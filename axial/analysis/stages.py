@@ -14,26 +14,26 @@ class Stage:
 
     Attributes:
         part: its name; see `part_of`.
-        output: shape of its output, or None.
-        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
         params: parameters; see `ParameterCount.counted`.
         norms: parameters of batch norms inside attention, which `params` leaves out as the paper's tables do.
         macs: multiply-adds.
         activations: bytes that it writes; see `activation_bytes`.
+        output: shape of its output, or None.
+        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
     """
 
     part: str
-    output: tuple | None
-    spans: tuple
-    heads: tuple
     params: int
     norms: int
     macs: int
     activations: int
+    output: tuple | None = None
+    spans: tuple = ()
+    heads: tuple = ()
 
 
 def stages(name, num_classes, *, batch, height, width):
-    """List of the `Stage`s of a registered model on images [batch, height, width, 3]."""
+    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums."""
     model, graph, images = trace(name, num_classes, height, width, batch=batch)
     counted = count_parameters(model)
     params = counted.parts
@@ -56,7 +56,7 @@ def stages(name, num_classes, *, batch, height, width):
             part = part_of(layer.kernel.name)
             options = layer.spec.options
             spans[part][options.span] = heads[part][options.heads] = True
-    return [
+    table = [
         Stage(
             part=part,
             output=outputs.get(part) if part != REST else None,
@@ -69,3 +69,5 @@ def stages(name, num_classes, *, batch, height, width):
         )
         for part in (*params, REST)
     ]
+    numbers = [(row.params, row.norms, row.macs, row.activations) for row in table]
+    return [*table, Stage("all", *map(sum, zip(*numbers)))]

@@ -18,12 +18,8 @@ from typing import Annotated
 import tensorflow as tf
 from msgspec import Meta
 
-from axial.analysis.counts import trace
-from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.io.read import read_rows
-from axial.io.show import counted, csv_rows
-from axial.io.write import write_text
-from axial.models.registry import find_variant
+from axial.io.show import counted
 
 FORWARD_AND_BACKWARD = 3
 COUNTED = ("panoptic", "segmentation", "classification")  # tasks of models that see one photo at a fixed size
@@ -59,21 +55,9 @@ class Step:
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
 
-def count(model, canvas):
-    """The `Step` of a registered model, counted from its traced graph."""
-    _, graph, images = trace(model, find_variant(model).classes, *canvas)
-    written = activation_bytes(graph, [images], lambda name: "all")
-    return Step(model, "x".join(map(str, canvas)), total(count_multiply_adds(graph)), sum(written.values()))
-
-
 def read_steps(path):
-    """dict from names of models to `Step`s of a CSV of `write_steps`. Raises InputError."""
+    """dict from names of models to `Step`s of a CSV that `experiments/paper/counts.py` writes. Raises InputError."""
     return {row.model: row for _, row in read_rows(path, Step)}
-
-
-def write_steps(path, steps):
-    """Writes a CSV of `Step`s."""
-    write_text(path, csv_rows(Step, steps))
 
 
 def rate():
@@ -137,11 +121,9 @@ def long_step(step, crop, training, replicas=1):
     products, memory = step.of(crop, training.batch / replicas)
     memory /= training.accumulate
     device, available = device_memory()
-    too_large = available is not None and memory > available
-    if not too_large and products < LONG * LEAST_RATE:
-        return None
-    seconds = products / rate()
-    if not too_large and seconds <= LONG:
+    too_large = memory > (available or math.inf)
+    seconds = products / rate() if too_large or products >= LONG * LEAST_RATE else 0.0
+    if seconds <= LONG and not too_large:
         return None
     return (
         f"a step of {counted(training.batch, 'photo')} of {crop[0]}x{crop[1]} takes about {duration(seconds)} on this "

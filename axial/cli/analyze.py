@@ -2,8 +2,7 @@
 
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
 %s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
-%s recipes --settings   the same without a recipe
-%s models               every registered model with its parameters; --csv counts them anew (minutes)
+%s models               every registered model with its parameters
 %s model NAME           output, span, heads, parameters without and with attention's batch norms,
                         multiply-adds and activations of its parts
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
@@ -17,101 +16,67 @@
                         and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
 """
 
+import functools
 import os
 import sys
 
-from axial.builders import check_model_name, model_names, read_settings
-from axial.cli import app, flags, pages
-from axial.cli.analyze_attention import run_attention
-from axial.cli.analyze_speed import run_input
-from axial.cli.checks import check_page
+from axial import statements
+from axial.builders import check_model_name
+from axial.cli import app, flags
+from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
+from axial.data.files import load_photo
+from axial.errors import InputError
+from axial.io.images import PERCENTILES
 from axial.io.paths import output_names
-from axial.io.show import counted, print_table, say, working
-from axial.io.write import write_whole
-from axial.statements import COLUMNS, experiments_dir, find_recipe, read_recipes, run_file
+from axial.io.show import print_table, say, working
+from axial.io.write import write_json, write_whole
+from axial.weights.source import without_recipe
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
 
-class Models(Flags):
-    csv = flags.CSV
-
-
-def _models(given: Models):
-    from axial.analysis.model_counts import COLUMNS, read_models, write_models
-
-    models = _count_models() if given.csv else read_models(os.path.join(experiments_dir(), "models.csv"))
-    if given.csv:
-        write_models(given.csv, models)
-    print_table(COLUMNS, (model.cells() for model in models))
-
-
-def _count_models():
-    """The `Counts` of every registered model."""
-    from axial.analysis.model_counts import Counts, count_models
-    from axial.models.registry import find_variant
-
-    names = model_names()
-    say(f"counting the parameters of {counted(len(names), 'model')}: about 8 minutes of two cores", error=True)
-    jobs = {name: (name, (65, 65), None) for name in names}
-    counts = pages.counted(lambda step: count_models(list(jobs.values()), step), len(names))
-    found = []
-    for name, variant in zip(names, map(find_variant, names)):
-        parameters, norms, _ = counts[jobs[name]]
-        found.append(Counts(name, variant.task, variant.classes, parameters=parameters, attention_norms=norms))
-    return found
-
-
-# === recipes ===
-
-
 class Recipes(Flags):
     takes, most = "[RECIPE]", 1
-    settings = Flag(bool, "all that a gin binding may set, with defaults, in place of the recipes.", False)
-    csv = flags.CSV
 
 
 def _recipes(given: Recipes):
-    found = read_recipes()
-    if given.csv:
-        _count_steps(found, given.csv)
-    elif given.arguments or given.settings:
-        _print_settings(find_recipe(found, given.arguments[0]) if given.arguments else None)
-    else:
-        print_table(COLUMNS, (recipe.cells() for recipe in found))
+    """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
+    listed = statements.read_recipes()
+    if not given.arguments:
+        print_table(statements.COLUMNS, (recipe.cells() for recipe in listed))
+        return
+    recipe = statements.find_recipe(listed, given.arguments[0])
+    bound = {name: repr(value) for name, value in recipe.bindings.items()}
+    rows = [(s.name, s.default or "needed", bound.get(s.name, ""), s.meaning) for s in recipe.settings()]
+    print_table(("setting", "default", recipe.path, "what it is"), rows)
+    macros = [(name, value) for name, value in bound.items() if "." not in name]
+    print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 
 
-def _print_settings(recipe):
-    """Prints what a gin binding may set: all of it, or in a recipe with the recipe's values and macros."""
-    bound = {name: repr(value) for name, value in recipe.bindings.items()} if recipe else {}
-    settings = recipe.settings() if recipe else read_settings()
-    rows = [(s.name, s.default or "needed", *([bound.get(s.name, "")] if recipe else []), s.meaning) for s in settings]
-    print_table(("setting", "default", *([recipe.path] if recipe else []), "what it is"), rows)
-    if recipe:
-        macros = [(name, value) for name, value in bound.items() if "." not in name]
-        print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
+class Models(Flags):
+    pass
 
 
-def _count_steps(found, path):
-    """Writes what one photo takes in the model of each recipe, which `step_cost` reads."""
-    say("counting the work of a step of the recipes' models: minutes", error=True)
+def _models(_: Models):
+    from axial.analysis.model_counts import COLUMNS, read_models
 
-    from axial.analysis import step_cost
-    from axial.models.registry import find_variant
+    models = read_models(os.path.join(statements.experiments_dir(), "models.csv"))
+    print_table(COLUMNS, (model.cells() for model in models))
 
-    models = {recipe.model: recipe.canvas for recipe in reversed(found) if recipe.canvas}
-    models = {name: canvas for name, canvas in models.items() if find_variant(name).task in step_cost.COUNTED}
-    steps = []
 
-    def count(step):
-        for name, canvas in sorted(models.items()):
-            steps.append(step_cost.count(name, canvas))
-            step(len(steps), len(models), name)
-            step_cost.write_steps(path, steps)
+class Zoo(Flags):
+    pass
 
-    pages.counted(count, len(models))
+
+def _zoo(_: Zoo):
+    from axial.analysis import zoo
+
+    rows = zoo.read_zoo(os.path.join(statements.experiments_dir(), "zoo.csv"))
+    print_table(zoo.COLUMNS, map(zoo.cells, rows))
+    for row in rows:
+        say(f"{row.checkpoint}, {row.data}:", *(f"    {command}" for command in zoo.commands(row)))
 
 
 # === model ===
@@ -131,74 +96,115 @@ def _model(given: Model):
     for name in names:
         check_model_name(name)
     with working(f"counting {' and '.join(names)}"):
-        stages = [_stages(name, given) for name in names]
+        tables = [_stages(name, given) for name in names]
     if given.diff:
-        _print_difference(*names, *stages)
-    else:
-        _print_stages(*stages)
+        _print_difference(*names, *tables)
+        return
+    header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
+    *cells, total = [
+        (
+            row.part,
+            " x ".join(map(str, row.output or ())),
+            ", ".join("all" if span is None else str(span) for span in row.spans),
+            ", ".join(map(str, row.heads)),
+            *_figures(row),
+        )
+        for row in tables[0]
+    ]
+    print_table(header, cells, [total])
 
 
 def _stages(name, given):
+    """What `stages` says of a model."""
     from axial.analysis.stages import stages
     from axial.models.registry import find_variant
 
     classes = find_variant(name).classes
     height, width = (224, 224) if classes == 1000 else (1024, 2048)
-    size = dict(height=given.height or height, width=given.width or width)
-    return stages(name, given.classes or classes, batch=given.batch or 1, **size)
-
-
-def _print_stages(rows):
-    header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
-    cells = [
-        (
-            row.part,
-            "" if row.output is None else " x ".join(map(str, row.output)),
-            ", ".join("all" if span is None else str(span) for span in row.spans),
-            ", ".join(map(str, row.heads)),
-            *_figures(row),
-        )
-        for row in rows
-    ]
-    print_table(header, cells, [("all", "", "", "", *_figures(_total(rows)))])
+    return stages(
+        name,
+        given.classes or classes,
+        batch=given.batch or 1,
+        height=given.height or height,
+        width=given.width or width,
+    )
 
 
 def _print_difference(name, other, ours, theirs):
     header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
-    total, of_other = _total(ours), _total(theirs)
+    changes = [b - a for a, b in zip(_numbers(ours[-1]), _numbers(theirs[-1]))]
+    changes = [form.replace(":", ":+").format(change) for form, change in zip(_FORMS, changes)]
+    parts = dict.fromkeys(row.part for row in (*ours, *theirs) if row.part != "all")
     ours, theirs = ({row.part: row for row in rows} for rows in (ours, theirs))
 
-    def line(part, own, of_other):
-        return part, *(text for pair in zip(_figures(own), _figures(of_other)) for text in pair)
+    def line(part):
+        return part, *(text for pair in zip(_figures(ours.get(part)), _figures(theirs.get(part))) for text in pair)
 
-    rows = [line(part, ours.get(part), theirs.get(part)) for part in dict.fromkeys([*ours, *theirs])]
-    change = (
-        f"{of_other.params - total.params:+,}",
-        f"{of_other.params + of_other.norms - total.params - total.norms:+,}",
-        f"{(of_other.macs - total.macs) / 1e9:+.3f} B",
-        f"{(of_other.activations - total.activations) / 2**20:+,.1f} MiB",
-    )
-    difference = ("difference", *(text for one in change for text in ("", one)))
-    print_table(header, rows, [line("all", total, of_other), difference])
+    difference = ("difference", *(text for change in changes for text in ("", change)))
+    print_table(header, map(line, parts), [line("all"), difference])
 
 
-def _total(rows):
-    """A `Stage` with the sums of several."""
-    from axial.analysis.stages import Stage
+_FORMS = "{:,}", "{:,}", "{:,.3f} B", "{:,.1f} MiB"
 
-    sums = {key: sum(getattr(row, key) for row in rows) for key in ("params", "norms", "macs", "activations")}
-    return Stage("all", None, (), (), **sums)
+
+def _numbers(row):
+    """Parameters without and with attention's batch norms, multiply-adds and activations of a `Stage`."""
+    return row.params, row.params + row.norms, row.macs / 1e9, row.activations / 2**20
 
 
 def _figures(row):
-    """Parameters without and with attention's batch norms, multiply-adds and activations of a `Stage`; '-' for None."""
-    if row is None:
-        return "-", "-", "-", "-"
-    macs, activations = f"{row.macs / 1e9:,.3f} B", f"{row.activations / 2**20:,.1f} MiB"
-    return f"{row.params:,}", f"{row.params + row.norms:,}", macs, activations
+    """The same as texts; '-' for None."""
+    return [form.format(number) for form, number in zip(_FORMS, _numbers(row))] if row else ["-"] * len(_FORMS)
 
 
-# === curves, page, zoo ===
+# === attention ===
+
+
+class Attention(Flags):
+    model = flags.MODEL.but(needed=True, old=("checkpoint", "saved_model"))
+    image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
+    query = Flag(str, "x,y: a pixel of the photo; by default its middle.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
+    block = Flag(str, "the block that is drawn, such as stage4_block1; by default the last one.")
+    output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
+
+
+def _attention(given: Attention):
+    """Writes a picture for each way in which a block attends, and prints their names."""
+    photo = load_photo(given.image)
+    height, width = photo.shape[:2]
+    x, y = given.query or (width // 2, height // 2)
+    if not (x < width and y < height):
+        raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
+    source = check_model(given.model)
+    if source.kind == "weights":
+        raise InputError(without_recipe(given.model))
+
+    import tensorflow as tf
+
+    from axial import configuration
+    from axial.analysis import attention_pictures as pictures
+    from axial.serving.export import folded_model
+
+    app.silence_xla()
+    with working(f"building the network of {given.model} and reading its weights"):
+        if source.kind == "export":
+            task, model = configuration.load_folded(source)
+        else:
+            task, model = configuration.restore_run(source)
+            model = folded_model(task, model)
+    if task.evaluation.takes != "photo":
+        raise InputError(f"{given.model}: does {task.evaluation.name}; a model that takes photos is expected")
+    if task.spec.levels != PERCENTILES:
+        photo = load_photo(given.image, task.spec.levels)
+    stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
+    layers = pictures.find_layers(model, given.block)
+    for path in pictures.draw_block(
+        stem, model, layers, task.example(tf.constant(photo)), fractions=((y + 0.5) / height, (x + 0.5) / width)
+    ):
+        say(path)
+
+
+# === Runs ===
 
 
 class Curves(Flags):
@@ -209,9 +215,9 @@ class Curves(Flags):
 def _curves(given: Curves):
     paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
-        run_file(path)
+        statements.run_file(path)
 
-    from axial.analysis.curves import draw_curves, read_curves
+    from axial.analysis.run_page import draw_curves, read_curves
 
     names = output_names([os.path.basename(path) for path in paths], paths)
     with working(f"drawing the curves of {', '.join(paths)}"):
@@ -228,7 +234,7 @@ class Page(Flags):
 
 def _page(given: Page):
     (model_dir,) = given.arguments
-    run_file(model_dir)
+    statements.run_file(model_dir)
     with working(f"making the page of {model_dir}"):
         from axial.analysis.run_page import write_page
 
@@ -236,23 +242,47 @@ def _page(given: Page):
     say(f"{model_dir}: {given.html}")
 
 
-class Zoo(Flags):
+# === input ===
+
+
+def build_recipe(files, bindings, data_dir):
+    """(task, training, optimizer) of a recipe; of the sample photos where no data is named."""
+    from axial import configuration
+    from axial.data.converters.coco import sample_data_dir
+
+    configuration.load(files, bindings)
+    return configuration.build(data_dir=data_dir or sample_data_dir())
+
+
+class Input(Flags):
+    gin_file = flags.GIN_FILE.but(default=("sample/overfit.gin",))
+    gin_binding = flags.GIN_BINDING
+    data_dir = flags.DATA_DIR
+    batch = flags.BATCH
+    step_seconds = Flag(float, "time of a training step of the slice.", least=1e-6)
+    cores = Flag(int, "CPU cores of a host or worker; by default this machine's.", least=1)
     json = flags.JSON
-    markdown = flags.MARKDOWN
+    quick = Flag(bool, "fewer works and rounds.", False)
 
 
-def _zoo(given: Zoo):
-    check_page("zoo")
-    say("counting the models of the public checkpoints: minutes", error=True)
+def _input(given: Input):
+    statements.read(given.gin_file, given.gin_binding)
+    with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
+        from axial.analysis import input_speed
+        from axial.data.streams import name_damaged_records
 
-    from axial.analysis import zoo
-
-    entries = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
-    entries = pages.counted(lambda step: zoo.counted(entries, step), len(entries))
-    print_table(zoo.COLUMNS, map(zoo.cells, entries))
-    for entry in entries:
-        say(f"{entry.row.checkpoint}, {entry.row.data}:", *(f"    {command}" for command in entry.commands))
-    pages.write_page("zoo", entries, zoo.markdown)
+        task, training, _ = build_recipe(given.gin_file, given.gin_binding, given.data_dir)
+        unit = "tokens" if task.evaluation.takes == "text" else "images"
+        with name_damaged_records(task.data_dir, task.data.train_split):
+            result = input_speed.measure(task, given.quick, functools.partial(say, error=True))
+    for stage, speed in result.items():
+        say(f"{stage:32s} {speed:10.1f} {unit}/s")
+    if given.step_seconds:
+        slice_ = input_speed.Slice(given.batch or training.batch, given.step_seconds, given.cores or os.cpu_count())
+        result["demand"] = input_speed.demand(task, result["pipeline"], slice_)
+        say(*input_speed.demand_lines(result["demand"], slice_, unit))
+    if given.json:
+        write_json(given.json, result)
 
 
 VERBS = {
@@ -260,10 +290,10 @@ VERBS = {
     "models": _models,
     "model": _model,
     "zoo": _zoo,
-    "attention": run_attention,
+    "attention": _attention,
     "curves": _curves,
     "page": _page,
-    "input": run_input,
+    "input": _input,
 }
 # What was a verb before and is a script now.
 MOVED = {

@@ -6,8 +6,9 @@ Commands define their flags at import. They import TensorFlow only in their main
 import ast
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import gc
-import inspect
 import json
 import os
 import re
@@ -16,12 +17,14 @@ import sys
 import textwrap
 import threading
 import traceback
+import types
 
 from absl import app, flags, logging
 
 import axial
 from axial.cli.flags import Flags, as_path, of_script  # noqa: F401
 from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
+from axial.io.read import read_text
 from axial.io.show import Closed, say
 
 FLAGS = flags.FLAGS
@@ -49,44 +52,79 @@ def run(verbs, module, default=None, moved=()):
         moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    program = os.path.basename(sys.argv[0])
     if callable(verbs):
         verbs, default = {"": verbs}, ""
     kinds = {name: flags_of(verb) or of_script(module) for name, verb in verbs.items()}
     for kind in kinds.values():
         kind.define()
-    own = sorted({name for kind in kinds.values() for name in kind.declared()})
+    program = os.path.basename(sys.argv[0])
+    command = _Command(program, module, verbs, kinds, default=default, moved=dict(moved))
+    _prepare_streams()
+    sys.unraisablehook = _interrupt_again
+    try:
+        with _named_ends(command.program):
+            app.run(command.work, flags_parser=command.parse)
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what Python does at its end
+        for stream in (sys.stdout, sys.stderr):
+            _end(stream)
 
-    def parse(argv):
+
+@dataclasses.dataclass(frozen=True)
+class _Command:
+    """A command; see `run`. `kinds` has the `Flags` of each verb."""
+
+    program: str
+    module: types.ModuleType
+    verbs: dict
+    kinds: dict
+    default: str | None
+    moved: dict
+
+    def parse(self, argv):
+        """absl's `flags_parser`: the arguments that are no flags. Prints version and help."""
         for argument in argv[1:]:
             check_text(argument)
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
-            say(f"{program} {axial.__version__}")
+            say(f"{self.program} {axial.__version__}")
             sys.exit(0)
-        if argv[1:] and argv[1] in moved:  # a later argument may be a folder of this name
-            raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{moved[argv[1]]}")
+        if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder of this name
+            raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{self.moved[argv[1]]}")
+        every = {name: flag for kind in self.kinds.values() for name, flag in kind.declared().items()}
         if set(HELP) & set(argv):
-            named = [name for name in argv[1:] if name in verbs]
-            say(*_help(module, program, sorted(kinds[named[0]].declared()) if named else own))
+            named = [self.kinds[name].declared() for name in argv[1:] if name in self.kinds]
+            say(*_help(self.module, self.program, named[0] if named else every))
             sys.exit(0)
         try:
             return FLAGS([argv[0], *map(_at_home, argv[1:])])
         except flags.UnrecognizedFlagError as error:
-            raise InputError(f"unknown flag --{error.flagname}{nearest(error.flagname, own)}") from None
+            raise InputError(f"unknown flag --{error.flagname}{nearest(error.flagname, every)}") from None
         except flags.Error as error:
             raise InputError(error) from None
 
-    def find_verb(arguments):
+    def work(self, argv):
+        """Runs the verb that the arguments name, after its flags are checked."""
+        check_docstrings()
+        logging.set_verbosity(logging.ERROR)
+        name, arguments = self._find_verb(argv[1:])
+        given = self.kinds[name].parsed(arguments)
+        given.check()
+        given.look_at_paths()
+        given.look()
+        return self.verbs[name](given)
+
+    def _find_verb(self, arguments):
         """(name of the verb, its arguments)."""
-        name = default
-        if arguments and arguments[0] in verbs:
+        name = self.default
+        if arguments and arguments[0] in self.verbs:
             name, *arguments = arguments
-        elif default is None or (arguments and not kinds[default].takes):
-            named = [name for name in verbs if name]
+        elif name is None or (arguments and not self.kinds[name].takes):
+            named = [name for name in self.verbs if name]
             wrong = f": got {arguments[0]!r}{nearest(arguments[0], named)}" if arguments else ""
             raise InputError(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
-        call, kind = f"{program} {name}".strip(), kinds[name]
-        for flag in sorted(set().union(*(kind.names() for kind in kinds.values())) - kind.names()):
+        call, kind = f"{self.program} {name}".strip(), self.kinds[name]
+        for flag in sorted(set().union(*(kind.names() for kind in self.kinds.values())) - kind.names()):
             if FLAGS[flag].present:
                 takes = ", ".join(f"--{name}" for name in sorted(kind.declared()))
                 raise InputError(f"--{flag}: {call} does not take it; it takes {takes}")
@@ -95,27 +133,6 @@ def run(verbs, module, default=None, moved=()):
         if len(arguments) > (kind.most if kind.takes else 0):
             raise InputError(f"{call} takes {kind.takes or 'no argument'}: got {arguments[-1]!r}")
         return name, arguments
-
-    def work(argv):
-        check_docstrings()
-        logging.set_verbosity(logging.ERROR)
-        name, arguments = find_verb(argv[1:])
-        given = kinds[name].parsed(arguments)
-        given.check()
-        given.look_at_paths()
-        given.look()
-        return verbs[name](given)
-
-    _prepare_streams()
-    sys.unraisablehook = _interrupt_again
-    try:
-        with _named_ends(program):
-            app.run(work, flags_parser=parse)
-    finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what Python does at its end
-        for stream in (sys.stdout, sys.stderr):
-            _end(stream)
 
 
 @contextlib.contextmanager
@@ -152,11 +169,11 @@ def _named_ends(program):
 
 def _prepare_streams():
     """The standard streams are there, and take every text."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed before the start
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, for as long as the process lives
+    nowhere = functools.partial(open, os.devnull, "w")
+    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # closed before the start
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # something else stands for the stream
-            getattr(sys, name).reconfigure(errors="backslashreplace")  # a locale may have few letters
+            stream.reconfigure(errors="backslashreplace")  # a locale may have few letters
 
 
 def _interrupt_again(unraisable):
@@ -181,7 +198,7 @@ def _end(stream):
 
 def flags_of(verb):
     """The `Flags` that a verb takes, or None."""
-    kind = next(iter(inspect.signature(verb).parameters.values())).annotation
+    kind = next(iter(verb.__annotations__.values()), None)
     return kind if isinstance(kind, type) and issubclass(kind, Flags) else None
 
 
@@ -212,9 +229,9 @@ def describe(error):
     Returns:
         None if the error is a fault of axial.
     """
-    message = getattr(error, "message", "") or str(error)
+    message = str(error)
     if system := _OF_THE_SYSTEM.search(message):
-        named = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{system[0]}{named}; what was finished is kept"
     if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
@@ -244,36 +261,22 @@ def silence_xla():
 
     with contextlib.suppress(OSError, AttributeError):  # another build of TensorFlow; its notes stay
         library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
-        set_level = library._ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE
-        set_level.argtypes, set_level.restype = [ctypes.c_int], None
-        set_level(2)  # errors
+        name = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"
+        ctypes.CFUNCTYPE(None, ctypes.c_int)((name, library))(2)  # errors
 
 
-def docstring(module):
-    """The docstring of a module, of its file: `python -OO` leaves none in memory."""
-    return ast.get_docstring(ast.parse(inspect.getsource(module)))
-
-
-def _help(module, program, shown):
-    """The lines of a command's help; `shown` names its flags."""
-    lines = [*docstring(module).replace("%s", program).splitlines(), "", "flags:"]
-    for name in shown:
-        flag = FLAGS[name]
-        values = flag.default if isinstance(flag.default, list) else [flag.default]
-        default = "" if flag.default in (None, [], "", False) else f" [{','.join(map(str, values))}]"
-        several = " It may be given several times." if flag.help.endswith(_SEVERAL) else ""
-        text = f"{_meaning(flag)}{several}{default}"
+def _help(module, program, declared):
+    """The lines of a command's help with some flags. The docstring is the file's: `python -OO` leaves no other."""
+    about = ast.get_docstring(ast.parse(read_text(module.__file__)))
+    lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
+    for name, flag in sorted(declared.items()):
+        values = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
+        default = f" [{','.join(map(str, values))}]" if flag.default not in (None, [], (), "", False) else ""
+        several = " It may be given several times." if flag.kind is tuple else ""
+        text = f"{flag.needed_meaning if flag.needed else flag.meaning}{several}{default}"
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 80, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
     return lines
-
-
-_SEVERAL = ";\n    repeat this option to specify a list of values"  # absl's words at the end of a flag's help
-
-
-def _meaning(flag):
-    """The help of a flag as it was defined."""
-    return flag.help.removesuffix(_SEVERAL)
 
 
 # === What scripts of experiments/ ask of absl's flags ===
@@ -297,5 +300,5 @@ def flag(name):
     """The value of a flag. Raises InputError if the flag is not set."""
     value = FLAGS[name].value
     if value in (None, "", []):
-        raise InputError(f"--{name} is needed: {_meaning(FLAGS[name]).rstrip('.')}")
+        raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
     return value

@@ -3,30 +3,14 @@
 Each of these functions raises InputError. A path of a bucket is left for later, as TensorFlow reads it.
 """
 
-from absl import flags
-
 from axial import statements
 from axial.cli import app
 from axial.data.files import find_manifest
 from axial.io import gfile
 from axial.io.check import is_remote
-from axial.io.write import around_block
 from axial.weights.source import no_checkpoint, resolve, shipped_folder
 
-FLAGS = flags.FLAGS
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
-
-
-def check_recipe(needs_data=False, whole=True):
-    """The recipe of --gin_file and --gin_binding.
-
-    Args:
-        needs_data: whether it has data of its own, or --data_dir is given.
-        whole: False if weights add bindings to it.
-    """
-    read = statements.read(FLAGS.gin_file, FLAGS.gin_binding, whole)
-    if needs_data and not read.value(f"{read.task()}.data_dir"):
-        app.flag("data_dir")
 
 
 def check_run(model_dir, bindings=()):
@@ -56,9 +40,3 @@ def check_splits(data_dir, splits):
     if data_dir and not is_remote(data_dir):
         for split in splits or ():
             find_manifest(data_dir, split)
-
-
-def check_page(name):
-    """--markdown is a new file, or has a block of that name."""
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, name)

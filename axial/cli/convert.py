@@ -30,6 +30,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import pkgutil
 import sys
 
 from axial.builders import check_model_name
@@ -55,9 +56,7 @@ class Convert(Flags):
     """Flags of every conversion of data."""
 
     spec, labels, skip_broken = None, None, False  # flags of some
-    input_dir = Flag(
-        str, "folder to read; for coco and nuclei by default the samples that come with axial.", path=flags.IN_FOLDER
-    )
+    input_dir = Flag(str, "folder to read; by default the samples of coco and nuclei.", path=flags.IN_FOLDER)
     output_dir = Flag(str, "folder for what is made.", path=flags.OUT_FOLDER, needed=True)
     split = flags.SPLIT
     shards = Flag(int, "files of each split; by default one for about 100 MB.", least=1)
@@ -79,9 +78,8 @@ class Labelled(Photos):
     spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.", path=flags.PATH)
     labels = Flag(
         str,
-        "of cityscapes: gtFine, the default, gtCoarse, or panoptic for cityscapesscripts' images. Of others: upright, "
-        "the default, or stored, where labels are of the photos' pixels as they are stored, not turned by the EXIF "
-        "tag.",
+        "of cityscapes: gtFine (the default), gtCoarse, panoptic (of cityscapesscripts). Of others: upright (the "
+        "default), or stored: labels are of the pixels as they are stored, not turned by the EXIF tag.",
     )
 
 
@@ -95,9 +93,7 @@ class Mapillary(Labelled):
 
 class Texts(Convert):
     languages = Flag(list, "suffixes of a split's two text files, with a sentence a line.", ("en", "de"))
-    vocabulary = Flag(
-        str, "a SentencePiece model with pad_id 0; by default one of the training split.", path=flags.IN_FILE
-    )
+    vocabulary = Flag(str, "a SentencePiece model; by default one of the training split.", path=flags.IN_FILE)
     vocabulary_size = Flag(int, "pieces of the vocabulary; 4000, for wmt14 37000.", least=4)
 
     def check(self):
@@ -124,8 +120,7 @@ DATA_SETS = {
 def _items(name, given, split, spec):
     """The function of nothing that lists the items of a split."""
     listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
-    module, function = listed.split(".")
-    list_items = getattr(importlib.import_module(f"axial.data.converters.{module}"), function)
+    list_items = pkgutil.resolve_name(f"axial.data.converters.{listed}")
     list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
     if name == "imagenet":
         return list_items
@@ -241,19 +236,13 @@ def _verb(name, kind, convert=_convert):
 
 
 def summary(split, manifest, done, unit="photo"):
-    """One line: the photos of the split, those that this call converted, the speed, and the slowest stage."""
+    """One line: the photos of the split, those that this call converted, and the speed."""
     line = f"{split}: {counted(manifest['examples'], unit)} in {counted(len(manifest['shards']), 'shard')}"
     if left_out := manifest.get("left_out"):
         line += f", {len(left_out)} left out as broken"
-    if manifest["permutation"] is None:
-        line += ", in the order of an older version (a new --output_dir permutes them)"
     if not done["photos"]:
         return f"{line}, nothing left to do"
-    line += f", {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
-    total = sum(done["stages"].values())
-    slowest = max(done["stages"], key=done["stages"].get)
-    share = 100 * done["stages"][slowest] / total
-    return f"{line}; the limiting stage is to {slowest} ({share:.0f} % of the work)"
+    return f"{line}, {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
 
 
 # === check, zip ===

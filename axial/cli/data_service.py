@@ -22,21 +22,17 @@ from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.lock import locked
-from axial.io.loopback import NAMES, check_answer, host_and_port, keep_local
+from axial.io.loopback import check_answer, host_and_port, keep_local
 from axial.io.read import first_line
 from axial.io.show import say
 from axial.io.write import refuse_links
 
 
 class Server(Flags):
-    work_dir = None
     port = Flag(int, "port to listen at; 0 for any free one.", 0, least=0, most=2**16 - 1)
     listen = flags.LISTEN
-    host = Flag(str, "this machine's name or address for others; by default found on its own.")
 
     def check(self):
-        if self.listen == "loopback" and self.host and self.host not in NAMES:
-            raise InputError(f"--host={self.host}: others cannot reach the server at that name without --listen=all")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -46,9 +42,7 @@ class Server(Flags):
 
 
 class Dispatcher(Server):
-    work_dir = Flag(
-        str, "folder of the dispatcher's journal; without one it cannot be started again.", path=flags.OUT_FOLDER
-    )
+    work_dir = Flag(str, "folder of the journal, without which it cannot be started again.", path=flags.OUT_FOLDER)
 
 
 class Worker(Server):
@@ -61,39 +55,40 @@ class Arrivals(Flags):
 
 
 def _dispatcher(given: Dispatcher):
-    host = given.host or (socket.gethostname() if given.listen == "all" else NAMES[0])
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    kept = dict(work_dir=given.work_dir, fault_tolerant_mode=True) if given.work_dir else {}
-    with locked(given.work_dir, "work_dir") if kept else contextlib.nullcontext():
-        if kept:
+    with locked(given.work_dir, "work_dir") if given.work_dir else contextlib.nullcontext():
+        if given.work_dir:
             refuse_links(given.work_dir)
-        _serve(service.DispatchServer, service.DispatcherConfig(port=given.port, **kept), given, host)
+        config = service.DispatcherConfig(
+            port=given.port, work_dir=given.work_dir or None, fault_tolerant_mode=bool(given.work_dir)
+        )
+        host = socket.gethostname() if given.listen == "all" else "localhost"
+        where = f"--work_dir={given.work_dir}: " if given.work_dir else ""
+        _serve(service.DispatchServer, config, given, host, where=where)
 
 
 def _worker(given: Worker):
-    address = given.dispatcher
-    host_and_port("dispatcher", address)
+    host_and_port("dispatcher", given.dispatcher)
     until = time.monotonic() + given.wait
     while True:
         try:
-            own = check_answer("dispatcher", address)
+            own = check_answer("dispatcher", given.dispatcher)
             break
         except InputError:
             if time.monotonic() >= until:
                 raise
             time.sleep(min(1, given.wait))
     if given.listen == "loopback" and not ipaddress.ip_address(own).is_loopback:
-        raise InputError(
-            f"--dispatcher={address}: serves other machines, which cannot reach this worker without --listen=all"
-        )
+        where = f"--dispatcher={given.dispatcher}: serves other machines"
+        raise InputError(f"{where}, which cannot reach this worker without --listen=all")
     import tensorflow as tf
 
-    host = given.host or (f"[{own}]" if ":" in own else own)
+    host = f"[{own}]" if ":" in own else own
     # The default heartbeats of 30 s would keep a new worker waiting.
     config = tf.data.experimental.service.WorkerConfig(
-        dispatcher_address=address.removeprefix("grpc://"),
+        dispatcher_address=given.dispatcher.removeprefix("grpc://"),
         worker_address=f"{host}:%port%",
         port=given.port,
         heartbeat_interval_ms=2000,
@@ -101,18 +96,16 @@ def _worker(given: Worker):
     _serve(tf.data.experimental.service.WorkerServer, config, given, host)
 
 
-def _serve(kind, config, given, host):
-    """Runs a server until SIGTERM or SIGINT. Prints its address when it answers."""
+def _serve(kind, config, given, host, *, where=""):
+    """Runs a server until SIGTERM or SIGINT. Prints its address when it answers. `where` begins its errors."""
     import tensorflow as tf
 
-    name = type(given).__name__.lower()
-    ended = threading.Event()
+    name, ended = type(given).__name__.lower(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
         server = kind(config)
     except tf.errors.OpError as error:
-        where = f"--work_dir={given.work_dir}: " if given.work_dir else ""
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
     port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
     if given.listen == "loopback":

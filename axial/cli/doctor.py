@@ -1,5 +1,5 @@
-"""Prints the installed versions, the TPU software that this machine has booted and that axial runs on, the devices, and
-what does not fit together.
+"""Prints the installed versions, the TPU software that this machine has booted, the devices, and what does not fit
+together.
 
 %s
 %s --step          runs one training step of a tiny model too
@@ -90,25 +90,6 @@ def image_problems(environment, tensorflow):
     return found
 
 
-def _describe_image(environment):
-    """Prints the image of a TPU VM, and the TPU software versions that fit axial."""
-    from axial import slices
-
-    if image := environment.get("RUNTIME_VERSION"):
-        accelerator, worker = environment.get("ACCELERATOR_TYPE", "?"), environment.get("WORKER_ID", "?")
-        say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
-    else:
-        say("  not a TPU VM, or its metadata server does not answer")
-    one, several = (slices.find_slice(name) for name in ("v5e-8", "v5e-16"))
-    say(f"  TPU software versions ({slices.RUNTIMES_PAGE}):")
-    say(f"    with TensorFlow: {slices.default_runtime(one)}, of several hosts {slices.default_runtime(several)}")
-    bases = {}
-    for name, kind in slices.GENERATIONS.items():
-        if kind.base:
-            bases.setdefault(kind.base, []).append(name)
-    say("    without: " + ", ".join(f"{base} ({', '.join(names)})" for base, names in bases.items()))
-
-
 class Doctor(Flags):
     step = Flag(bool, "runs one training step of a tiny model too, about 10 seconds more on a CPU.", False)
 
@@ -123,7 +104,11 @@ def _main(given: Doctor):
         if version or name in wanted:
             say(f"  {name:22s} {version or '-'}")
     environment = tpu_environment()
-    _describe_image(environment)
+    if image := environment.get("RUNTIME_VERSION"):
+        accelerator, worker = environment.get("ACCELERATOR_TYPE", "?"), environment.get("WORKER_ID", "?")
+        say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
+    else:
+        say("  not a TPU VM, or its metadata server does not answer")
     trouble = problems(versions, wanted)
     trouble += image_problems(environment, versions["tensorflow"] or versions["tensorflow-tpu"])
     for line in trouble:

@@ -35,8 +35,9 @@ Studies of a run
 
 import sys
 
+from axial import statements
 from axial.cli import app, flags
-from axial.cli.checks import check_checkpoint, check_model, check_recipe, check_run, check_splits
+from axial.cli.checks import check_checkpoint, check_model, check_run, check_splits
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.check import is_remote
@@ -65,9 +66,7 @@ class Written(Flags):
     shard = submission_dir = cityscapes_dir = None  # flags of run alone
     json = flags.JSON
     csv = flags.CSV
-    report = Flag(
-        str, "folder for SPLIT.html: classes, confusions, the 20 worst and best photos.", path=flags.OUT_FOLDER
-    )
+    report = Flag(str, "folder for SPLIT.html: classes, confusions, the worst and best photos.", path=flags.OUT_FOLDER)
     caption = flags.CAPTION
 
 
@@ -76,12 +75,7 @@ class Scored(Written):
 
     split = flags.SPLIT
     data_dir = flags.DATA_DIR
-    results_dir = Flag(
-        str,
-        "folder of predictions, panoptic ones in COCO's format: written by run, read by merge and results.",
-        path=flags.OUT_FOLDER,
-        alone=("submission_dir",),
-    )
+    results_dir = Flag(str, "folder of predictions: run writes it.", path=flags.OUT_FOLDER, alone=("submission_dir",))
     picture = flags.PICTURE
     thresholds = flags.THRESHOLDS
 
@@ -93,7 +87,7 @@ class OfRun(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
 
     # What has a flag of some verbs alone.
-    checkpoint = submission_dir = diameter = thresholds = model = None
+    checkpoint = submission_dir = diameter = thresholds = None
     average, gin_file, runs = 1, (), 1
     model_dir = flags.MODEL_DIR.but(kind=tuple)
     data_dir = flags.DATA_DIR
@@ -116,27 +110,12 @@ class Run(OfRun, Scored):
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     gin_file = flags.GIN_FILE.but(alone=("model_dir",))
-    shard = Flag(
-        str,
-        "'i/n': only every n-th photo from the i-th on, counted from 0; needs --results_dir.",
-        needs="results_dir",
-        read=_shard,
-    )
-    submission_dir = Flag(
-        str,
-        "writes the files that Cityscapes' server takes: panoptic, instance, semantic.",
-        path=flags.OUT_FOLDER,
-    )
-    cityscapes_dir = Flag(
-        str,
-        "Cityscapes' tree with gtFine: scores --submission_dir by cityscapesscripts.",
-        path=flags.IN_FOLDER,
-        needs="submission_dir",
-    )
+    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_shard)
+    submission_dir = Flag(str, "writes the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
+    cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(
         list,
-        "sizes of the network's input to score at, each SIDE or HEIGHTxWIDTH; not of an export, not with a "
-        "DataConfig.photo_scale.",
+        "sizes of the network's input, SIDE or HEIGHTxWIDTH; not of an export, not with a DataConfig.photo_scale.",
         (),
         read=_sizes,
         alone=("results_dir", "submission_dir", "report", "picture"),
@@ -175,12 +154,7 @@ class Study(OfRun):
 class Stress(Study):
     runs = 2
     checkpoint = flags.CHECKPOINT
-    ratios = Flag(
-        list,
-        "resolutions to score at, as ratios of the canvas' sides; not with a DataConfig.photo_scale.",
-        read=flags.positive_numbers,
-        needed=True,
-    )
+    ratios = Flag(list, "resolutions, as ratios of the canvas' sides.", read=flags.positive_numbers, needed=True)
     picture = flags.PICTURE
     caption = flags.CAPTION
 
@@ -208,7 +182,7 @@ class Watch(Study):
 def _run(given: Run):
     model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
     if given.gin_file:
-        check_recipe(whole=False)
+        statements.read(given.gin_file, given.gin_binding, whole=False)
     from axial.cli import evaluate_verbs
 
     evaluate_verbs.run(given, model)
@@ -221,7 +195,7 @@ def _verb(kind):
     def verb(given: kind):
         from axial.cli import evaluate_verbs
 
-        getattr(evaluate_verbs, name)(given)
+        evaluate_verbs.VERBS[name](given)
 
     return name, verb
 

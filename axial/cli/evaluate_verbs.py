@@ -1,39 +1,256 @@
 """What the verbs of axial-evaluate do, after their flags are checked. Imports TensorFlow."""
 
+import csv
 import dataclasses
+import datetime
 import functools
+import io
 
 import tensorflow as tf
 
 from axial import configuration
-from axial.cli import evaluate_sources
+from axial.cli import app
 from axial.cli.flags import as_path
-from axial.cli.pages import finish
-from axial.cli.tables import append_scores, print_rows, print_scores
+from axial.data.converters.coco import sample_data_dir
+from axial.data.converters.nuclei import nuclei_data_dir
+from axial.data.objects import read_objects
+from axial.data.specs import NUCLEI, difference
 from axial.data.streams import name_damaged_records
-from axial.data.tfrecord import fingerprint, read_manifest
+from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
 from axial.evaluation import split_run
 from axial.evaluation.checkpoints import checkpoints, removed
 from axial.evaluation.loop import evaluate, write_scalar
 from axial.evaluation.pictures import save_picture_table
 from axial.evaluation.report import Report
-from axial.io.show import say
-from axial.io.write import output_folder, write_whole
+from axial.io import gfile
+from axial.io.lock import locked_file
+from axial.io.read import read_text
+from axial.io.show import csv_text, percent, print_table, say
+from axial.io.write import folder_digests, output_folder, write_json, write_text, write_whole
+from axial.serving.predictor import Predictor
+from axial.serving.zoom import Zoomed
+from axial.tasks.base import Inference
 from axial.tasks.registry import find_evaluation
 from axial.tasks.segmentation import studies
 from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
 from axial.tasks.segmentation.drawing import save_stress
-from axial.tasks.segmentation.evaluation import submitted
-from axial.tasks.segmentation.results import CityscapesResults
-from axial.weights.restore import restore_model
+from axial.tasks.segmentation.evaluation import PANOPTIC, submitted
+from axial.tasks.segmentation.results import CityscapesResults, ResultPredictions
+from axial.training.strategy import make_strategy
+from axial.weights.card import PAGE
+from axial.weights.interchange import weights_digest
+from axial.weights.loading import read_weights
+from axial.weights.names import weight_names
+from axial.weights.restore import find_weights, restore_model
+from axial.weights.source import resolve
 
 PICTURES = 8  # photos of a split in --picture
 
+# === Where predictions come from ===
+#
+# A run, an export, or files that were made elsewhere. Each class has a `evaluation`, a `spec`, the default `data_dir`
+# and `split`, a `name` for people, and an `identity`: a dict that differs if the predictions may differ. It has the
+# weights and every setting that predictions depend on, and no path. `examples(split, shard, skip)` are photos, and
+# `predictions(split)` is a function of them; see `evaluate`. `stores` tells whether --results_dir keeps them.
+
+
+def needs(evaluation, study, name):
+    """Raises InputError unless a `Evaluation` has the study."""
+    if study not in evaluation.studies:
+        raise InputError(f"{name}: not for {evaluation.name}")
+
+
+def check_studies(given, evaluation, spec, instances=True):
+    """Raises InputError if --submission_dir or --thresholds ask for what a task, a spec or a run does not have."""
+    if given.submission_dir:
+        needs(evaluation, "submission_dir", "--submission_dir")
+    if given.thresholds:
+        needs(evaluation, "thresholds", "--thresholds")
+        if not any(spec.things):
+            raise InputError(f"--thresholds: matches things, and the spec {spec.name!r} has none")
+        if not instances:
+            raise InputError("--thresholds: matches things, and the run's task has no instances")
+
+
+class Run:
+    """Predictions of a model with its weights. Data, canvas and grouping are those of its recipe, or of --gin_file.
+
+    Args:
+        given: the flags.
+        what: of the weights; see `resolve`.
+        checkpoint: one of the run; by default that of --checkpoint, or the best.
+        name: for people; by default the path of the checkpoint.
+    """
+
+    stores = True
+
+    def __init__(self, given, what, checkpoint=None, name=None):
+        app.silence_xla()
+        self.given, checkpoint = given, checkpoint or given.checkpoint
+        self.strategy = make_strategy(given.strategy, given.tpu)
+        source = resolve(what)
+        with self.strategy.scope():
+            self.task, self.model = task, model = _restored(given, source, checkpoint, name)
+        self.objects = None if given.gin_file else read_objects(source.folder)
+        self.name = name or find_weights(checkpoint or what, given.average)[-1]
+        looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
+        jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
+        self.inference = Inference(self.strategy, *looks, jit_compile)
+        self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
+        self.split = task.data.eval_split
+        check_studies(given, self.evaluation, self.spec, task.instances)
+        self.identity = {
+            "weights": weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()}),
+            "network": task.model.settings(),
+            "canvas": task.canvas,
+            "scales": self.inference.scales,
+            "flip": self.inference.flip,
+            "diameter": given.diameter,
+            "photo_scale": None,  # what a task's settings say in its place; None also stands for what older files lack
+            **task.settings,
+        }
+
+    def resize(self, canvas):
+        """Evaluates at another size of the network's input."""
+        if self.evaluation.takes != "photo":
+            raise InputError(f"--image_size: not for {self.evaluation.name}")
+        self.task = dataclasses.replace(self.task, data=self.task.data.resized(canvas))
+        self.identity["canvas"] = self.task.canvas
+
+    def examples(self, split, shard, skip):
+        return self.task.eval_dataset(split, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        if self.given.diameter is not None:
+            alone = dataclasses.replace(self.inference, strategy=None, jit_compile="no")  # one photo after the other
+            predictor = Predictor.of_task(self.task, self.model, alone, self.objects)
+            return Zoomed(predictor, self.given.diameter).examples
+        return self.task.predictions(self.model, self.inference)
+
+
+def _restored(given, source, checkpoint, name):
+    """(task, model with its weights) of a `Source`, by its own recipe or by that of --gin_file."""
+    splits = given.split or [None]
+    if given.gin_file:
+        card, fill = read_weights(source)
+        of_recipe = given.gin_file, card, given.data_dir, given.gin_binding
+        task = configuration.task_of_weights(*of_recipe, path=source.path)
+        configuration.check_splits(task, splits)
+        model = task.build_model()
+        fill(model)
+        return task, model
+    if source.kind == "weights":
+        raise InputError(f"{name or source.path}: no recipe (config.gin) is in it; --gin_file names one")
+    of_run = source, checkpoint, given.data_dir, given.gin_binding
+    return configuration.restore_run(*of_run, average=given.average, splits=splits)
+
+
+class Export:
+    """Predictions of an export, of a `Source`."""
+
+    stores = True
+
+    def __init__(self, given, source):
+        for flag in given.changed("gin_file", "scales", "flip", "multi_scale", "gin_binding", "image_size"):
+            raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
+        app.silence_xla()
+        self.given = given
+        self._predictor = configuration.load_export(source)
+        self.spec, self.evaluation = self._predictor.spec, self._predictor.evaluation
+        check_studies(given, self.evaluation, self.spec)
+        sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
+        self.data_dir = given.data_dir or sample()
+        (self.split,) = find_splits(self.data_dir, {"val": split})
+        self.name, files = given.model, folder_digests(source.folder, leave=(PAGE,))
+        self.identity = {"files": files, "diameter": given.diameter}
+
+    def examples(self, split, shard, skip):
+        return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        if self.given.diameter is not None:
+            return Zoomed(self._predictor, self.given.diameter).examples
+        return self._predictor.examples
+
+
+class Results:
+    """Segmentations from files that were made elsewhere."""
+
+    stores, split = False, None
+
+    def __init__(self, given):
+        self.given, self.data_dir = given, given.data_dir
+        self.evaluation = PANOPTIC
+        self.spec = read_manifest(self.data_dir, given.split[0])["spec"]
+        check_studies(given, self.evaluation, self.spec)
+        self.name, self.identity = given.results_json, {}
+
+    def examples(self, split, shard, skip):
+        return self.evaluation.examples(self.data_dir, split, self.spec, shard=shard, skip=skip)
+
+    def predictions(self, split):
+        given = self.given
+        return ResultPredictions(given.results_json, given.results_dir, self.data_dir, split, spec=self.spec)
+
+
+# === What is printed and written of scores ===
+
+
+def print_scores(evaluation, split, scores, photos):
+    """Prints the result of an evaluation of a `Evaluation`, in percent."""
+    print_table(*evaluation.classes(scores))
+    *lines, main = evaluation.lines(scores)
+    say(*lines, f"{main} split={split} {evaluation.unit}s={photos}")
+
+
+def print_rows(title, rows, about):
+    """Prints a table of dicts with the same keys. Columns are shares, in percent, but for those that `about` names."""
+    cells = [[value if name in about else percent(value) for name, value in row.items()] for row in rows]
+    print_table(rows[0], cells, title=title)
+
+
+def write_scores(path, scores):
+    """Writes the file of --json, if it is given."""
+    if path:
+        write_json(path, scores)
+
+
+def append_scores(path, evaluation, scores, columns):
+    """Appends a row to a CSV. A missing file is created with its header.
+
+    Args:
+        path: path of the CSV.
+        evaluation: `Evaluation` of the evaluation.
+        scores: its result; the row has the scores in percent.
+        columns: dict of the columns before the scores.
+
+    Raises:
+        InputError: the file has other columns.
+    """
+    time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    row = {"time": time, **columns}
+    row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
+    header, line = csv_text([row]), csv_text([row.values()])
+    (new,) = csv.DictReader(io.StringIO(header + line))
+    with locked_file(path):  # another command may write to it
+        text = read_text(path) if gfile.exists(path) else ""
+        if text and next(csv.reader(io.StringIO(text)), []) != list(row):
+            raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
+        if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
+            return  # a command that was killed and called again
+        write_text(path, (text or header) + line)
+
+
+# === The verbs ===
+
 
 def run(given, model):
-    """Scores each split of a run or an export; `model` is the `Source` of --model."""
-    source = evaluate_sources.source(given, model)
+    """Scores each split of a run or an export; `model` is the `Source` of --model, or None."""
+    if model is None:
+        source = Run(given, as_path(given.model_dir[0]))
+    else:
+        source = Export(given, model) if model.kind == "export" else Run(given, model, name=given.model)
     if not given.image_size:
         _score(source, given)
         return
@@ -46,29 +263,28 @@ def run(given, model):
             table[f"{scored.split} at {size}"] = scores
             rows.setdefault(scored.split, []).append({"image_size": size, **source.evaluation.headline(scores)})
             if given.csv:
-                about = dict(model=source.name, split=scored.split, image_size=size)
-                append_scores(given.csv, source.evaluation, scores, **about)
-    for split, found in rows.items():
-        print_rows(split, found)
-    finish(table)
+                columns = {"model": source.name, "split": scored.split, "image_size": size}
+                append_scores(given.csv, source.evaluation, scores, columns)
+    for split, sizes in rows.items():
+        print_rows(split, sizes, ["image_size"])
+    write_scores(given.json, table)
 
 
 def results(given):
     """Scores files that were made elsewhere."""
-    _score(evaluate_sources.Results(given), given)
+    _score(Results(given), given)
 
 
 def _score(source, given):
     splits, how, scores, blocks = given.split or [source.split], source.evaluation, {}, []
-    for split in splits:
-        if given.cityscapes_dir:
-            check_cityscapes(given.cityscapes_dir, split)
+    for split in splits if given.cityscapes_dir else ():
+        check_cityscapes(given.cityscapes_dir, split)
     for score in [_scoring(source, split, given) for split in splits]:
         scored, result, rows = score()
         scores[scored.split] = result
         blocks.append((scored.split, rows, f"{how.lines(result)[-1].split()[0]} %"))
         _publish(scored, result, given)
-    finish(scores)
+    write_scores(given.json, scores)
     if given.picture:
         write_whole(given.picture, lambda path: save_picture_table(path, blocks, how.pictures, given.caption))
     if given.cityscapes_dir:  # last, so that an error loses no scores
@@ -76,7 +292,7 @@ def _score(source, given):
             theirs = cityscapes_scores(given.cityscapes_dir, given.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
             say("cityscapesscripts: " + " ".join(f"{name}={100 * score:.2f}" for name, score in theirs.items()))
-        finish(scores)
+        write_scores(given.json, scores)
 
 
 def _scoring(source, split, given):
@@ -135,8 +351,8 @@ def _publish(scored, scores, given):
         say(f"report {scored.report.write(scored.scores)}")
     photos, shard = len(scored.scores.photos), given.shard and "/".join(map(str, given.shard))
     if given.csv:
-        about = dict(model=scored.model, split=scored.split, photos=photos, shard=shard)
-        append_scores(given.csv, scored.evaluation, scores, **about)
+        columns = {"model": scored.model, "split": scored.split, "photos": photos, "shard": shard}
+        append_scores(given.csv, scored.evaluation, scores, columns)
     print_scores(scored.evaluation, scored.split, scores, photos)
 
 
@@ -148,32 +364,31 @@ def merge(given):
         scored = split_run.merge(given.results_dir, split, find_evaluation, how)
         scores[split] = scored.scores.result()
         _publish(scored, scores[split], given)
-    finish(scores)
+    write_scores(given.json, scores)
 
 
 def stress(given):
     """Scores one run or two at several resolutions."""
     curves = {}
     for model_dir in given.model_dir:
-        source = evaluate_sources.Run(given, as_path(model_dir))
-        evaluate_sources.needs(source.evaluation, "stress", "stress")
+        source = Run(given, as_path(model_dir))
+        needs(source.evaluation, "stress", "stress")
         split = (given.split or [source.split])[0]
         with name_damaged_records(source.data_dir, split):
-            curves[model_dir] = list(
-                studies.stress_test(source.task, source.model, split, given.ratios, source.inference)
-            )
+            rows = studies.stress_test(source.task, source.model, split, given.ratios, source.inference)
+            curves[model_dir] = list(rows)
     studies.add_changes(list(curves.values()))
     for name, rows in curves.items():
-        print_rows(name, rows)
-    finish({"split": split, "runs": curves})
+        print_rows(name, rows, ["ratio", "canvas"])
+    write_scores(given.json, {"split": split, "runs": curves})
     if given.picture:
         write_whole(given.picture, lambda path: save_stress(path, curves, given.caption))
 
 
 def sweep(given):
     """Scores a run with every combination of knobs of the grouping."""
-    tables, source = {}, evaluate_sources.Run(given, as_path(given.model_dir[0]))
-    evaluate_sources.needs(source.evaluation, "sweep", "sweep")
+    tables, source = {}, Run(given, as_path(given.model_dir[0]))
+    needs(source.evaluation, "sweep", "sweep")
     knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
     tasks = [dataclasses.replace(source.task, grouping=grouping) for grouping in groupings]
     for split in given.split or [source.split]:
@@ -182,8 +397,8 @@ def sweep(given):
             examples = source.task.eval_dataset(split)
             scores = studies.sweep(tasks, source.model, examples, source.inference, total=total, thresholds=thresholds)
         tables[split] = [{**one, **source.evaluation.headline(result)} for one, result in zip(knobs, scores)]
-        print_rows(split, tables[split])
-    finish(tables)
+        print_rows(split, tables[split], knobs[0])
+    write_scores(given.json, tables)
 
 
 def watch(given):
@@ -191,6 +406,7 @@ def watch(given):
     model_dir, source, table = given.model_dir[0], None, {}
     if not tf.io.gfile.isdir(model_dir):
         raise InputError(f"--model_dir={model_dir}: no such folder")
+    say(f"{model_dir}: scores each checkpoint, and waits up to {given.timeout} seconds for it", error=True)
 
     @functools.cache
     def writer(split):
@@ -199,7 +415,7 @@ def watch(given):
     for step, prefix in checkpoints(model_dir, lambda: configuration.build("TrainingConfig").steps, given.timeout):
         try:
             if source is None:
-                source = evaluate_sources.Run(given, as_path(model_dir), prefix)
+                source = Run(given, as_path(model_dir), prefix)
                 predictions = source.predictions(None)
             else:
                 restore_model(source.model, prefix)
@@ -217,7 +433,11 @@ def watch(given):
                 for name, value in how.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)
             if given.csv:
-                append_scores(given.csv, how, scores, model=prefix, split=split, photos=total, shard=None)
+                columns = {"model": prefix, "split": split, "photos": total, "shard": None}
+                append_scores(given.csv, how, scores, columns)
             table[f"{split} at step {step}"] = scores
             print_scores(how, split, scores, total)
-        finish(table)
+        write_scores(given.json, table)
+
+
+VERBS = {"results": results, "merge": merge, "stress": stress, "sweep": sweep, "watch": watch}

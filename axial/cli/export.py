@@ -29,10 +29,7 @@ from axial.io.gfile import check_plain
 
 
 class Export(Flags):
-    model_dir = flags.MODEL_DIR.but(
-        meaning="a run of axial-train (its best checkpoint, else its latest), or the name of a shipped model.",
-        needed=True,
-    )
+    model_dir = flags.MODEL_DIR.but(meaning="a run of axial-train, or the name of a shipped model.", needed=True)
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     output_dir = Flag(str, "folder of the export; must not exist.", path=flags.NEW_FOLDER, needed=True)

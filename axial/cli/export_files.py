@@ -40,8 +40,9 @@ def run(given):
     model_dir, output_dir = flags.as_path(given.model_dir), given.output_dir
     app.silence_xla()
     with working(f"building the network of {model_dir} and reading its weights"):
-        weights = dict(bindings=given.gin_binding, average=given.average)
-        task, model = configuration.restore_run(model_dir, given.checkpoint, **weights)
+        task, model = configuration.restore_run(
+            model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
+        )
     if given.format in IN_FILE and not task.evaluation.one_file:
         raise InputError(f"--format={given.format}: not for {task.evaluation.name}; saved_model or safetensors")
     if given.jit_compile and not task.evaluation.one_file:
@@ -175,8 +176,8 @@ def _results(task, given):
 
 def _command(given):
     """The command that makes the export, for its card. Folders have names that stand for them."""
-    named = [name for name in ("format", "jit_compile", "precision", "average") if given.has(name)]
-    options = [f" --{name}={getattr(given, name)}" for name in named]
+    named = given.changed("format", "jit_compile", "precision", "average")
+    options = [f" --{name}={value}" for name, value in named.items()]
     bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in given.gin_binding]
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 

@@ -60,9 +60,12 @@ class Flag:
     read: typing.Callable | None = None
     old: tuple = ()
 
-    def but(self, **changes):
-        """The same declaration with changes."""
-        return dataclasses.replace(self, **changes)
+    but = dataclasses.replace  # the same declaration with changes
+
+    @property
+    def needed_meaning(self):
+        """The meaning where there is no default."""
+        return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
 
     def define(self, name):
         """Defines the flag for absl, and its older names."""
@@ -139,15 +142,17 @@ class Flags:
         given._check_together()
         return given
 
-    def has(self, name):
-        """Whether a flag has another value than by default."""
-        return getattr(self, name, None) != getattr(type(self), name, None)
+    def changed(self, *names):
+        """dict of the flags, of all or of those of some names, that have another value than by default."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self) if "flag" in f.metadata}
+        values = {name: value for name, value in vars(self).items() if not names or name in names}
+        return {name: value for name, value in values.items() if name in defaults and value != defaults[name]}
 
     def need(self, name):
         """The value of a flag. Raises InputError if it is not set."""
-        value = getattr(self, name)
+        value = vars(self)[name]
         if value in (None, "", ()):
-            raise InputError(f"--{name} is needed: {self.declared()[name].meaning.rstrip('.')}")
+            raise InputError(f"--{name} is needed: {self.declared()[name].needed_meaning.rstrip('.')}")
         return value
 
     def check(self):
@@ -158,11 +163,11 @@ class Flags:
 
     def _check_together(self):
         declared = self.declared()
-        for name in filter(self.has, declared):
+        for name in self.changed():
             flag = declared[name]
-            if flag.needs and not getattr(self, flag.needs, True):
+            if flag.needs in declared and not vars(self)[flag.needs]:
                 raise InputError(f"--{name} needs --{flag.needs}")
-            for other in filter(self.has, flag.alone):
+            for other in self.changed(*flag.alone) if flag.alone else ():
                 raise InputError(f"--{name} does not go with --{other}")
         for name, flag in declared.items():
             if flag.needed:
@@ -171,7 +176,7 @@ class Flags:
     def look_at_paths(self):
         """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
         for name, flag in self.declared().items():
-            value = getattr(self, name) if flag.path else None
+            value = vars(self)[name] if flag.path else None
             for path in value if isinstance(value, tuple) else filter(None, [value]):
                 if flag.path in (IN_FILE, IN_FOLDER):
                     folder = flag.path == IN_FOLDER
@@ -238,12 +243,8 @@ def matched(pattern, expected):
 
 GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.", path=PATH)
 GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
-CHANGE = Flag(
-    list, "settings that a resumed run may go on with, though it began with others, like batch,learning_rate.", ()
-)
-DATA_DIR = Flag(
-    str, "what axial-convert wrote; by default the data of the recipe or the run, else the samples.", path=IN_FOLDER
-)
+CHANGE = Flag(list, "settings that a resumed run may change, like batch,learning_rate.", ())
+DATA_DIR = Flag(str, "what axial-convert wrote; by default data of the recipe or run, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
 MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.", path=PATH)
 CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by its prefix.", path=PATH, needs="model_dir")
@@ -262,27 +263,17 @@ MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments a
 BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
 DIAMETER = Flag(
     str,
-    "median diameter of the photos' objects in pixels: photos are scaled so that the objects have the size of the "
-    "training's. 'auto' finds it for each photo.",
+    "median diameter of the objects in pixels, or 'auto': photos are scaled to the sizes of the training.",
     read=diameter,
     alone=("image_size",),
 )
-PICTURE = Flag(
-    str,
-    "PNG or JPEG: the first eight photos of each split with truth and prediction; curves.",
-    path=OUT_FILE,
-    suffixes=PICTURES,
-)
+PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_FILE, suffixes=PICTURES)
 CAPTION = Flag(str, "title of the picture and the report.", "")
-THRESHOLDS = Flag(
-    list,
-    "least IoUs, above 0 and at most 1: at each prints TP / (TP + FP + FN) of the things, counted over all photos.",
-    read=_ious,
-)
+THRESHOLDS = Flag(list, "IoUs: at each TP / (TP + FP + FN) of the things, counted over all photos.", read=_ious)
 LISTEN = Flag(
     str,
-    "who reaches the server that this starts: this machine alone, or all that reach any of its addresses. The server "
-    "has no authentication: with 'all' a firewall must keep strangers out (SECURITY.md).",
+    "who reaches the server: this machine, or all. It has no authentication: with 'all' a firewall must keep strangers "
+    "out (SECURITY.md).",
     "loopback",
     choices=("loopback", "all"),
 )
@@ -298,13 +289,7 @@ class Devices(Flags):
 class Looks(Flags):
     """How often a network looks at a photo."""
 
-    scales = Flag(
-        list,
-        "scales of the canvas to average over; not of an export.",
-        ("1",),
-        read=positive_numbers,
-        alone=("multi_scale",),
-    )
+    scales = Flag(list, "scales of the canvas to average over.", ("1",), read=positive_numbers, alone=("multi_scale",))
     flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
     multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
 

@@ -7,7 +7,6 @@ Translates sentences: a line of the standard output for each.
 %s --model=RUN --multi_scale --output_dir=OUT photo.jpg ...
 %s --model=nuclei --diameter=auto --output_dir=OUT FOLDER       photos of other magnifications
 %s --model=EXPORT --text="Two dogs run through the snow." --text=...
-%s --model=EXPORT --text_file=SENTENCES.txt                   a sentence a line
 
 For each PHOTO the command writes:
 PHOTO.json          the prediction, and the names of the other files
@@ -35,7 +34,7 @@ from axial.cli.flags import Flag
 from axial.data.files import find_photos, load_photo
 from axial.errors import InputError
 from axial.io import paths
-from axial.io.read import LARGEST_TEXT, first_line, read_file
+from axial.io.read import first_line
 from axial.io.show import say
 from axial.io.write import name_broken, try_folder
 from axial.weights.source import without_recipe
@@ -45,14 +44,12 @@ class Predict(flags.Looks):
     takes = "PHOTO ..."
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
-    text = Flag(tuple, "a sentence to translate.")
-    text_file = Flag(str, "UTF-8 file with a sentence to translate on each line.", path=flags.IN_FILE)
+    text = Flag(tuple, "a sentence to translate.", alone=("label_image", "diameter"))
     output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".", path=flags.PATH)
     label_image = Flag(
         str,
         "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
-        "instance whose 'label' is i in PHOTO.json. Instances are segments of things, or masks of detected objects. "
-        "Where masks overlap, a pixel belongs to the object with the better score.",
+        "instance whose 'label' is i in PHOTO.json. Where masks of objects overlap, the better score has the pixel.",
         choices=("png", "tiff"),
     )
 
@@ -62,32 +59,29 @@ class Predict(flags.Looks):
                 "one --model is needed, like --model=nuclei, which comes with axial; to get one of other classes: "
                 "axial-train --model_dir=RUN, then --model=RUN"
             )
-        if self.text or self.text_file:
-            if self.label_image:
-                raise InputError(f"--label_image={self.label_image}: a text has no instances")
-            if self.diameter:
-                raise InputError(f"--diameter={self.diameter}: a text has no objects")
+        if self.text:
             if self.arguments:
-                raise InputError(f"{self.arguments[0]}: photos do not go with --text and --text_file")
+                raise InputError(f"{self.arguments[0]}: photos do not go with --text")
+            if not any(map(str.strip, self.text)):
+                raise InputError("--text: no sentence; each is empty")
 
 
 def _main(given: Predict):
-    texts = _texts(given)
-    names = {} if texts else output_names(find_photos(given.arguments))
+    names = {} if given.text else output_names(find_photos(given.arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", given.output_dir)
     source = check_model(given.model)
     app.silence_xla()
     predictor = _predictor(source, given)
-    if predictor.evaluation.takes != ("text" if texts else "photo"):
-        wanted = "photos" if texts else "--text or --text_file"
-        raise InputError(f"{given.model}: does {predictor.evaluation.name}; it takes {wanted}")
+    if predictor.evaluation.takes != ("text" if given.text else "photo"):
+        expected = "photos" if given.text else "--text"
+        raise InputError(f"{given.model}: does {predictor.evaluation.name}; it takes {expected}")
     if given.diameter:
         from axial.serving.zoom import Zoomed
 
         predictor = Zoomed(predictor, given.diameter)
-    if texts:
-        _translate(predictor, texts)
+    if given.text:
+        _translate(predictor, given.text)
     else:
         _predict_photos(predictor, names, given)
 
@@ -103,7 +97,7 @@ def _predictor(source, given):
     if source.kind == "weights":
         raise InputError(without_recipe(what))
     if source.kind == "export":
-        if given.flip or given.multi_scale or given.has("scales"):
+        if given.flip or given.multi_scale or given.changed("scales"):
             raise InputError(
                 f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
             )
@@ -113,31 +107,15 @@ def _predictor(source, given):
     return Predictor.of_task(task, model, Inference(None, *looks), read_objects(source.folder))
 
 
-def _texts(given):
-    """The sentences of --text and --text_file, as (where it is from, sentence)."""
-    texts = [("--text", text) for text in given.text]
-    if given.text_file:
-        from axial.data.converters.text import lines_of
-
-        lines = lines_of(given.text_file, read_file(given.text_file, LARGEST_TEXT))  # as the training text is read
-        texts += [(f"{given.text_file}: line {number}", line) for number, line in enumerate(lines, 1)]
-    if (given.text or given.text_file) and not any(text.strip() for _, text in texts):
-        raise InputError("--text, --text_file: no sentence; each is empty")
-    return texts
-
-
 def _translate(predictor, texts):
     """Prints the translation of each sentence on a line; that of an empty line is empty."""
     from axial.serving.predictor import check_length
 
-    for where, text in texts:
-        check_length(predictor, where, text)
-    for _, text in texts:
-        summary = ""
-        if text.strip():
-            prediction = predictor(text.strip())
-            summary = predictor.evaluation.describe(text, prediction, predictor.spec).summary
-        say(summary)
+    for text in texts:
+        check_length(predictor, "--text", text)
+    for text in texts:
+        describe = predictor.evaluation.describe
+        say(describe(text, predictor(text.strip()), predictor.spec).summary if text.strip() else "")
 
 
 def _predict_photos(predictor, names, given):

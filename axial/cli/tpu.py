@@ -18,17 +18,14 @@ import sys
 import tempfile
 import time
 
+from axial import statements
 from axial.analysis import slice_cost as cost
 from axial.cli import app, flags
-from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag, Flags
 from axial.cloud import bucket
-from axial.cloud.engine import Request
-from axial.cloud.gcloud import Gcloud
-from axial.cloud.gke import Gke
+from axial.cloud.engines import ENGINES, Request
 from axial.cloud.node import describe
 from axial.cloud.runs import Run
-from axial.cloud.skypilot import SkyPilot
 from axial.errors import InputError
 from axial.io.check import is_remote
 from axial.io.gfile import check_plain
@@ -38,8 +35,8 @@ from axial.io.show import plain, say
 from axial.io.write import write_text
 from axial.slices import find_slice
 
-ENGINES = {kind.name: kind for kind in (Gke, SkyPilot, Gcloud)}
-_OF_ENGINES = sorted({flag for kind in ENGINES.values() for flag in kind.flags})
+_OF_ENGINES = {flag for kind in ENGINES.values() for flag in kind.flags}
+YES = Flag(bool, "do it without a question (delete), or at all (launch --engine=gcloud).", False)
 
 
 class Which(Flags):
@@ -49,25 +46,22 @@ class Which(Flags):
     name = Flag(str, "name of the run and of its slice.")
     project = Flag(str, "id of the Google Cloud project.", "")
     zone = Flag(str, "zone of the slice, like us-central1-a.", "")
-    namespace = Flag(str, "namespace of Kubernetes (gke).", "default")
-    context = Flag(str, "context of the kubeconfig (gke); the current one by default.", "")
     dry_run = Flag(bool, "print the YAML or the script, and the commands; do nothing.", False)
 
     def make_engine(self, slice_=None):
         """The `Engine` of the flags. Raises InputError."""
         kind = ENGINES[self.need("engine")]
-        for name in _OF_ENGINES:
-            if self.has(name) and name not in kind.flags:
-                raise InputError(f"--{name} does not go with --engine={kind.name}")
+        asked = self.changed(*_OF_ENGINES)
+        for name in sorted(asked.keys() - kind.flags):
+            raise InputError(f"--{name} does not go with --engine={kind.name}")
         for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):
             self.need(name)
-        names = filter(vars(self).__contains__, (*kind.flags, "name", "provisioning"))
-        return kind(Request(slice=slice_, **{name: getattr(self, name) for name in names}))
+        return kind(Request(slice=slice_, **self.changed("name", "provisioning"), **asked))
 
     def verb(self, verb):
         """The command line of another verb for the same run."""
-        names = [name for name in Which.declared() if self.has(name)]
-        return f"axial-tpu {verb} {shlex.join(f'--{name}={getattr(self, name)}' for name in names)}"
+        named = self.changed(*Which.declared())
+        return f"axial-tpu {verb} {shlex.join(f'--{name}={value}' for name, value in named.items())}"
 
     def call(self, engine, arguments):
         """What a command of the engine's tool prints. A dry run prints the command, and gives None."""
@@ -79,13 +73,11 @@ class Which(Flags):
 
 class Launch(Which):
     slice = Flag(str, "the slice, like v5e-16, v4-32 or v6e-4x4.", needed=True)
-    provisioning = Flag(str, "how the capacity is had.", "on_demand", choices=tuple(Gke.capacity))
-    reservation = Flag(str, "name of a reservation (gke).", "")
+    provisioning = Flag(str, "how the capacity is had.", "on_demand", choices=("on_demand", "spot"))
     runtime = Flag(str, "container image with axial (gke), or TPU software version (skypilot, gcloud).", "")
     wheel = Flag(str, "axial's wheel in a bucket, which the hosts install (skypilot, gcloud).", "")
     service_account = Flag(str, "service account of the hosts (gke: of Kubernetes).", "")
     network = Flag(str, "network of the hosts (gcloud); the project's default network by default.", "")
-    subnetwork = Flag(str, "subnetwork of the hosts (gcloud).", "")
     queue = Flag(str, "queue of Kueue (gke).", "")
     gin_file = flags.GIN_FILE
     gin_binding = flags.GIN_BINDING
@@ -94,7 +86,7 @@ class Launch(Which):
     model_dir = flags.MODEL_DIR
     time_limit = Flag(float, "hours until the deadline, from now.", least=0.01, most=8784)
     seconds_per_step = Flag(float, "of the estimate; or as measured.", least=1e-6, most=1e6)
-    yes = Flag(bool, "do it without a question (delete), or at all (launch --engine=gcloud).", False)
+    yes = YES
 
     def check(self):
         for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
@@ -111,7 +103,7 @@ class Status(Which):
 
 
 class Delete(Which):
-    yes = Launch.declared()["yes"]
+    yes = YES
 
 
 def _say(line):
@@ -130,7 +122,7 @@ def _read_status(model_dir):
 
 def _training(slice_, given):
     """(`TrainingConfig` of the gin files, replicas), which are checked here and not on the slice. Raises InputError."""
-    check_recipe()
+    statements.read(given.gin_file, given.gin_binding)
     from axial import configuration
     from axial.chips import replicas_of
     from axial.training.trainer import check_batch
@@ -227,7 +219,7 @@ def _status(given: Status):
         return
     if given.name or not given.model_dir:
         engine = given.make_engine()
-        said = given.call(engine, engine.status())
+        said = given.call(engine, engine.commands()["status"])
         if said is not None:
             line, costs = engine.describe(said)
             say(f"{given.name}: {line}" + (f"; it costs money until {given.verb('delete')}" if costs else ""))
@@ -242,11 +234,12 @@ def _status(given: Status):
 
 def _logs(given: Which):
     engine = given.make_engine()
+    follow = engine.commands()["logs"]
     if given.dry_run:
-        given.call(engine, engine.logs())
+        given.call(engine, follow)
         return
     try:
-        sys.exit(subprocess.run(engine.logs(), check=False).returncode)
+        sys.exit(subprocess.run(follow, check=False).returncode)
     except FileNotFoundError:
         raise engine.not_installed() from None
 
@@ -260,7 +253,7 @@ def _delete(given: Delete):
             raise InputError(f"{given.name} is not deleted: nobody answers; give --yes") from None
         if answer.strip().lower() not in ("y", "yes"):
             raise InputError(f"{given.name} is not deleted")
-    if given.call(engine, engine.delete()) is not None:
+    if given.call(engine, engine.commands()["delete"]) is not None:
         _say(f"{given.name} is deleted")
 
 

@@ -18,7 +18,6 @@ import sys
 
 from axial import statements
 from axial.cli import app, flags
-from axial.cli.checks import check_recipe
 from axial.cli.flags import Flag
 from axial.errors import InputError
 from axial.io.gfile import check_plain
@@ -28,35 +27,37 @@ from axial.io.show import say, working
 from axial.io.write import output_folder, retried, write_json
 
 
+def _steps(name, text):
+    """(first, last) of --profile."""
+    expected = "the first and the last step, like 100:110"
+    first, last = flags.matched(r"(\d+):(\d+)", expected)(name, text)
+    if not 1 <= first <= last:
+        raise InputError(f"--{name}={text}: expected {expected}")
+    return first, last
+
+
 class Train(flags.Devices):
     gin_file = flags.GIN_FILE.but(default=("nuclei/demo.gin",))
     gin_binding = flags.GIN_BINDING
     model_dir = flags.MODEL_DIR.but(path=flags.OUT_FOLDER, needed=True)
     data_dir = flags.DATA_DIR
     change = flags.CHANGE
-    data_service = Flag(
-        str, "grpc://HOST:PORT of a dispatcher, whose workers prepare the photos; see axial-data-service."
-    )
-    profile = Flag(
-        str,
-        "first and last step of a trace for TensorBoard's profiler, like 100:110.",
-        read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110"),
-    )
+    data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers prepare the photos.")
+    profile = Flag(str, "first and last step of a trace for TensorBoard, like 100:110.", read=_steps)
     profiler_port = Flag(int, "port where TensorBoard may ask for a trace at any time.", least=1, most=65535)
     listen = flags.LISTEN.but(needs="profiler_port")
 
     def check(self):
         check_plain(self.model_dir)
-        if self.profile and not 1 <= self.profile[0] <= self.profile[1]:
-            first, last = self.profile
-            raise InputError(f"--profile={first}:{last}: expected the first and the last step, like 100:110")
         if self.data_service:
             host_and_port("data_service", self.data_service)
 
 
 def _main(given: Train):
     model_dir = given.model_dir
-    check_recipe(needs_data=True)
+    recipe = statements.read(given.gin_file, given.gin_binding)
+    if not recipe.value(f"{recipe.task()}.data_dir"):
+        given.need("data_dir")
 
     from axial import configuration
     from axial.data.objects import objects_of, read_objects

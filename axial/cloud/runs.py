@@ -11,7 +11,6 @@ VARIABLE = "AXIAL_RUN"
 SUPERVISOR = "python3 -m axial.cloud.supervisor"
 # How a run on a slice ends. The first three are axial-train's own; 124 is what coreutils' timeout ends with.
 PREEMPTED, BAD_INPUT, FAULT, DEADLINE = 42, 2, 70, 124
-FINAL = (BAD_INPUT, FAULT, DEADLINE)  # another start would end in the same way
 SERVER_PORT = 8470  # of TensorFlow's server on a TPU worker; tensorflow/python/tpu/client/client.py
 
 

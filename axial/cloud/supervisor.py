@@ -197,10 +197,10 @@ class Supervisor:
         if self.run.hosts > 1:
             self._start_server()
             self._gather()
-        tries, checkpoint = 0, self._checkpoint()
+        tries, checkpoint = 0, _checkpoint(self.run)
         while True:
             code = self._train(folder)
-            before, checkpoint = checkpoint, self._checkpoint()
+            before, checkpoint = checkpoint, _checkpoint(self.run)
             tries = 1 if checkpoint != before else tries + 1
             if tries >= TRIES:
                 raise End(code, f"the trainer has ended with {code}, {TRIES} times without a new checkpoint")
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _train(self, folder):
         """The exit code of a trainer whose fault may pass. Raises End after any other."""
-        self._trainer = _start(self._command(folder), self._environment())
+        self._trainer = _start(_command(self.run, self.hosts, folder), _environment(self.run))
         if self.stopped:  # just before
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
@@ -240,27 +240,30 @@ class Supervisor:
             raise End(runs.PREEMPTED, self.stopped)
         return code
 
-    def _command(self, folder):
-        tpu = ",".join(f"grpc://{host}:{self.run.port}" for host in self.hosts) if self.run.hosts > 1 else "local"
-        words = ["axial-train", "--strategy=tpu", f"--tpu={tpu}", f"--model_dir={self.run.model_dir}"]
-        if self.run.gin:
-            path = os.path.join(folder, "config.gin")
-            write_text(path, self.run.gin)
-            words.append(f"--gin_file={path}")
-        return [*words, *self.run.arguments]
 
-    def _environment(self):
-        """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
-        own = {"AXIAL_TPU": self.run.generation, "PYTHONUNBUFFERED": "1", **self.run.environment}
-        if self.run.hosts == 1:
-            return {**_without(OF_TENSORFLOW), **own}
-        return {**_without(OF_TENSORFLOW, OF_LIBTPU), "TPU_LOAD_LIBRARY": "0", **own}
+def _command(run, hosts, folder):
+    """The words of axial-train. A gin file that the slice does not have is written into a folder."""
+    tpu = ",".join(f"grpc://{host}:{run.port}" for host in hosts) if run.hosts > 1 else "local"
+    words = ["axial-train", "--strategy=tpu", f"--tpu={tpu}", f"--model_dir={run.model_dir}"]
+    if run.gin:
+        path = os.path.join(folder, "config.gin")
+        write_text(path, run.gin)
+        words.append(f"--gin_file={path}")
+    return [*words, *run.arguments]
 
-    def _checkpoint(self):
-        """What names the latest checkpoint, or nothing."""
-        with contextlib.suppress(InputError):
-            return read_file(os.path.join(self.run.model_dir, "checkpoint"))
-        return None
+
+def _environment(run):
+    """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
+    beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
+    own = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
+    return {**_without(OF_TENSORFLOW, OF_LIBTPU if beside else ()), **beside, **own}
+
+
+def _checkpoint(run):
+    """What names the latest checkpoint of a run, or nothing."""
+    with contextlib.suppress(InputError):
+        return read_file(os.path.join(run.model_dir, "checkpoint"))
+    return None
 
 
 def _without(names, starts=()):

@@ -14,8 +14,6 @@ import stat
 
 from axial.errors import InputError
 
-NAMES = ("localhost", "127.0.0.1", "[::1]")
-
 
 def keep_local(port):
     """Binds the sockets of this process that listen at a port to the loopback device (SO_BINDTODEVICE of Linux).

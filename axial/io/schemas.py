@@ -377,7 +377,13 @@ class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
 
 
 class ZooRow(Strict):
-    """A row of experiments/zoo.csv, of text alone; see `analysis.zoo`."""
+    """A row of experiments/zoo.csv, of text alone. `experiments/paper/counts.py` counts the last two columns.
+
+    Attributes:
+        holds: which part of the model the file has: a classifier, a whole panoptic model, or the backbone of one.
+        params: trainable numbers of this part.
+        macs: multiply-adds of this part for a photo of the row's size.
+    """
 
     checkpoint: Text
     model: Text
@@ -393,6 +399,8 @@ class ZooRow(Strict):
     ours_on: str
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     recipe: Text
+    params: Annotated[str, Meta(pattern=r"^\d*$")] = ""
+    macs: Annotated[str, Meta(pattern=r"^\d*$")] = ""
 
 
 # === Reports of a training's input ===

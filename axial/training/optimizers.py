@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.errors import InputError
-from axial.io.check import BelowOne, Count, Fraction, Natural, NonNegative, Positive, checked
+from axial.io.check import BelowOne, Checked, Count, Fraction, Natural, NonNegative, Positive
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
 OF_ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalars of its kernel
@@ -79,7 +79,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return self.iterations.assign_add(tf.cast(~stopped, self.iterations.dtype))
 
 
-class Rule:
+class Rule(Checked):
     """How an optimizer moves a variable, with the hyperparameters that a recipe sets.
 
     A subclass has `scalars(step, rate, stopped)`, which returns a dict of the scalars that the updates of all variables
@@ -100,6 +100,7 @@ class Rule:
     average = 0.0
 
     def __post_init__(self):
+        super().__post_init__()
         rate = self.learning_rate
         number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
         if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as NonNegative
@@ -123,7 +124,6 @@ def _apply_adam(variable, moments, gradient, now):
     )
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class RAdamLookahead(Rule):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
@@ -196,7 +196,6 @@ class RAdamLookahead(Rule):
         variable.assign(tf.where(now["sync"], held, fast))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class NesterovMomentum(Rule):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
@@ -246,7 +245,6 @@ class NesterovMomentum(Rule):
             average.assign_add(now["average"] * (weight - average))
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Adam(Rule):
     """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
@@ -307,7 +305,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupPoly(Schedule):
+class WarmupPoly(Checked, Schedule):
     """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
@@ -332,7 +330,7 @@ class WarmupPoly(Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupCosine(Schedule):
+class WarmupCosine(Checked, Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
 
     Args:
@@ -360,7 +358,7 @@ class WarmupCosine(Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupSteps(Schedule):
+class WarmupSteps(Checked, Schedule):
     """A learning rate that falls by `factor` at some steps, after a linear rise.
 
     Args:
@@ -392,7 +390,7 @@ class WarmupSteps(Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class WarmupInverseSqrt(Schedule):
+class WarmupInverseSqrt(Checked, Schedule):
     """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
 
     Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).

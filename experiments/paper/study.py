@@ -29,16 +29,15 @@ import study_reference as reference
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.cli import app
-from axial.cli.checks import check_page
-from axial.cli.pages import counted
 from axial.io import show
-from axial.io.write import write_whole
+from axial.io.write import around_block, write_whole
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, VISION
 from axial.models.registry import find_variant
+from counts import counted
 from published import command, read_lines, start_command
 from tables import publish
 
@@ -451,7 +450,8 @@ def write_figure(path, results):
 
 
 def _main(_):
-    check_page("study")
+    if flags.FLAGS.markdown:
+        around_block(flags.FLAGS.markdown, "study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     results = counted(rows)
     show.print_table(COLUMNS, map(cells, results))

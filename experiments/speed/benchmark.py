@@ -28,7 +28,6 @@ import tf_keras as keras
 from absl import flags
 
 from axial.cli import app
-from axial.cli.pages import report
 from axial.errors import InputError
 from axial.io.show import print_table, say, working
 from axial.io.write import write_whole
@@ -40,6 +39,7 @@ from axial.models.registry import build_model
 from textbook import TextbookPair
 
 FLAGS = flags.FLAGS
+report = functools.partial(say, error=True)
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
     "65": (1, 65, 129, 512),  # stage 4 of Axial-DeepLab-L at 1025x2049

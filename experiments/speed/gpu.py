@@ -8,19 +8,21 @@
                         a recipe's training step and its batches, which that script trains for any time
 """
 
+import functools
 import sys
 
 from absl import flags
 
 import gpu_programs
+from axial import statements
 from axial.cli import app
-from axial.cli.analyze_speed import builder
-from axial.cli.checks import check_recipe
-from axial.cli.pages import finish, report
+from axial.cli.analyze import build_recipe
 from axial.errors import InputError
 from axial.io.show import counted, print_table, say, working
+from axial.io.write import write_json
 
 FLAGS = flags.FLAGS
+report = functools.partial(say, error=True)
 OF_TRAINING = ("gin_file", "gin_binding", "data_dir", "batches")
 
 flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
@@ -59,8 +61,14 @@ def _main(_):
         )
     programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
     with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=finish)
+        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=_keep)
     _print(result)
+
+
+def _keep(result):
+    """Writes --json."""
+    if FLAGS.json:
+        write_json(FLAGS.json, result)
 
 
 def _print(result):
@@ -93,7 +101,9 @@ def _export():
 
     try_new_folder("export", FLAGS.export)
     if FLAGS["gin_file"].present:
-        check_recipe(needs_data=True)
+        recipe = statements.check(FLAGS.gin_file, FLAGS.gin_binding)
+        if not recipe.value(recipe.task(), "data_dir"):
+            app.flag("data_dir")
     check_installed("--export wants", "analysis", "jax")
 
     import gpu_export
@@ -102,7 +112,8 @@ def _export():
     folder = FLAGS.export.rstrip("/")
     if FLAGS["gin_file"].present:
         what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
-        tasks = [(what, gpu_export.write_training, (folder, builder(), FLAGS.batches))]
+        build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
+        tasks = [(what, gpu_export.write_training, (folder, build, FLAGS.batches))]
     else:
         programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
         tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]

@@ -15,7 +15,6 @@ from absl import flags
 import tpu_compile
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.cli.pages import report
 from axial.errors import InputError, check_installed
 from axial.io.show import say, working
 from axial.layers.attention.layer import AxialAttention
@@ -99,7 +98,7 @@ def _main(_):
     if FLAGS.layer:
         _sides()
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
-    report("compiling layers with the TPU's own compiler: minutes")
+    say("compiling layers with the TPU's own compiler: minutes", error=True)
     _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
 
 

@@ -21,10 +21,9 @@ import tpu_compile
 import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
-from axial.cli.checks import check_page
 from axial.errors import InputError, check_installed
 from axial.io import show
-from axial.io.write import write_block
+from axial.io.write import around_block, write_block
 from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
@@ -130,7 +129,8 @@ def _gib():
 
 
 def _main(_):
-    check_page("compile")
+    if FLAGS.markdown:
+        around_block(FLAGS.markdown, "compile")
     if replicas_of(FLAGS.slice) != 1:
         raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
     path = app.flag("csv")

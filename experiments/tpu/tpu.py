@@ -15,18 +15,17 @@ from absl import flags
 import steps
 import tpu_compile
 import tpu_table
+from axial import statements
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
-from axial.cli.analyze_speed import builder, recipe
-from axial.cli.checks import check_recipe
-from axial.cli.pages import report
+from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
 from axial.slices import GENERATIONS
-from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
+report = functools.partial(say, error=True)
 
 
 def _main(_):
@@ -36,16 +35,21 @@ def _main(_):
     if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if not FLAGS.all:
-        check_recipe()
+        statements.check(FLAGS.gin_file, FLAGS.gin_binding)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
     _compile_all() if FLAGS.all else _compile_step()
 
 
+def builder():
+    """A function of nothing that builds the recipe of the flags, in a process without the flags too."""
+    return functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
+
+
 def _compile_step():
     """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
-    training, programs = recipe()[1], {}
+    training, programs = builder()()[1], {}
     partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
     generation, replicas = FLAGS.slice.partition(":")[0], replicas_of(FLAGS.slice, partitions)
 
@@ -160,8 +164,8 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
+    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(statements.experiments_dir())], FLAGS.only)
+    rows = tpu_table.compile_all(statements.experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))

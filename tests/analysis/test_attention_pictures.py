@@ -85,8 +85,6 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
         every = wanted[:, :, index]  # [lines, heads, M]
         every = every.transpose(1, 2, 0) if axis == "height" else every.transpose(1, 0, 2)
         assert lines.shape == (2, 6, 8) and relative_error(lines, every) < 1e-4
-    with pytest.raises(InputError, match="expected a pixel of the map of 6x8"):
-        pictures.query_weights(layer, x, (6, 0))
 
 
 def test_layers_of_a_model_and_what_they_take():

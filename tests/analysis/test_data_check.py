@@ -137,7 +137,6 @@ def test_a_split_without_any_label_is_an_error(tmp_path):
     "way,side,kinds",
     [
         (6, 30, ["turned"]),
-        (6, 20, ["turned", "ambiguous turn"]),
         (3, 30, ["turned", "ambiguous turn"]),
         (None, 30, ["lies as stored"]),
     ],
@@ -186,7 +185,6 @@ def test_data_of_whole_photos_and_of_sentences_are_checked(colours_dir, texts_di
     "data,labels,change,fault",
     [
         ("colours_dir", "class", {"image/class": 99}, "image/class: a number that the spec"),
-        ("colours_dir", "class", {"image/encoded": b"no picture"}, "is damaged"),
         ("texts_dir", "text", {"source/ids": []}, "source/ids: empty"),
     ],
 )

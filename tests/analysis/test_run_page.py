@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.analysis.curves import draw_curves, read_events
-from axial.analysis.run_page import write_page
+from axial.analysis.run_page import draw_curves, read_events, write_page
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import write_json

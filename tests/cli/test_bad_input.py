@@ -19,43 +19,27 @@ PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 # A call, with names in it of places, and the words of its only line.
 BAD = {
     "evaluate --model_dir=RUN --scales=0.5 --multi_scale": "--scales does not go with --multi_scale",
-    "evaluate --model_dir=RUN --image_size=33 --report=OUT": "--image_size does not go with --report",
     "train --modeldir=x": "did you mean 'model_dir'",
     "train": "--model_dir is needed",
     "train --model_dir=RUN --gin_binding=STEPS=\"'many'\"": "expected int, got str (TrainingConfig.steps is the macro",
     "train --model_dir=RUN --gin_binding=TrainingConfig.steps=three": "three is no value; expected a number, True",
     "train --model_dir=RUN TINY --gin_binding=INIT=\"'/nowhere'\"": "/nowhere: no such checkpoint",
     "train '--model_dir=OUT/neu [y]'": "neu [y]: TensorFlow takes [ in this path for a pattern",
-    "export --model_dir=RUN '--output_dir=OUT/a*'": "/out/a*: TensorFlow takes * in this",
     "train --model_dir=RUN --strategy=tpu": "no TPU was found",
     "evaluate": "one of --model and --model_dir is needed",
-    "evaluate --model_dir=RUN --gin_file=x": "--gin_file does not go with --model_dir",
-    "evaluate --model=x --gin_file=y --checkpoint=z": "--checkpoint needs --model_dir",
-    "export --model_dir=RUN": "--output_dir is needed",
-    "predict --model=x --diameter=0 x.png": "--diameter=0: expected the diameter",
-    "predict --model=x --diameter=auto --text=a": "--diameter=auto: a text has no",
     "export --model_dir=RUN --output_dir=OUT --format=safetensors --data_dir=HERE": "--data_dir does not go",
     "evaluate --model_dir=RUN --knob=top_k=1": "--knob: axial-evaluate run does not",
     "train --model_dir=RUN coco": "takes no argument: got 'coco'",
-    "evaluate swep --model_dir=RUN": "did you mean 'sweep'",
-    "evaluate stress --model_dir=RUN --ratios=0": "--ratios=0: expected positive numbers",
     "evaluate --saved_model=x --thresholds=0": "--thresholds=0: expected different IoUs",
     "evaluate --model_dir=RUN --results_dir=OUT --shard=4/4": "--shard=4/4: expected i/n",
     "evaluate merge --results_dir=HERE --split=val2017": "no shard of 'val2017'",
-    "evaluate --model_dir=RUN --results_dir=OUT/x --submission_dir=OUT/y": "--results_dir does not go with",
     "evaluate --model_dir=RUN --cityscapes_dir=x --submission_dir=gs://x": "local folders only",
     "analyze attention --checkpoint=x --image=/dev/zero --output_dir=OUT": "/dev/zero: a pipe, device or socket",
-    "analyze attention --checkpoint=x --image=PY --output_dir=OUT": "not an image, or not a whole one",
     "evaluate --model_dir=RUN --model_dir=RUN --model_dir=RUN": "--model_dir: one run",
     "predict photo.jpg": "--model=nuclei, which comes with axial",
-    "convert coco --output_dir=OUT --split=train2071": "did you mean 'train2017'",
-    "convert cityscapes --output_dir=OUT --input_dir=HERE": "--split is needed",
-    "analyze curves /nowhere": "--figure is needed",
     "train --model_dir=RUN --listen=all": "--listen needs --profiler_port",
     "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
-    "evaluate --saved_model=x --json=HERE": "a folder, a file is expected",
-    "predict --saved_model=x --output_dir=/proc/x PY": "/proc/x: cannot be written",
-    "analyze zoo --json=/dev/null": "a pipe or a device, a file is expected",
+    "evaluate --model=nuclei --json=/dev/null": "a pipe or a device, a file is expected",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "
     "--gin_binding=TrainingConfig.eval_interval=1": "'../x.json': leaves its folder",
@@ -72,13 +56,6 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
     assert result.code == 2, result.err
     assert words in result.line
     assert os.listdir(tmp_path) == []  # a command that fails leaves no folder
-
-
-def test_a_run_and_an_export_in_a_path_that_tensorflow_takes_for_a_pattern(command, trained, exported, tmp_path):
-    for folder in (trained, exported):
-        model = shutil.copytree(folder, tmp_path / f"{folder.name} [v1]")
-        result = command("predict", f"--model={model}", f"--output_dir={tmp_path}", PHOTO)
-        assert result.code == 2 and f"{model}: TensorFlow takes [ in this path for a pattern" in result.line
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):

@@ -54,32 +54,21 @@ def test_weights_are_averaged(command, root):
         np.testing.assert_allclose(model.embedding, wanted, rtol=1e-6)
 
 
-def test_a_run_and_its_export_translate_alike(command, root, tmp_path):
-    (tmp_path / "texts.txt").write_text(f"{TEXT}\n\nsnow\n", "utf-8")
+def test_a_run_and_its_export_translate_alike(command, root):
     one = command("predict", f"--model_dir={root}/run", f"--text={TEXT}")
-    file = command("predict", f"--saved_model={root}/export", f"--text_file={tmp_path}/texts.txt")
-    assert one.code == file.code == 0, one.err + file.err
-    lines = file.out.split("\n")
+    several = command("predict", f"--saved_model={root}/export", f"--text={TEXT}", "--text=", "--text=snow")
+    assert one.code == several.code == 0, one.err + several.err
+    lines = several.out.split("\n")
     assert lines[0] == one.out.rstrip("\n") and lines[1] == "" and len(lines) == 4
-
-
-def test_only_line_feeds_end_a_sentence(command, root, tmp_path):
-    """As in the training text; and the folder for pictures, which cannot be written here, is not needed."""
-    sentence = "two\u2028run\u0085a\x0csnow"
-    (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + f"{sentence}\r\nsnow\n".encode())
-    source = f"--model_dir={root}/run"
-    result = command("predict", source, f"--text_file={tmp_path}/texts.txt", "--output_dir=/proc/x")
-    assert result.code == 0 and result.out.count("\n") == 2, result.err
 
 
 REFUSED = {
     "tokens, at most 16 are translated": ("predict", "--model_dir={}/run", f"--text={'snow ' * 10_000}"),
     "each is empty": ("predict", "--model_dir={}/run", "--text= "),
-    "it takes --text or --text_file": ("predict", "--model_dir={}/run", "{}/photo.png"),
+    "it takes --text": ("predict", "--model_dir={}/run", "{}/photo.png"),
     "/run: does translation; a model that takes photos is expected": (
         *("analyze", "attention", "--checkpoint={}/run", "--image={}/photo.png", "--output_dir={}/pictures"),
     ),
-    "not UTF-8": ("predict", "--model_dir={}/run", "--text_file={}/latin.txt"),
     "--format=tflite: not for translation": ("export", "--model_dir={}/run", "--output_dir={}/x", "--format=tflite"),
     "one is expected for each": ("convert", "multi30k", "--input_dir={}/uneven", "--output_dir={}/y", "--split=train"),
     "photo.png: not a SentencePiece model": (
@@ -110,7 +99,6 @@ def test_what_is_refused_is_one_line(command, root, refused, message):
 def refused(root):
     """Files that are refused."""
     Image.new("RGB", (8, 8)).save(root / "photo.png")
-    (root / "latin.txt").write_bytes("Straße\n".encode("latin-1"))
     (root / "uneven").mkdir()
     (root / "uneven" / "train.en").write_text("a\nb\n")
     (root / "uneven" / "train.de").write_text("a\n")

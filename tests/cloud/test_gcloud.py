@@ -8,8 +8,7 @@ import pytest
 
 from axial import slices
 from axial.cloud import runs
-from axial.cloud.engine import MARGIN, Request
-from axial.cloud.gcloud import Gcloud
+from axial.cloud.engines import MARGIN, Gcloud, Request
 from axial.errors import InputError
 
 WHEEL = "gs://b/axial_deeplab_tf-1.0-py3-none-any.whl"
@@ -100,14 +99,13 @@ def test_a_deletion_that_fails_is_tried_again(host, tools):
 
 
 def test_the_queued_resource():
-    engine = Gcloud(request(provisioning="spot", service_account="s@p", network="n", subnetwork="sub"))
+    engine = Gcloud(request(provisioning="spot", service_account="s@p", network="n"))
     words = engine.launch("startup.sh", run(engine))
     assert words[:6] == ["gcloud", "compute", "tpus", "queued-resources", "create", "run"]
     for word in (
         *("--node-id=run", "--project=p", "--zone=us-west4-a", "--accelerator-type=v5litepod-16", "--spot"),
         *("--runtime-version=tpu-vm-tf-2.18.0-pod-pjrt", "--metadata-from-file=startup-script=startup.sh", "--async"),
         *("--scopes=https://www.googleapis.com/auth/cloud-platform", "--service-account=s@p", "--network=n"),
-        "--subnetwork=sub",
     ):
         assert word in words
     assert any(re.fullmatch(r"--valid-until-time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", word) for word in words)

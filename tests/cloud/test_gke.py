@@ -13,8 +13,7 @@ import yaml
 
 from axial import slices
 from axial.cloud import runs
-from axial.cloud.engine import Request
-from axial.cloud.gke import Gke
+from axial.cloud.engines import Gke, Request
 from axial.errors import InputError
 
 # config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml of https://github.com/kubernetes-sigs/jobset at v0.10.1
@@ -62,9 +61,8 @@ def closed(schema):
 @pytest.mark.parametrize(
     "wish",
     [
-        {"queue": "q", "service_account": "s", "namespace": "n"},
-        {"provisioning": "flex_start", "slice": slices.find_slice("v6e-8")},
-        {"provisioning": "reserved", "reservation": "r", "slice": slices.find_slice("v4-32")},
+        {"queue": "q", "service_account": "s"},
+        {"provisioning": "spot", "slice": slices.find_slice("v6e-8")},
     ],
 )
 def test_the_jobset_is_one_by_its_own_definition_and_its_job_by_that_of_kubernetes(definition, wish):
@@ -138,14 +136,12 @@ def test_what_a_pod_gets():
 # What kubectl and the API server say: kubernetes' staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and
 # pkg/explain/v2 (95f0849), staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go.
 REFUSALS = {
-    'namespaces "n" not found': "--namespace=n: the cluster has no such namespace",
     '(AlreadyExists): error when creating "x"': "--name=run: is in use; axial-tpu delete --engine=gke --name=run frees",
-    'localqueues.kueue.x-k8s.io "q" not found': "--queue=q: the namespace n has no",
+    'localqueues.kueue.x-k8s.io "q" not found': "--queue=q: the namespace has no",
     'error: the server doesn\'t have a resource type "localqueues"': "--queue=q: the cluster has no Kueue",
     'error: field "onJobFailureMessagePatterns" does not exist': "JobSet is too old, 0.10 or later is needed",
     'error: the server doesn\'t have a resource type "jobsets"': "the cluster has no JobSet",
-    'jobsets.jobset.x-k8s.io "run" not found': "--name=run: the namespace n has no such",
-    'error: context "c" does not exist': "--context=c: the kubeconfig has no such context",
+    'jobsets.jobset.x-k8s.io "run" not found': "--name=run: the namespace has no such",
     "E1 memcache.go] couldn't get the list\nThe connection to the server localhost:8080 was refused": "no credentials",
     "error: You must be logged in to the server (Unauthorized)": "no credentials for a cluster: gcloud container clus",
     "W1 note\nError from server (Forbidden): jobsets is forbidden": "kubectl: Error from server (Forbidden): jobsets",
@@ -155,7 +151,7 @@ REFUSALS = {
 
 def test_refusals_are_one_line():
     for said, meaning in REFUSALS.items():
-        error = Gke(request(namespace="n", queue="q", context="c")).explain(said)
+        error = Gke(request(queue="q")).explain(said)
         assert isinstance(error, InputError) and meaning in str(error) and "\n" not in str(error)
 
 
@@ -182,7 +178,6 @@ def test_requests_that_it_cannot_serve():
     for wish, said in (
         ({"name": "a" * 41}, "--name=aaa"),
         ({"zone": "us-west4"}, "--zone=us-west4: expected the name of a zone"),
-        ({"provisioning": "reserved"}, "--reservation goes with --provisioning=reserved"),
         ({"slice": slices.find_slice("v2-8")}, "--slice=v2-8: GKE has no v2"),
     ):
         with pytest.raises(InputError, match=re.escape(said)):

@@ -153,13 +153,6 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
     assert f"tf-keras>=2.{minor}.0,<2.{minor + 1}" in first and f"tf-models-official>=2.{minor}.0" in first
 
 
-def test_the_virtual_environment_may_have_an_absolute_path(tmp_path):
-    """Its Python says which TensorFlow is there, and not the one that runs otherwise."""
-    image(tmp_path / "venv", "tensorflow-2.18.0")
-    result = install(image(tmp_path / "ambient", "tensorflow-2.19.0"), AXIAL_VENV=str(tmp_path / "venv"))
-    assert result.returncode == 0 and "tf-keras>=2.18.0" in result.stdout, result.stdout + result.stderr
-
-
 def test_an_image_with_an_old_tensorflow_is_refused(tmp_path):
     result = install(image(tmp_path / "image", "tensorflow-2.12.0"))
     assert result.returncode == 2 and "TensorFlow 2.18 to 2.20" in result.stderr

@@ -143,11 +143,6 @@ def test_a_lease_in_a_bucket(tmp_path):
     assert not tf.io.gfile.exists(f"{folder}/{FILE}") and Lease(folder, "b", 0.6).take(9.0)
 
 
-def test_a_folder_that_cannot_be_written_is_bad_input(here):
-    here.model.write_text("a file")
-    assert finish(here.start()) == 2 and "no lease can be written" in here.output()
-
-
 def test_a_description_that_is_none_is_one_line(monkeypatch):
     for variables, said in (
         ({runs.VARIABLE: "{}"}, "AXIAL_RUN: not the description of a run"),

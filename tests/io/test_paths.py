@@ -83,6 +83,7 @@ REVIEWED = {
     "the code fixes the name, or a choice between names that it fixes": [
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
+        ("cloud/engines.py", "_script", "name"),
         ("statements.py", "read_recipe", "path"),
         ("builders.py", "_module", "*name.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
@@ -104,7 +105,7 @@ REVIEWED = {
         ("weights/source.py", "shipped_folder", "what"),
     ],
     "the last part of a path that the user gives": [
-        ("cli/analyze_attention.py", "run_attention", "os.path.splitext(os.path.basename(given.image))[0]"),
+        ("cli/analyze.py", "_attention", "os.path.splitext(os.path.basename(given.image))[0]"),
         ("cli/predict.py", "_predict_photos", "name"),
     ],
     "the last part of a path that a list of checkpoints has": [

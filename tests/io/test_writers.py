@@ -15,11 +15,8 @@ WRITERS = set(
 # Where axial writes without `axial.io.write`: dict from the reason why it may to (file, function, what is called).
 REVIEWED = {
     "it is what `write_whole` calls, with a temporary file": [
-        ("analysis/attention_pictures.py", "draw_kernels", "figure.savefig"),
-        ("analysis/attention_pictures.py", "draw_lines", "figure.savefig"),
-        ("analysis/attention_pictures.py", "draw_maps", "figure.savefig"),
-        ("analysis/attention_pictures.py", "draw_points", "figure.savefig"),
-        ("analysis/curves.py", "draw_curves", "figure.savefig"),
+        ("analysis/attention_pictures.py", "_save", "figure.savefig"),
+        ("analysis/run_page.py", "draw_curves", "plots.savefig"),
         ("tasks/segmentation/results.py", "zip_coco_results", "tf.io.gfile.copy"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
         ("evaluation/pictures.py", "save_confusion", "figure.savefig"),
@@ -28,7 +25,7 @@ REVIEWED = {
     ],
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
-        ("analysis/run_page.py", "_plots", "plots.savefig"),
+        ("analysis/run_page.py", "_picture", "_plots({'': curves}, names).savefig"),
         ("data/files.py", "_encoded", "photo.rgb().save"),
         ("data/converters/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),

@@ -1,0 +1,393 @@
+"""The engines: each turns a request and a `Run` into YAML or a script, and names the commands of its tool.
+
+An engine lives in the cloud: it makes the slice, starts the supervisors, starts them again where `runs` says so, and
+takes the slice away at the end. The tool on this machine only hands over and asks.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import time
+import typing
+
+import yaml
+
+from axial import slices
+from axial.cloud import runs
+from axial.errors import InputError, pip_install
+from axial.io.read import read_text, read_yaml
+from axial.statements import PACKAGE
+
+MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
+PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # of what is installed on a VM
+WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # as scripts/tpu/install.sh looks for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user wants of an engine: the flags of axial-tpu, which say what each is. `slice` is a `Slice`, or None."""
+
+    name: str
+    slice: slices.Slice | None = None
+    provisioning: str = "on_demand"
+    project: str = ""
+    zone: str = ""
+    runtime: str = ""
+    wheel: str = ""
+    service_account: str = ""
+    network: str = ""
+    queue: str = ""
+
+
+class Engine:
+    """An engine and what is wanted of it. Each has, beside what is here:
+
+    body(run): of the YAML of a `Run`, or text(run): a script.
+    launch(path, run): arguments of the command that hands over this text as the file `path`.
+    commands(): dict from 'status', 'logs' and 'delete' to arguments: of the command whose output describe(output) turns
+        into (a line, whether it may cost money), of the one that follows the first host's log, and of the one that ends
+        the run and takes the slice away.
+
+    Attributes:
+        name: of the engine.
+        tool: the program of this machine that speaks to it; `install` says how it is had.
+        file: name of what it hands over.
+        flags: names of the fields of `Request` that it reads; `needs` always, `needs_to_launch` for a launch.
+        refusals: pairs of a pattern of what the tool says, and what that means, with fields of the request in braces.
+        notes: what a user should know before a launch.
+        by_hand: whether a launch is only printed, unless the user says --yes.
+        kernels: whether its hosts have what axial's TPU kernels need.
+    """
+
+    name = tool = install = file = ""
+    flags = needs = needs_to_launch = refusals = notes = ()
+    by_hand, kernels = False, True
+
+    def __init__(self, request):
+        """Raises InputError for a request that the engine cannot serve."""
+        self.request = request
+        self.region = request.zone.rpartition("-")[0]
+        wheel = "gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl, of pip wheel --no-deps"
+        for flag, value, pattern, expected in (
+            ("name", request.name, r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "at most 40 small letters, digits and hyphens"),
+            ("zone", request.zone, r"([a-z]+-[a-z]+\d+-[a-z]\w*)?", "the name of a zone, like us-central2-b"),
+            ("wheel", request.wheel, f"({WHEEL})?", wheel),
+        ):
+            if not re.fullmatch(pattern, value):
+                raise InputError(f"--{flag}={value}: expected {expected}")
+
+    def text(self, run):
+        return yaml.safe_dump(self.body(run), sort_keys=False, width=math.inf)
+
+    def checks(self):
+        """Pairs of arguments of a command that must succeed before a launch, and a function of its output or None."""
+        return []
+
+    def run_options(self):
+        """dict of the fields of a `Run` that depend on the slice and its image."""
+        return {"hosts": self.request.slice.hosts, "generation": self.request.slice.generation}
+
+    def not_installed(self):
+        return InputError(f"--engine={self.name} needs {self.tool}: {self.install}")
+
+    def explain(self, said):
+        """The InputError that the tool's words mean."""
+        for pattern, meaning in self.refusals:
+            if re.search(pattern, said):
+                return InputError(meaning.format(**dataclasses.asdict(self.request)))
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        marked = [line for line in lines if re.match(r"(?i)error", line)]
+        return InputError(f"{self.tool}: {(marked or lines or ['no reason given'])[0][:400]}")
+
+    def call(self, arguments):
+        """What a command of the tool prints. Raises InputError if it fails, or is not installed."""
+        try:
+            done = subprocess.run(arguments, check=False, capture_output=True, text=True, errors="replace", input="")
+        except FileNotFoundError:
+            raise self.not_installed() from None
+        if done.returncode:
+            raise self.explain(done.stderr + done.stdout)
+        return done.stdout
+
+
+def _script(name):
+    """Path of a file of scripts/tpu, which is in the installed package or in the checkout."""
+    folders = os.path.join(PACKAGE, "scripts"), os.path.join(os.path.dirname(PACKAGE), "scripts")
+    return os.path.join(next(filter(os.path.isdir, folders)), "tpu", name)
+
+
+# === Google Kubernetes Engine ===
+
+SITE = "https://jobset.sigs.k8s.io/docs/installation"
+FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest that is used here: JobSet 0.10
+
+
+class Gke(Engine):
+    """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. JobSet 0.10 or later.
+
+    A host is a pod, and its supervisor the container's first process. A pod that fails makes its Job fail, by
+    `podFailurePolicy` with a reason and a message that tell which rule matched; the JobSet's own rules read them
+    (scripts/tpu/jobset.yaml):
+
+    | end of a pod | Job fails | JobSet |
+    |---|---|---|
+    | 2, 70, 124: bad input, a fault, the deadline | rule 0 | ends |
+    | the node is taken away (DisruptionTarget) | rule 1 | is made again, which does not count |
+    | 42: preempted, a lost host | rule 2 | the same |
+    | other | BackoffLimitExceeded | is made again, at most 3 times |
+    | activeDeadlineSeconds, as a backstop | DeadlineExceeded | ends |
+
+    The messages are no stable interface. They were read from kubernetes 95f0849,
+    pkg/controller/job/pod_failure_policy.go ("Container %s for pod %s/%s failed with exit code %v matching %v rule at
+    index %d", "Pod %s/%s has condition %v matching %v rule at index %d"), and stand in JobSet 0.10.1's
+    keps/262-ConfigurableFailurePolicy. The rest is from its api/jobset/v1alpha2/jobset_types.go, from
+    https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus and, of Kueue's labels, from
+    https://kueue.sigs.k8s.io/docs/concepts/workload.
+    """
+
+    name, tool, file = "gke", "kubectl", "jobset.yaml"
+    install = "gcloud components install kubectl gke-gcloud-auth-plugin"
+    flags = ("zone", "runtime", "service_account", "queue")
+    needs_to_launch = ("runtime",)
+    # Of kubectl 1.3x: staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go, pkg/explain, and of the API server.
+    refusals = (
+        (r"\(AlreadyExists\)", "--name={name}: is in use; axial-tpu delete --engine=gke --name={name} frees it"),
+        (r'localqueues\S* "[^"]*" not found', "--queue={queue}: the namespace has no such queue of Kueue"),
+        (r'resource type "localqueues"', "--queue={queue}: the cluster has no Kueue: https://kueue.sigs.k8s.io"),
+        (r'field "?onJobFailure\S* does not exist', f"JobSet is too old, 0.10 or later is needed: {SITE}"),
+        (r'(resource type "jobsets"|resource for "?jobset|kind "JobSet")', f"the cluster has no JobSet: {SITE}"),
+        (r'jobsets\S* "[^"]*" not found', "--name={name}: the namespace has no such run"),
+        (
+            r"(?i)(localhost:8080|unauthorized|must be logged in|getting credentials|invalid configuration)",
+            "no credentials for a cluster: gcloud container clusters get-credentials CLUSTER",
+        ),
+    )
+
+    def __init__(self, request):
+        super().__init__(request)
+        if request.slice and not request.slice.kind.gke:
+            raise InputError(f"--slice={request.slice.name}: GKE has no {request.slice.generation}; v4 to v6e")
+
+    def body(self, run):
+        """The JobSet: jobset.yaml with what this run adds."""
+        request, jobset = self.request, read_yaml(_script("jobset.yaml"), dict[str, typing.Any])
+        labels, left = {"axial-run": request.name}, round(max(run.deadline - time.time(), 0) + MARGIN)
+        jobset["metadata"] |= {"name": request.name, "labels": dict(labels)}
+        if request.queue:
+            names = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/max-exec-time-seconds"
+            jobset["metadata"]["labels"] |= dict(zip(names, (request.queue, str(left))))
+        if run.hosts > 1:
+            alone = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+            jobset["metadata"]["annotations"] = alone
+        job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+        job |= {"parallelism": run.hosts, "completions": run.hosts, "activeDeadlineSeconds": left}
+        job["template"]["metadata"] = {"labels": labels}
+        pod, gke = job["template"]["spec"], "cloud.google.com/gke-"
+        pod["nodeSelector"] = {
+            f"{gke}tpu-accelerator": request.slice.kind.gke,
+            f"{gke}tpu-topology": request.slice.topology,
+            **({f"{gke}spot": "true"} if request.provisioning == "spot" else {}),
+        }
+        if request.service_account:
+            pod["serviceAccountName"] = request.service_account
+        chips = {"google.com/tpu": str(request.slice.chips // request.slice.hosts)}
+        (container,) = pod["containers"]
+        container |= {"image": request.runtime, "resources": {"requests": dict(chips), "limits": chips}}
+        # Names that JobSet gives to pods: NAME-JOB-JOBINDEX-PODINDEX in the subdomain NAME.
+        hosts = ",".join(f"{request.name}-slice-0-{host}.{request.name}" for host in range(run.hosts))
+        variables = ("AXIAL_HOSTS", hosts), (runs.VARIABLE, run.to_json())
+        container["env"] += [{"name": name, "value": value} for name, value in variables]
+        return jobset
+
+    def checks(self):
+        checks = [(["kubectl", "explain", FIELD, "--api-version=jobset.x-k8s.io/v1alpha2"], None)]
+        return checks + [(["kubectl", "get", "localqueues", self.request.queue], None)] * bool(self.request.queue)
+
+    def launch(self, path, run):
+        return ["kubectl", "create", "--validate=strict", f"--filename={path}"]
+
+    def commands(self):
+        set_of = f"jobset.sigs.k8s.io/jobset-name={self.request.name}"
+        first = f"--selector={set_of},batch.kubernetes.io/job-completion-index=0"
+        return {
+            "status": ["kubectl", "get", "jobsets", self.request.name, "--output=json"],
+            "logs": ["kubectl", "logs", "--follow", "--tail=-1", first],
+            "delete": ["kubectl", "delete", "jobsets", self.request.name],
+        }
+
+    def describe(self, output):
+        status = json.loads(output).get("status", {})
+        true = {c["type"]: c.get("message", "") for c in status.get("conditions", []) if c.get("status") == "True"}
+        restarts, counted = status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
+        state = next((kind for kind in ("Completed", "Failed", "Suspended") if kind in true), "")
+        ready = sum(job.get("ready", 0) for job in status.get("replicatedJobsStatus", []))
+        said = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
+        return f"{said}; made again {restarts} times, {counted} of them of 3", state in ("", "Suspended")
+
+
+# === TPU VMs ===
+
+
+class OnVirtualMachines(Engine):
+    """What the engines share whose hosts are TPU VMs: they boot a TPU software version and install a wheel."""
+
+    def __init__(self, request):
+        super().__init__(request)
+        if request.slice:
+            self.runtime = request.runtime or slices.default_runtime(request.slice)
+            slices.check_runtime(request.slice, self.runtime)
+            self.kernels = slices.tensorflow_of(self.runtime) is None
+
+    def run_options(self):
+        # How TensorFlow of Google's images finds the TPU of its own host, by "TensorFlow PJRT support" in
+        # https://docs.cloud.google.com/tpu/docs/runtimes. On several hosts they start servers.
+        library = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
+        of_image = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
+        return super().run_options() | ({} if self.kernels else of_image)
+
+    def installation(self):
+        """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""
+        return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{read_text(_script('wheel.sh'))}"
+
+
+class SkyPilot(OnVirtualMachines):
+    """SkyPilot 0.11.2 or later: a managed job on TPU VMs, whose controller lives in the cloud.
+
+    It makes the slice again after a preemption, and after exit code 42. Every other code ends the job: the supervisor
+    has tried by itself what another try may change. Names are those of `sky/utils/schemas.py` of SkyPilot 0.11.2 and
+    0.14.1. Clients after 0.11.2 let unknown names below `job_recovery` pass, so a test holds ours to the schema.
+    """
+
+    name, tool, file = "skypilot", "sky", "task.yaml"
+    install = f"in an environment of its own, {pip_install('skypilot')}"
+    flags = ("zone", "runtime", "wheel")
+    needs_to_launch = ("zone", "wheel")
+    # Of sky/client/cli/command.py and sky/exceptions.py of SkyPilot 0.14.1.
+    refusals = (
+        (r"(?i)no cloud (access|is enabled)|not enabled|sky check", "--engine=skypilot: no credentials: sky check gcp"),
+        (r"(?i)no (running )?managed jobs? (with name|found)", "--name={name}: SkyPilot has no such run"),
+    )
+
+    def body(self, run):
+        """The task."""
+        request = self.request
+        resources = {
+            "infra": f"gcp/{self.region}/{request.zone}",
+            "accelerators": f"tpu-{request.slice.accelerator_type}:1",
+            "accelerator_args": {"tpu_vm": True, "runtime_version": self.runtime},
+            "use_spot": request.provisioning == "spot",
+            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [runs.PREEMPTED]},
+            "labels": {"axial-run": request.name},
+        }
+        # The hosts of a slice are SkyPilot's nodes: sky/backends/task_codegen.py
+        hosts = 'export AXIAL_HOST="$SKYPILOT_NODE_RANK" AXIAL_HOSTS="$SKYPILOT_NODE_IPS"'
+        commands = {"setup": f"set -e\n{self.installation()}", "run": f"{PATH}\n{hosts}\nexec {runs.SUPERVISOR}\n"}
+        return {"name": request.name, "resources": resources, "envs": {runs.VARIABLE: run.to_json()}, **commands}
+
+    def checks(self):
+        return [(["sky", "--version"], self._check_version), (["sky", "jobs", "queue", "-s", "-v"], self._check_name)]
+
+    def _check_version(self, said):
+        version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+        if not version or tuple(map(int, version.groups())) < (0, 11, 2):
+            needed = f"{said.strip()} is installed, 0.11.2 or later is needed: {self.install}"
+            raise InputError(f"--engine=skypilot: {needed}")
+
+    def _check_name(self, said):
+        if self._rows(said):
+            name = f"--name={self.request.name}"
+            raise InputError(f"{name}: is in use; axial-tpu delete --engine=skypilot {name} frees it")
+
+    def _rows(self, said):
+        """The lines of a table of jobs on those of this name."""
+        return [line for line in said.splitlines() if self.request.name in line.split()]
+
+    def launch(self, path, run):
+        return ["sky", "jobs", "launch", "--yes", "--detach-run", f"--name={self.request.name}", path]
+
+    def commands(self):
+        name = f"--name={self.request.name}"
+        logs, delete = ["sky", "jobs", "logs", name], ["sky", "jobs", "cancel", "--yes", name]
+        return {"status": ["sky", "jobs", "queue", "-v"], "logs": logs, "delete": delete}
+
+    def describe(self, output):
+        rows = self._rows(output)
+        if not rows:
+            raise InputError(f"--name={self.request.name}: SkyPilot has no such run")
+        ended = re.search(r"\b(SUCCEEDED|CANCELLED|FAILED\w*)\b", rows[0])
+        return " ".join(rows[0].split()), not ended
+
+
+class Gcloud(OnVirtualMachines):
+    """By hand: a queued resource of the Cloud TPU API whose hosts delete it. It does not recover a preempted slice.
+
+    The start-up script of every host installs axial, runs the supervisor, again after exit code 42, and deletes the
+    queued resource with its node at the end and at the deadline, whatever hangs. It runs at every boot: it goes on, or
+    deletes. Flags: https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete.
+    Metadata of a host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
+    """
+
+    name, tool, file = "gcloud", "gcloud", "startup.sh"
+    install = "https://docs.cloud.google.com/sdk/docs/install"
+    flags = ("project", "zone", "runtime", "wheel", "service_account", "network")
+    needs, needs_to_launch = ("project", "zone"), ("wheel",)
+    by_hand = True
+    notes = (
+        "this engine does not recover a preempted slice; the same command goes on from the checkpoint",
+        "the hosts delete their slice by themselves; their service account needs the role roles/tpu.admin",
+    )
+    # Of gcloud's googlecloudsdk/calliope/exceptions and the codes of the API, google/rpc/code.proto.
+    refusals = (
+        (r"ALREADY_EXISTS|already exists", "--name={name}: is in use; axial-tpu delete --engine=gcloud frees it"),
+        (r"NOT_FOUND", "--name={name}: there is no such queued resource in {zone}"),
+        (r"(?i)active account|reauth|credentials|UNAUTHENTICATED", "no credentials: gcloud auth login"),
+    )
+
+    def _command(self, group, verb, *words):
+        where = [f"--project={self.request.project}", f"--zone={self.request.zone}"]
+        return ["gcloud", "compute", "tpus", group, verb, self.request.name, *where, *words]
+
+    def text(self, run):
+        variables = {
+            runs.VARIABLE: run.to_json(),
+            "AXIAL_HOST_COUNT": str(run.hosts),
+            "AXIAL_END": str(round(run.deadline + MARGIN)),
+            "AXIAL_DELETE": shlex.join(self.commands()["delete"]),
+        }
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        install = ["install() {", self.installation(), "}"]
+        head = ["#!/bin/bash", "# Made by axial-tpu launch --engine=gcloud. Every boot of every host runs it."]
+        return "\n".join([*head, *exports, *install, read_text(_script("startup.sh"))])
+
+    def launch(self, path, run):
+        request = self.request
+        until = datetime.datetime.fromtimestamp(run.deadline, datetime.timezone.utc)
+        return self._command(
+            *("queued-resources", "create", f"--node-id={request.name}", f"--runtime-version={self.runtime}"),
+            *(f"--accelerator-type={request.slice.accelerator_type}", *["--spot"] * (request.provisioning == "spot")),
+            *(f"--metadata-from-file=startup-script={path}", f"--labels=axial-run={request.name}", "--async"),
+            "--scopes=https://www.googleapis.com/auth/cloud-platform",
+            f"--valid-until-time={until:%Y-%m-%dT%H:%M:%SZ}",
+            *([f"--service-account={request.service_account}"] if request.service_account else []),
+            *([f"--network={request.network}"] if request.network else []),
+        )
+
+    def commands(self):
+        journal = "sudo journalctl --follow --lines=all --output=cat --unit=google-startup-scripts"
+        return {
+            "status": self._command("queued-resources", "describe", "--format=value(state.state)"),
+            "logs": self._command("tpu-vm", "ssh", "--worker=0", f"--command={journal}"),
+            "delete": self._command("queued-resources", "delete", "--force", "--async", "--quiet"),
+        }
+
+    def describe(self, output):
+        state = output.strip() or "unknown"
+        return state.lower(), state not in ("FAILED", "DELETING")
+
+
+ENGINES = {kind.name: kind for kind in (Gke, SkyPilot, Gcloud)}

@@ -1,0 +1,172 @@
+"""Counts what models take, for the tables of experiments/ that axial reads: minutes for each of them.
+
+%s models      models.csv: the parameters of every registered model
+%s steps       steps.csv: the work of one photo in the model of each recipe
+%s zoo         the counts in zoo.csv, and ZOO.md
+"""
+
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import sys
+
+import msgspec
+from axial.recipes import read_recipes
+
+from axial.analysis import zoo
+from axial.analysis.counts import count_parameters, trace
+from axial.analysis.model_counts import Counts
+from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
+from axial.analysis.step_cost import COUNTED, Step
+from axial.cli import app
+from axial.io import schemas, show
+from axial.io.paths import inside
+from axial.io.write import write_block, write_text
+from axial.models.registry import VARIANTS, find_variant
+from axial.statements import experiments_dir
+from axial.weights.convert import OWN_ARGUMENTS
+from axial.weights.interchange import read_safetensors
+from axial.weights.source import SHIPPED, SHIPPED_DIR
+
+
+def count(model, canvas, classes=None, arguments=()):
+    """(parameters, parameters of attention's batch norms, multiply-adds) of a registered model.
+
+    Args:
+        canvas: (height, width) of the image.
+        classes: number of classes; by default that of the paper's tables.
+        arguments: tuple of pairs (name, value), further arguments of the model.
+    """
+    built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas, changes=dict(arguments))
+    parameters = count_parameters(built)
+    return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
+
+
+def count_models(jobs, progress=lambda done, of, name: None, processes=2):
+    """dict from jobs to the results of `count`.
+
+    Args:
+        jobs: tuples of arguments of `count`.
+        progress: function of the number of models done, the number of all models, and the name of the last one done.
+        processes: number of processes that trace in parallel; 1 traces in this process.
+    """
+    counts = {}
+    if processes == 1:
+        for job in jobs:
+            counts[job] = count(*job)
+            progress(len(counts), len(jobs), job[0])
+        return counts
+    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
+        futures = {pool.submit(count, *job): job for job in jobs}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                counts[futures[future]] = future.result()
+                progress(len(counts), len(jobs), futures[future][0])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it would count the others first
+            raise
+    return counts
+
+
+def _quiet():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
+
+
+def counted(count):
+    """count(progress), behind a progress bar on standard error; progress is a function of (done, of, name)."""
+    bar = show.progress(unit="model")
+
+    def step(done, of, name):
+        bar.total = of
+        bar.set_postfix_str(show.plain(name), refresh=False)
+        bar.update(done - bar.n)
+
+    results = count(step)
+    bar.close()
+    return results
+
+
+# === The tables ===
+
+
+def count_variants(names, progress=lambda done, of, name: None, processes=2):
+    """List of the `Counts` of registered models."""
+    counts = count_models([(name, (65, 65)) for name in names], progress, processes)
+    variants = {name: find_variant(name) for name in names}
+    return [Counts(name, v.task, v.classes, *counts[name, (65, 65)][:2]) for name, v in variants.items()]
+
+
+def count_step(model, canvas):
+    """The `Step` of a registered model, counted from its traced graph."""
+    _, graph, images = trace(model, find_variant(model).classes, *canvas)
+    written = activation_bytes(graph, [images], lambda name: "all")
+    return Step(model, "x".join(map(str, canvas)), total(count_multiply_adds(graph)), sum(written.values()))
+
+
+def count_checkpoint(row):
+    """(trainable numbers, multiply-adds) of what the file of a `ZooRow` holds, as texts."""
+    height, width = map(int, row.photo.split("x"))
+    classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS.get(row.source, {})
+    if row.source == SHIPPED:
+        file = inside(os.path.dirname(os.path.dirname(SHIPPED_DIR)), row.file, f"file of {row.checkpoint}")
+        classes = read_safetensors(file)[0].num_classes
+    model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
+    products, part = count_multiply_adds(graph), model
+    if row.holds == "backbone":
+        products, part = [p for p in products if "/backbone/" in f"/{p.name}"], model.backbone
+    return str(sum(w.shape.num_elements() for w in part.trainable_weights)), str(total(products))
+
+
+def zoo_markdown(rows):
+    """The zoo as a table, and below it the commands of each checkpoint."""
+    cells = []
+    for row in rows:
+        values = dict(zip(zoo.COLUMNS, zoo.cells(row)))
+        values["model"] = show.code(values["model"])
+        values["published"] = show.link(values["published"], row.published_at)
+        name, told = os.path.basename(row.file), values["file"].removeprefix(row.file)
+        address = f"../{row.file}" if row.source == SHIPPED else row.file  # from experiments/
+        values["file"] = show.Markdown(show.link(name, address) + show.markdown(told))
+        cells.append(values.values())
+    lines = show.markdown_table(zoo.COLUMNS, cells)
+    for row in rows:
+        lines += ["", f"{show.markdown(f'{row.checkpoint}, {row.data}')}:", ""]
+        for command in zoo.commands(row):
+            lines += show.broken(command)
+    return "\n".join(lines)
+
+
+# === The command ===
+
+
+def _path(name):
+    return os.path.join(experiments_dir(), name)
+
+
+def _models(_):
+    write_text(_path("models.csv"), show.csv_rows(Counts, counted(lambda step: count_variants(VARIANTS, step))))
+
+
+def _steps(_):
+    models = {recipe.model: recipe.canvas for recipe in reversed(read_recipes()) if recipe.canvas}
+    models = {name: models[name] for name in sorted(models) if find_variant(name).task in COUNTED}
+    steps = [count_step(name, canvas) for name, canvas in show.progress(models.items(), unit="model")]
+    write_text(_path("steps.csv"), show.csv_rows(Step, steps))
+
+
+def _zoo(_):
+    rows, counts = [], {}
+    for row in show.progress(zoo.read_zoo(_path("zoo.csv")), unit="checkpoint"):
+        key = row.model, row.holds, row.photo
+        if key not in counts:
+            counts[key] = count_checkpoint(row)
+        rows.append(msgspec.structs.replace(row, params=counts[key][0], macs=counts[key][1]))
+    write_text(_path("zoo.csv"), show.csv_text([schemas.ZooRow.__struct_fields__, *map(msgspec.structs.astuple, rows)]))
+    write_block(_path("ZOO.md"), "zoo", zoo_markdown(rows))
+
+
+if __name__ == "__main__":  # who imports this has no command
+    app.run({"models": _models, "steps": _steps, "zoo": _zoo}, sys.modules[__name__])

@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+# Installs the wheel AXIAL_WHEEL of a bucket in ~/axial/venv, once, and makes it the Python that runs. axial-tpu puts
+# this text into what the hosts of a slice run.
+mkdir -p ~/axial && cd ~/axial || exit
+if [ ! -e installed ]; then
+  gcloud storage cp "$AXIAL_WHEEL" .
+  rm -rf files && python3 -m zipfile -e axial_deeplab_tf-*.whl files
+  mkdir -p scripts && cp -r files/axial/scripts/tpu scripts/
+  AXIAL_VENV=venv bash scripts/tpu/install.sh
+  touch installed
+fi
+export PATH="$HOME/axial/venv/bin:$PATH"

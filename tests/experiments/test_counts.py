@@ -1,0 +1,44 @@
+"""The tables that counts.py writes: models.csv, steps.csv, and the counts of zoo.csv."""
+
+import pytest
+from axial.recipes import read_recipes
+
+import counts
+from axial.analysis import model_counts, step_cost, zoo
+from axial.io import show
+from axial.models.registry import VARIANTS, find_variant
+from tests.conftest import ROOT
+
+MODELS = {row.model: row for row in model_counts.read_models(str(ROOT / "experiments/models.csv"))}
+STEPS = step_cost.read_steps(str(ROOT / "experiments/steps.csv"))
+ZOO = zoo.read_zoo(str(ROOT / "experiments/zoo.csv"))
+
+
+def test_tables_have_every_model_and_are_not_stale():
+    """The smallest models are counted again."""
+    for name, kind, rows in (("models", model_counts.Counts, MODELS), ("steps", step_cost.Step, STEPS)):
+        assert (ROOT / f"experiments/{name}.csv").read_text() == show.csv_rows(kind, rows.values())
+    assert list(MODELS) == list(VARIANTS)
+    recipes = [recipe for recipe in read_recipes() if recipe.canvas]
+    assert set(STEPS) == {r.model for r in recipes if find_variant(r.model).task in step_cost.COUNTED}
+    assert {(step.model, step.sides) for step in STEPS.values()} <= {(r.model, r.canvas) for r in recipes}
+    assert counts.count_variants(["axial_resnet_nano"], processes=1) == [MODELS["axial_resnet_nano"]]
+    assert counts.count_step("resnet_nano", STEPS["resnet_nano"].sides) == STEPS["resnet_nano"]
+
+
+def test_the_page_of_the_zoo_is_not_stale():
+    text = (ROOT / "experiments/ZOO.md").read_text()
+    assert counts.zoo_markdown(ZOO) == text.partition("<!-- zoo:begin -->\n")[2].partition("\n<!-- zoo:end -->")[0]
+    for model in ("axial_resnet_26_s", "axial_deeplab_nano"):  # of others, and shipped
+        (row,) = (row for row in ZOO if row.model == model)
+        assert counts.count_checkpoint(row) == (row.params, row.macs)
+
+
+@pytest.mark.slow  # traces every model: minutes
+@pytest.mark.parametrize("name", MODELS)
+def test_every_row_is_counted_again(name):
+    assert counts.count_variants([name], processes=1) == [MODELS[name]]
+    if name in STEPS:
+        assert counts.count_step(name, STEPS[name].sides) == STEPS[name]
+    for row in ZOO:
+        assert row.model != name or counts.count_checkpoint(row) == (row.params, row.macs)
