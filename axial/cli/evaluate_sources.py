@@ -23,9 +23,8 @@ from axial.tasks.segmentation.studies import refuse_scaled
 from axial.training.strategy import make_strategy
 from axial.weights.card import PAGE
 from axial.weights.interchange import weights_digest
-from axial.weights.loading import read_weights
 from axial.weights.names import weight_names
-from axial.weights.restore import find_weights
+from axial.weights.restore import find_weights, read_weights
 from axial.weights.source import resolve
 
 

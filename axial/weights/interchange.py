@@ -4,7 +4,6 @@ A safetensors file is a JSON header and numbers (https://github.com/huggingface/
 Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -30,44 +29,39 @@ METADATA = "axial"  # the key of our card in the metadata of a file
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 
 
-def preprocessing(arguments, photo):
-    """What a model does to a photo by its argument `pixels`, and the side or sides of the photos it is for."""
-    pixels = arguments.get("pixels", "symmetric")
-    mean, deviation = PIXELS[pixels]
-    return {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
-
-
 def count_parameters(model):
     """Number of a built model's trainable numbers."""
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
-def make_card(config, spec, photo, *, photo_scale=None, **more):
-    """The `WeightsCard` of a model that was trained here.
+def make_card(config, num_classes, photo=None, *, spec=None, photo_scale=None, source="axial"):
+    """The `WeightsCard` of a model.
 
     Args:
         config: `ModelConfig`.
-        spec: `DatasetSpec` of its data.
-        photo: (height, width) of its input.
+        num_classes: see `build_model`.
+        photo: the side, or (height, width), of the photos that the model is for; None if it is not told.
+        spec: `DatasetSpec` or `TextSpec` of its data, if it is told.
         photo_scale: factor that its photos are scaled by; None where they are fitted to its input.
-        **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
-            the files of its checkpoint to their SHA-256, as `input_hashes` returns it). With scores belongs
-            scored_split.
+        source: what the weights are from.
     """
-    arguments = {**find_variant(config.name).arguments, **config.arguments}
-    scale = {} if photo_scale is None else {"photo_scale": photo_scale}
-    fields = {
+    preprocessing = {}
+    if spec is None or isinstance(spec, DatasetSpec):
+        pixels = {"pixels": "symmetric", **find_variant(config.name).arguments, **config.arguments}["pixels"]
+        mean, deviation = PIXELS[pixels]
+        preprocessing = {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
+        preprocessing |= {} if photo_scale is None else {"photo_scale": photo_scale}
+    card = {
         "format": 1,
         "model": config.name,
-        "num_classes": spec.num_classes,
+        "num_classes": num_classes,
         "arguments": config.arguments,
-        "norm": dataclasses.asdict(config.norm),
-        "source": "axial",
-        "preprocessing": preprocessing(arguments, list(photo)) | scale if isinstance(spec, DatasetSpec) else {},
-        "spec": spec.to_json(),
-        **more,
+        "norm": config.norm,
+        "source": source,
+        "preprocessing": preprocessing,
+        "spec": spec and spec.to_json(),
     }
-    return convert(f"{config.name}: ", msgspec.to_builtins(fields), schemas.WeightsCard)
+    return convert(f"{config.name}: ", msgspec.to_builtins(card), schemas.WeightsCard)
 
 
 def built(name, num_classes, norm, arguments):

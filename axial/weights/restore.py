@@ -1,8 +1,12 @@
-"""Finds and loads checkpoints, with clear messages for those that do not fit."""
+"""Finds weights, loads them and starts trainings from them, with clear messages for those that do not fit.
+
+`axial.load` is over `load_weights`.
+"""
 
 import os
 import re
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
@@ -10,9 +14,11 @@ from axial.errors import InputError
 from axial.io import gfile, schemas
 from axial.io.read import first_line, read_json
 from axial.io.show import counted, say
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.configured import Model
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
-from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
+from axial.weights.interchange import assign_tensors, built, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
@@ -199,9 +205,9 @@ def initialize(model, path, config=None, random_frozen=True):
     """
     (found,) = find_weights(path)
     with refused(found, "cannot be restored"):
-        shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
+        stored, remark = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
-        fitting = {id(w) for name, w in weights.items() if shapes.get(name) == tuple(w.shape)}
+        fitting = {id(w) for name, w in weights.items() if name in stored and stored[name].shape == tuple(w.shape)}
         # A module that starts as the identity is new if the checkpoint lacks any of its weights.
         added = [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
         lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
@@ -211,12 +217,12 @@ def initialize(model, path, config=None, random_frozen=True):
         if not random_frozen:
             check_frozen(model, config, found, [weights[name] for name in taken])
         for name in taken:
-            weights[name].assign(read(name))
-    return "\n".join([f"init_checkpoint: {found}{what}", *_summary(weights, shapes, taken, new)])
+            weights[name].assign(stored[name])
+    return "\n".join([f"init_checkpoint: {found}{remark}", *_summary(weights, stored, taken, new)])
 
 
 def _of_tensors(path, config):
-    """(shapes of the weights in a safetensors file, function that reads one, remark), both by name.
+    """(dict from names to the arrays of a safetensors file, remark).
 
     The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
     """
@@ -224,20 +230,29 @@ def _of_tensors(path, config):
     check_card(path, card, config)
     source = built_of_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
-    stored = {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}
-    return {name: array.shape for name, array in stored.items()}, stored.get, ""
+    return {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}, ""
 
 
 def _of_checkpoint(prefix, config):
-    """`_of_tensors`, but of a checkpoint, where a weight has the name of the object that holds it."""
+    """(dict from the `plain_path`s of a checkpoint's weights to arrays, remark).
+
+    The array of a weight with a moving average is that average.
+    """
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
         check_card(card, read_json(card, schemas.WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-    stored = _stored_weights(reader)
-    averaged = any(key.startswith("averages/") for _, key in stored.values())
-    shapes = {name: shape for name, (shape, _) in stored.items()}
-    return shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
+    names = _stored_names(reader)
+    # The optimizer calls the average of a variable 'average/' and the variable's name.
+    averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
+    remark, stored = ", moving averages" if averages else "", {}
+    for key in sorted(reader.get_variable_to_shape_map()):
+        if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
+            array = reader.get_tensor(averages.pop(names.get(key), key))
+            stored[plain_path(key.removesuffix(VALUE))] = np.asarray(array)
+    if averages:
+        raise ValueError(f"no weight has the moving average {next(iter(averages.values()))!r}")
+    return stored, remark
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -270,23 +285,6 @@ def plain_path(path):
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 
 
-def _stored_weights(reader):
-    """dict from the `plain_path`s of a checkpoint's weights to their shapes and the keys of their values.
-
-    The value of a weight with a moving average is that average.
-    """
-    names = _stored_names(reader)
-    # The optimizer calls the average of a variable 'average/' and the variable's name.
-    averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
-    found = {}
-    for key, shape in sorted(reader.get_variable_to_shape_map().items()):
-        if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
-            found[plain_path(key.removesuffix(VALUE))] = tuple(shape), averages.pop(names.get(key), key)
-    if averages:
-        raise ValueError(f"no weight has the moving average {next(iter(averages.values()))!r}")
-    return found
-
-
 def _check_backbone(prefix, backbone, weights, taken):
     """Raises InputError unless enough of a layer is taken.
 
@@ -299,13 +297,10 @@ def _check_backbone(prefix, backbone, weights, taken):
     if not taken:
         raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
     own = {id(w) for w in backbone.weights}
-    wanted = [name for name, w in weights.items() if id(w) in own]
-    missing = [name for name in wanted if name not in set(taken)]
-
-    def count(names):  # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
-        return sum(weights[name].shape.num_elements() for name in names if weights[name].trainable)
-
-    share = 1 - count(missing) / count(wanted)
+    # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
+    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in own}
+    missing = [name for name in sizes if name not in set(taken)]
+    share = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
     if share < LEAST:
         raise InputError(
             f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
@@ -318,14 +313,14 @@ def _summary(weights, stored, taken, new):
 
     Args:
         weights: dict from the paths of the model's weights to them.
-        stored: dict from the paths of the checkpoint's weights to their shapes.
+        stored: dict from the paths of the checkpoint's weights to them.
         taken, new: see `initialize`.
     """
     numbers = sum(weights[name].shape.num_elements() for name in taken)
     left = [name for name in stored if name not in weights]
     random = [name for name in weights if name not in {*stored, *new}]
     reshaped = [name for name in weights if name in stored and name not in {*taken, *new}]
-    shapes = [f"{list(weights[name].shape)} here, {list(stored[name])} there" for name in reshaped[:1]]
+    shapes = [f"{list(weights[name].shape)} here, {list(stored[name].shape)} there" for name in reshaped[:1]]
     rows = (
         ("taken", f"{len(taken)} of {len(weights)} weights, {numbers / 1e6:.3f} M numbers", taken, weights),
         ("left", counted(len(left), "weight"), left, stored),
@@ -388,3 +383,99 @@ def object_paths(model, root):
                 seen.add(id(child))
                 queue.append((f"{path}/{name}", child))
     return paths
+
+
+# === Models of weights ===
+
+
+def load_weights(what, name=None, *, num_classes=None, arguments=()):
+    """A registered model, built, with the weights of a path.
+
+    Args:
+        what: of weights; see `resolve`.
+        name: of `registry.VARIANTS`. A card beside the weights has it too; a checkpoint without a card needs it.
+        num_classes: for a checkpoint without a card. By default ImageNet's 1000 or Cityscapes' 19.
+        arguments: dict of arguments of the model; see `build_model`. They replace those of the card.
+
+    Returns:
+        (the model, its `WeightsCard` or None).
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or they are those of another model.
+    """
+    path, card, arrays, fill = _read(what)
+    if card:
+        check_asked(path, card.model, card.num_classes, (name, num_classes))
+        model = built_of_card(card, path, arguments, arrays=arrays)
+    elif name:
+        model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
+    else:
+        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
+    fill(model)
+    return model, card
+
+
+def read_weights(what):
+    """The card of weights, and a function that gives them to a model.
+
+    Args:
+        what: of weights; see `resolve`.
+
+    Returns:
+        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
+        unless there is every weight of the model, in its shape.
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or some of them are random.
+    """
+    path, card, _, fill = _read(what)
+    if card and card.unfilled:
+        raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
+    return card, fill
+
+
+def _read(what):
+    """(path, `WeightsCard` or None, arrays of a safetensors file or None, function that gives them to a model)."""
+    source = resolve(what)
+    (file,), path = find_weights(source), source.path
+    if file.endswith(SUFFIX):
+        card, arrays = read_safetensors(file)
+        return path, card, arrays, lambda model: assign_tensors(model, path, arrays)
+    card = read_json(source.card, schemas.WeightsCard)[1] if source.card else None
+    return path, card, None, lambda model: restore_model(model, file)
+
+
+def check_asked(path, model, num_classes, asked):
+    """Raises InputError unless a model with weights is the one that is asked for.
+
+    Args:
+        path: of the weights.
+        model, num_classes: name of the model and number of its classes.
+        asked: (name, number of classes); None for any.
+    """
+    if asked[0] not in (None, model):
+        find_variant(asked[0])
+        raise InputError(f"{path}: holds {model!r}, not {asked[0]!r}")
+    if asked[1] not in (None, num_classes):
+        raise InputError(f"{path}: has {num_classes} classes, not {asked[1]}")
+
+
+class Features(Model):
+    """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
+
+    A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
+    """
+
+    def __init__(self, backbone, name="features", **kwargs):
+        super().__init__(name=name, **{"dtype": backbone.dtype_policy, **kwargs})
+        self.backbone = backbone
+
+    @property
+    def strides(self):
+        """dict from the names of the maps to their strides."""
+        last = self.backbone.output_stride
+        return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
+
+    def call(self, images, training=False):
+        maps = self.backbone(images, training=training and self.trainable)
+        return {name: maps[name] for name in self.strides}

@@ -178,12 +178,8 @@ def write_training(folder, build, count):
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())
-    card = make_card(
-        *(task.model, task.spec, task.canvas),
-        photo_scale=task.photo_scale,
-        num_classes=task.num_classes,
-        parameters=count_parameters(model),
-    )
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    card = msgspec.structs.replace(card, parameters=count_parameters(model))
     return {
         **entry,
         "multiply_adds": None,  # not counted

@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.layers.conv import Conv
 from axial.models import VARIANTS, build_model
 from axial.models.resnet import ResNet, resnet
-from axial.weights.loading import Features
+from axial.weights.restore import Features
 from tests import keras_programs
 from tests.conftest import randomize, relative_error, two_replicas
 

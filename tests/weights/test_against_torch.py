@@ -19,7 +19,7 @@ import tf_keras as keras
 from axial.data.convert import convert_split, encode_item
 from axial.data.converters import imagenet
 from axial.data.tfrecord import read_manifest
-from axial.layers.batch_norm import BatchNorm
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.feed import ClassificationData, evaluation_photos, training_batches
 from axial.tasks.classification.task import ClassificationTask
@@ -117,10 +117,10 @@ def precision(request, monkeypatch):
 def ours(out, precision="float32"):
     """(the task of a converted file, its model)."""
     conversion = convert.csrhddlam(os.path.join(out, "net.pth"))
-    backend = {"backend": "reference"} if precision == "float64" else {}
-    model = built(conversion.model, conversion.num_classes, conversion.norm, {**conversion.arguments, **backend})
+    card, backend = conversion.card, {"backend": "reference"} if precision == "float64" else {}
+    config = ModelConfig(card.model, norm=BatchNormConfig(0.9, 1e-5, True), arguments=card.arguments)
+    model = built(card.model, card.num_classes, config.norm, {**card.arguments, **backend})
     assign_weights(model, conversion.values)
-    config = ModelConfig(conversion.model, norm=conversion.norm, arguments=conversion.arguments)
     task = ClassificationTask(config, ClassificationData("train", "val"), data_dir(), label_smoothing=0.1)
     return task, model
 

@@ -93,10 +93,8 @@ def cut(name, where):
     "change,words",
     [
         (lambda a: a.update(extra=np.ones([2], np.float32)), "no tensor of this network is called 'extra'"),
-        (lambda a: a.update({"layer1.0.bn3.weight": a["bn1.weight"]}), "did you mean 'layer1.0.bn"),
         (lambda a: a.pop("layer2.1.bn2.weight"), "no tensor 'layer2.1.bn2.weight', and lacks 1 of"),
         (cut("layer3.0.hight_block.relative", np.s_[:, 1:]), "'layer3.0.hight_block.relative' has shape"),
-        (cut("conv1.weight", np.s_[0]), "'conv1.weight' has shape .*, expected 4 axes"),
         (cut("fc.weight", np.s_[:0]), "'fc.weight' has shape .*, expected 2 axes of length 1 or more"),
         (lambda a: a.update({"bn1.weight": a["bn1.weight"].astype(np.int64)}), "holds int64"),
         (lambda a: [a.pop(n) for n in list(a) if n.startswith("layer4")], "3 stages"),

@@ -96,14 +96,15 @@ def test_converted_weights(tmp_path):
     converted = str(tmp_path / "weights")
     conversion, _ = convert.convert("csrhddlam", str(GOLDEN / "pt_checkpoint_tiny.pth"), converted)
     classifier = conversion.build()
-    config = ModelConfig("axial_deeplab_s", norm=conversion.norm)
+    norm = BatchNormConfig(0.9, 1e-5, unbiased=True)
+    config = ModelConfig("axial_deeplab_s", norm=norm)
     with pytest.raises(InputError, match=r"model.json: these weights need .*'pixels': 'torchvision'") as caught:
         initialize(None, converted, config)
     text = str(caught.value).partition("ModelConfig.arguments = ")[2].removesuffix('"')
     arguments = {**ast.literal_eval(text), "output_stride": 32, "decoder_width": 0.125}
-    model = build_model("axial_deeplab_s", 11, conversion.norm, **arguments)
+    model = build_model("axial_deeplab_s", 11, norm, **arguments)
     model(tf.zeros([1, 33, 33, 3]))
-    initialize(model, converted, ModelConfig("axial_deeplab_s", norm=conversion.norm, arguments=arguments))
+    initialize(model, converted, ModelConfig("axial_deeplab_s", norm=norm, arguments=arguments))
     images = tf.random.stateless_uniform([1, 65, 33, 3], [0, 0], -1, 1)
     for name, wanted in classifier.backbone(images).items():
         np.testing.assert_array_equal(model.backbone(images)[name], wanted)
