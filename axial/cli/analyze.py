@@ -274,7 +274,6 @@ MOVED = {
     "ops": "tpu/ops.py",
     "pod": "tpu/pod.py",
     "scaling": "speed/benchmark.py --suite=scaling",
-    "spans": "paper/spans.py",
     "study": "paper/study.py",
     "tables": "paper/tables.py",
     "tpu": "tpu/tpu.py",

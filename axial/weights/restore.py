@@ -12,10 +12,12 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
 from axial.io import gfile, schemas
-from axial.io.read import first_line, read_json
+from axial.io.read import read_json
 from axial.io.show import counted, say
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.configured import Model
+from axial.layers.spatial_attention.attended import Attended
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
 from axial.weights.interchange import assign_tensors, built, built_of_card, read_safetensors
@@ -40,14 +42,12 @@ def find_checkpoint(path):
     problem = None
     for folder in (os.path.join(path, "best"), path):
         try:
-            latest = latest_checkpoint(folder)
+            if latest := latest_checkpoint(folder):
+                if problem:
+                    say(f"{problem}; {latest} is taken in its place", error=True)
+                return latest
         except InputError as error:
             problem = problem or error
-            continue
-        if latest and problem:
-            say(f"{problem}; {latest} is taken in its place", error=True)
-        if latest:
-            return latest
     raise problem or InputError(f"{path}: no checkpoint here")
 
 
@@ -68,11 +68,11 @@ def find_weights(what, count=1):
     if source.kind == "export":
         raise InputError(f"{source.path}: an export, whose batch norms are folded; a run or weights are expected")
     if count > 1:
-        found = run_checkpoints(source.path)
-        if len(found) < count:
-            there = counted(len(found), "checkpoint")
+        prefixes = run_checkpoints(source.path)
+        if len(prefixes) < count:
+            there = counted(len(prefixes), "checkpoint")
             raise InputError(f"--average={count}: {source.path} has {there} of a run; see TrainingConfig.keep")
-        return found[-count:]
+        return prefixes[-count:]
     if source.file:
         return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
     for folder in (source.path, os.path.join(source.path, "best")):
@@ -84,9 +84,8 @@ def find_weights(what, count=1):
 def latest_checkpoint(folder):
     """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
 
-    Of a run it is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on
-    standard error, unless a process was killed while it wrote them. Of a folder with other names it is the one that
-    TensorFlow's list of checkpoints names.
+    It is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on standard
+    error, unless a process was killed while it wrote them.
 
     Raises:
         InputError: a run has checkpoints, and none of them is whole.
@@ -105,19 +104,8 @@ def latest_checkpoint(folder):
             say(f"{error}; {prefix} is taken in its place", error=True)
         return prefix
     if problems:
-        others = "; no other one there is whole" if len(problems) > 1 else ""
-        raise InputError(f"{problems[0]}{others}")
-    return _listed(folder)
-
-
-def _listed(folder):
-    try:
-        state = tf.train.get_checkpoint_state(folder)
-    except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
-    name = os.path.basename(state.model_checkpoint_path) if state else ""
-    prefix = os.path.join(folder, name)  # the list of a copied folder may name another one
-    return prefix if name and tf.io.gfile.exists(f"{prefix}.index") else None
+        raise InputError(f"{problems[0]}{'; no other one there is whole' if len(problems) > 1 else ''}")
+    return None
 
 
 def restore_model(model, prefix):
@@ -209,7 +197,7 @@ def initialize(model, path, config=None, random_frozen=True):
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
         fitting = {id(w) for name, w in weights.items() if name in stored and stored[name].shape == tuple(w.shape)}
         # A module that starts as the identity is new if the checkpoint lacks any of its weights.
-        added = [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
+        added = [module.added_weights for module in model.submodules if isinstance(module, (Attended, DeformableConv))]
         lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
         new = [name for name, w in weights.items() if id(w) in lacking]
         taken = [name for name, w in weights.items() if id(w) in fitting - lacking]

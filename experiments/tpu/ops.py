@@ -8,7 +8,6 @@ operation's types of tensors. tensorflow-tpu, and the TensorFlow of TPU images, 
 """
 
 import collections
-import dataclasses
 import os
 import sys
 
@@ -19,7 +18,6 @@ from absl import flags
 from tensorflow.python.framework import kernels
 from tensorflow.python.util import pywrap_xla_ops
 
-import steps
 import tpu_compile
 import tpu_table
 from axial.cli import app
@@ -31,23 +29,6 @@ FLAGS = flags.FLAGS
 
 TPU = "XLA_TPU_JIT"
 PALLAS = "XlaCallModule"  # calls what jax has lowered
-
-
-@dataclasses.dataclass(frozen=True)
-class Operations:
-    """Of a step's graph.
-
-    Attributes:
-        count: number of operations.
-        kinds: number of different ones.
-        pallas: number of calls of Pallas kernels.
-        missing: dict from operations without a kernel, such as 'Unique of int32, int64', to the names of their nodes.
-    """
-
-    count: int
-    kinds: int
-    pallas: int
-    missing: dict
 
 
 def trace(function, specs):
@@ -77,19 +58,22 @@ def registered(device=TPU):
 
 
 def check(graph, of_device):
-    """The `Operations` of a graph and of the functions that it calls.
+    """(counts of the operations of a graph and of the functions that it calls, those without a kernel).
 
     Args:
         graph: `GraphDef`.
         of_device: result of `registered`.
+
+    Returns:
+        (`collections.Counter` of kinds; dict from operations such as 'Unique of int32, int64' to names of their nodes).
     """
     missing = collections.defaultdict(list)
     nodes = [node for node in _reached(graph) if node.op != "Placeholder"]  # inputs and variables
     for node in nodes:
         if not any(_serves(kernel, node) for kernel in of_device.get(node.op, ())):
-            missing[_kind(node)].append(node.name)
-    ops = collections.Counter(node.op for node in nodes)
-    return Operations(len(nodes), len(ops), ops[PALLAS], dict(sorted(missing.items())))
+            types = sorted(tf.as_dtype(number).name for attr in node.attr.values() for number in _types(attr))
+            missing[f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op].append(node.name)
+    return collections.Counter(node.op for node in nodes), dict(sorted(missing.items()))
 
 
 def _reached(graph):
@@ -117,37 +101,31 @@ def _serves(kernel, node):
     return all(_types(node.attr[limit.name]) <= set(limit.allowed_values.list.type) for limit in limits)
 
 
-def _kind(node):
-    types = sorted(tf.as_dtype(number).name for attr in node.attr.values() for number in _types(attr))
-    return f"{node.op} of {', '.join(dict.fromkeys(types))}" if types else node.op
-
-
 def _main(_):
     registered()  # refuses another installation before the slow tracing
     every = []
     for leaf in tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only):
         for form in tpu_table.FORMS:
             with working(f"{leaf}, {form}: tracing a training step"):
-                found = tpu_compile.alone(operations_of, leaf, form)
-            kinds = f"{found.count} operations of {found.kinds} kinds"
-            say(f"{leaf}, {form}: {kinds}, {found.pallas} calls of Pallas kernels")
-            for kind, nodes in found.missing.items():
+                counts, missing = tpu_compile.alone(operations_of, leaf, form)
+            kinds = f"{counts.total()} operations of {len(counts)} kinds"
+            say(f"{leaf}, {form}: {kinds}, {counts[PALLAS]} calls of Pallas kernels")
+            for kind, nodes in missing.items():
                 say(f"  no TPU kernel: {kind}, {counted(len(nodes), 'time')}, the first in {nodes[0]}")
-            every.append(found)
-            if not found.pallas:
+            every.append(bool(missing))
+            if not counts[PALLAS]:
                 break  # without kernels it is the same step
-    lacking = len([found for found in every if found.missing])
-    whole = "every operation has a TPU kernel" if not lacking else f"{lacking} with operations without a TPU kernel"
-    say(f"training steps: {len(every)}; {whole}")
-    sys.exit(1 if lacking else 0)
+    lacking = f"{sum(every)} with operations without a TPU kernel"
+    say(f"training steps: {len(every)}; {lacking if any(every) else 'every operation has a TPU kernel'}")
+    sys.exit(int(any(every)))
 
 
 def operations_of(leaf, form):
-    """The `Operations` of a training step of a published recipe."""
+    """`check` of a training step of a published recipe."""
     replicas = tpu_table.cores(leaf)
     with tpu_table.recipe_of(leaf, form) as build:
-        step = steps.training_step(build, max(build()[1].batch // replicas, 1), replicas, tpu_compile.DEFAULT_SLICE)
-        return check(trace(*step), registered())
+        batch = max(build()[1].batch // replicas, 1)
+        return check(trace(*tpu_table.training_step(build, batch, replicas, tpu_compile.DEFAULT_SLICE)), registered())
 
 
 if __name__ == "__main__":  # who imports this has flags of its own

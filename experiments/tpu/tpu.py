@@ -12,7 +12,6 @@ import sys
 
 from absl import flags
 
-import steps
 import tpu_compile
 import tpu_table
 from axial.chips import CHIPS, replicas_of
@@ -52,7 +51,7 @@ def _compile_step():
     def compiled(batch):
         if batch not in programs:
             with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
-                hlo = tpu_compile.alone(steps.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
+                hlo = tpu_compile.alone(tpu_table.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
                 programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
         return programs[batch]
@@ -132,7 +131,7 @@ def compile_row(leaf, slice_name, form):
 
     @functools.cache
     def compiled(batch):
-        hlo, training, batch = tpu_compile.alone(steps.lowered_row, leaf, slice_name, form, batch)
+        hlo, training, batch = tpu_compile.alone(tpu_table.lowered_row, leaf, slice_name, form, batch)
         return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
 
     batch = None

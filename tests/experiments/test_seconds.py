@@ -32,10 +32,10 @@ def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
         forms.append(device.on_cpu())
         return tf.tanh(x @ weight)
 
-    module, fields = seconds.lower(step, [tf.TensorSpec([5, 3])], compiler, 5)
-    assert forms == [False] and fields["batch"] == 5 and fields["computations"] == 1
-    assert 4 <= fields["instructions"] < 20  # two inputs, product, tanh, and what surrounds them
-    assert min(fields["tracing"], fields["compiling"], fields["wall"], fields["gib"]) > 0
+    module, row = seconds.lower("leaf", compiler, 5, (step, [tf.TensorSpec([5, 3])]))
+    assert forms == [False] and row.batch == 5 and row.computations == 1
+    assert 4 <= row.instructions < 20  # two inputs, product, tanh, and what surrounds them
+    assert min(row.tracing, row.compiling, row.wall, row.gib) > 0
     assert (module is None) == (compiler == tpu_compile.CPU)
 
 

@@ -14,7 +14,6 @@ REFUSED = {
     "must end in .png or": ("paper/study.py", "--figure=figure.txt"),
     "--layer=258: wants rows x length, like 258x65": ("tpu/layers.py", "--layer=258"),
     "no compiled recipe with 'none' in its name": ("tpu/pod.py", "--only=none"),
-    "--slice=v5e:2x2: expected one device, like v5e:1x1": ("tpu/seconds.py", "--csv=a.csv", "--slice=v5e:2x2"),
     "--csv needs --all": ("tpu/tpu.py", "--csv=tpu.csv"),
     "--parts: no speed of the memory of v2:2x2 is known": ("tpu/tpu.py", "--parts", "--slice=v2:2x2"),
 }

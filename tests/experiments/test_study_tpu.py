@@ -2,9 +2,9 @@
 
 import pytest
 
-import steps
 import study
 import tpu_compile
+import tpu_table
 from axial import configuration
 
 TINY = {"detection": "detection", "segmentation": "segmentation", "nmt": "translation"}
@@ -26,5 +26,5 @@ def test_a_training_step_can_be_compiled_for_a_tpu(row, request):
     bindings = [model, f"ModelConfig.arguments = {changes}", "TrainingConfig.precision = 'mixed_bfloat16'"]
     configuration.load([study.RECIPES[task][0], f"tiny/{TINY[task]}.gin"], bindings)
     batch = 64 if task == "nmt" else 2
-    step = steps.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
+    step = tpu_table.training_step(lambda: configuration.build(data_dir=data_dir), batch, 2, "v5e:1x2")
     assert not tpu_compile.custom_calls(tpu_compile.lower(*step))

@@ -103,9 +103,12 @@ def overlapping(path):
         # the hash of this key would end the process
         (lambda p: rewritten(p, lambda _: b"\x80\x02})" + b"\x85" * 10**6 + b"Ns."), "damaged"),
         (lambda p: rewritten(p, lambda _: b"\x80\x02]S'ls'\nios\nsystem\n."), "STRING, which is refused"),
-        (lambda p: rewritten(p, lambda d: d.replace(b"J\x05\0\0\0", b"J\x06\0\0\0")), "not within its storage"),
-        (lambda p: rewritten(p, lambda d: d.replace(b"J\x14\0\0\0", b"J\x15\0\0\0")), "cut short"),
-        (lambda p: rewritten(p, lambda d: d.replace(b"J\x05\0\0\0", b"J\xff\xff\xff\xff")), "not within its storage"),
+        (lambda p: rewritten(p, lambda d: d.replace(b"K\x04K\x05\x86", b"K\x04K\x06\x86")), "not within its storage"),
+        (lambda p: rewritten(p, lambda d: d.replace(b"K\x14", b"K\x15")), "cut short"),
+        (
+            lambda p: rewritten(p, lambda d: d.replace(b"K\x04K\x05\x86", b"K\x04J\xff\xff\xff\xff\x86")),
+            "not within its storage",
+        ),
         (lambda p: rewritten(p, lambda _: pickle.dumps({"epoch": 3}, 2)), "no state dict"),
         (compressed, "compressed"),
         (overlapping, "twice|overlap"),
