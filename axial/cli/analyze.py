@@ -271,7 +271,7 @@ MOVED = {
     "benchmark": "speed/benchmark.py",
     "compile": "tpu/seconds.py",
     "gpu": "speed/gpu.py",
-    "ops": "tpu/ops.py",
+    "ops": "tpu/tpu.py",
     "pod": "tpu/pod.py",
     "scaling": "speed/benchmark.py --suite=scaling",
     "study": "paper/study.py",

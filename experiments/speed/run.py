@@ -273,13 +273,20 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
         waiting.append(outputs[: count + 1])
         done += 1
 
+    def seconds(steps):
+        begun = time.monotonic()
+        for _ in range(steps):
+            step()
+        jax.block_until_ready(state)
+        return time.monotonic() - begun
+
     def report():
         losses = np.asarray([[float(x) for x in values[:count]] for values in waiting]).mean(0)
         bad_step = int(waiting[-1][count])
         waiting.clear()
-        row = {"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(about["losses"], losses))}
-        rows.append(row)
-        say(" ".join(f"{key}={value:.4g}" for key, value in row.items()))
+        passed = round(time.monotonic() - started, 2)
+        rows.append({"step": done, "seconds": passed, **dict(zip(about["losses"], losses))})
+        say(" ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()))
         if csv_path:
             write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
         if bad_step >= 0 or not np.isfinite(losses).all():  # from a bad step on the program changes nothing
@@ -288,14 +295,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
 
     total, latest = steps, float("inf")
     if minutes:
-        for _ in range(3):
-            step()
-        jax.block_until_ready(state)
-        begun = time.monotonic()
-        for _ in range(10):
-            step()
-        jax.block_until_ready(state)
-        each, latest = (time.monotonic() - begun) / 10, started + LATE * 60 * minutes
+        seconds(3)
+        each, latest = seconds(10) / 10, started + LATE * 60 * minutes
         total = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
         say(f"{name}: {1000 * each:.2f} ms a step, {total} steps in all")
     if total <= about["warmup"]:

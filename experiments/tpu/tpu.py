@@ -82,9 +82,8 @@ def _compile_step():
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
-                say(
-                    f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
-                )
+                share = cost.cycles / max(program.cycles, 1)
+                say(f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {share:5.1%}")
     say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 

@@ -265,10 +265,8 @@ def _compiled(lowered, slice_name, level, partitions):
 
 def refused_sizes(text):
     """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
-    size = r"([\d.]+)([KMG]?)"
-    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
-        rf"temporaries \({size}\) exceeds available HBM \({size}\)", text
-    )
+    size = r"\(?([\d.]+)([KMG]?)\)?"
+    found = re.search(rf"(?:Used|temporaries) {size} (?:of|exceeds available HBM) {size}", text)
     if not found:
         return None
     number, unit, limit, limit_unit = found.groups()
@@ -277,14 +275,11 @@ def refused_sizes(text):
 
 def _prepare():
     """Sets the environment variables that jax and libtpu read when they are loaded."""
-    for name, value in {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
-    }.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")  # only silences warnings
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
 
 
 @functools.cache
@@ -399,8 +394,5 @@ def largest_batch(fits, most=4096):
     good, bad = 0, most + 1
     while bad - good > 1:
         batch = (good + bad) // 2 if bad <= most else min(max(2 * good, 1), most)
-        if fits(batch):
-            good = batch
-        else:
-            bad = batch
+        good, bad = (batch, bad) if fits(batch) else (good, batch)
     return good

@@ -287,10 +287,8 @@ def named(leaves, only):
 
 def markdown(rows):
     """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
-    both = [], []
-    for row in rows.values():
-        both[row.form in LARGEST].append(row)
-    slices, devices = both
+    devices = [row for row in rows.values() if row.form in LARGEST]
+    slices = [row for row in rows.values() if row.form not in LARGEST]
     lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
     if devices:
         lines += ["", *_table("M cycles an image", devices, lambda row: f"{row.cycles / row.batch / 1e6:.0f}")]
@@ -301,11 +299,9 @@ def _table(last, rows, of_last):
     head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
     lines = []
     for row in rows:
-        cells = [show.code(row.leaf), row.slice, row.form, row.batch]
-        cells += [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        costs = ["does not fit", "", "", ""]
         if row.fits:
-            cells += [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
-        else:
-            cells += ["does not fit", "", "", ""]
-        lines.append(cells)
+            costs = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+        memory = f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"
+        lines.append([show.code(row.leaf), row.slice, row.form, row.batch, *memory, *costs])
     return show.markdown_table(head, lines)
