@@ -29,10 +29,8 @@ _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
 _OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
 # What says nothing of the files: a bucket is away, or does not know who asks.
-_AWAY = tuple(
-    getattr(tf.errors, f"{name}Error")
-    for name in ("Aborted", "Cancelled", "DeadlineExceeded", "PermissionDenied", "Unauthenticated", "Unavailable")
-)
+_AWAY = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_AWAY += (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError, tf.errors.UnavailableError)
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
 
 

@@ -19,19 +19,10 @@ from axial.io.write import file_digest, new_folder, write_bytes, write_json, wri
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.panoptic_deeplab import CHANNELS
 from axial.models.registry import ModelConfig, find_variant
+from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
 from axial.weights.interchange import built_of_card, count_parameters, make_card
-from axial.weights.names import (
-    CSRHDDLAM_UNUSED,
-    DEEPLAB2_UNUSED,
-    assign_weights,
-    csrhddlam_weights,
-    deeplab2_weights,
-    keras_weights,
-    to_csrhddlam,
-    weight_names,
-)
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import load_weights
 from axial.weights.source import CARD
@@ -55,8 +46,8 @@ class Conversion:
     def build(self):
         """The model with these weights. Those that the source has not stay random. Raises InputError unless all fit."""
         model = built_of_card(self.card, self.card.source)
-        weights = weight_names(model)
-        assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})
+        weights = names.weight_names(model)
+        names.assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})
         return model
 
 
@@ -86,10 +77,10 @@ def csrhddlam(path, name=None):
     photo = 2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1)  # at stride 4
     wanted = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
     card = _card("csrhddlam", name, wanted, _TORCH_NORM, _shape(arrays, "fc.weight", 2)[0], photo)
-    card = msgspec.structs.replace(card, unused=_unused(arrays, CSRHDDLAM_UNUSED))
-    weights = weight_names(built_of_card(card, path))
-    _check_like(arrays, to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
-    return Conversion(card, csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
+    card = msgspec.structs.replace(card, unused=_unused(arrays, names.CSRHDDLAM_UNUSED))
+    weights = names.weight_names(built_of_card(card, path))
+    _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
+    return Conversion(card, names.csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
 
 
 def _check_like(arrays, wanted, unused):
@@ -101,7 +92,7 @@ def _check_like(arrays, wanted, unused):
             raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(wanted[name].shape)}")
         if name not in unused and array.dtype.kind in "iub":
             raise InputError(f"{name!r} holds {array.dtype}, expected numbers with fractions")
-    if missing := wanted.keys() - {*arrays, *_unused(wanted, CSRHDDLAM_UNUSED)}:
+    if missing := wanted.keys() - {*arrays, *_unused(wanted, names.CSRHDDLAM_UNUSED)}:
         raise InputError(f"it has no tensor {min(missing)!r}, and lacks {len(missing)} of {len(wanted)}")
 
 
@@ -123,7 +114,8 @@ def write_csrhddlam(folder, output):
     for name, value in dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32).items():
         if arguments.get(name) != value:
             raise InputError(f"{folder}: csrhddlam's networks have {name} = {value!r}, this {arguments.get(name)!r}")
-    theirs = to_csrhddlam({name: w.numpy() for name, w in weight_names(model).items()}, arguments.get("heads", 8))
+    values = {name: weight.numpy() for name, weight in names.weight_names(model).items()}
+    theirs = names.to_csrhddlam(values, arguments.get("heads", 8))
     write_bytes(output, state_dict_bytes(theirs))
     return len(theirs)
 
@@ -157,9 +149,9 @@ def deeplab2(path, name=None):
             'max_s_backbone_gelu'.
     """
     arrays = read_checkpoint(path)
-    unused = _unused(arrays, DEEPLAB2_UNUSED)
+    unused = _unused(arrays, names.DEEPLAB2_UNUSED)
     try:
-        values = deeplab2_weights({n: a for n, a in arrays.items() if n not in unused})
+        values = names.deeplab2_weights({n: a for n, a in arrays.items() if n not in unused})
     except (ValueError, IndexError) as error:
         raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
     repeats = _repeats(values, r"^backbone/stage([2-9])_block(\d+)/")
@@ -175,7 +167,7 @@ def deeplab2(path, name=None):
         wanted |= _decoder_channels(values)
     card = msgspec.structs.replace(_card("deeplab2", name, wanted, _DEEPLAB2_NORM, classes), unused=unused)
     if not decodes:
-        weights = weight_names(built_of_card(card, path))
+        weights = names.weight_names(built_of_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
     return Conversion(card, values)
 
@@ -205,7 +197,7 @@ def keras_applications(path, name=None):
         path: of the file.
         name: of the registered model; by default the one of the file's numbers of blocks.
     """
-    values = keras_weights(read_h5(path))
+    values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
     name, kernel = name or _RESNETS.get(repeats, "resnet_50"), "logits/conv/kernel"
     wanted = dict(width=_channels(values, "backbone/stage2_block1/reduce") / 64, repeats=repeats)
@@ -233,18 +225,18 @@ def _channels(values, layer):
     return _shape(values, f"{layer}/conv/kernel", 4)[3]
 
 
-def _repeats(names, pattern):
+def _repeats(arrays, pattern):
     """Number of blocks of each stage, from names that hold (stage, block)."""
-    blocks = {(int(found[1]), int(found[2])) for found in (re.search(pattern, name) for name in names) if found}
+    blocks = {(int(found[1]), int(found[2])) for found in (re.search(pattern, name) for name in arrays) if found}
     stages = sorted({stage for stage, _ in blocks})
     if len(stages) != 4:
         raise InputError(f"it has {len(stages)} stages of blocks, expected 4")
     return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
 
 
-def _unused(names, patterns):
+def _unused(arrays, patterns):
     """dict from those of some names that match a pattern to its reason."""
-    return {name: reason for name in names for pattern, reason in patterns.items() if re.search(pattern, name)}
+    return {name: reason for name in arrays for pattern, reason in patterns.items() if re.search(pattern, name)}
 
 
 def _card(source, name, wanted, norm, num_classes, photo=None):
@@ -324,7 +316,7 @@ def summary(conversion, model):
     for name, reason in card.unused.items():
         groups.setdefault(reason, []).append(name)
     lines = [f"{card.model}: {len(conversion.values)} weights of {len(model.weights)} filled"]
-    lines += [f"unused: {counted(len(names), 'tensor')} like {names[0]}, {reason}" for reason, names in groups.items()]
+    lines += [f"unused: {counted(len(like), 'tensor')} like {like[0]}, {reason}" for reason, like in groups.items()]
     if card.unfilled:
         parts = sorted({name.split("/")[0] for name in card.unfilled})
         lines.append(f"random: {counted(len(card.unfilled), 'weight')}, of {', '.join(parts)}")

@@ -75,10 +75,9 @@ def find_weights(what, count=1):
         return prefixes[-count:]
     if source.file:
         return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
-    for folder in (source.path, os.path.join(source.path, "best")):
-        if run_checkpoints(folder, with_index=False) or gfile.exists(os.path.join(folder, "checkpoint")):
-            return [find_checkpoint(source.path)]
-    return [find_tensors(source.path) or find_checkpoint(source.path)]
+    folders = source.path, os.path.join(source.path, "best")
+    tensors = None if any(run_checkpoints(f, with_index=False) for f in folders) else find_tensors(source.path)
+    return [tensors or find_checkpoint(source.path)]
 
 
 def latest_checkpoint(folder):
@@ -142,21 +141,16 @@ def check_fits(model, prefix):
         if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
         if shape != list(weight.shape):
-            raise InputError(
-                f"{prefix}: of another model or another number of classes, its {path!r} has shape {shape} where "
-                f"{list(weight.shape)} is wanted"
-            )
+            has = f"its {path!r} has shape {shape} where {list(weight.shape)} is wanted"
+            raise InputError(f"{prefix}: of another model or another number of classes, {has}")
 
 
 def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
     with refused(prefix, "cannot be restored"):
-        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        names = _stored_names(reader)
-        steps = f"optimizer/_iterations{VALUE}"
-        step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
-    own = "optimizer/", "averages/"
-    return slot_names(name for key, name in names.items() if key.startswith(own)), step
+        reader, steps = tf.compat.v1.train.NewCheckpointReader(prefix), f"optimizer/_iterations{VALUE}"
+        names = [name for key, name in _stored_names(reader).items() if key.startswith(("optimizer/", "averages/"))]
+        return slot_names(names), int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
 
 
 def _stored_names(reader):
@@ -323,8 +317,7 @@ def _parts(paths, known, most=6):
     """The fewest parts of a model that hold all of some paths and none of the others known, as text."""
 
     def prefixes(path):
-        names = path.split("/")
-        return ["/".join(names[: i + 1]) for i in range(len(names))]
+        return [path[: match.start()] for match in re.finditer("/|$", path)]
 
     mixed = {part for path in set(known) - set(paths) for part in prefixes(path)}
     parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
@@ -343,15 +336,12 @@ def check_card(path, card, config):
     if config is None:
         return
     theirs, ours = find_variant(card.model), find_variant(config.name)
-    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
-    if theirs.backbone is ours.backbone:
-        compared = wanted.keys() - FREE
-    elif theirs.backbone is PLAIN.get(ours.backbone):
-        compared = {"stride_first", "pixels"}  # the others change shapes, which are compared anyway
-    else:
+    if theirs.backbone not in (ours.backbone, PLAIN.get(ours.backbone)):
         return
-    differing = {name: value for name, value in wanted.items() if name in compared and value != found[name]}
-    if differing:
+    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
+    # Other arguments of a plain backbone change shapes, which are compared anyway.
+    compared = wanted.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
+    if differing := {name: value for name, value in wanted.items() if name in compared and value != found[name]}:
         arguments = {**config.arguments, **differing}
         raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')
     if card.norm.epsilon != config.norm.epsilon:
@@ -360,17 +350,14 @@ def check_card(path, card, config):
 
 def object_paths(model, root):
     """Dict from checkpoint keys to the weights of a built model."""
-    paths, weights = {}, {id(w): w for w in model.weights}
     queue, seen = [(root, model)], {id(model)}
-    while queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
-        path, node = queue.pop(0)
-        if id(node) in weights:
-            paths[path] = node
+    for path, node in queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
         for name, child in node._trackable_children().items():
             if id(child) not in seen:
                 seen.add(id(child))
                 queue.append((f"{path}/{name}", child))
-    return paths
+    weights = {id(w) for w in model.weights}
+    return {path: node for path, node in queue if id(node) in weights}
 
 
 # === Models of weights ===
@@ -392,13 +379,13 @@ def load_weights(what, name=None, *, num_classes=None, arguments=()):
         InputError: there are no weights at the path, they are damaged, or they are those of another model.
     """
     path, card, arrays, fill = _read(what)
+    if not card and not name:
+        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
     if card:
         check_asked(path, card.model, card.num_classes, (name, num_classes))
         model = built_of_card(card, path, arguments, arrays=arrays)
-    elif name:
-        model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
     else:
-        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
+        model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
     fill(model)
     return model, card
 

@@ -182,8 +182,6 @@ def test_damaged_files_are_refused(saved, change, words, tmp_path):
 
 def test_nothing_is_left_half_written(model, tmp_path, monkeypatch):
     card = make_card(NANO, 3, (33, 33), spec=SPEC)
-    with pytest.raises(InputError, match="must end in .safetensors"):
-        write_safetensors(model, str(tmp_path / "a.bin"), card)
     monkeypatch.setattr(interchange.safetensors.numpy, "save", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_safetensors(model, str(tmp_path / "a.safetensors"), card)
