@@ -7,15 +7,11 @@ from tests.conftest import run_script
 
 REFUSED = {
     "--programs=pair_65x192: no such program (did you mean 'pair_65x129'?)": ("speed/gpu.py", "--programs=pair_65x192"),
-    "--batches needs --gin_file": ("speed/gpu.py", "--export=new", "--batches=3"),
-    "exists; it is never overwritten": ("speed/gpu.py", "--export=docs"),
     "README.md: holds no lines <!-- tables:begin -->": ("paper/tables.py", "--markdown=README.md"),
     "--figure needs --suite=scaling": ("speed/benchmark.py", "--figure=a.png"),
     "must end in .png or": ("paper/study.py", "--figure=figure.txt"),
-    "--layer=258: wants rows x length, like 258x65": ("tpu/layers.py", "--layer=258"),
     "no compiled recipe with 'none' in its name": ("tpu/pod.py", "--only=none"),
     "--csv needs --all": ("tpu/tpu.py", "--csv=tpu.csv"),
-    "--parts: no speed of the memory of v2:2x2 is known": ("tpu/tpu.py", "--parts", "--slice=v2:2x2"),
 }
 
 

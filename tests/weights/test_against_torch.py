@@ -131,10 +131,7 @@ def ours(out, precision="float32"):
 @pytest.mark.parametrize("name", NAMES)
 def test_logits(name, theirs):
     """20 photos at 224: the same top-1, logits within 1e-4."""
-    compare_logits(theirs("logits", name))
-
-
-def compare_logits(out):
+    out = theirs("logits", name)
     _, model = ours(out)
     photos, wanted = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
     call = tf.function(model)

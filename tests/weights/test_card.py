@@ -148,5 +148,3 @@ def test_a_card_shows_names_as_they_are():
     assert f"{spec.name}, {len(names)} classes: {', '.join(names)}" in texts
     first = texts.index("score") + 2
     assert texts[first : first + 2 * len(names)] == [text for name in names for text in (name.strip(), "0.2500")]
-    shown = [re.sub("</?code>", "", text) for text in texts[texts.index("file") + 2 :][::2]]
-    assert shown[: len(names)] == [f"{name}.index" for name in names]
