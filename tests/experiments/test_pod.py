@@ -83,12 +83,7 @@ def stand_in(leaf, slice_name, form):
     return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
 
 
-@pytest.mark.parametrize(
-    "folder,classes",
-    [
-        *(("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)),
-    ],
-)
+@pytest.mark.parametrize("folder,classes", [("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)])
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
     bindings = tpu_table.write_stand_in(folder, str(tmp_path))
     leaf = tpu_table.leaves(experiments_dir(), folder)[0]

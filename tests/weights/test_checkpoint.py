@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints, traces
+from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints
 from axial.weights.restore import find_checkpoint, find_weights
 
 
@@ -164,14 +164,3 @@ def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, monkeypatch
     monkeypatch.setattr(tf.compat.v1.train, "NewCheckpointReader", away)
     with pytest.raises(tf.errors.OpError, match="503 of the bucket"):
         find_checkpoint(str(tmp_path))
-
-
-def test_traces_of_a_run(tmp_path):
-    assert traces(str(tmp_path / "none")) == traces(str(tmp_path)) == []
-    for name in ("config.gin", "status.json", "spec.json", "events.out.tfevents.1"):
-        (tmp_path / name).write_bytes(b"")
-    assert traces(str(tmp_path)) == []  # what a run has that was killed before its first save
-    (tmp_path / "best").mkdir()
-    for name in ("checkpoint", "best/scores.json"):
-        (tmp_path / name).write_bytes(b"")
-    assert traces(str(tmp_path)) == ["checkpoint", "best/scores.json"]

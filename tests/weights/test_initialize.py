@@ -74,17 +74,6 @@ def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classifie
     assert len(lines) == 4
 
 
-def test_another_stem_is_named(classified):
-    """It has less than a tenth of the parameters."""
-    _, taken, left, random, reshaped = initialize(built(SEGMENTER, stem="imagenet"), classified).splitlines()
-    assert taken.count("backbone/stages/") > 2
-    assert left.endswith("weights: backbone/stages/0/0/shortcut, backbone/stem, logits")
-    assert "start random: backbone/stem, center_head" in random
-    assert reshaped.endswith(
-        "1 of another shape ([1, 1, 64, 32] here, [1, 1, 32, 32] there): backbone/stages/0/0/reduce/conv"
-    )
-
-
 def test_a_backbone_that_does_not_match_is_refused(classified):
     words = r"has 6\d\.\d % of the backbone's parameters, at least 90 % are expected; it lacks.* backbone/stages/3/1$"
     with pytest.raises(InputError, match=words):
