@@ -22,7 +22,6 @@ from axial.cli.pages import report
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
-from axial.slices import GENERATIONS
 from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
@@ -71,9 +70,6 @@ def _compile_step():
     limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(FLAGS.slice))
     shared = f" of {partitions} devices" if partitions > 1 else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
-    if FLAGS.mode == "train" and not FLAGS.batch:
-        fits = least_slice(generation, training.batch, batch, partitions) or "no slice of it"
-        say(f"{training.batch} images a step fit on {fits}")
     say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if FLAGS.parts:
@@ -89,23 +85,6 @@ def _compile_step():
 
 def _gib(size):
     return f"{size / 2**30:.2f} GiB"
-
-
-def least_slice(generation, batch, largest, partitions=1):
-    """The smallest slice of a generation that trains with a batch, as text, or None.
-
-    Args:
-        generation: like 'v5e'.
-        batch: images of a step, over all replicas.
-        largest: most images of a replica.
-        partitions: see `replicas_of`.
-    """
-    for topology in GENERATIONS[generation].topologies.split():
-        devices = replicas_of(f"{generation}:{topology}")
-        replicas = devices // partitions
-        if replicas and devices % partitions == 0 and batch % replicas == 0 and batch // replicas <= largest:
-            return f"{generation}:{topology}, {batch // replicas} a replica, or larger"
-    return None
 
 
 def _print_parts(program, products, memory):
