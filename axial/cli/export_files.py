@@ -110,19 +110,19 @@ def _card(task, model, given):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
     found = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
     # A file's card says of its training, its scores and its licence what a run's best scores and data say.
-    known = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
+    told = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
     card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
     return msgspec.structs.replace(
         card,
         parameters=count_parameters(model),
-        input=known.input,
-        scores=known.scores,
-        scored_split=known.scored_split,
-        scored_photos=known.scored_photos,
-        results=known.results + _results(task, given),
-        trained=known.trained,
-        license=given.license or known.license,
-        made=[*known.made, _command(given)],
+        input=told.input,
+        scores=told.scores,
+        scored_split=told.scored_split,
+        scored_photos=told.scored_photos,
+        results=told.results + _results(task, given),
+        trained=told.trained,
+        license=given.license or told.license,
+        made=[*told.made, _command(given)],
     )
 
 

@@ -75,25 +75,25 @@ def csrhddlam(path, name=None):
     if find_variant(name).task != "classification":
         raise InputError(f"holds a classifier, and model {name!r} is none")
     photo = 2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1)  # at stride 4
-    wanted = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
-    card = _card("csrhddlam", name, wanted, _TORCH_NORM, _shape(arrays, "fc.weight", 2)[0], photo)
+    arguments = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
+    card = _card("csrhddlam", name, arguments, _TORCH_NORM, _shape(arrays, "fc.weight", 2)[0], photo)
     card = msgspec.structs.replace(card, unused=_unused(arrays, names.CSRHDDLAM_UNUSED))
     weights = names.weight_names(built_of_card(card, path))
     _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
     return Conversion(card, names.csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
 
 
-def _check_like(arrays, wanted, unused):
+def _check_like(arrays, network, unused):
     """Raises InputError unless a file has the tensors of a network of its source, in the same shapes."""
     for name, array in arrays.items():
-        if name not in wanted:
-            raise InputError(f"no tensor of this network is called {name!r}{nearest(name, wanted)}")
-        if array.shape != wanted[name].shape:
-            raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(wanted[name].shape)}")
+        if name not in network:
+            raise InputError(f"no tensor of this network is called {name!r}{nearest(name, network)}")
+        if array.shape != network[name].shape:
+            raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(network[name].shape)}")
         if name not in unused and array.dtype.kind in "iub":
             raise InputError(f"{name!r} holds {array.dtype}, expected numbers with fractions")
-    if missing := wanted.keys() - {*arrays, *_unused(wanted, names.CSRHDDLAM_UNUSED)}:
-        raise InputError(f"it has no tensor {min(missing)!r}, and lacks {len(missing)} of {len(wanted)}")
+    if missing := network.keys() - {*arrays, *_unused(network, names.CSRHDDLAM_UNUSED)}:
+        raise InputError(f"it has no tensor {min(missing)!r}, and lacks {len(missing)} of {len(network)}")
 
 
 def write_csrhddlam(folder, output):
@@ -158,14 +158,14 @@ def deeplab2(path, name=None):
     wide = any(n.startswith("backbone/stem/block1/") for n in values)
     name = name or (_SWIDERNETS.get(repeats, "axial_swidernet_1_1_4_5") if wide else "max_s_backbone")
     stem = _channels(values, "backbone/stem/conv" if wide else "backbone/stem/conv1") / 64
-    wanted = dict(width=_channels(values, "backbone/stage2_block1/expand") / 256, repeats=repeats)
-    if stem != wanted["width"]:
-        wanted["stem_width"] = stem
+    arguments = dict(width=_channels(values, "backbone/stage2_block1/expand") / 256, repeats=repeats)
+    if stem != arguments["width"]:
+        arguments["stem_width"] = stem
     classes, decodes = 19, "semantic_head/logits/conv/kernel" in values
     if decodes:
         classes = _channels(values, "semantic_head/logits")
-        wanted |= _decoder_channels(values)
-    card = msgspec.structs.replace(_card("deeplab2", name, wanted, _DEEPLAB2_NORM, classes), unused=unused)
+        arguments |= _decoder_channels(values)
+    card = msgspec.structs.replace(_card("deeplab2", name, arguments, _DEEPLAB2_NORM, classes), unused=unused)
     if not decodes:
         weights = names.weight_names(built_of_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
@@ -200,9 +200,9 @@ def keras_applications(path, name=None):
     values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
     name, kernel = name or _RESNETS.get(repeats, "resnet_50"), "logits/conv/kernel"
-    wanted = dict(width=_channels(values, "backbone/stage2_block1/reduce") / 64, repeats=repeats)
+    arguments = dict(width=_channels(values, "backbone/stage2_block1/reduce") / 64, repeats=repeats)
     classes = _channels(values, "logits") if kernel in values else 1000
-    card = _card("keras_applications", name, wanted, _KERAS_NORM, classes, 224)
+    card = _card("keras_applications", name, arguments, _KERAS_NORM, classes, 224)
     unfilled = [] if kernel in values else [kernel, "logits/conv/bias"]
     return Conversion(msgspec.structs.replace(card, unfilled=unfilled), values)
 
@@ -227,7 +227,7 @@ def _channels(values, layer):
 
 def _repeats(arrays, pattern):
     """Number of blocks of each stage, from names that hold (stage, block)."""
-    blocks = {(int(found[1]), int(found[2])) for found in (re.search(pattern, name) for name in arrays) if found}
+    blocks = {(int(match[1]), int(match[2])) for match in (re.search(pattern, name) for name in arrays) if match}
     stages = sorted({stage for stage, _ in blocks})
     if len(stages) != 4:
         raise InputError(f"it has {len(stages)} stages of blocks, expected 4")
@@ -239,11 +239,11 @@ def _unused(arrays, patterns):
     return {name: reason for name in arrays for pattern, reason in patterns.items() if re.search(pattern, name)}
 
 
-def _card(source, name, wanted, norm, num_classes, photo=None):
-    """The `WeightsCard` of a source's model, with those of the `wanted` arguments that the variant has not itself."""
-    variant, wanted = find_variant(name), {**wanted, **OWN_ARGUMENTS[source]}
+def _card(source, name, arguments, norm, num_classes, photo=None):
+    """The `WeightsCard` of a source's model, with those arguments that the variant has not itself."""
+    variant, arguments = find_variant(name), {**arguments, **OWN_ARGUMENTS[source]}
     usual = {**variant.backbone_arguments({}), **variant.arguments}
-    arguments = {key: value for key, value in wanted.items() if key not in usual or usual[key] != value}
+    arguments = {key: value for key, value in arguments.items() if key not in usual or usual[key] != value}
     return make_card(ModelConfig(name, norm, arguments=arguments), num_classes, photo, source=source)
 
 

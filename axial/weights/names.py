@@ -87,7 +87,7 @@ def deeplab2_weights(arrays):
 _CSRHDDLAM = [
     (r"^backbone/stem/conv/kernel", "conv1.weight"),
     (r"^backbone/stem/norm/", "bn1."),
-    (r"^backbone/stage(\d+)_block(\d+)/", lambda found: f"layer{int(found[1]) - 1}.{int(found[2]) - 1}."),
+    (r"^backbone/stage(\d+)_block(\d+)/", lambda match: f"layer{int(match[1]) - 1}.{int(match[2]) - 1}."),
     (r"reduce/conv/kernel", "conv_down.weight"),
     (r"reduce/norm/", "bn1."),
     (r"expand/conv/kernel", "conv_up.weight"),

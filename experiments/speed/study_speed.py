@@ -48,8 +48,8 @@ class NaiveDeformableConv(DeformableConv):
         del training
         _, height, width, channels = x.shape
         offsets, _ = self.offsets(x)
-        places = positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
-        rows, columns = (place[..., 0] for place in places)
+        grid = positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
+        rows, columns = (axis[..., 0] for axis in grid)
         flat, samples = tf.reshape(x, [-1, height * width, channels]), []
         for tap in range(self.side**2):
             y, x0 = rows[:, :, tap], columns[:, :, tap]

@@ -43,9 +43,9 @@ def file(theirs, tmp_path):
 
 
 def test_features_and_logits_are_theirs(theirs, file, tmp_path):
-    place = "ram://test_keras_applications/weights.h5"
-    tf.io.gfile.copy(str(file), place)
-    convert.convert("keras_applications", place, str(tmp_path / "out"))
+    remote = "ram://test_keras_applications/weights.h5"
+    tf.io.gfile.copy(str(file), remote)
+    convert.convert("keras_applications", remote, str(tmp_path / "out"))
     ours, card = load_weights(str(tmp_path / "out"))
     assert card.model == "resnet_50" and card.num_classes == 7
     assert card.arguments == {"width": 0.5, "repeats": [1, 2, 1, 1], "stride_first": True, "pixels": "caffe"}
