@@ -72,11 +72,9 @@ def _unpack(path, folder):
         with tf.io.gfile.GFile(path, "rb") as packed, tarfile.open(fileobj=packed) as archive:
             for number, entry in enumerate(archive):
                 name = os.path.basename(entry.name)
-                if number >= MOST_ENTRIES:
-                    raise InputError(f"{path}: more than {MOST_ENTRIES} entries")
                 total += entry.size
-                if total > LARGEST_ARCHIVE:
-                    raise InputError(f"{path}: unpacks to more than {LARGEST_ARCHIVE} bytes")
+                if number >= MOST_ENTRIES or total > LARGEST_ARCHIVE:
+                    raise InputError(f"{path}: more than {MOST_ENTRIES} entries, or {LARGEST_ARCHIVE} bytes")
                 if not entry.isreg() or entry.issparse() or not _FILE.fullmatch(name):
                     continue
                 with open(os.path.join(folder, name), "xb") as file:

@@ -238,9 +238,8 @@ def assign_weights(module, values):
     for name, weight in weights.items():
         if name not in values:
             raise InputError(f"there is no value for the weight {name!r}")
-        if tuple(weight.shape) != tuple(values[name].shape):
-            raise InputError(
-                f"the weight {name!r} has shape {tuple(weight.shape)}, its value {tuple(values[name].shape)}"
-            )
+        shape, given = tuple(weight.shape), tuple(values[name].shape)
+        if shape != given:
+            raise InputError(f"the weight {name!r} has shape {shape}, its value {given}")
     for name, weight in weights.items():
         weight.assign(values[name])

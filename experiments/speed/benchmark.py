@@ -64,11 +64,6 @@ QUICK = ("layer_train", "layer_train_56", "model_batch1")
 MODULES = {"study": "study_speed", "scaling": "scaling", "systems": "systems"}  # of the other suites
 
 
-def table_8():
-    """The rows of the paper that have a runtime of one of our models."""
-    return [row for row in ROWS if row.table == 8 and row.model]
-
-
 # === Forms ===
 
 
@@ -232,7 +227,8 @@ def runtime(quick=False):
     Args:
         quick: whether to time 5 rounds, as many as the paper, in place of 15.
     """
-    image, rows = tf.random.stateless_normal([1, 224, 224, 3], [0, 0]), {row.model: row for row in table_8()}
+    image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
+    rows = {row.model: row for row in ROWS if row.table == 8 and row.model}
 
     def make(name):
         model = build_model(name, 1000, None)
