@@ -15,7 +15,7 @@ from axial.models.base import Network
 from axial.serving.predictor import Predictor, check_length
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed
-from axial.weights.loading import Features, check_asked, load_weights
+from axial.weights.restore import Features, check_asked, load_weights
 from axial.weights.source import resolve, without_recipe
 
 
@@ -36,7 +36,7 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
             are refused.
         num_classes: of a checkpoint without a card, by default ImageNet's 1000 or Cityscapes' 19; weights of another
             number of classes are refused.
-        features_only: returns the backbone's maps in place of the model's; see `weights.loading.Features`.
+        features_only: returns the backbone's maps in place of the model's; see `weights.restore.Features`.
         **arguments: of the model; see `build_model`. They replace those that the weights were trained with.
 
     Returns:
@@ -75,7 +75,7 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
         check_asked(source.path, task.model.name, task.num_classes, asked)
         found.know(task.spec, task.photo_scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
     else:
-        found, card = load_weights(source, model, num_classes=num_classes, **arguments)
+        found, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
         found.know(spec, card and card.preprocessing.get("photo_scale"))
     return Features(found.backbone) if features_only else found

@@ -216,7 +216,7 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     Raises:
         InputError: the recipe does not fit; no data; weights of other classes than the data's.
     """
-    load(files, [*([gin_text(card.source, card)] if card else []), *bindings])
+    load(files, [*([gin_text(card)] if card else []), *bindings])
     data_dir = data_dir or own_data_dir()
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")

@@ -188,7 +188,7 @@ def test_other_models_and_classes_are_refused(nuclei, tmp_path):
     refused(lambda: axial.load("nuclei", model="axial_resnet_s"), "holds 'axial_deeplab_nano', not 'axial_resnet_s'")
     other = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True))
     task = nuclei.predictor.task
-    write_safetensors(nuclei, str(tmp_path / "w.safetensors"), make_card(task.model, other, (65, 65)))
+    write_safetensors(nuclei, str(tmp_path / "w.safetensors"), make_card(task.model, 2, (65, 65), spec=other))
     for name in ("config.gin", "spec.json"):
         (tmp_path / name).write_text((ROOT / "axial" / "shipped" / "nuclei" / name).read_text())
     words = "w.safetensors: has weights for other classes: its class_names[0] is 'road', not 'background'"

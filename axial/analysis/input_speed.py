@@ -12,6 +12,7 @@ import joblib
 import tensorflow as tf
 
 from axial.data import tfrecord
+from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):

@@ -16,7 +16,7 @@ from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.objects import read_objects
 from axial.data.specs import NUCLEI, difference
 from axial.data.streams import name_damaged_records
-from axial.data.tfrecord import find_splits, read_manifest
+from axial.data.tfrecord import find_splits, fingerprint, read_manifest
 from axial.errors import InputError
 from axial.evaluation import split_run
 from axial.evaluation.checkpoints import checkpoints, removed

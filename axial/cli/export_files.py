@@ -19,6 +19,7 @@ from axial.data.streams import decode_photo, evaluation_stream, name_damaged_rec
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
 from axial.io.read import read_json
+from axial.io.schemas import CardScores, CardSplit
 from axial.io.show import counted, percent, say, working
 from axial.io.write import new_folder
 from axial.serving import export, files
@@ -27,8 +28,7 @@ from axial.serving.predictor import Predictor
 from axial.weights.card import write_page
 from axial.weights.convert import input_hashes
 from axial.weights.interchange import count_parameters, make_card, read_safetensors, write_safetensors
-from axial.weights.loading import load_weights
-from axial.weights.restore import find_weights
+from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
 COMPARED, RANGES = 4, 100  # photos
@@ -111,44 +111,40 @@ def _check(given, task, model, *, folder, photos, card, objects):
 def _card(task, model, given):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
     found = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
-    known = _of_file(found[0]) if found[0].endswith(SUFFIX) else _of_checkpoints(task, given.data_dir, found)
-    known["results"] += _results(task, given)
-    known["made"] += [_command(given)]
-    return make_card(
-        task.model,
-        task.spec,
-        task.canvas,
-        photo_scale=task.photo_scale,
-        num_classes=task.num_classes,
+    # A file's card says of its training, its scores and its licence what a run's best scores and data say.
+    told = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    return msgspec.structs.replace(
+        card,
         parameters=count_parameters(model),
-        **known | ({"license": given.license} if given.license else {}),
+        input=told.input,
+        scores=told.scores,
+        scored_split=told.scored_split,
+        scored_photos=told.scored_photos,
+        results=told.results + _results(task, given),
+        trained=told.trained,
+        license=given.license or told.license,
+        made=[*told.made, _command(given)],
     )
 
 
-def _of_file(path):
-    """What the card of a safetensors file says of its training, its scores and its licence, as fields of a card."""
-    card = read_safetensors(path)[0]
-    names = ("scores", "scored_split", "scored_photos", "results", "trained", "license", "made", "input")
-    return {name: getattr(card, name) for name in names}
-
-
-def _of_checkpoints(task, data_dir, prefixes):
-    """The same fields for checkpoints of a run, from its best scores and its data."""
+def _of_run(task, data_dir, prefixes):
+    """The `WeightsCard` of checkpoints of a run, with its best scores and its data."""
     folder = os.path.dirname(prefixes[-1])
     best, scores = os.path.join(folder, "scores.json"), {}
     if tf.io.gfile.exists(best):
         scores = task.evaluation.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
     run = folder if os.path.basename(folder) != "best" else os.path.dirname(folder)
     is_run = tf.io.gfile.exists(os.path.join(run, "config.gin"))
-    return {
-        "scores": scores,
-        "scored_split": task.data.eval_split if scores else "",
-        "scored_photos": _records(task, data_dir, task.data.eval_split) if scores else 0,
-        "results": [],
-        "trained": {"split": task.data.train_split, "photos": _records(task, data_dir, task.data.train_split)},
-        "made": ["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
-        "input": {name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
-    }
+    return msgspec.structs.replace(
+        make_card(task.model, task.num_classes),
+        scores=scores,
+        scored_split=task.data.eval_split if scores else "",
+        scored_photos=_records(task, data_dir, task.data.eval_split) if scores else 0,
+        trained=CardSplit(task.data.train_split, _records(task, data_dir, task.data.train_split)),
+        made=["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
+        input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
+    )
 
 
 def _records(task, data_dir, split):
@@ -170,8 +166,7 @@ def _results(task, given):
         raise InputError(
             f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
         ) from None
-    numbers = {name: _records(task, given.data_dir, name) for name in scores}
-    return [{"split": name, "photos": numbers[name], "scores": value} for name, value in scores.items()]
+    return [CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
 
 def _command(given):

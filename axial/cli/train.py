@@ -82,8 +82,8 @@ def _main(given: Train):
             with working("measuring the objects of the training photos"):
                 objects = objects_of(data_dir, task.data.train_split)
         configuration.save(model_dir, task.spec, objects)
-        about = dict(photo_scale=task.photo_scale, num_classes=task.num_classes)
-        write_json(os.path.join(model_dir, RUN_CARD), make_card(task.model, task.spec, task.canvas, **about))
+        card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+        write_json(os.path.join(model_dir, RUN_CARD), card)
 
     if given.strategy != "tpu":  # who has TPUs has chosen them
         _warn_of_a_long_step(task, training, strategy)

@@ -6,7 +6,6 @@ names.py        their names and axes, and ours
 convert.py      one source each: the model that a file holds, every tensor used or named
 interchange.py  safetensors files
 card.py         README.md of a model's folder, a model card with a YAML head
-restore.py      finds checkpoints of ours, restores them, and starts a training from them
+restore.py      finds weights of ours, restores them, and starts a training from them; `axial.load` is over it
 source.py       what lies at a path or under a shipped model's name: asked once, for everyone
-loading.py      a registered model with the weights at a path; `axial.load` is over it
 """

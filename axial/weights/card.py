@@ -58,20 +58,10 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
 def page(card, form, files, *, task=None, outputs=None, objects=None):
     """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
     network = find_variant(card.model).head
-    header = ("name", "type", "shape", "what it is")
-    if form == "saved_model":
-        inputs, returned = SERVER_INPUTS[task.evaluation.takes], task.served
-        other = f"What `{type(task).__name__}.serve` returns."
-    else:
-        inputs, returned = [network.input_row], _maps(card, network, outputs)
-        other = f"What axial's {network.title} model returns; see its docstring."
-    if form in ("tflite", "onnx"):
-        height, width = card.preprocessing["photo"]
-        inputs = [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
-        "Input": [*show.markdown_table(header, inputs), "", *_preparation(card)],
-        "Output": show.markdown_table(header, returned) if returned else [other],
+        "Input": [*_tensors(_inputs(card, form, network, task)), "", *_preparation(card)],
+        "Output": _outputs(card, form, network, task, outputs),
         "Data": [*_data(card), *_objects(objects)],
         "Scores": _scores(card),
         "Weights": _weights(card),
@@ -80,11 +70,15 @@ def page(card, form, files, *, task=None, outputs=None, objects=None):
         "Commands": _commands(card, form, task),
     }
     head = yaml.safe_dump(_head(card, form, network), sort_keys=False, allow_unicode=True)
-    lines = ["---", *head.splitlines(), "---", "", f"# {show.markdown(card.model)}", ""]
-    lines.append(f"{network.title.capitalize()}: {FORMS[form]}, by axial.")
-    for title, part in sections.items():
-        lines += ["", f"## {title}", "", *part]
+    lines = [f"---\n{head}---\n\n# {show.markdown(card.model)}\n"]
+    lines += [f"{network.title.capitalize()}: {FORMS[form]}, by axial."]
+    for title, section in sections.items():
+        lines += ["", f"## {title}", "", *section]
     return "\n".join(lines) + "\n"
+
+
+def _tensors(rows):
+    return show.markdown_table(("name", "type", "shape", "what it is"), rows)
 
 
 def _digests(files):
@@ -118,16 +112,19 @@ def _head(card, form, network):
 
 def results(card):
     """List of the card's `CardScores`: those of its run's best evaluation, and those that were added."""
-    if not card.scores:
-        return card.results
-    return [
-        schemas.CardScores(card.scored_split or UNKNOWN, card.scored_photos, card.scores, chosen=True),
-        *card.results,
-    ]
+    best = schemas.CardScores(card.scored_split or UNKNOWN, card.scored_photos, card.scores, chosen=True)
+    return [best, *card.results] if card.scores else card.results
 
 
 def _data_name(card):
     return card.spec.name if card.spec else UNKNOWN
+
+
+def _inputs(card, form, network, task):
+    if form in ("tflite", "onnx"):
+        height, width = card.preprocessing["photo"]
+        return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
+    return SERVER_INPUTS[task.evaluation.takes] if form == "saved_model" else [network.input_row]
 
 
 def _preparation(card):
@@ -144,21 +141,23 @@ def _preparation(card):
         ]
     elif size:
         lines = [f"- canvas: {size} pixels (height x width), which axial fits photos to"]
-    mean, deviation = show.code(told.get("mean")), show.code(told.get("deviation"))
     lines += [
-        f"- pixels: the network brings them to the mean {mean} and the deviation",
-        f"  {deviation} of 0 to 255",
+        f"- pixels: the network brings them to the mean {show.code(told.get('mean'))} and the deviation",
+        f"  {show.code(told.get('deviation'))} of 0 to 255",
     ]
     return lines + (["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else [])
 
 
-def _maps(card, network, outputs):
+def _outputs(card, form, network, task, outputs):
+    if form == "saved_model":
+        return _tensors(task.served) if task.served else [f"What `{type(task).__name__}.serve` returns."]
     maps = network.maps
     if outputs:
         maps = [(name, str(list(shape))) for name, shape in outputs.items()]
     elif card.spec and not any(card.spec.things):  # a network of such classes has no instance branch
         maps = [(name, shape) for name, shape in maps if "logits" in name]
-    return [(name, "float32", shape, MEANINGS.get(name, "a map of the network")) for name, shape in maps]
+    rows = [(name, "float32", shape, MEANINGS.get(name, "a map of the network")) for name, shape in maps]
+    return _tensors(rows) if rows else [f"What axial's {network.title} model returns; see its docstring."]
 
 
 def _data(card):
@@ -196,35 +195,28 @@ def _scores(card):
     lines = []
     for one in results(card):
         chosen = ", on which this checkpoint was chosen as its run's best" if one.chosen else ""
-        lines += [
-            f"Of the split {show.code(one.split)} of {show.markdown(_data_name(card))}{_photos(one.photos)}{chosen}:"
-        ]
         rows = [(name, "" if value is None or value != value else f"{value:.4f}") for name, value in one.scores.items()]
-        lines += ["", *show.markdown_table(("score", "value, from 0 to 1"), rows), ""]
-    return lines[:-1] or ["None is told."]
+        of = f"{show.code(one.split)} of {show.markdown(_data_name(card))}{_photos(one.photos)}{chosen}"
+        lines += ["", f"Of the split {of}:", "", *show.markdown_table(("score", "value, from 0 to 1"), rows)]
+    return lines[1:] or ["None is told."]
 
 
 def _weights(card):
-    random = f"- random, as the source has none: {show.markdown(', '.join(card.unfilled))}"
-    digest = [f"- SHA-256 of the tensors: `{card.weights}`"] if card.weights else []
-    return [
-        f"- {card.parameters:,} parameters, from {show.markdown(card.source)}",
-        *digest,
-        f"- arguments of the model: {show.code(json.dumps(card.arguments))}",
-        f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}",
-        *([random] if card.unfilled else []),
-    ]
+    lines = [f"- {card.parameters:,} parameters, from {show.markdown(card.source)}"]
+    lines += [f"- SHA-256 of the tensors: `{card.weights}`"] if card.weights else []
+    lines.append(f"- arguments of the model: {show.code(json.dumps(card.arguments))}")
+    lines.append(f"- batch norms: {show.code(json.dumps(msgspec.to_builtins(card.norm)))}")
+    random = show.markdown(", ".join(card.unfilled))
+    return lines + ([f"- random, as the source has none: {random}"] if card.unfilled else [])
 
 
 def _commands(card, form, task):
-    use = {
-        "safetensors": "axial-predict --model=FOLDER --output_dir=OUT PHOTO",
-        "weights": "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA",
-    }
-    used = [use.get(form, "axial-predict --saved_model=FOLDER --output_dir=OUT PHOTO")]
+    used = ["axial-predict --saved_model=FOLDER --output_dir=OUT PHOTO"]
+    if form in ("safetensors", "weights"):
+        python = "python -c \"import axial; model = axial.load('FOLDER')\""
+        scored = "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA"
+        used = [scored if form == "weights" else "axial-predict --model=FOLDER --output_dir=OUT PHOTO", python]
     if task and task.evaluation.takes == "text":
-        used = [used[0].partition(" --output_dir")[0] + ' --text="A sentence."']
-    if form in use:
-        used += ["python -c \"import axial; model = axial.load('FOLDER')\""]
+        used[0] = used[0].partition(" --output_dir")[0] + ' --text="A sentence."'
     made = ["It was made by:", "", *(f"    {show.plain(line)}" for line in card.made), ""] if card.made else []
     return [*made, "FOLDER is the folder of this page. It is used by:", "", *(f"    {line}" for line in used)]

@@ -29,10 +29,8 @@ _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
 _OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
 # What says nothing of the files: a bucket is away, or does not know who asks.
-_AWAY = tuple(
-    getattr(tf.errors, f"{name}Error")
-    for name in ("Aborted", "Cancelled", "DeadlineExceeded", "PermissionDenied", "Unauthenticated", "Unavailable")
-)
+_AWAY = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_AWAY += (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError, tf.errors.UnavailableError)
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
 
 
@@ -74,11 +72,9 @@ def _unpack(path, folder):
         with tf.io.gfile.GFile(path, "rb") as packed, tarfile.open(fileobj=packed) as archive:
             for number, entry in enumerate(archive):
                 name = os.path.basename(entry.name)
-                if number >= MOST_ENTRIES:
-                    raise InputError(f"{path}: more than {MOST_ENTRIES} entries")
                 total += entry.size
-                if total > LARGEST_ARCHIVE:
-                    raise InputError(f"{path}: unpacks to more than {LARGEST_ARCHIVE} bytes")
+                if number >= MOST_ENTRIES or total > LARGEST_ARCHIVE:
+                    raise InputError(f"{path}: more than {MOST_ENTRIES} entries, or {LARGEST_ARCHIVE} bytes")
                 if not entry.isreg() or entry.issparse() or not _FILE.fullmatch(name):
                     continue
                 with open(os.path.join(folder, name), "xb") as file:

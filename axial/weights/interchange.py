@@ -4,7 +4,6 @@ A safetensors file is a JSON header and numbers (https://github.com/huggingface/
 Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -23,18 +22,10 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import build_model, find_variant, zeros
 from axial.models.resnet.network import PIXELS
 from axial.weights.names import assign_weights, weight_names
-from axial.weights.source import SUFFIX
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
 METADATA = "axial"  # the key of our card in the metadata of a file
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
-
-
-def preprocessing(arguments, photo):
-    """What a model does to a photo by its argument `pixels`, and the side or sides of the photos it is for."""
-    pixels = arguments.get("pixels", "symmetric")
-    mean, deviation = PIXELS[pixels]
-    return {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
 
 
 def count_parameters(model):
@@ -42,32 +33,34 @@ def count_parameters(model):
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
-def make_card(config, spec, photo, *, photo_scale=None, **more):
-    """The `WeightsCard` of a model that was trained here.
+def make_card(config, num_classes, photo=None, *, spec=None, photo_scale=None, source="axial"):
+    """The `WeightsCard` of a model.
 
     Args:
         config: `ModelConfig`.
-        spec: `DatasetSpec` of its data.
-        photo: (height, width) of its input.
+        num_classes: see `build_model`.
+        photo: the side, or (height, width), of the photos that the model is for; None if it is not told.
+        spec: `DatasetSpec` or `TextSpec` of its data, if it is told.
         photo_scale: factor that its photos are scaled by; None where they are fitted to its input.
-        **more: further fields, like scores (dict from names to numbers), parameters, or input (dict from the names of
-            the files of its checkpoint to their SHA-256, as `input_hashes` returns it). With scores belongs
-            scored_split.
+        source: what the weights are from.
     """
-    arguments = {**find_variant(config.name).arguments, **config.arguments}
-    scale = {} if photo_scale is None else {"photo_scale": photo_scale}
-    fields = {
+    preprocessing = {}
+    if spec is None or isinstance(spec, DatasetSpec):
+        pixels = {"pixels": "symmetric", **find_variant(config.name).arguments, **config.arguments}["pixels"]
+        mean, deviation = PIXELS[pixels]
+        preprocessing = {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
+        preprocessing |= {} if photo_scale is None else {"photo_scale": photo_scale}
+    card = {
         "format": 1,
         "model": config.name,
-        "num_classes": spec.num_classes,
+        "num_classes": num_classes,
         "arguments": config.arguments,
-        "norm": dataclasses.asdict(config.norm),
-        "source": "axial",
-        "preprocessing": preprocessing(arguments, list(photo)) | scale if isinstance(spec, DatasetSpec) else {},
-        "spec": spec.to_json(),
-        **more,
+        "norm": config.norm,
+        "source": source,
+        "preprocessing": preprocessing,
+        "spec": spec and spec.to_json(),
     }
-    return convert(f"{config.name}: ", msgspec.to_builtins(fields), schemas.WeightsCard)
+    return convert(f"{config.name}: ", msgspec.to_builtins(card), schemas.WeightsCard)
 
 
 def built(name, num_classes, norm, arguments):
@@ -113,15 +106,8 @@ def write_safetensors(model, path, card):
 
     Returns:
         the card as it is written.
-
-    Raises:
-        InputError: the name ends otherwise.
     """
-    if not path.endswith(SUFFIX):
-        raise InputError(f"{path}: its name must end in {SUFFIX}")
     arrays = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weight_names(model).items()}
-    if len(arrays) != len(model.weights):
-        raise ValueError("two weights of the model have the same name")
     card = msgspec.structs.replace(card, parameters=count_parameters(model), weights=weights_digest(arrays))
     write_bytes(path, safetensors.numpy.save(arrays, {METADATA: msgspec.json.encode(card).decode()}))
     return card
@@ -143,9 +129,6 @@ def read_safetensors(path):
     if METADATA not in metadata:
         raise InputError(f"{path}: its metadata have no {METADATA!r}; a file of axial is expected")
     card = decode_json(path, metadata[METADATA].encode(), schemas.WeightsCard)
-    for name, array in arrays.items():
-        if array.dtype != np.float32:
-            raise InputError(f"{path}: {name!r} holds {array.dtype}, expected float32")
     if weights_digest(arrays) != card.weights:
         raise InputError(f"{path}: its weights are not those that its metadata have the SHA-256 of")
     return card, arrays

@@ -1,8 +1,9 @@
 """Names and axes of other public implementations, and ours.
 
-`deeplab2_weights` reads the weights of google-research/deeplab2, `csrhddlam_weights` those of csrhddlam/axial-deeplab.
-Each turns a dict of their arrays into a dict of ours, which `assign_weights` assigns to a layer or model. None converts
-the offset of a logit batch norm, because softmax ignores it. `to_csrhddlam` is the way back.
+`deeplab2_weights` reads the weights of google-research/deeplab2, `csrhddlam_weights` those of csrhddlam/axial-deeplab,
+`keras_weights` those of tf_keras.applications. Each turns a dict of their arrays into a dict of ours, which
+`assign_weights` assigns to a layer or model. None converts the offset of a logit batch norm, because softmax ignores
+it. `to_csrhddlam` is the way back.
 """
 
 import math
@@ -12,13 +13,27 @@ import numpy as np
 
 from axial.errors import InputError, nearest
 
+
+def _renamed(name, table):
+    """A name after every replacement of a table of patterns."""
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+# === google-research/deeplab2 ===
+
+# Its object paths, without underscores at the start of their parts, and its names of variables.
 _DEEPLAB2 = [
-    (r":0$", ""),
-    (r"^encoder:[^/]+/", "backbone/"),
-    (r"^decoder:[^/]+/", ""),
+    (r":0$|^decoder:[^/]+/", ""),
+    (r"^encoder:[^/]+/|^backbone/encoder/", "encoder/"),
+    (r"^encoder/stem/(conv|batch_norm)/", r"backbone/stem/conv/\1/"),
+    (r"^encoder/stage1/", "backbone/stem/"),
+    (r"^encoder/", "backbone/"),
     (r"stage(\d)/block(\d+)/", r"stage\1_block\2/"),
-    (r"(stage\d_block\d+|block\d+)/conv1_bn_act/", r"\1/reduce/"),
-    (r"(stage\d_block\d+|block\d+)/conv3_bn/", r"\1/expand/"),
+    (r"(block\d+)/conv1_bn_act/", r"\1/reduce/"),
+    (r"(block\d+)/conv2_bn_act/", r"\1/middle/"),
+    (r"(block\d+)/conv[23]_bn/", r"\1/expand/"),
     (r"stem/conv(\d)_bn(_act)?/", r"stem/conv\1/"),
     (r"(height|width)_axis/", r"\1/"),
     (r"(^|/)qkv_kernel$", r"\1kernel"),
@@ -29,87 +44,70 @@ _DEEPLAB2 = [
     (r"low_level_conv2/", "project_res2/"),
     (r"fusion_conv1/conv1_bn_act/", "fuse_res3/"),
     (r"fusion_conv2/conv1_bn_act/", "fuse_res2/"),
-    (r"conv_block/conv1_bn_act/", "hidden/"),
+    (r"(/conv_block|_without_last_layer)/conv1_bn_act/", "/hidden/"),
+    (r"^semantic_last_layer/", "semantic_head/logits/conv/"),
+    (r"_head(_last_layer|/final_conv)/", "_head/logits/conv/"),
     (r"depthwise/depthwise_conv/", "depthwise/conv/"),
-    (r"final_conv/", "logits/conv/"),
     (r"instance_center_head/", "center_head/"),
     (r"instance_regression_head/", "offset_head/"),
     (r"/batch_norm/", "/norm/"),
 ]
-
-
-def _renamed(name, table):
-    """A name after every replacement of a table of patterns."""
-    for pattern, replacement in table:
-        name = re.sub(pattern, replacement, name)
-    return name
+DEEPLAB2_UNUSED = {
+    r"/\.OPTIMIZER_SLOT/|^_?(optimizer|model)/|^(global_step|save_counter)$": "state of its training",
+    r"batch_norm_similarity/beta$": "softmax ignores the offset of a logit",
+}
 
 
 def deeplab2_weights(arrays):
     """Renames DeepLab2's variables and splits the batch norms that it stacks.
 
     Args:
-        arrays: dict from variable names to arrays.
+        arrays: dict from names of variables, or from object paths like 'encoder/_stem/_conv/kernel', to arrays.
     """
+    plain = {"/".join(part.lstrip("_") for part in name.split("/")): array for name, array in arrays.items()}
     ours = {}
-    for name, array in arrays.items():
+    for name, array in plain.items():
+        block, first, rest = name.partition("/conv1_bn_act/")
+        if first and f"{block}/conv2_bn/conv/kernel" in plain:  # a basic block
+            name = f"{block}/first/{rest}"
         name = _renamed(name, _DEEPLAB2)
-        prefix, _, what = name.rpartition("/")
-        if prefix.endswith("batch_norm_similarity"):
-            if what != "beta":
-                stem = prefix[: -len("batch_norm_similarity")]
-                ours[f"{stem}logit_norm/{what}"] = array.reshape(array.shape[0], -1)
-        elif prefix.endswith("batch_norm_retrieved_output"):
-            stem = prefix[: -len("batch_norm_retrieved_output")]
+        if "batch_norm_similarity/" in name:
+            if not name.endswith("/beta"):
+                ours[name.replace("batch_norm_similarity", "logit_norm")] = array.reshape(array.shape[0], -1)
+        elif "batch_norm_retrieved_output/" in name:
             for term, row in zip(("content", "position"), array.reshape(array.shape[0], -1)):
-                ours[f"{stem}{term}_output_norm/{what}"] = row
+                ours[name.replace("batch_norm_retrieved_output", f"{term}_output_norm")] = row
         else:
             ours[name] = array
     return ours
 
 
-# Object paths of its checkpoints, without underscores at the start of their parts, to the names above.
-_DEEPLAB2_PATHS = [
-    (r"^backbone/encoder/", "encoder/"),
-    (r"^encoder/stem/(conv|batch_norm)/", r"backbone/stem/conv/\1/"),
-    (r"^encoder/stage1/", "backbone/stem/"),
-    (r"^encoder/", "backbone/"),
-    (r"(block\d+)/conv2_bn_act/", r"\1/middle/"),
-    (r"(block\d+)/conv2_bn/", r"\1/expand/"),
-    (r"^(instance_\w+_head|semantic_head)_without_last_layer/conv1_bn_act/", r"\1/hidden/"),
-    (r"^semantic_last_layer/", "semantic_head/logits/conv/"),
-    (r"^(instance_\w+_head)_last_layer/", r"\1/logits/conv/"),
+# === csrhddlam/axial-deeplab ===
+
+_CSRHDDLAM = [
+    (r"^backbone/stem/conv/kernel", "conv1.weight"),
+    (r"^backbone/stem/norm/", "bn1."),
+    (r"^backbone/stage(\d+)_block(\d+)/", lambda match: f"layer{int(match[1]) - 1}.{int(match[2]) - 1}."),
+    (r"reduce/conv/kernel", "conv_down.weight"),
+    (r"reduce/norm/", "bn1."),
+    (r"expand/conv/kernel", "conv_up.weight"),
+    (r"expand/norm/", "bn2."),
+    (r"shortcut/conv/kernel", "downsample.0.weight"),
+    (r"shortcut/norm/", "downsample.1."),
+    (r"logits/conv/kernel", "fc.weight"),
+    (r"logits/conv/bias", "fc.bias"),
+    (r"attention/height/", "hight_block."),
+    (r"attention/width/", "width_block."),
+    (r"\bkernel$", "qkv_transform.weight"),
+    (r"query_table$", "relative"),
+    (r"qkv_norm/", "bn_qkv."),
+    (r"logit_norm/", "bn_similarity."),
+    (r"content_output_norm/", "bn_output."),
+    (r"gamma$", "weight"),
+    (r"beta$", "bias"),
+    (r"moving_mean$", "running_mean"),
+    (r"moving_variance$", "running_var"),
 ]
-DEEPLAB2_UNUSED = {
-    r"/\.OPTIMIZER_SLOT/|^(optimizer|model)/|^(global_step|save_counter)$": "state of its training",
-    r"batch_norm_similarity/beta$": "softmax ignores the offset of a logit",
-}
-
-
-def plain_path(path):
-    """An object path without the underscores of private attributes: '_stem/_conv' -> 'stem/conv'."""
-    return "/".join(part.lstrip("_") for part in path.split("/"))
-
-
-def deeplab2_paths(arrays):
-    """`deeplab2_weights` of a checkpoint.
-
-    Args:
-        arrays: dict from plain object paths to arrays.
-    """
-    basic = {name.removesuffix("/conv2_bn/conv/kernel") for name in arrays if name.endswith("/conv2_bn/conv/kernel")}
-    named = {}
-    for name, array in arrays.items():
-        block, found, what = name.partition("/conv1_bn_act/")
-        if found and block in basic:
-            name = f"{block}/first/{what}"
-        named[_renamed(name, _DEEPLAB2_PATHS)] = array
-    return deeplab2_weights(named)
-
-
-# === Networks of csrhddlam/axial-deeplab ===
-
-_STATISTICS = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 # Source tensors that the target needs no value for, and why.
 CSRHDDLAM_UNUSED = {
     r"flatten_index$": "an index that is computed",
@@ -119,44 +117,14 @@ CSRHDDLAM_UNUSED = {
 
 
 def to_csrhddlam(values, heads=8):
-    """The state dict of an `axialnet` network, as a dict of arrays.
+    """The state dict of an `axialnet` network, of a block or of an attention layer, as a dict of arrays.
 
-    Batch norms count no batches, and the offsets of logits are 0.
+    Batch norms count no batches, and the offsets of logits are 0. The order of r^q and r^v tables is that of o - p, so
+    they are reversed. The rows of qkv are grouped by head.
 
     Args:
-        values: dict from names of a `Classifier` on `axial_resnet` to arrays.
+        values: dict from names of a `Classifier` on `axial_resnet`, of its block or its attention layer, to arrays.
         heads: of its attention layers.
-    """
-    theirs = {
-        "conv1.weight": values["backbone/stem/conv/kernel"].transpose(3, 2, 0, 1),
-        **_their_norm("bn1", values, "backbone/stem/norm"),
-    }
-    for place in dict.fromkeys(n.split("/")[1] for n in values if re.match(r"backbone/stage\d+_block\d+/", n)):
-        stage, block = map(int, re.findall(r"\d+", place))
-        theirs |= to_csrhddlam_block(values, heads, f"layer{stage - 1}.{block - 1}.", f"backbone/{place}/")
-    theirs["fc.weight"] = values["logits/conv/kernel"][0, 0].T
-    theirs["fc.bias"] = values["logits/conv/bias"]
-    return {name: np.array(array, order="C") for name, array in theirs.items()}
-
-
-def to_csrhddlam_block(values, heads, theirs="", ours=""):
-    """`to_csrhddlam` of a block. `theirs` and `ours` are what the names of its arrays begin with."""
-    names = {"conv_down.weight": "reduce", "conv_up.weight": "expand"}
-    norms = {"bn1": "reduce", "bn2": "expand"}
-    if f"{ours}shortcut/conv/kernel" in values:
-        names["downsample.0.weight"] = norms["downsample.1"] = "shortcut"
-    block = {f"{theirs}{n}": values[f"{ours}{o}/conv/kernel"].transpose(3, 2, 0, 1) for n, o in names.items()}
-    for norm, our in norms.items():
-        block |= _their_norm(f"{theirs}{norm}", values, f"{ours}{our}/norm")
-    for axis, our in (("hight_block", "height"), ("width_block", "width")):
-        block |= to_csrhddlam_attention(values, heads, f"{theirs}{axis}.", f"{ours}attention/{our}/")
-    return block
-
-
-def to_csrhddlam_attention(values, heads, theirs="", ours=""):
-    """`to_csrhddlam_block` of an attention layer.
-
-    The order of its r^q and r^v tables is that of o - p, so they are reversed. Its qkv rows are grouped by head.
     """
 
     def by_head(array):  # [all q | all k | all v] -> [heads x (q | k | v)]. v has twice the channels of q and of k
@@ -164,32 +132,36 @@ def to_csrhddlam_attention(values, heads, theirs="", ours=""):
         parts = [part.reshape(heads, -1, *array.shape[1:]) for part in np.split(array, [quarter, 2 * quarter])]
         return np.concatenate(parts, 1).reshape(array.shape)
 
-    query, key, value = (values[f"{ours}{name}_table"] for name in ("query", "key", "value"))
-    length = len(key) // 2 + 1
-    index = np.arange(length)[:, None] - np.arange(length)[None, :] + length - 1  # of key - query
-    norms = {}
-    for what in _STATISTICS.values():
-        outputs = [values[f"{ours}{term}_output_norm/{what}"] for term in ("content", "position")]
-        norms[f"output/{what}"] = np.stack(outputs, 1).reshape(-1)
-        logits = values[f"{ours}logit_norm/{'gamma' if what == 'beta' else what}"].reshape(-1)
-        norms[f"similarity/{what}"] = np.zeros_like(logits) if what == "beta" else logits
-    return {
-        f"{theirs}relative": np.concatenate([query[::-1].T, key.T, value[::-1].T]),
-        f"{theirs}flatten_index": index.reshape(-1).astype(np.int64),
-        f"{theirs}qkv_transform.weight": by_head(values[f"{ours}kernel"].T)[:, :, None],
-        **_their_norm(f"{theirs}bn_qkv", values, f"{ours}qkv_norm", by_head),
-        **_their_norm(f"{theirs}bn_similarity", norms, "similarity"),
-        **_their_norm(f"{theirs}bn_output", norms, "output"),
-    }
+    theirs = {}
+    for name, array in values.items():
+        if re.search("(key|value)_table$|position_output_norm/", name):
+            continue  # they go with the table of the queries, and with the content
+        their = _renamed(name, _CSRHDDLAM)
+        prefix, _, what = their.rpartition(".")
+        if what == "relative":
+            key, value = (values[name.replace("query", other)] for other in ("key", "value"))
+            length = len(key) // 2 + 1
+            index = np.arange(length)[:, None] - np.arange(length) + length - 1  # of key - query
+            theirs[their.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
+            array = np.concatenate([array[::-1].T, key.T, value[::-1].T])
+        elif prefix.endswith("qkv_transform"):
+            array = by_head(array.T)[:, :, None]
+        elif prefix.endswith("bn_qkv"):
+            array = by_head(array)
+        elif prefix.endswith("bn_output"):
+            array = np.stack([array, values[name.replace("content", "position")]], 1).reshape(-1)
+        elif prefix.endswith("bn_similarity"):
+            array = array.reshape(-1)
+        elif array.ndim == 4:
+            array = array[0, 0].T if prefix == "fc" else array.transpose(3, 2, 0, 1)
+        theirs[their] = array
+        if what == "running_mean":
+            theirs[f"{prefix}.num_batches_tracked"] = np.array(0, np.int64)
+            theirs.setdefault(f"{prefix}.bias", np.zeros_like(array))
+    return {name: np.array(array, order="C") for name, array in theirs.items()}
 
 
-def _their_norm(theirs, values, ours, change=np.asarray):
-    """A batch norm, with every array brought to their order by `change`."""
-    norm = {f"{theirs}.{their}": change(values[f"{ours}/{our}"]) for their, our in _STATISTICS.items()}
-    return {**norm, f"{theirs}.num_batches_tracked": np.array(0, np.int64)}
-
-
-def csrhddlam_weights(arrays, shapes, heads=8, change=to_csrhddlam):
+def csrhddlam_weights(arrays, shapes, heads=8):
     """The inverse of `to_csrhddlam`: where that moves the places of our numbers to, their numbers come from.
 
     Args:
@@ -197,13 +169,12 @@ def csrhddlam_weights(arrays, shapes, heads=8, change=to_csrhddlam):
             has no values.
         shapes: dict from our names to shapes.
         heads: `groups` of its attention layers.
-        change: the function of our values and the heads that is inverted.
     """
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
     places = {name: own.reshape(shape) for (name, shape), own in zip(shapes.items(), numbers, strict=True)}
     values, there = np.empty(ends[-1]), np.zeros(ends[-1], bool)
-    for name, place in change(places, heads).items():
+    for name, place in to_csrhddlam(places, heads).items():
         if name in arrays and not any(re.search(pattern, name) for pattern in CSRHDDLAM_UNUSED):
             values[place], there[place] = arrays[name], True
     return {name: values[own] for name, own in places.items() if there[own].all()}
@@ -267,9 +238,8 @@ def assign_weights(module, values):
     for name, weight in weights.items():
         if name not in values:
             raise InputError(f"there is no value for the weight {name!r}")
-        if tuple(weight.shape) != tuple(values[name].shape):
-            raise InputError(
-                f"the weight {name!r} has shape {tuple(weight.shape)}, its value {tuple(values[name].shape)}"
-            )
+        shape, given = tuple(weight.shape), tuple(values[name].shape)
+        if shape != given:
+            raise InputError(f"the weight {name!r} has shape {shape}, its value {given}")
     for name, weight in weights.items():
         weight.assign(values[name])

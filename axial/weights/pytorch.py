@@ -7,6 +7,7 @@ ZIP archive without compression; before, they follow each other in one stream (t
 import functools
 import io
 import math
+import os
 import pickle
 import pickletools
 import struct
@@ -53,10 +54,8 @@ def read_state_dict(path):
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # what damaged and malicious files raise is of every class
         raise InputError(f"{path}: not a whole file of torch.save ({first_line(error)})") from None
-    for name in ("net", "state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
-            break
+    inner = [content.get(name) for name in ("net", "state_dict", "model")] if isinstance(content, dict) else []
+    content = next((value for value in inner if isinstance(value, dict)), content)
     if not isinstance(content, dict) or not any(isinstance(v, np.ndarray) for v in content.values()):
         raise InputError(f"{path}: holds no state dict; one is expected bare or under 'net' or 'state_dict'")
     for name, value in content.items():
@@ -73,21 +72,16 @@ def read_state_dict(path):
 def _read_archive(data):
     """The content of a ZIP archive."""
     archive = zipfile.ZipFile(io.BytesIO(data))
-    entries = {}
-    for entry in archive.infolist():
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise InputError(f"its entry {entry.filename!r} is compressed; torch.save never compresses")
-        if entry.filename in entries:
-            raise InputError(f"its entry {entry.filename!r} is there twice")
-        entries[entry.filename] = entry
-    if sum(entry.file_size for entry in entries.values()) > len(data):
+    entries, names = archive.infolist(), set(archive.namelist())
+    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
+        raise InputError("its entries are compressed; torch.save never compresses")
+    if len(names) < len(entries) or sum(entry.file_size for entry in entries) > len(data):
         raise InputError("its entries overlap, and would unpack to more bytes than the file has")
-    pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
+    pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise InputError("an archive without data.pkl; a file of torch.save is expected")
-    folder = pickles[0].split("/")[0]
-    order = f"{folder}/byteorder"
-    if order in entries and archive.read(order) != b"little":
+    folder = os.path.dirname(pickles[0])
+    if f"{folder}/byteorder" in names and archive.read(f"{folder}/byteorder") != b"little":
         raise InputError("its numbers are not little-endian")
 
     @functools.cache
@@ -99,33 +93,27 @@ def _read_archive(data):
 
 def _read_stream(data):
     """The content of a file of PyTorch before 1.6: five pickles, then a count and the bytes of each storage."""
-    types, parts, end = {}, [], 0
+    types, parts, starts, arrays = {}, [], [0], {}
 
     def note(key, dtype, count):  # the bytes come after the pickles
         types[key] = dtype, count
         return np.broadcast_to(np.zeros([], dtype), [count])
 
     for _ in range(5):
-        start = end
-        value, size = read_pickle(data[end : end + LARGEST_PICKLE], note)
+        value, size = read_pickle(data[starts[-1] : starts[-1] + LARGEST_PICKLE], note)
         parts.append(value)
-        end += size
-        if len(parts) == 4:
-            structure = data[start:end]
+        starts.append(starts[-1] + size)
     magic, protocol, system, _, keys = parts
-    if magic != LEGACY_MAGIC or protocol != LEGACY_PROTOCOL:
-        raise InputError("not a file of torch.save")
-    if not system["little_endian"]:
-        raise InputError("its numbers are not little-endian")
-    found = {}
+    if magic != LEGACY_MAGIC or protocol != LEGACY_PROTOCOL or not system["little_endian"]:
+        raise InputError("not a file of torch.save with little-endian numbers")
+    end = starts[-1]
     for key in keys:
         dtype, count = types[key]
-        size = count * np.dtype(dtype).itemsize
-        if struct.unpack_from("<q", data, end) != (count,):
+        start, end = end + 8, end + 8 + count * np.dtype(dtype).itemsize
+        if struct.unpack_from("<q", data, start - 8) != (count,):
             raise InputError(f"its storage {key!r} has another size than its tensors say")
-        found[key] = _from_bytes(data[end + 8 : end + 8 + size], dtype, count)
-        end += 8 + size
-    return read_pickle(structure, lambda key, *_: found[key])[0]
+        arrays[key] = _from_bytes(data[start:end], dtype, count)
+    return read_pickle(data[starts[3] : starts[4]], lambda key, *_: arrays[key])[0]
 
 
 def _from_bytes(data, dtype, count):
@@ -170,6 +158,7 @@ _GLOBALS = {f"torch.{name}": np.dtype(dtype) for name, dtype in STORAGES.items()
     "torch._utils._rebuild_tensor_v2": lambda storage, offset, size, stride, *_: _view(storage, offset, size, stride),
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
 }
+_NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
 _TAKEN = (
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING BINSTRING "
     "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS "
@@ -181,16 +170,13 @@ class _Instructions(dict):
     """Those of `_TAKEN`, by their bytes. Every other one is refused."""
 
     def __missing__(self, byte):
-        name = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}.get(byte, byte)
-        raise InputError(f"its pickle has the instruction {name}, which is refused: no tensor needs it")
+        raise InputError(f"its pickle has the instruction {_NAMES.get(byte, byte)}, which is refused")
 
 
 class _Unpickler(pickle._Unpickler):
     """Python's own, which knows no instruction but `_TAKEN` and calls nothing but `_GLOBALS`."""
 
-    dispatch = _Instructions(
-        {code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in _TAKEN)}
-    )
+    dispatch = _Instructions({b: load for b, load in pickle._Unpickler.dispatch.items() if _NAMES[b] in _TAKEN})
 
     def __init__(self, file, storage):
         super().__init__(file, encoding="latin-1")
@@ -241,18 +227,15 @@ def state_dict_bytes(arrays):
         arrays: dict from names to float32 or int64 arrays.
     """
     names = {np.dtype(dtype): name for name, dtype in STORAGES.items()}
-    structure = [b"\x80\x02", b"ccollections\nOrderedDict\n", b")R", b"("]
+    structure = b"\x80\x02ccollections\nOrderedDict\n)R("
     for key, (name, array) in enumerate(arrays.items()):
-        stride = [s // array.itemsize for s in np.empty(array.shape, array.dtype).strides]
-        storage = (_text("storage"), f"ctorch\n{names[array.dtype]}\n".encode(), _text(str(key)), _text("cpu"))
-        pid = _tuple(*storage, _int(array.size)) + b"Q"
-        tensor = (pid, _int(0), _tuple(*map(_int, array.shape)), _tuple(*map(_int, stride)), b"\x89")
-        hooks = b"ccollections\nOrderedDict\n)R"
-        structure += [_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n", _tuple(*tensor, hooks), b"R"]
-    structure += [b"u", b"."]
+        stride = tuple(step // array.itemsize for step in np.empty(array.shape, array.dtype).strides)
+        storage = f"ctorch\n{names[array.dtype]}\n".encode() + _made(str(key)) + _made("cpu") + _made(array.size)
+        structure += _made(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + _made("storage") + storage + b"tQ"
+        structure += _made(0) + _made(array.shape) + _made(stride) + b"\x89ccollections\nOrderedDict\n)RtR"
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", b"".join(structure))
+        archive.writestr("archive/data.pkl", structure + b"u.")
         archive.writestr("archive/byteorder", b"little")
         for key, array in enumerate(arrays.values()):
             archive.writestr(f"archive/data/{key}", array.astype(array.dtype.newbyteorder("<")).tobytes())
@@ -260,14 +243,6 @@ def state_dict_bytes(arrays):
     return file.getvalue()
 
 
-def _text(value):
-    data = value.encode()
-    return b"X" + struct.pack("<I", len(data)) + data
-
-
-def _int(value):
-    return b"J" + struct.pack("<i", value) if value < 2**31 else b"\x8a\x08" + struct.pack("<q", value)
-
-
-def _tuple(*items):
-    return b"(" + b"".join(items) + b"t"
+def _made(value):
+    """The instructions that make a text, a number or a tuple of numbers."""
+    return pickle.dumps(value, 2)[2:-1]

@@ -1,18 +1,26 @@
-"""Finds and loads checkpoints, with clear messages for those that do not fit."""
+"""Finds weights, loads them and starts trainings from them, with clear messages for those that do not fit.
+
+`axial.load` is over `load_weights`.
+"""
 
 import os
 import re
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
 from axial.io import gfile, schemas
-from axial.io.read import first_line, read_json
+from axial.io.read import read_json
 from axial.io.show import counted, say
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.configured import Model
+from axial.layers.spatial_attention.attended import Attended
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.models.registry import FREE, PLAIN, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
-from axial.weights.interchange import assign_tensors, built_of_card, read_safetensors
+from axial.weights.interchange import assign_tensors, built, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
@@ -34,14 +42,12 @@ def find_checkpoint(path):
     problem = None
     for folder in (os.path.join(path, "best"), path):
         try:
-            latest = latest_checkpoint(folder)
+            if latest := latest_checkpoint(folder):
+                if problem:
+                    say(f"{problem}; {latest} is taken in its place", error=True)
+                return latest
         except InputError as error:
             problem = problem or error
-            continue
-        if latest and problem:
-            say(f"{problem}; {latest} is taken in its place", error=True)
-        if latest:
-            return latest
     raise problem or InputError(f"{path}: no checkpoint here")
 
 
@@ -62,25 +68,23 @@ def find_weights(what, count=1):
     if source.kind == "export":
         raise InputError(f"{source.path}: an export, whose batch norms are folded; a run or weights are expected")
     if count > 1:
-        found = run_checkpoints(source.path)
-        if len(found) < count:
-            there = counted(len(found), "checkpoint")
+        prefixes = run_checkpoints(source.path)
+        if len(prefixes) < count:
+            there = counted(len(prefixes), "checkpoint")
             raise InputError(f"--average={count}: {source.path} has {there} of a run; see TrainingConfig.keep")
-        return found[-count:]
+        return prefixes[-count:]
     if source.file:
         return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
-    for folder in (source.path, os.path.join(source.path, "best")):
-        if run_checkpoints(folder, with_index=False) or gfile.exists(os.path.join(folder, "checkpoint")):
-            return [find_checkpoint(source.path)]
-    return [find_tensors(source.path) or find_checkpoint(source.path)]
+    folders = source.path, os.path.join(source.path, "best")
+    tensors = None if any(run_checkpoints(f, with_index=False) for f in folders) else find_tensors(source.path)
+    return [tensors or find_checkpoint(source.path)]
 
 
 def latest_checkpoint(folder):
     """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
 
-    Of a run it is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on
-    standard error, unless a process was killed while it wrote them. Of a folder with other names it is the one that
-    TensorFlow's list of checkpoints names.
+    It is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on standard
+    error, unless a process was killed while it wrote them.
 
     Raises:
         InputError: a run has checkpoints, and none of them is whole.
@@ -99,19 +103,8 @@ def latest_checkpoint(folder):
             say(f"{error}; {prefix} is taken in its place", error=True)
         return prefix
     if problems:
-        others = "; no other one there is whole" if len(problems) > 1 else ""
-        raise InputError(f"{problems[0]}{others}")
-    return _listed(folder)
-
-
-def _listed(folder):
-    try:
-        state = tf.train.get_checkpoint_state(folder)
-    except Exception as error:  # protobuf's text parser and TensorFlow's file reader have errors of their own
-        raise InputError(f"{os.path.join(folder, 'checkpoint')}: cannot be read ({first_line(error)})") from None
-    name = os.path.basename(state.model_checkpoint_path) if state else ""
-    prefix = os.path.join(folder, name)  # the list of a copied folder may name another one
-    return prefix if name and tf.io.gfile.exists(f"{prefix}.index") else None
+        raise InputError(f"{problems[0]}{'; no other one there is whole' if len(problems) > 1 else ''}")
+    return None
 
 
 def restore_model(model, prefix):
@@ -148,21 +141,16 @@ def check_fits(model, prefix):
         if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
         if shape != list(weight.shape):
-            raise InputError(
-                f"{prefix}: of another model or another number of classes, its {path!r} has shape {shape} where "
-                f"{list(weight.shape)} is wanted"
-            )
+            has = f"its {path!r} has shape {shape} where {list(weight.shape)} is wanted"
+            raise InputError(f"{prefix}: of another model or another number of classes, {has}")
 
 
 def stored_optimizer(prefix):
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
     with refused(prefix, "cannot be restored"):
-        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-        names = _stored_names(reader)
-        steps = f"optimizer/_iterations{VALUE}"
-        step = int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
-    own = "optimizer/", "averages/"
-    return slot_names(name for key, name in names.items() if key.startswith(own)), step
+        reader, steps = tf.compat.v1.train.NewCheckpointReader(prefix), f"optimizer/_iterations{VALUE}"
+        names = [name for key, name in _stored_names(reader).items() if key.startswith(("optimizer/", "averages/"))]
+        return slot_names(names), int(reader.get_tensor(steps)) if reader.has_tensor(steps) else 0
 
 
 def _stored_names(reader):
@@ -199,11 +187,11 @@ def initialize(model, path, config=None, random_frozen=True):
     """
     (found,) = find_weights(path)
     with refused(found, "cannot be restored"):
-        shapes, read, what = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
+        stored, remark = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
-        fitting = {id(w) for name, w in weights.items() if shapes.get(name) == tuple(w.shape)}
+        fitting = {id(w) for name, w in weights.items() if name in stored and stored[name].shape == tuple(w.shape)}
         # A module that starts as the identity is new if the checkpoint lacks any of its weights.
-        added = [module.added_weights for module in model.submodules if hasattr(module, "added_weights")]
+        added = [module.added_weights for module in model.submodules if isinstance(module, (Attended, DeformableConv))]
         lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
         new = [name for name, w in weights.items() if id(w) in lacking]
         taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
@@ -211,12 +199,12 @@ def initialize(model, path, config=None, random_frozen=True):
         if not random_frozen:
             check_frozen(model, config, found, [weights[name] for name in taken])
         for name in taken:
-            weights[name].assign(read(name))
-    return "\n".join([f"init_checkpoint: {found}{what}", *_summary(weights, shapes, taken, new)])
+            weights[name].assign(stored[name])
+    return "\n".join([f"init_checkpoint: {found}{remark}", *_summary(weights, stored, taken, new)])
 
 
 def _of_tensors(path, config):
-    """(shapes of the weights in a safetensors file, function that reads one, remark), both by name.
+    """(dict from names to the arrays of a safetensors file, remark).
 
     The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
     """
@@ -224,20 +212,27 @@ def _of_tensors(path, config):
     check_card(path, card, config)
     source = built_of_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
-    stored = {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}
-    return {name: array.shape for name, array in stored.items()}, stored.get, ""
+    return {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}, ""
 
 
 def _of_checkpoint(prefix, config):
-    """`_of_tensors`, but of a checkpoint, where a weight has the name of the object that holds it."""
+    """(dict from the `plain_path`s of a checkpoint's weights to arrays, remark).
+
+    The array of a weight with a moving average is that average.
+    """
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
         check_card(card, read_json(card, schemas.WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-    stored = _stored_weights(reader)
-    averaged = any(key.startswith("averages/") for _, key in stored.values())
-    shapes = {name: shape for name, (shape, _) in stored.items()}
-    return shapes, lambda name: reader.get_tensor(stored[name][1]), ", moving averages" if averaged else ""
+    names = _stored_names(reader)
+    # The optimizer calls the average of a variable 'average/' and the variable's name.
+    averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
+    remark, stored = ", moving averages" if averages else "", {}
+    for key in sorted(reader.get_variable_to_shape_map()):
+        if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
+            array = reader.get_tensor(averages.get(names.get(key), key))
+            stored[plain_path(key.removesuffix(VALUE))] = np.asarray(array)
+    return stored, remark
 
 
 def check_frozen(model, config, path=None, taken=()):
@@ -270,23 +265,6 @@ def plain_path(path):
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 
 
-def _stored_weights(reader):
-    """dict from the `plain_path`s of a checkpoint's weights to their shapes and the keys of their values.
-
-    The value of a weight with a moving average is that average.
-    """
-    names = _stored_names(reader)
-    # The optimizer calls the average of a variable 'average/' and the variable's name.
-    averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
-    found = {}
-    for key, shape in sorted(reader.get_variable_to_shape_map().items()):
-        if key.startswith("model/") and key.endswith(VALUE) and "/.OPTIMIZER_SLOT/" not in key:
-            found[plain_path(key.removesuffix(VALUE))] = tuple(shape), averages.pop(names.get(key), key)
-    if averages:
-        raise ValueError(f"no weight has the moving average {next(iter(averages.values()))!r}")
-    return found
-
-
 def _check_backbone(prefix, backbone, weights, taken):
     """Raises InputError unless enough of a layer is taken.
 
@@ -299,13 +277,10 @@ def _check_backbone(prefix, backbone, weights, taken):
     if not taken:
         raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
     own = {id(w) for w in backbone.weights}
-    wanted = [name for name, w in weights.items() if id(w) in own]
-    missing = [name for name in wanted if name not in set(taken)]
-
-    def count(names):  # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
-        return sum(weights[name].shape.num_elements() for name in names if weights[name].trainable)
-
-    share = 1 - count(missing) / count(wanted)
+    # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
+    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in own}
+    missing = [name for name in sizes if name not in set(taken)]
+    share = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
     if share < LEAST:
         raise InputError(
             f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
@@ -318,14 +293,14 @@ def _summary(weights, stored, taken, new):
 
     Args:
         weights: dict from the paths of the model's weights to them.
-        stored: dict from the paths of the checkpoint's weights to their shapes.
+        stored: dict from the paths of the checkpoint's weights to them.
         taken, new: see `initialize`.
     """
     numbers = sum(weights[name].shape.num_elements() for name in taken)
     left = [name for name in stored if name not in weights]
     random = [name for name in weights if name not in {*stored, *new}]
     reshaped = [name for name in weights if name in stored and name not in {*taken, *new}]
-    shapes = [f"{list(weights[name].shape)} here, {list(stored[name])} there" for name in reshaped[:1]]
+    shapes = [f"{list(weights[name].shape)} here, {list(stored[name].shape)} there" for name in reshaped[:1]]
     rows = (
         ("taken", f"{len(taken)} of {len(weights)} weights, {numbers / 1e6:.3f} M numbers", taken, weights),
         ("left", counted(len(left), "weight"), left, stored),
@@ -340,8 +315,7 @@ def _parts(paths, known, most=6):
     """The fewest parts of a model that hold all of some paths and none of the others known, as text."""
 
     def prefixes(path):
-        names = path.split("/")
-        return ["/".join(names[: i + 1]) for i in range(len(names))]
+        return [path[: match.start()] for match in re.finditer("/|$", path)]
 
     mixed = {part for path in set(known) - set(paths) for part in prefixes(path)}
     parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
@@ -360,15 +334,12 @@ def check_card(path, card, config):
     if config is None:
         return
     theirs, ours = find_variant(card.model), find_variant(config.name)
-    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
-    if theirs.backbone is ours.backbone:
-        compared = wanted.keys() - FREE
-    elif theirs.backbone is PLAIN.get(ours.backbone):
-        compared = {"stride_first", "pixels"}  # the others change shapes, which are compared anyway
-    else:
+    if theirs.backbone not in (ours.backbone, PLAIN.get(ours.backbone)):
         return
-    differing = {name: value for name, value in wanted.items() if name in compared and value != found[name]}
-    if differing:
+    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
+    # Other arguments of a plain backbone change shapes, which are compared anyway.
+    compared = wanted.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
+    if differing := {name: value for name, value in wanted.items() if name in compared and value != found[name]}:
         arguments = {**config.arguments, **differing}
         raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')
     if card.norm.epsilon != config.norm.epsilon:
@@ -377,14 +348,107 @@ def check_card(path, card, config):
 
 def object_paths(model, root):
     """Dict from checkpoint keys to the weights of a built model."""
-    paths, weights = {}, {id(w): w for w in model.weights}
     queue, seen = [(root, model)], {id(model)}
-    while queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
-        path, node = queue.pop(0)
-        if id(node) in weights:
-            paths[path] = node
+    for path, node in queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
         for name, child in node._trackable_children().items():
             if id(child) not in seen:
                 seen.add(id(child))
                 queue.append((f"{path}/{name}", child))
-    return paths
+    weights = {id(w) for w in model.weights}
+    return {path: node for path, node in queue if id(node) in weights}
+
+
+# === Models of weights ===
+
+
+def load_weights(what, name=None, *, num_classes=None, arguments=()):
+    """A registered model, built, with the weights of a path.
+
+    Args:
+        what: of weights; see `resolve`.
+        name: of `registry.VARIANTS`. A card beside the weights has it too; a checkpoint without a card needs it.
+        num_classes: for a checkpoint without a card. By default ImageNet's 1000 or Cityscapes' 19.
+        arguments: dict of arguments of the model; see `build_model`. They replace those of the card.
+
+    Returns:
+        (the model, its `WeightsCard` or None).
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or they are those of another model.
+    """
+    path, card, arrays, fill = _read(what)
+    if not card and not name:
+        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
+    if card:
+        check_asked(path, card.model, card.num_classes, (name, num_classes))
+        model = built_of_card(card, path, arguments, arrays=arrays)
+    else:
+        model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
+    fill(model)
+    return model, card
+
+
+def read_weights(what):
+    """The card of weights, and a function that gives them to a model.
+
+    Args:
+        what: of weights; see `resolve`.
+
+    Returns:
+        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
+        unless there is every weight of the model, in its shape.
+
+    Raises:
+        InputError: there are no weights at the path, they are damaged, or some of them are random.
+    """
+    path, card, _, fill = _read(what)
+    if card and card.unfilled:
+        raise InputError(f"{path}: {len(card.unfilled)} weights are random, as the source has none: {card.unfilled[0]}")
+    return card, fill
+
+
+def _read(what):
+    """(path, `WeightsCard` or None, arrays of a safetensors file or None, function that gives them to a model)."""
+    source = resolve(what)
+    (file,), path = find_weights(source), source.path
+    if file.endswith(SUFFIX):
+        card, arrays = read_safetensors(file)
+        return path, card, arrays, lambda model: assign_tensors(model, path, arrays)
+    card = read_json(source.card, schemas.WeightsCard)[1] if source.card else None
+    return path, card, None, lambda model: restore_model(model, file)
+
+
+def check_asked(path, model, num_classes, asked):
+    """Raises InputError unless a model with weights is the one that is asked for.
+
+    Args:
+        path: of the weights.
+        model, num_classes: name of the model and number of its classes.
+        asked: (name, number of classes); None for any.
+    """
+    if asked[0] not in (None, model):
+        find_variant(asked[0])
+        raise InputError(f"{path}: holds {model!r}, not {asked[0]!r}")
+    if asked[1] not in (None, num_classes):
+        raise InputError(f"{path}: has {num_classes} classes, not {asked[1]}")
+
+
+class Features(Model):
+    """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
+
+    A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
+    """
+
+    def __init__(self, backbone, name="features", **kwargs):
+        super().__init__(name=name, **{"dtype": backbone.dtype_policy, **kwargs})
+        self.backbone = backbone
+
+    @property
+    def strides(self):
+        """dict from the names of the maps to their strides."""
+        last = self.backbone.output_stride
+        return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
+
+    def call(self, images, training=False):
+        maps = self.backbone(images, training=training and self.trainable)
+        return {name: maps[name] for name in self.strides}

@@ -123,7 +123,9 @@ def _export(path):
 def _weights(path, is_checkpoint):
     """The `Source` of weights, by themselves or by their folder, with what lies beside them."""
     if not is_checkpoint and gfile.isdir(path):
-        if not _may_have_weights(path):
+        names = [name.rstrip("/") for name in gfile.listdir(path) if not name.startswith(".")]
+        files, ends = ("best", "checkpoint", "spec.json"), (".index", SUFFIX)
+        if not any(name in files or name.startswith("ckpt-") or name.endswith(ends) for name in names):
             raise InputError(f"{path}: this folder is none of {ACCEPTED}")
         file, folders = None, [path]
     elif is_checkpoint or path.endswith(SUFFIX):
@@ -133,22 +135,12 @@ def _weights(path, is_checkpoint):
     else:
         raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
 
-    run = next(filter(_has_recipe, folders), None)
+    recipe = "config.gin", "spec.json"  # what says what a run has trained
+    runs = (folder for folder in folders if all(gfile.exists(os.path.join(folder, name)) for name in recipe))
+    run = next(runs, None)
     cards = [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]
     card = next(filter(gfile.exists, cards), None)
     return Source("run" if run else "weights", path, run or folders[0], file=file, card=card)
-
-
-def _has_recipe(folder):
-    """Whether a folder has the files of a run that say what was trained."""
-    return gfile.exists(os.path.join(folder, "config.gin")) and gfile.exists(os.path.join(folder, "spec.json"))
-
-
-def _may_have_weights(folder):
-    """Whether a folder has a file that a run or a folder of weights could have."""
-    names = [name.rstrip("/") for name in gfile.listdir(folder) if not name.startswith(".")]
-    known, ends = ("best", "checkpoint", "spec.json"), (".index", SUFFIX)
-    return any(name in known or name.startswith("ckpt-") or name.endswith(ends) for name in names)
 
 
 def find_tensors(folder):

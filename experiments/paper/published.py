@@ -169,18 +169,14 @@ class Row:
         return tuple(found)
 
 
-def _number(text):
-    return float(text) if text else None
-
-
 def _row(line):
     """The `Row` of a line of published.csv, a dict."""
     return Row(
         table=int(line["table"]) if line["table"].isdigit() else line["table"],
         row=line["row"],
         model=line["model"] or None,
-        params=_number(line["params"]),
-        macs=_number(line["macs"]),
+        params=float(line["params"]) if line["params"] else None,
+        macs=float(line["macs"]) if line["macs"] else None,
         scores={name: float(line[name]) for name in SCORES if line[name]},
         image=next(image for image, data in DATA.items() if data == line["image"]),
         multi_scale=line["multi_scale"] == "yes",

@@ -46,14 +46,16 @@ MEMORY = "nmt encoder-decoder"  # of Fig. 3 alone: encoder-decoder attention cha
 SCORES = {"detection": "box mAP", "segmentation": "mIoU", "nmt": "BLEU"}
 HEADS, GROUPS = 8, 16
 PLAIN = "none", None, False  # setting, window, deformable of a network without a mechanism
-# Maps that attend: (height, width), channels, how many blocks. The photo of detection has 800x1333 pixels, the crop of
-# segmentation 768x768 at output stride 8; segmentation has one module more after the network, without a 3x3.
-MAPS = {
-    "detection": [((50, 84), 256, 6), ((25, 42), 512, 3)],
-    "segmentation": [((96, 96), 256, 6), ((96, 96), 512, 3)],
-}
-EXTRA = {"detection": [], "segmentation": [((96, 96), 512, 1)]}
 TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # of source and of target; the base Transformer
+# Maps that attend: (height, width), channels, how many modules, how many of these have a 3x3. The photo of detection
+# has 800x1333 pixels, the crop of segmentation 768x768 at output stride 8; segmentation has one module more after the
+# network, without a 3x3. A sentence is a map of one column.
+MAPS = {
+    "detection": [((50, 84), 256, 6, 6), ((25, 42), 512, 3, 3)],
+    "segmentation": [((96, 96), 256, 6, 6), ((96, 96), 512, 4, 3)],
+    "nmt": [((TOKENS, 1), CHANNELS, 2 * LAYERS, 2 * LAYERS)],
+    MEMORY: [((TOKENS, 1), CHANNELS, LAYERS, 0)],
+}
 # Of each task: the recipe, its model without a mechanism, and the size of its input in the counts.
 RECIPES = {
     "detection": ("coco/faster_rcnn.gin", "faster_rcnn_resnet_50", (800, 1344)),
@@ -153,18 +155,24 @@ def rows(progress=lambda done, of, name: None):
     keys = [(table, task, *own) for table, published in tables.items() for own in published for task in TASKS]
     keys += [("Fig. 3", task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
     result, scores = [], read_scores()
-    for table, *key in keys:
-        task, *own = key
+    for table, task, *own in keys:
         progress(len(result), len(keys), own[0])
-        count = added_gflops if table in tables else _attention_gflops
-        added = (
-            (None, None) if tuple(own) == PLAIN else [count(task, *own, shipped=shipped) for shipped in (False, True)]
+        plain = tuple(own) == PLAIN
+        added = None if plain else added_gflops(task, *own, shipped=False)
+        added_shipped = None if plain else added_gflops(task, *own, shipped=True)
+        score, published = tables[table][tuple(own)][TASKS.index(task)] if table in tables else (None, None)
+        row = Row(
+            table,
+            task,
+            *own,
+            added,
+            added_shipped,
+            gflops=network_gflops(task, *own) if table in tables else None,
+            gflops_published=published,
+            score_published=score,
+            commands=row_commands(task, *own),
+            scores_ours=own_scores(scores.get((task, *own), ())),
         )
-        row = Row(table, *key, *added, commands=row_commands(*key), scores_ours=own_scores(scores.get(tuple(key), ())))
-        if table in tables:
-            score, gflops = tables[table][tuple(own)][TASKS.index(task)]
-            published = dict(gflops_published=gflops, score_published=score)
-            row = dataclasses.replace(row, gflops=network_gflops(task, *own), **published)
         result.append(row)
     return result
 
@@ -178,8 +186,8 @@ def arguments(task, setting, window=None, deformable=False):
         return {"memory": setting}
     found = {} if window is None else {"window": window}
     if task == "nmt":
-        found |= {"encoder": setting, "decoder": setting}
-        return found | ({"encoder_deformable": True, "decoder_deformable": True} if deformable else {})
+        sides = ("encoder", "decoder")
+        return found | dict.fromkeys(sides, setting) | {f"{side}_deformable": True for side in sides if deformable}
     found |= {} if setting == "none" else {"mechanism": setting}
     return found | ({"spatial": "deformable"} if deformable else {})
 
@@ -223,6 +231,8 @@ def own_scores(rows):
 @functools.cache
 def plain_gflops(task):
     """GFLOPs in inference of the whole network without a mechanism. The photo of detection is padded to 800x1344."""
+    if task == "nmt":
+        return LAYERS * (2 * _feed_forward() + module("1111", (TOKENS, 1), CHANNELS)) / 1e9
     _, name, size = RECIPES[task]
     _, graph, _ = trace(name, find_variant(name).classes, *size)
     return total(p for p in count_multiply_adds(graph) if "auxiliary_head" not in p.name) / 1e9
@@ -230,46 +240,33 @@ def plain_gflops(task):
 
 def network_gflops(task, setting, window, deformable):
     """GFLOPs of our whole network of a task."""
-    plain = _translator(*PLAIN, shipped=False) / 1e9 if task == "nmt" else plain_gflops(task)
-    return plain + added_gflops(task, setting, window, deformable, shipped=False)
+    return plain_gflops(task) + added_gflops(task, setting, window, deformable, shipped=False)
 
 
 def added_gflops(task, setting, window, deformable, *, shipped):
     """GFLOPs that a mechanism adds to a task's network; `shipped` counts our layers in place of the reference."""
-    if task == "nmt":
-        whole = _translator(setting, window, deformable, shipped=shipped)
-        return (whole - _translator(*PLAIN, shipped=shipped)) / 1e9
-    return (_increment(task, setting, window, shipped) + deformable * _moved(task, shipped)) / 1e9
+    added = 0
+    for size, channels, modules, convolutions in MAPS[task]:
+        if setting != "none":
+            added += modules * module(setting, size, channels, window=window, shipped=shipped)
+        if deformable:
+            added += convolutions * _deformed(size, channels, shipped)
+    return added / 1e9
 
 
-def _attention_gflops(task, setting, *_, shipped):
-    """GFLOPs of the attention that Fig. 3 studies: of all blocks, or of all layers of the Transformer."""
-    if task in MAPS:
-        return _increment(task, setting, None, shipped) / 1e9
-    modules = LAYERS if task == MEMORY else 2 * LAYERS
-    return modules * module(setting, (TOKENS, 1), CHANNELS, shipped=shipped) / 1e9
+@functools.cache
+def _deformed(size, channels, shipped):
+    """What a deformable convolution adds: to a 3x3 by the rules nothing, and in a Transformer a whole module."""
+    if size[1] > 1:
+        plain, moved = (traced(make(channels, 3, None), [1, *size, channels]) for make in (Conv, DeformableConv))
+        return moved - plain if shipped else 0
+    if shipped:
+        return traced(DeformableConv1D(channels, 3), [1, size[0], channels])
 
+    def unit(x, w):
+        return tf.einsum("lkc,kcf->lf", x, w["kernel"])  # the three samples of every token
 
-def _increment(task, setting, window, shipped):
-    if setting == "none":
-        return 0
-    places = MAPS[task] + EXTRA[task]
-    return sum(n * module(setting, size, c, window=window, shipped=shipped) for size, c, n in places)
-
-
-def _moved(task, shipped):
-    """What deformable convolutions add to the 3x3 convolutions that they replace: by the rules, nothing."""
-    if not shipped:
-        return 0
-    return sum(n * (_conv3(size, c, True) - _conv3(size, c, False)) for size, c, n in MAPS[task])
-
-
-def _translator(setting, window, deformable, *, shipped):
-    sequence = (TOKENS, 1)
-    own = 0 if setting == "none" else module(setting, sequence, CHANNELS, window=window, shipped=shipped)
-    own += deformable * _deformable_unit(shipped)
-    memory = module("1111", sequence, CHANNELS, shipped=shipped)
-    return LAYERS * (2 * (own + _feed_forward()) + memory)
+    return traced(unit, [size[0], 3, channels], {"kernel": [3, channels, channels]})
 
 
 # === Modules ===
@@ -301,23 +298,6 @@ def module(setting, size, channels, *, window=None, shipped=False):
 
 
 @functools.cache
-def _conv3(size, channels, deformable):
-    make = DeformableConv if deformable else Conv
-    return traced(make(channels, 3, None), [1, *size, channels])
-
-
-@functools.cache
-def _deformable_unit(shipped):
-    if shipped:
-        return traced(DeformableConv1D(CHANNELS, 3), [1, TOKENS, CHANNELS])
-
-    def unit(x, w):
-        return tf.einsum("lkc,kcf->lf", x, w["kernel"])  # the three samples of every token
-
-    return traced(unit, [TOKENS, 3, CHANNELS], {"kernel": [3, CHANNELS, CHANNELS]})
-
-
-@functools.cache
 def _feed_forward():
     def run(x, w):
         return tf.matmul(tf.nn.relu(tf.matmul(x, w["first"])), w["second"])
@@ -339,44 +319,20 @@ def traced(function, shape, weights=None):
 
 # === Results ===
 
-COLUMNS = (
-    "table",
-    "task",
-    "setting",
-    "GFLOPs added",
-    "added, published",
-    "difference",
-    "added, as shipped",
-    "whole network",
-    "whole, published",
-    "difference",
-    "published score",
-    "our score",
-)
+COLUMNS = ("table", "task", "setting", "GFLOPs added", "added, published", "difference", "added, as shipped")
+COLUMNS += ("whole network", "whole, published", "difference", "published score", "our score")
 
 
 def cells(row):
     """A row of a printed table as text."""
-
-    def number(value, form=".1f"):
-        return "" if value is None else format(value, form)
-
     digits = ".3f" if row.table == "Fig. 3" else ".2f"
-    score = "" if row.score_published is None else f"{row.score_published} {SCORES[row.task]}"
-    return (
-        row.table,
-        row.task,
-        row.label,
-        number(row.added, digits),
-        number(row.added_published),
-        number(row.difference, "+.2f"),
-        number(row.added_shipped, digits),
-        number(row.gflops, ".2f"),
-        number(row.gflops_published),
-        number(row.difference_whole, "+.2f"),
-        score,
-        row.scores_ours,
+    numbers = (
+        *((row.added, digits), (row.added_published, ".1f"), (row.difference, "+.2f"), (row.added_shipped, digits)),
+        *((row.gflops, ".2f"), (row.gflops_published, ".1f"), (row.difference_whole, "+.2f")),
     )
+    texts = ("" if value is None else format(value, form) for value, form in numbers)
+    score = "" if row.score_published is None else f"{row.score_published} {SCORES[row.task]}"
+    return row.table, row.task, row.label, *texts, score, row.scores_ours
 
 
 def agreement(results):
@@ -384,17 +340,17 @@ def agreement(results):
     lines = []
     for task in TASKS:
         own = [row for row in results if row.task == task and row.agrees is not None]
-        apart = "difference_whole" if task == "nmt" else "difference"
-        missed = ", ".join(f"{row.label} ({getattr(row, apart):+.2f})" for row in own if not row.agrees)
-        rule = "whole networks have the printed digit" if task == "nmt" else "add what is published, within 0.1"
-        near = sum(row.agrees for row in own)
-        lines.append(f"{task}: {near} of {len(own)} {rule}" + (f"; not {missed}" if missed else ""))
-    for row in results:
-        if row.task in MAPS and row.added is None:
-            lines.append(
-                f"{row.task}: our network without a mechanism has {row.gflops:.2f} GFLOPs, the published one "
-                f"{row.gflops_published}: totals are not compared"
-            )
+        whole = task == "nmt"
+        apart = [(row.label, row.difference_whole if whole else row.difference) for row in own if not row.agrees]
+        missed = ", ".join(f"{label} ({difference:+.2f})" for label, difference in apart)
+        rule = "whole networks have the printed digit" if whole else "add what is published, within 0.1"
+        lines.append(f"{task}: {len(own) - len(apart)} of {len(own)} {rule}{f'; not {missed}' if missed else ''}")
+    lines += [
+        f"{row.task}: our network without a mechanism has {row.gflops:.2f} GFLOPs, the published one "
+        f"{row.gflops_published}: totals are not compared"
+        for row in results
+        if row.task != "nmt" and row.added is None
+    ]
     return lines
 
 

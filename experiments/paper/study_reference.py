@@ -11,6 +11,8 @@ import tensorflow as tf
 from axial.layers.masking import MASKED
 from axial.layers.spatial_attention.attention_terms import Terms, encode
 
+WAVELENGTH = 1000.0  # of `GeneralizedAttention`
+
 
 def weight_shapes(setting, channels, heads, axes=2, codes=None):
     """Shapes of the weights of generalised attention, by name.
@@ -37,7 +39,7 @@ def weight_shapes(setting, channels, heads, axes=2, codes=None):
     return shapes
 
 
-def generalized_attention(x, w, setting, *, heads, keys=None, window=None, scaled=False, wavelength=1000.0):
+def generalized_attention(x, w, setting, *, heads, window=None):
     """Generalised attention of one map, Eq. 8.
 
     Letters of the shapes: N queries, K keys that a query sees, M heads, D channels of a head.
@@ -47,27 +49,23 @@ def generalized_attention(x, w, setting, *, heads, keys=None, window=None, scale
         w: dict of `weight_shapes`.
         setting: four bits.
         heads: M.
-        keys: [Y, X, C]; x if None.
         window: rows and columns that a query sees; a sequence has one column. Keys outside the map are masked.
-        scaled, wavelength: see `GeneralizedAttention`.
 
     Returns:
         [H, W, C].
     """
-    terms, keys = Terms.of(setting), x if keys is None else keys
+    terms = Terms.of(setting)
     height, width, channels = x.shape
 
-    def project(x, name):
+    def project(name):
         y = tf.matmul(tf.reshape(x, [-1, channels]), w[name])
-        return tf.reshape(y, [*x.shape[:2], heads, channels // heads])
+        return tf.reshape(y, [height, width, heads, channels // heads])
 
-    places = _Places(x.shape[:2], keys.shape[:2], window)
-    value = places.near(project(keys, "value_kernel"))
-    key = places.near(project(keys, "key_kernel")) if terms.needs_key else None
-    logits = 0.0
-    if terms.needs_query:
-        q = project(x, "query_kernel")
-    codes = places.project_codes(w, heads, wavelength) if terms.needs_position else None
+    places, logits = _Places(x.shape[:2], window), 0.0
+    value = places.near(project("value_kernel"))
+    key = places.near(project("key_kernel")) if terms.needs_key else None
+    q = project("query_kernel") if terms.needs_query else None
+    codes = places.project_codes(w, heads) if terms.needs_position else None
     if terms.query_key:
         place = places.pairs(codes) if terms.query_position else 0.0
         q = tf.reshape(q, [height * width, heads, -1])
@@ -79,12 +77,10 @@ def generalized_attention(x, w, setting, *, heads, keys=None, window=None, scale
     elif terms.query_position:
         logits += places.query_logits(q, codes)
     if terms.key:
-        equation = "md,nkmd->mnk"
-        logits += tf.einsum(equation, w["key_vector"], key)
+        logits += tf.einsum("md,nkmd->mnk", w["key_vector"], key)
     if terms.position:
         logits += places.logits([tf.einsum("md,rmd->rm", w["position_vector"], code) for code in codes])
-    logits = logits * (channels // heads) ** (-0.5 if scaled else 0.0) + places.mask()
-    weights = tf.nn.softmax(logits)  # [M, N or 1, K]
+    weights = tf.nn.softmax(logits + places.mask())  # [M, N or 1, K]
     equation = "mnk,nkmd->nmd" if value.shape[0] > 1 else "mnk,kmd->nmd"
     y = tf.einsum(equation, weights, value if value.shape[0] > 1 else value[0])
     y = tf.broadcast_to(tf.reshape(y, [-1, channels]), [height * width, channels])
@@ -92,17 +88,17 @@ def generalized_attention(x, w, setting, *, heads, keys=None, window=None, scale
 
 
 class _Places:
-    """Which keys the queries see, and their relative positions. Queries and keys are in raster order."""
+    """Which keys the queries of a map see, and their relative positions. Both are in raster order."""
 
-    def __init__(self, queries, keys, window):
-        self.queries, self.keys, self.window = queries, keys, window
+    def __init__(self, size, window):
+        self.size, self.window = size, window
         # A map with one column is a sequence, whose columns have no positions.
-        self.axes = 1 if queries[1] == keys[1] == 1 else 2
+        self.axes = 1 if size[1] == 1 else 2
         self.index, self.differences = [], []  # of each axis: keys of each query, and the unique q - k
-        for n, k in zip(queries, keys):
-            if window is None or (self.axes == 1 and len(self.index) == 1):
-                self.index.append(np.broadcast_to(np.arange(k), [n, k]))
-                self.differences.append(np.arange(-(k - 1), n))
+        for axis, n in enumerate(size):
+            if window is None or axis >= self.axes:
+                self.index.append(np.broadcast_to(np.arange(n), [n, n]))
+                self.differences.append(np.arange(1 - n, n))
             else:
                 self.index.append(np.arange(n)[:, None] + np.arange(window) - window // 2)
                 self.differences.append(np.arange(-(window // 2), window // 2 + 1))
@@ -111,7 +107,7 @@ class _Places:
         """[N or 1, K, M, D] of a map [Y, X, M, D]: the keys of every query, or of all queries alike."""
         if self.window is None:
             return tf.reshape(x, [1, -1, *x.shape[2:]])
-        rows, columns = (np.clip(index, 0, n - 1) for index, n in zip(self.index, self.keys))
+        rows, columns = (np.clip(index, 0, n - 1) for index, n in zip(self.index, self.size))
         x = tf.gather(tf.gather(x, rows), columns, axis=2)  # [H, a, W, b, M, D]
         x = tf.transpose(x, [0, 2, 1, 3, 4, 5])
         return tf.reshape(x, [x.shape[0] * x.shape[1], -1, *x.shape[4:]])
@@ -120,22 +116,22 @@ class _Places:
         """[N or 1, K] to add to the logits: `MASKED` for keys outside the map."""
         if self.window is None:
             return 0.0
-        inside = [(index >= 0) & (index < n) for index, n in zip(self.index, self.keys)]
+        inside = [(index >= 0) & (index < n) for index, n in zip(self.index, self.size)]
         inside = inside[0][:, None, :, None] & inside[1][None, :, None]
         return np.where(inside, 0.0, MASKED).reshape(inside.shape[0] * inside.shape[1], -1).astype(np.float32)
 
-    def project_codes(self, w, heads, wavelength):
+    def project_codes(self, w, heads):
         """The projected codes of the unique differences of each axis, [R, M, D]."""
         codes = []
         for name, differences in list(zip(("row", "column"), self.differences))[: self.axes]:
             kernel = w[f"{name}_position_kernel"]
-            code = encode(differences, kernel.shape[0], wavelength) * self.axes**-0.5
+            code = encode(differences, kernel.shape[0], WAVELENGTH) * self.axes**-0.5
             codes.append(tf.reshape(tf.matmul(tf.constant(code, kernel.dtype), kernel), [len(code), heads, -1]))
         return codes
 
     def _rows(self, axis):
         """[queries, keys]: which unique difference each pair of an axis has."""
-        difference = np.arange(self.queries[axis])[:, None] - self.index[axis]
+        difference = np.arange(self.size[axis])[:, None] - self.index[axis]
         return difference - self.differences[axis][0]
 
     def pairs(self, codes):
@@ -143,7 +139,7 @@ class _Places:
         code = tf.gather(codes[0], self._rows(0))[:, None, :, None]  # [H, 1, a, 1, M, D]
         if self.axes == 2:
             code = code + tf.gather(codes[1], self._rows(1))[None, :, None]
-        return tf.reshape(code, [self.queries[0] * self.queries[1], -1, *code.shape[4:]])
+        return tf.reshape(code, [self.size[0] * self.size[1], -1, *code.shape[4:]])
 
     def query_logits(self, q, codes):
         """[M, N, K]: q . R, made for each axis on its own."""
@@ -157,7 +153,7 @@ class _Places:
         y = tf.gather(own[0], self._rows(0))[:, None, :, None]
         if self.axes == 2:
             y = y + tf.gather(own[1], self._rows(1))[None, :, None]
-        return tf.transpose(tf.reshape(y, [self.queries[0] * self.queries[1], -1, y.shape[4]]), [2, 0, 1])
+        return tf.transpose(tf.reshape(y, [self.size[0] * self.size[1], -1, y.shape[4]]), [2, 0, 1])
 
 
 def dynamic_conv(x, w, *, kernel, groups):
@@ -173,7 +169,7 @@ def dynamic_conv(x, w, *, kernel, groups):
     value, gate = tf.split(tf.matmul(tf.reshape(x, [-1, channels]), w["input_kernel"]) + w["input_bias"], 2, 1)
     h = value * tf.sigmoid(gate)
     weights = tf.nn.softmax(tf.reshape(tf.matmul(h, w["tap_kernel"]), [height * width, groups, -1]))
-    places = _Places((height, width), (height, width), kernel)
+    places = _Places((height, width), kernel)
     near = places.near(tf.reshape(h, [height, width, groups, channels // groups]))
     near = tf.where(tf.constant(places.mask() == 0)[..., None, None], near, 0.0)
     y = tf.reshape(tf.einsum("ngk,nkgc->ngc", weights, near), [-1, channels])

@@ -38,65 +38,41 @@ class Result:
     macs: int | None = None
 
 
-def count_rows(rows=ROWS, **options):
-    """List of `Result`s of the rows. Each model is counted once for each size. For the options see `count_models`."""
+def count_rows(rows=ROWS, progress=lambda done, of, name: None, processes=2):
+    """List of `Result`s of the rows. Each model is counted once for each size; see `count_models`."""
     jobs = sorted({row.traced for row in rows if row.model}, key=str)
-    counts = count_models(jobs, **options)
-    results = []
-    for row in rows:
-        if row.model is None:
-            results.append(Result(row))
-            continue
+    counts = count_models(jobs, progress=progress, processes=processes)
+
+    def result(row):
         params, norms, macs = counts[row.traced]
-        results.append(Result(row, params, norms, round(macs * row.factor)))
-    return results
+        return Result(row, params, norms, round(macs * row.factor))
+
+    return [result(row) if row.model else Result(row) for row in rows]
 
 
 # === As text ===
 
-COLUMNS = (
-    "table",
-    "row",
-    "params, published",
-    "ours",
-    "difference",
-    "with attention BN",
-    "difference",
-    "M-Adds, published",
-    "ours",
-    "difference",
-    "published scores",
-)
+COLUMNS = ("table", "row", "params, published", "ours", "difference", "with attention BN", "difference")
+COLUMNS += ("M-Adds, published", "ours", "difference", "published scores")
 
 
 def cells(result):
     """The strings of a row, in the order of `COLUMNS`."""
     row = result.row
-
-    def millions(n):
-        return "" if n is None else f"{n:.3f} M"
-
-    def billions(n):
-        return "" if n is None else f"{n:.3f} B"
-
-    def apart(n):
-        return "" if None in (n, row.params) else f"{n - row.params:+.3f} M"
-
-    params = None if result.params is None else result.params / 1e6
-    whole = None if params is None else params + result.attention_norms / 1e6
-    macs = None if result.macs is None else result.macs / 1e9
-    name = row.row if row.model else f"{row.row} (published figures only)"
+    counted = ["", "", "", ""], ["", ""]
+    if row.model:
+        counts = result.params / 1e6, (result.params + result.attention_norms) / 1e6
+        pairs = ((f"{n:.3f} M", "" if row.params is None else f"{n - row.params:+.3f} M") for n in counts)
+        macs = result.macs / 1e9
+        apart = "" if row.macs is None else f"{100 * (macs / row.macs - 1):+.1f} %"
+        counted = [text for pair in pairs for text in pair], [f"{macs:.3f} B", apart]
     return (
         str(row.table),
-        name,
+        row.row if row.model else f"{row.row} (published figures only)",
         "" if row.params is None else f"{row.params:.1f} M",
-        millions(params),
-        apart(params),
-        millions(whole),
-        apart(whole),
+        *counted[0],
         "" if row.macs is None else f"{row.macs:.1f} B",
-        billions(macs),
-        "" if None in (macs, row.macs) else f"{100 * (macs / row.macs - 1):+.1f} %",
+        *counted[1],
         ", ".join(f"{_score(row, name)} {SCORES[name]}" for name in row.scores),
     )
 
@@ -132,26 +108,19 @@ def markdown(results):
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:
             name = number if number == FIGURE else f"Table {number}"
-            lines += ["", f"### {name}: {title}", "", *_markdown_table(rows)]
+            scores = [name for name in SCORES if any(name in result.row.scores for result in rows)]
+            header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
+            body = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in rows]
+            lines += ["", f"### {name}: {title}", "", *markdown_table(header, body)]
             found = commands(rows)
             if found and rows[0].row.image == IMAGENET:
                 flag, _, binding = ON_8_CORES.partition("=")
-                lines += [
-                    "",
-                    "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:",
-                ]
-                lines += ["", f'    {flag}="{binding}"']
+                on_8 = "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:"
+                lines += ["", on_8, "", f'    {flag}="{binding}"']
             for own, names in found.items():
                 code = [line for text in own for line in broken(text)]
                 lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *code]
     return "\n".join(lines)
-
-
-def _markdown_table(results):
-    scores = [name for name in SCORES if any(name in result.row.scores for result in results)]
-    header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
-    rows = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in results]
-    return markdown_table(header, rows)
 
 
 def publish(page, module, results):

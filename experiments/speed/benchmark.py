@@ -12,7 +12,6 @@ alike. Read the ratios, not the seconds. Peak memory is measured in a process of
 process holds before its first step.
 """
 
-import csv
 import functools
 import importlib
 import os
@@ -38,6 +37,9 @@ from axial.models.classifier import Classifier
 from axial.models.registry import build_model
 from textbook import TextbookPair
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
+from published import ROWS
+
 FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
 NORM = BatchNormConfig()
@@ -62,13 +64,6 @@ QUICK = ("layer_train", "layer_train_56", "model_batch1")
 MODULES = {"study": "study_speed", "scaling": "scaling", "systems": "systems"}  # of the other suites
 
 
-def table_8():
-    """The lines of published.csv that have a runtime of one of our models."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper", "published.csv")
-    with open(path, newline="", encoding="utf-8") as file:
-        return [line for line in csv.DictReader(file) if line["table"] == "8" and line["model"]]
-
-
 # === Forms ===
 
 
@@ -89,7 +84,7 @@ def make_layer(form, images):
 
 
 def make_model(form, images, training):
-    """Axial-ResNet-L or ResNet-101, built. In inference ResNet-101 is folded."""
+    """Axial-ResNet-L, of our layers or of the textbook's, or ResNet-101, built. In inference ResNet-101 is folded."""
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     if form == "textbook":
         options = AxialResNetOptions(stem="imagenet", output_stride=32)
@@ -197,26 +192,22 @@ def peak_memory(step):
     module, _, expression = step.partition(":")
     code = f"import {module} as module; import benchmark; benchmark.print_peak(module.{expression})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{step}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return int(done.stdout.split()[-1])
 
 
 def print_peak(step):
     """Prints the bytes that two runs of `step` need in addition to what the process holds."""
-    before = _resident("VmRSS")
+
+    def resident(name):
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+
+    before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # resets the peak, so that it does not include building the model
     step(), step()
-    say(_resident("VmHWM") - before)
-
-
-def _resident(name):
-    """Bytes on one line of this process' /proc/self/status."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(name)) * 1024
+    say(resident("VmHWM") - before)
 
 
 def benchmark(quick=False):
@@ -239,7 +230,8 @@ def runtime(quick=False):
     Args:
         quick: whether to time 5 rounds, as many as the paper, in place of 15.
     """
-    image, rows = tf.random.stateless_normal([1, 224, 224, 3], [0, 0]), {row["model"]: row for row in table_8()}
+    image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
+    rows = {row.model: row for row in ROWS if row.table == 8 and row.model}
 
     def make(name):
         model = build_model(name, 1000, None)
@@ -249,7 +241,7 @@ def runtime(quick=False):
     works, found = {"runtime": measure(rows, make, 5 if quick else 15)}, {}
     for name, row in rows.items():
         found[f"{name} over resnet_101"] = over(works, "runtime", name, "resnet_101")
-        found[f"{name} over resnet_101, published"] = float(row["ms"]) / float(rows["resnet_101"]["ms"])
+        found[f"{name} over resnet_101, published"] = row.scores["ms"] / rows["resnet_101"].scores["ms"]
     return works, found
 
 
@@ -277,10 +269,10 @@ def show(works, ratios):
     rows = []
     for work, forms in works.items():
         for form, found in forms.items():
-            median = f"{found['median_s']:.4f}" if "median_s" in found else ""
-            quartiles = " - ".join(f"{s:.4f}" for s in found.get("quartiles_s", ()))
+            times = [found["median_s"], *found["quartiles_s"]] if "median_s" in found else []
+            median, *quartiles = [f"{seconds:.4f}" for seconds in times] or [""]
             peak = f"{found['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in found else ""
-            rows.append((work, str(form), median, quartiles, peak))
+            rows.append((work, str(form), median, " - ".join(quartiles), peak))
     title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
     print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=title)
     say(*(f"{key}: {value:.2f}" for key, value in ratios.items()))

@@ -1,135 +1,135 @@
-"""Measures compiled steps on this machine's GPU, or exports them for a machine that has jax alone.
+"""Exports compiled steps for a machine with a GPU and jax alone, and with them run.py, which times and trains them.
 
-%s                      seconds, memory, shares of the GPU's speed (an hour)
-%s --quick              small programs, on a CPU too
 %s --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
-                        the same programs and a script that times them with jax alone, on another machine
+                        training steps and inferences, without --programs all of them
+%s --export=FOLDER --quick
+                        small ones, for a CPU
 %s --export=FOLDER --gin_file=nuclei/axial_deeplab_nano.gin --data_dir=DATA
-                        a recipe's training step and its batches, which that script trains for any time
+                        a recipe's training step and its batches, which run.py trains for any time
+
+All compute in mixed_bfloat16. The name of a program says what it runs, whether it trains or infers, and on how many
+images: axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a training
+step of a height and a width layer. A training step computes a plain loss and its gradients; no optimizer is part of it.
 """
 
+import dataclasses
 import functools
 import sys
 
 from absl import flags
 
-import gpu_programs
 from axial import statements
 from axial.cli import app
 from axial.cli.analyze import build_recipe
-from axial.errors import InputError
-from axial.io.show import counted, print_table, say, working
-from axial.io.write import write_json
+from axial.errors import InputError, check_installed, nearest
+from axial.io.show import counted, say, working
+from axial.io.write import make_folder, try_new_folder
 
 FLAGS = flags.FLAGS
-report = functools.partial(say, error=True)
-OF_TRAINING = ("gin_file", "gin_binding", "data_dir", "batches")
-
-flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
-flags.DEFINE_list("programs", [], "names of programs, in place of all.")
-flags.DEFINE_bool("quick", False, "small programs.")
-flags.DEFINE_string("json", None, "file for every number, in plain units.")
-flags.DEFINE_multi_string("gin_file", [], "the recipe whose training step is exported.")
-flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
 
 
-def _check():
-    """Raises InputError for flags that do not go together, and for unknown programs."""
-    app.refuse_without("export", OF_TRAINING)
-    app.refuse_beside("export", ("json",))
-    if FLAGS["gin_file"].present:
-        app.refuse_beside("gin_file", ("programs", "quick"))
-    else:
-        app.refuse_without("gin_file", OF_TRAINING[1:])
-    gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A training step or an inference.
+
+    Attributes:
+        model: name in the registry; '' for a height and a width layer.
+        images: (batch, height, width, channels) of its input.
+        training: whether it computes gradients, of all weights and, of layers, of their input.
+        recompute: see `ModelConfig`.
+    """
+
+    model: str
+    images: tuple
+    training: bool = True
+    recompute: str = "none"
+
+    @property
+    def name(self):
+        batch, height, width, _ = self.images
+        if not self.model:
+            return f"pair_{height}x{width}"
+        words = [self.model, "train" if self.training else "infer", str(batch)]
+        return "_".join(words + ([self.recompute] if self.recompute != "none" else []))
+
+
+def _models(model, side, batches, training=True, recompute=("none",)):
+    return [Program(model, (batch, side, side, 3), training, how) for batch in batches for how in recompute]
+
+
+PROGRAMS = (  # the most important first
+    Program("", (4, 65, 129, 512)),  # stage 4 of Axial-DeepLab-L at 1025x2049
+    Program("", (128, 56, 56, 128)),  # stage 2 of Axial-ResNet-L at 224x224
+    *_models("axial_deeplab_s", 1025, [1]),
+    *_models("axial_deeplab_s", 1025, [1], training=False),
+    *_models("axial_resnet_l", 224, [32]),
+    *_models("axial_resnet_l", 224, [1, 128], training=False),
+    *_models("resnet_101", 224, [32]),
+    *_models("resnet_101", 224, [1, 128], training=False),
+    *_models("axial_deeplab_s", 1025, [1], recompute=("softmax", "block")),
+    *_models("axial_resnet_l", 224, [64, 128]),
+    *_models("resnet_101", 224, [64, 128]),
+    *_models("axial_deeplab_l", 1025, [1], recompute=("none", "softmax", "block")),
+    *_models("axial_deeplab_l", 1025, [1], training=False),
+)
+QUICK = (
+    Program("", (2, 9, 17, 32)),
+    *_models("axial_resnet_nano", 33, [2], training=False),
+    *_models("axial_resnet_nano", 33, [2], recompute=("none", "block")),
+    *_models("axial_deeplab_nano", 65, [1], training=False),
+)
+
+
+def find_programs(names=(), quick=False):
+    """The `Program`s with some names, in their own order; all without names. Raises InputError for unknown names."""
+    known = {program.name: program for program in (QUICK if quick else PROGRAMS)}
+    for name in names:
+        if name not in known:
+            raise InputError(f"--programs={name}: no such program{nearest(name, known)}: {', '.join(known)}")
+    return [program for name, program in known.items() if not names or name in names]
 
 
 def _main(_):
-    _check()
-    if FLAGS.export:
-        _export()
-        return
-    import gpu_measures
-
-    app.silence_xla()
-    if not FLAGS.quick and not gpu_measures.gpu():
-        raise InputError(
-            "TensorFlow finds no GPU on this machine; --quick measures small programs without one, and "
-            "--export=FOLDER writes the programs for a machine that has one"
-        )
-    programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
-    with working(f"measuring {counted(len(programs), 'compiled program')} on this machine: minutes each"):
-        result = gpu_measures.measure_all(programs, FLAGS.quick, report, keep=_keep)
-    _print(result)
-
-
-def _keep(result):
-    """Writes --json."""
-    if FLAGS.json:
-        write_json(FLAGS.json, result)
-
-
-def _print(result):
-    """Prints the table of `measure_all`."""
-    header = ("program", "median ms", "least ms", "peak GiB", "of bandwidth", "of products", "compile s")
-    rows = []
-    for name, found in result["programs"].items():
-        if "failed" in found:
-            rows.append((name, found["failed"], *[""] * 5))
-            continue
-        peak = f"{found['peak_bytes'] / 2**30:.2f}" if found["peak_bytes"] else "-"
-        times = f"{1000 * found['median_s']:.3f}", f"{1000 * found['least_s']:.3f}"
-        shares = f"{found['of_bandwidth']:.1%}", f"{found['of_products']:.1%}"
-        rows.append((name, *times, peak, *shares, f"{found['compile_s']:.1f}"))
-    reached = result["limits"]
-    title = (
-        f"{result['device']}, TensorFlow {result['tensorflow']}: {reached['bytes'] / 1e9:.0f} GB/s, "
-        f"{reached['multiply_adds'] / 1e9:.0f} G multiply-adds/s"
-    )
-    print_table(header, rows, title=title)
-
-
-# === Export ===
-
-
-def _export():
     """Writes programs, run.py and programs.json to --export."""
-    from axial.errors import check_installed
-    from axial.io.write import make_folder, try_new_folder
-
-    try_new_folder("export", FLAGS.export)
-    if FLAGS["gin_file"].present:
-        recipe = statements.check(FLAGS.gin_file, FLAGS.gin_binding)
-        if not recipe.value(recipe.task(), "data_dir"):
+    of_recipe = FLAGS["gin_file"].present
+    if of_recipe:
+        app.refuse_beside("gin_file", ("programs", "quick"))
+    else:
+        app.refuse_without("gin_file", ("gin_binding", "data_dir", "batches"))
+    programs, folder = find_programs(FLAGS.programs, FLAGS.quick), app.flag("export").rstrip("/")
+    try_new_folder("export", folder)
+    if of_recipe:
+        recipe = statements.read(FLAGS.gin_file, FLAGS.gin_binding)
+        if not recipe.value(f"{recipe.task()}.data_dir"):
             app.flag("data_dir")
     check_installed("--export wants", "analysis", "jax")
 
     import gpu_export
     from tpu_compile import alone
 
-    folder = FLAGS.export.rstrip("/")
-    if FLAGS["gin_file"].present:
+    tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
+    if of_recipe:
         what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
         build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
         tasks = [(what, gpu_export.write_training, (folder, build, FLAGS.batches))]
-    else:
-        programs = gpu_programs.find_programs(FLAGS.programs, FLAGS.quick)
-        tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
     make_folder(folder)
-    gpu_export.write_script(folder)
     entries = []
     for i, (name, write, arguments) in enumerate(tasks):
         with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
-            entries.append(alone(write, *arguments))
+            entries.append(entry := alone(write, *arguments))
         gpu_export.write_list(folder, entries)  # after each, as all of them take long
-        entry = entries[-1]
         calls = f", custom calls: {', '.join(entry['custom_calls'])}" if entry["custom_calls"] else ""
         size = f"{entry['bytes'] / 2**20:.2f} MiB"
         say(f"{entry['name']}: {counted(len(entry['inputs']), 'input')}, {size}{calls}")
     say(f"on a machine with a GPU and jax: python {folder}/{gpu_export.SCRIPT} --help")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # who imports this has flags of its own
+    flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
+    flags.DEFINE_list("programs", [], "names of programs, in place of all.")
+    flags.DEFINE_bool("quick", False, "small programs.")
+    flags.DEFINE_multi_string("gin_file", [], "the recipe whose training step is exported.")
+    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
+    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
+    flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
     app.run(_main, sys.modules[__name__])

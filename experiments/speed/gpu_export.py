@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import re
+import sys
 
 import msgspec
 import numpy as np
@@ -18,36 +19,69 @@ import tensorflow as tf
 import tf_keras as keras
 
 import axial
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.analysis.step_cost import FORWARD_AND_BACKWARD
 from axial.errors import InputError
 from axial.io.read import read_file
 from axial.io.write import output_file, write_bytes, write_json
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import AxialPair
+from axial.models.registry import build_model, find_variant
 from axial.training.loop import Loop
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
-from gpu_measures import hlo, make_step, multiply_adds  # which adds the folder of what follows
+from benchmark import training_function
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tpu"))
+import hlo
 from tpu_compile import CPU, custom_calls, for_compiler, trace
 
 SMALL = 64  # numbers of an input whose values are kept
 SCRIPT = "run.py"
+SIDE = 257  # of images that build a model; its weights do not depend on larger ones
 PIXEL = 127.5  # of 255: a photo's values are from -1 to 1
 
 
 # === A program ===
 
 
-def write_script(folder):
-    """Writes run.py into the folder of programs."""
+def write_list(folder, entries):
+    """Writes programs.json, and run.py beside it."""
+    write_json(os.path.join(folder, "programs.json"), {"axial": axial.__version__, "programs": entries})
     write_bytes(os.path.join(folder, SCRIPT), read_file(os.path.join(os.path.dirname(__file__), SCRIPT)))
 
 
-def write_list(folder, entries):
-    """Writes programs.json."""
-    write_json(os.path.join(folder, "programs.json"), {"axial": axial.__version__, "programs": entries})
+def _layer(program):
+    """What a program runs, not built. In inference a model's batch norms are folded."""
+    norm = BatchNormConfig() if program.training else None
+    if not program.model:
+        channels = program.images[3]
+        return AxialPair(channels // 2, channels, norm, name="pair")
+    changes = {} if program.recompute == "none" else {"recompute": program.recompute}
+    return build_model(program.model, find_variant(program.model).classes, norm, **changes)
+
+
+def multiply_adds(program):
+    """Multiply-adds of a program that its equations need; of a training step three times those of its forward pass."""
+    with tf.Graph().as_default() as graph:
+        images = tf.compat.v1.placeholder(tf.float32, program.images)
+        tf.autograph.experimental.do_not_convert(_layer(program))(images)
+    return (FORWARD_AND_BACKWARD if program.training else 1) * total(count_multiply_adds(graph))
 
 
 def write_program(folder, program):
-    """Writes the file of a `gpu_programs.Program`. Returns its entry of programs.json."""
-    function, spec = make_step(program)
+    """Writes the file of a `gpu.Program`: the outputs, or in training a loss and its gradients. Returns its entry."""
+    _, height, width, channels = program.images
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = _layer(program)
+    layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("float32")
+
+    def infer(images):
+        return tf.nest.flatten(layer(images))
+
+    function = training_function(layer, input_gradient=not program.model) if program.training else infer
+    spec = tf.TensorSpec(program.images, tf.float32 if program.model else tf.bfloat16)
     entry = _write(folder, program.name, function, [spec])
     return {**dataclasses.asdict(program), **entry, "multiply_adds": multiply_adds(program)}
 
@@ -178,12 +212,8 @@ def write_training(folder, build, count):
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())
-    card = make_card(
-        *(task.model, task.spec, task.canvas),
-        photo_scale=task.photo_scale,
-        num_classes=task.num_classes,
-        parameters=count_parameters(model),
-    )
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    card = msgspec.structs.replace(card, parameters=count_parameters(model))
     return {
         **entry,
         "multiply_adds": None,  # not counted

@@ -23,7 +23,6 @@ import dataclasses
 import hashlib
 import json
 import lzma
-import math
 import os
 import statistics
 import sys
@@ -37,6 +36,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 COMPILING = 0.75  # share of the budget
 ROUNDS, SECONDS = 5, 0.5  # of a program: rounds, and about so long each
 MOST = 50  # steps of a round
+THREADS = 4  # programs that compile at once
 REPORT = 100  # steps between two lines of a training, or fewer in a short one
 LATE = 1.2  # times its minutes a training ends, whatever its steps
 GIB = 2**30
@@ -97,23 +97,20 @@ def next_inputs(program, inputs, outputs):
 # === Timing ===
 
 
-def least_seconds(function, *inputs):
-    """Seconds of a compiled function, the least of a few calls."""
-    function, seconds = jax.jit(function), []
-    for _ in range(1 + ROUNDS):
-        started = time.perf_counter()
-        jax.block_until_ready(function(*inputs))
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])  # the first call compiles
-
-
 def measure_limits(device):
     """(bytes a second, multiply-adds a second) that a device reaches, by one large array and two large matrices."""
     side, count = (256, 2**20) if device.platform == "cpu" else (8192, 2**28)
     array = jax.numpy.zeros([count], "float32")
     matrix = jax.random.normal(jax.random.key(0), [side, side], "bfloat16")
-    scaling, product = least_seconds(lambda x: 1.5 * x, array), least_seconds(jax.numpy.matmul, matrix, matrix)
-    return 8 * count / scaling, side**3 / product
+    least = []
+    for function, *inputs in ((jax.jit(lambda x: 1.5 * x), array), (jax.jit(jax.numpy.matmul), matrix, matrix)):
+        seconds = []
+        for _ in range(1 + ROUNDS):
+            started = time.perf_counter()
+            jax.block_until_ready(function(*inputs))
+            seconds.append(time.perf_counter() - started)
+        least.append(min(seconds[1:]))  # the first call compiles
+    return 8 * count / least[0], side**3 / least[1]
 
 
 def measure(program, compiled, until):
@@ -149,14 +146,13 @@ def measure(program, compiled, until):
     }
 
 
-def time_programs(folder, programs, budget, *, threads=4, path=None):
+def time_programs(folder, programs, budget, path=None):
     """Prints a line for each program and writes them to a CSV. Returns the rows.
 
     Args:
         folder: of programs.json.
         programs: dict from names to what programs.json says of them.
         budget: seconds for all of it.
-        threads: programs that compile at once.
         path: of the CSV; None for none.
     """
     until = time.monotonic() + budget
@@ -165,7 +161,7 @@ def time_programs(folder, programs, budget, *, threads=4, path=None):
     bandwidth, products = measure_limits(device)
     reached = f"{bandwidth / 1e9:.0f} GB/s, {products / 1e9:.0f} G multiply-adds/s"
     say(f"{device.device_kind}, jax {jax.__version__}: {reached}")
-    rows, compiling = [], concurrent.futures.ThreadPoolExecutor(threads)
+    rows, compiling = [], concurrent.futures.ThreadPoolExecutor(THREADS)
     tasks = {name: compiling.submit(compile_program, folder, program) for name, program in programs.items()}
     concurrent.futures.wait(tasks.values(), timeout=COMPILING * budget)
     for task in tasks.values():
@@ -226,25 +222,23 @@ def say(line):
 
 def read_batches(folder, program):
     """A list of batches, each a list of packed arrays in the order of the program's inputs, and how they unpack."""
-    given = program["inputs"][: len(program["trains"]["names"])]
+    names = program["trains"]["names"]
     with np.load(os.path.join(folder, program["trains"]["batches"])) as file:
         arrays = {key: file[key] for key in file.files}
     count = 1 + max(int(key.split("/")[0]) for key in arrays)
-    batches = [[arrays[f"{i}/{name}"] for name in program["trains"]["names"]] for i in range(count)]
-    scales = [(x.get("factor", 1), x.get("offset", 0)) for x in given]
-    dtypes = [x["dtype"] for x in given]
 
     @jax.jit
     def unpack(batch):
         return [
-            x.astype(dtype) * jax.numpy.asarray(factor, dtype) + jax.numpy.asarray(offset, dtype)
-            for x, dtype, (factor, offset) in zip(batch, dtypes, scales)
+            x.astype(given["dtype"]) * jax.numpy.asarray(given.get("factor", 1), given["dtype"])
+            + jax.numpy.asarray(given.get("offset", 0), given["dtype"])
+            for x, given in zip(batch, program["inputs"])
         ]
 
-    return batches, unpack
+    return [[arrays[f"{i}/{name}"] for name in names] for i in range(count)], unpack
 
 
-def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0):
+def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
     """Trains an exported step. Writes the weights as safetensors, and the losses as a CSV.
 
     Args:
@@ -254,16 +248,15 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         steps: in place of minutes.
         path: of the new .safetensors file.
         csv_path: of the losses, a row of means every `REPORT` steps or more often; None for none.
-        seed: of the weights and of the order of the batches.
 
     Returns:
         the rows of the losses.
 
     Raises:
-        SystemExit: a loss or a gradient is not finite, or the minutes allow no more steps than the warm-up has.
+        SystemExit: a loss or a gradient is not finite, or there are no more steps than the warm-up has.
     """
     program = read_programs(folder)[name]
-    about, generator = program["trains"], np.random.default_rng(abs(seed))
+    about, generator = program["trains"], np.random.default_rng(0)
     batches, unpack = read_batches(folder, program)
     say(f"{name}: {len(batches)} batches")
     compiled, _ = compile_program(folder, program)
@@ -280,13 +273,20 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
         waiting.append(outputs[: count + 1])
         done += 1
 
+    def seconds(steps):
+        begun = time.monotonic()
+        for _ in range(steps):
+            step()
+        jax.block_until_ready(state)
+        return time.monotonic() - begun
+
     def report():
         losses = np.asarray([[float(x) for x in values[:count]] for values in waiting]).mean(0)
         bad_step = int(waiting[-1][count])
         waiting.clear()
-        row = {"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(about["losses"], losses))}
-        rows.append(row)
-        say(" ".join(f"{key}={value:.4g}" for key, value in row.items()))
+        passed = round(time.monotonic() - started, 2)
+        rows.append({"step": done, "seconds": passed, **dict(zip(about["losses"], losses))})
+        say(" ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()))
         if csv_path:
             write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
         if bad_step >= 0 or not np.isfinite(losses).all():  # from a bad step on the program changes nothing
@@ -295,18 +295,12 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None, seed=0
 
     total, latest = steps, float("inf")
     if minutes:
-        for _ in range(3):
-            step()
-        jax.block_until_ready(state)
-        begun = time.monotonic()
-        for _ in range(10):
-            step()
-        jax.block_until_ready(state)
-        each, latest = (time.monotonic() - begun) / 10, started + LATE * 60 * minutes
+        seconds(3)
+        each, latest = seconds(10) / 10, started + LATE * 60 * minutes
         total = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
         say(f"{name}: {1000 * each:.2f} ms a step, {total} steps in all")
-        if total <= about["warmup"]:
-            raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes")
+    if total <= about["warmup"]:
+        raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes or --steps")
     place = about["total_steps"] - len(about["names"])
     state[place] = jax.device_put(np.full_like(np.asarray(state[place]), total))
     every = max(1, min(REPORT, total // 20))
@@ -344,65 +338,30 @@ def write_weights(path, program, state):
 # === Command line ===
 
 
-def above_zero(kind):
-    """A function that makes a finite number above 0 of a text, as an argument."""
-
-    def number(text):
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
-        return value
-
-    return number
-
-
-def output(text):
-    """A path that a file can be written to, as an argument. Weights are never overwritten."""
-    if text.endswith(".safetensors") and os.path.lexists(text):
-        raise argparse.ArgumentTypeError(f"{text}: exists; it is never overwritten, choose another")
-    try:
-        with open(f"{text}.part", "wb"):
-            os.remove(f"{text}.part")
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
-    return text
-
-
-def parse(arguments=None):
-    """The arguments of the command. It exits with code 2 for wrong ones."""
+def parse():
+    """The arguments of the command, and the programs that it names. It exits with code 2 for wrong ones."""
     about, usage = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        description=about, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, epilog=usage, formatter_class=raw)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    timing = verbs.add_parser("time", help="times programs")
+    timing, training = verbs.add_parser("time", help="times programs"), verbs.add_parser("train", help="trains one")
     timing.add_argument("--programs", help="names, with commas between them; all by default")
-    timing.add_argument("--budget", type=above_zero(float), default=270, help="seconds for all of it")
-    timing.add_argument("--threads", type=above_zero(int), default=4, help="programs that compile at once")
-    training = verbs.add_parser("train", help="trains a program")
+    timing.add_argument("--budget", type=float, default=270, help="seconds for all of it")
     training.add_argument("programs", metavar="name")
     length = training.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=above_zero(float), help="of training, after compiling")
-    length.add_argument("--steps", type=above_zero(int), help="in place of minutes")
-    training.add_argument("--weights", type=output, required=True, help="new file.safetensors")
-    training.add_argument("--seed", type=int, default=0)
+    length.add_argument("--minutes", type=float, help="of training, after compiling")
+    length.add_argument("--steps", type=int, help="in place of minutes")
+    training.add_argument("--weights", required=True, help="new file.safetensors")
     for verb in (timing, training):
-        verb.add_argument("--csv", type=output, help="file for the rows")
+        verb.add_argument("--csv", help="file for the rows")
         verb.add_argument("--cache", help="folder of compiled programs")
-        verb.add_argument("--folder", default=HERE, help="folder of the programs; that of this file")
-    given = parser.parse_args(arguments)
-    try:
-        known = read_programs(given.folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"--folder={given.folder}: holds no programs.json of gpu.py --export ({error})")
-    names = given.programs.split(",") if given.programs else list(known)
-    for name in names:
-        if name not in known or (given.verb == "train" and "trains" not in known[name]):
-            fitting = [name for name, program in known.items() if given.verb == "time" or "trains" in program]
-            parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
-    if given.verb == "train" and given.steps and given.steps <= known[given.programs]["trains"]["warmup"]:
-        warmup = known[given.programs]["trains"]["warmup"]
-        parser.error(f"--steps={given.steps}: expected more than the {warmup} of the warm-up")
+    given, known = parser.parse_args(), read_programs(HERE)
+    fitting = [name for name in known if given.verb == "time" or "trains" in known[name]]
+    names = given.programs.split(",") if given.programs else fitting
+    for name in set(names) - set(fitting):
+        parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
+    if given.verb == "train" and os.path.lexists(given.weights):
+        parser.error(f"{given.weights}: exists; it is never overwritten, choose another")
     return given, {name: known[name] for name in names}
 
 
@@ -412,12 +371,11 @@ def main():
     jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
-    if given.verb == "train":
-        length = dict(minutes=given.minutes, steps=given.steps)
-        train(given.folder, given.programs, **length, path=given.weights, csv_path=given.csv, seed=given.seed)
-        return 0
-    rows = time_programs(given.folder, programs, given.budget, threads=given.threads, path=given.csv)
-    return int(all(row["failed"] for row in rows))
+    if given.verb == "time":
+        return int(all(row["failed"] for row in time_programs(HERE, programs, given.budget, given.csv)))
+    (name,) = programs
+    train(HERE, name, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
+    return 0
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ attention, four masked gathers a tap for deformable convolution. `benchmark` say
 """
 
 import functools
-import os
-import sys
 
 import tensorflow as tf
 
@@ -15,10 +13,9 @@ from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
-from benchmark import inference_step, measure, over, peak_memory, training_step
+from benchmark import inference_step, measure, over, peak_memory, training_step  # which adds the folder of what follows
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
-import study_reference
+import study_reference  # isort: skip
 
 HEADS = 8
 PLACES = {  # images, height, width, channels
@@ -51,8 +48,8 @@ class NaiveDeformableConv(DeformableConv):
         del training
         _, height, width, channels = x.shape
         offsets, _ = self.offsets(x)
-        options = dict(dilation=self.dilation, padding=self.padding)
-        rows, columns = (p[..., 0] for p in positions(offsets, [self.side] * 2, self.strides, **options))
+        grid = positions(offsets, [self.side] * 2, self.strides, dilation=self.dilation, padding=self.padding)
+        rows, columns = (axis[..., 0] for axis in grid)
         flat, samples = tf.reshape(x, [-1, height * width, channels]), []
         for tap in range(self.side**2):
             y, x0 = rows[:, :, tap], columns[:, :, tap]
@@ -70,16 +67,15 @@ class NaiveDeformableConv(DeformableConv):
 
 def make_layer(form, channels):
     """The layer of a form, not built yet: of `FORMS`, any setting, or 'naive_' and a setting."""
-    if form == "conv3x3":
-        return Conv(channels, 3, None, relu=False, use_bias=False)
     if form.startswith("naive_"):
         return NaiveAttention(form.removeprefix("naive_"), HEADS, **VISION)
+    if form == "conv3x3":
+        return Conv(channels, 3, None, relu=False, use_bias=False)
     if form == "deformable_naive":
         return NaiveDeformableConv(channels, 3, None, relu=False, use_bias=False)
     if form.startswith("deformable"):
-        return DeformableConv(
-            channels, 3, None, relu=False, use_bias=False, form="hat" if form.endswith("hat") else "gather"
-        )
+        how = "hat" if form.endswith("hat") else "gather"
+        return DeformableConv(channels, 3, None, relu=False, use_bias=False, form=how)
     return Mechanism(form, HEADS, window=13 if form == "dynamic" else None).layer(**VISION)
 
 
@@ -97,9 +93,7 @@ def make_step(place, form, training):
     for weight in layer.weights:
         if "offset" in weight.name:  # as after some training: samples between the pixels
             weight.assign(tf.random.stateless_normal(weight.shape, [0, 1], stddev=0.02))
-    if training:
-        return training_step(layer, x)
-    return inference_step(layer, x)
+    return training_step(layer, x) if training else inference_step(layer, x)
 
 
 def benchmark(quick=False):

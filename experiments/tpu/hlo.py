@@ -265,17 +265,8 @@ def products(instruction, shapes):
 @functools.cache
 def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilation):
     """Pairs of an output position and a kernel position, along an axis, that meet a pixel of the image."""
-    (few, apart), (many, step) = sorted([(kernel, kernel_dilation), (output, stride)])
-    # The j-th of the many positions meets x = start + j step, a pixel if 0 <= x <= the last one and x is a multiple of
-    # the dilation. The j between the first and the last that are so have one remainder by a period.
-    start = np.arange(few) * apart - pad
-    first = np.maximum(-(start // step), 0)
-    last = np.minimum(((image - 1) * image_dilation - start) // step, many - 1)
-    common = math.gcd(step, image_dilation)
-    period = image_dilation // common
-    remainder = -start // common * pow(step // common, -1, period) % period
-    found = (last - remainder) // period - (first - 1 - remainder) // period
-    return int(np.maximum(found, 0)[start % common == 0].sum())
+    x = np.arange(output)[:, None] * stride + np.arange(kernel) * kernel_dilation - pad
+    return int(np.sum((x >= 0) & (x <= (image - 1) * image_dilation) & (x % image_dilation == 0)))
 
 
 # === Sums over replicas, padding, and calls ===

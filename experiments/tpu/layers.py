@@ -13,7 +13,6 @@ import tf_keras as keras
 from absl import flags
 
 import tpu_compile
-from axial.chips import replicas_of
 from axial.cli import app
 from axial.errors import InputError, check_installed
 from axial.io.show import say, working
@@ -22,48 +21,18 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))
 import study_speed
-from benchmark import NORM
+from benchmark import NORM, training_function
 from textbook import TextbookAttention
 
 FLAGS = flags.FLAGS
+SLICE = tpu_compile.DEFAULT_SLICE
 
 
-def _compile_layers(layers):
-    """Compiles a bfloat16 training step of each of some layers with all optimisations, and prints a line for each.
-
-    Args:
-        layers: function that takes nothing and yields (name, layer, shape of its input). It runs under mixed_bfloat16.
-    """
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    for name, layer, shape in layers():
-        with working(f"{FLAGS.slice}, {name}: compiling"):
-            hlo = tpu_compile.lower(*layer_step(layer, shape), FLAGS.slice)
-            program = tpu_compile.compile_for(hlo, FLAGS.slice, level=None)
-        size = "x".join(map(str, shape))
-        if not program.fits:
-            say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
-            continue
-        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
-        say(
-            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
-            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
-            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
-        )
-
-
-def _sides():
-    """(rows, length) of --layer."""
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
-    return tuple(map(int, FLAGS.layer.split("x")))
-
-
-def _axial_layers():
+def _axial_layers(rows, length):
     """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
 
-    All but the last have Axial-DeepLab's span.
+    All but the last have Axial-DeepLab's span. Yields (name, layer, shape of its input).
     """
-    rows, length = _sides()
     shape = rows, 1, length, 512
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
     for form in ("xla", "kernel"):
@@ -84,25 +53,34 @@ def layer_step(layer, shape):
     """(function, specs) of a layer's gradients, of its input and of its weights."""
     layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
 
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_mean(tf.square(tf.cast(layer(x, training=True), tf.float32)))
-        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [x, *layer.trainable_weights])]
-
-    return step, [tf.TensorSpec(shape, tf.bfloat16)]
+    train = training_function(layer)
+    return lambda x: train(x)[1:], [tf.TensorSpec(shape, tf.bfloat16)]
 
 
 def _main(_):
-    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
-    if FLAGS.layer:
-        _sides()
+    """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
+    if FLAGS.layer and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
+        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
-    _compile_layers(_axial_layers if FLAGS.layer else _study_layers)
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layers = _axial_layers(*map(int, FLAGS.layer.split("x"))) if FLAGS.layer else _study_layers()
+    for name, layer, shape in layers:
+        with working(f"{SLICE}, {name}: compiling"):
+            hlo = tpu_compile.lower(*layer_step(layer, shape), SLICE)
+            program = tpu_compile.compile_for(hlo, SLICE, level=None)
+        size = "x".join(map(str, shape))
+        if not program.fits:
+            say(f"{name:15s} {size}: does not fit, {program.used / 2**30:.2f} GiB")
+            continue
+        kernels = program.by_op["kernel"].cycles if "kernel" in program.by_op else 0
+        say(
+            f"{name:15s} {size}: estimated cycles {program.cycles / 1e6:.2f} M (kernels {kernels / 1e6:.2f} M), "
+            f"memory {program.used / 2**30:.2f} GiB, padding {program.padding:.0%}, "
+            f"custom calls: {', '.join(program.custom_calls) or 'none'}"
+        )
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
-    flags.DEFINE_string("slice", "v5e:1x1", "the TPU slice, like v5e:4x4.")
     app.run(_main, sys.modules[__name__])

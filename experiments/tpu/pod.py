@@ -9,8 +9,8 @@ hidden behind the computing. A sum of B bytes over n chips takes
     2 B (n - 1) / n / R + 2 h t,
 
 where R is the published all-reduce bandwidth of a chip (`NETWORKS`), h the hops across half of each axis of the
-torus, and t the time of a hop, which is an assumption. Cores of a chip sum first, at no cost. Meanwhile each host
-prepares its images; a step takes as long as the slower of the two.
+torus, and t the time of a hop, which is an assumption. Cores of a chip sum first, at no cost. Meanwhile each host must
+prepare its images.
 """
 
 import math
@@ -28,6 +28,7 @@ from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 
+HOP = 1e-6  # seconds from one chip to the next in a sum: an assumption
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 # Of each generation: bytes a second that a chip sends to its neighbours while all chips sum (the published all-reduce
 # bandwidth of a pod, divided by its chips, or half of the published bidirectional bandwidth), chips of a host, chips of
@@ -41,17 +42,15 @@ NETWORKS = {
 }
 
 
-def predict(row, hop, host_images=None):
+def predict(row):
     """Predicted steps for `CORES`, as far as slices of the row's generation reach: dicts with times in seconds.
 
-    'compute', 'reduce' and 'feed' are the times of computing, of the sums, and of the input; 'feed' is None if a host's
-    speed is unknown. 'host_images' are images a second that each host must prepare. 'efficiency' is the share of the
-    step in which the cores compute. 'paper' says whether the paper trained on so many cores.
+    'compute' and 'reduce' are the times of computing and of the sums. 'host_images' are images a second that each host
+    must prepare. 'efficiency' is the share of the step in which the cores compute. 'paper' says whether the paper
+    trained on so many cores.
 
     Args:
         row: `tpu_table.Row` that fits, of a slice: a step on one device has no sums over the replicas.
-        hop: seconds from a chip to the next.
-        host_images: images a second that a host's input gives, if known.
     """
     generation, found = row.slice.partition(":")[0], []
     bandwidth, of_host, most, axes = NETWORKS[generation]
@@ -60,45 +59,37 @@ def predict(row, hop, host_images=None):
         if chips > most:
             break
         hops = axes * chips ** (1 / axes) / 2
-        sums = 2 * row.all_reduced * (chips - 1) / chips / bandwidth + row.all_reduces * 2 * hops * hop
-        computed = row.seconds + sums
-        batch = row.batch * cores // row.cores_an_image
+        sums = 2 * row.all_reduced * (chips - 1) / chips / bandwidth + row.all_reduces * 2 * hops * HOP
+        step, batch = row.seconds + sums, row.batch * cores // row.cores_an_image
         images = batch / math.ceil(chips / of_host)
-        feed = images / host_images if host_images else None
-        step = max(computed, feed or 0.0)
-        limit = "input" if step > computed else "compute" if row.seconds >= sums else "sums"
-        own = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "feed": feed}
-        own |= {"host_images": images / computed, "paper": cores == tpu_table.cores(row.leaf)}
-        found.append(own | {"step": step, "efficiency": row.seconds / step, "limit": limit})
+        own = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "step": step}
+        own |= {"efficiency": row.seconds / step, "limit": "compute" if row.seconds >= sums else "sums"}
+        found.append(own | {"host_images": images / step, "paper": cores == tpu_table.cores(row.leaf)})
     return found
 
 
 def _main(_):
     path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
-    rows = [row for row in tpu_table.read_table(path, tpu_table.Row).values() if FLAGS.only in row.leaf and row.fits]
-    rows = [row for row in rows if row.form not in tpu_table.LARGEST]  # these have one device and no sums
+    table = tpu_table.read_table(path, tpu_table.Row).values()
+    # Rows of the largest batch have one device and no sums.
+    rows = [row for row in table if FLAGS.only in row.leaf and row.fits and row.form not in tpu_table.LARGEST]
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
     for row in rows:
         say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
-        found = predict(row, FLAGS.hop_microseconds * 1e-6, FLAGS.host_images)
         cells = [
             (f"{p['cores']}{' (paper)' * p['paper']}", p["batch"])
             + tuple(f"{p[name]:.4f}" for name in ("compute", "reduce", "step"))
             + (f"{p['efficiency']:.1%}", f"{p['host_images']:.0f}", p["limit"])
-            for p in found
+            for p in predict(row)
         ]
         header = ("cores", "batch", "compute s", "sums s", "step s", "efficiency", "images/s a host", "limit")
         print_table(header, cells)
     say(" ".join(__doc__.split("The model.")[1].split()))
-    say(f"Here t is {FLAGS.hop_microseconds:g} microseconds. No TPU has run any of it.")
+    say(f"Here t is {1e6 * HOP:g} microseconds. No TPU has run any of it.")
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("csv", None, "table of compiled recipes; by default that of experiments/.")
     flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    flags.DEFINE_float("hop_microseconds", 1.0, "an assumption: from one chip to the next in a sum.", lower_bound=0)
-    flags.DEFINE_float(
-        "host_images", None, "images a second that a host's input gives (axial-analyze input).", lower_bound=1e-6
-    )
     app.run(_main, sys.modules[__name__])

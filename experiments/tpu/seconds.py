@@ -8,7 +8,6 @@ in the forms that accelerators have, or the TPU's compiler for a chip, at its le
 """
 
 import dataclasses
-import itertools
 import resource
 import sys
 import time
@@ -16,12 +15,10 @@ import time
 from absl import flags
 
 import hlo
-import steps
 import tpu_compile
 import tpu_table
-from axial.chips import replicas_of
 from axial.cli import app
-from axial.errors import InputError, check_installed
+from axial.errors import check_installed
 from axial.io import show
 from axial.io.write import around_block, write_block
 from axial.statements import experiments_dir
@@ -35,7 +32,7 @@ class Row:
 
     Attributes:
         leaf: gin file.
-        compiler: `compile.CPU`, or a slice of one chip like 'v5e:1x1'.
+        compiler: `tpu_compile.CPU`, or `tpu_compile.DEFAULT_SLICE`.
         batch: of the device.
         instructions, computations: of the lowered module, before XLA optimises it.
         tracing: seconds of a processor in which Python builds the graph, its gradients included.
@@ -77,42 +74,42 @@ def measure(leaf, compiler):
         InputError: the installed jax or libtpu is another than the compiler needs, or libtpu does not know the slice.
         MemoryError: the process was killed.
     """
-    module, fields = tpu_compile.alone(lower_recipe, leaf, compiler)
+    module, row = tpu_compile.alone(lower_recipe, leaf, compiler)
     if module:
         wall, compiling, gib = tpu_compile.alone(_compile, module, compiler)
-        fields["wall"] += wall
-        fields["compiling"] += compiling
-        fields["gib"] = max(fields["gib"], gib)
-    return Row(
-        leaf, compiler, **{n: round(value, 1) if isinstance(value, float) else value for n, value in fields.items()}
-    )
+        wall, compiling = row.wall + wall, row.compiling + compiling
+        row = dataclasses.replace(row, wall=wall, compiling=compiling, gib=max(row.gib, gib))
+    rounded = {name: round(value, 1) for name, value in vars(row).items() if isinstance(value, float)}
+    return dataclasses.replace(row, **rounded)
 
 
-def lower(step, specs, compiler, batch):
-    """(module for a TPU's compiler or None, fields of a `Row`) of a step, which is compiled here for a CPU.
+def lower_recipe(leaf, compiler):
+    """`lower` of a recipe's step."""
+    app.silence_xla()
+    with tpu_table.recipe_of(leaf, "recipe") as build:
+        batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
+        return lower(leaf, compiler, batch, tpu_table.training_step(build, batch, 1, compiler))
+
+
+def lower(leaf, compiler, batch, step):
+    """(module for a TPU's compiler or None, `Row`) of a step, which is compiled here for a CPU.
 
     Args:
-        step, specs: a function of tensors, and their `tf.TensorSpec`s.
-        compiler, batch: see `Row`.
+        leaf, compiler, batch: see `Row`.
+        step: (a function of tensors, their `tf.TensorSpec`s).
     """
     started, begun = time.perf_counter(), time.process_time()
-    stage, _ = tpu_compile.trace(step, specs, compiler)
+    stage, _ = tpu_compile.trace(*step, compiler)
     traced = time.process_time()
     here = compiler == tpu_compile.CPU
     raw = stage("optimized_hlo_serialized" if here else "hlo_serialized")
     compiled, wall = time.process_time(), time.perf_counter() - started
     raw = stage("hlo_serialized") if here else raw
-    module = hlo.parse(raw)
-    fields = {
-        "batch": batch,
-        "instructions": sum(len(computation.instructions) for computation in module.computations),
-        "computations": len(module.computations),
-        "tracing": traced - begun,
-        "compiling": compiled - traced,
-        "wall": wall,
-        "gib": _gib(),
-    }
-    return None if here else tpu_compile.for_compiler(raw), fields
+    computations = hlo.parse(raw).computations
+    instructions = sum(len(computation.instructions) for computation in computations)
+    times = traced - begun, compiled - traced, wall, _gib()
+    row = Row(leaf, compiler, batch, instructions, len(computations), *times)
+    return None if here else tpu_compile.for_compiler(raw), row
 
 
 def _compile(module, compiler):
@@ -131,12 +128,10 @@ def _gib():
 def _main(_):
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "compile")
-    if replicas_of(FLAGS.slice) != 1:
-        raise InputError(f"--slice={FLAGS.slice}: expected one device, like v5e:1x1")
-    path = app.flag("csv")
+    path, compilers = app.flag("csv"), (tpu_compile.CPU, tpu_compile.DEFAULT_SLICE)
     leaves = tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
     rows = tpu_table.read_table(path, Row)
-    lacking = [key for key in itertools.product(leaves, (tpu_compile.CPU, FLAGS.slice)) if key not in rows]
+    lacking = [key for leaf in leaves for key in ((leaf, compiler) for compiler in compilers) if key not in rows]
     if lacking:
         check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     for key in lacking:
@@ -148,17 +143,8 @@ def _main(_):
         write_block(FLAGS.markdown, "compile", table)
 
 
-def lower_recipe(leaf, compiler):
-    """`lower` of a recipe's step."""
-    app.silence_xla()
-    with tpu_table.recipe_of(leaf, "recipe") as build:
-        batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
-        return lower(*steps.training_step(build, batch, 1, compiler), compiler, batch)
-
-
 if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_string("csv", None, "table of the seconds of recipes.")
     flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
     flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU chip, like v6e:1x1.")
     app.run(_main, sys.modules[__name__])

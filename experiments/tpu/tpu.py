@@ -12,7 +12,6 @@ import sys
 
 from absl import flags
 
-import steps
 import tpu_compile
 import tpu_table
 from axial import statements
@@ -22,7 +21,7 @@ from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
-from axial.slices import GENERATIONS
+from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
@@ -35,28 +34,24 @@ def _main(_):
     if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if not FLAGS.all:
-        statements.check(FLAGS.gin_file, FLAGS.gin_binding)
+        statements.read(FLAGS.gin_file, FLAGS.gin_binding)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
     _compile_all() if FLAGS.all else _compile_step()
 
 
-def builder():
-    """A function of nothing that builds the recipe of the flags, in a process without the flags too."""
-    return functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-
-
 def _compile_step():
     """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
-    training, programs = builder()()[1], {}
+    build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
+    training, programs = build()[1], {}
     partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
     generation, replicas = FLAGS.slice.partition(":")[0], replicas_of(FLAGS.slice, partitions)
 
     def compiled(batch):
         if batch not in programs:
             with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
-                hlo = tpu_compile.alone(steps.lowered, builder(), batch, replicas, FLAGS.slice, FLAGS.mode)
+                hlo = tpu_compile.alone(tpu_table.lowered, build, batch, replicas, FLAGS.slice, FLAGS.mode)
                 programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
             report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
         return programs[batch]
@@ -76,9 +71,6 @@ def _compile_step():
     limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(FLAGS.slice))
     shared = f" of {partitions} devices" if partitions > 1 else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
-    if FLAGS.mode == "train" and not FLAGS.batch:
-        fits = least_slice(generation, training.batch, batch, partitions) or "no slice of it"
-        say(f"{training.batch} images a step fit on {fits}")
     say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if FLAGS.parts:
@@ -87,31 +79,13 @@ def _compile_step():
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
-                say(
-                    f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {cost.cycles / max(program.cycles, 1):5.1%}"
-                )
+                share = cost.cycles / max(program.cycles, 1)
+                say(f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {share:5.1%}")
     say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
 def _gib(size):
     return f"{size / 2**30:.2f} GiB"
-
-
-def least_slice(generation, batch, largest, partitions=1):
-    """The smallest slice of a generation that trains with a batch, as text, or None.
-
-    Args:
-        generation: like 'v5e'.
-        batch: images of a step, over all replicas.
-        largest: most images of a replica.
-        partitions: see `replicas_of`.
-    """
-    for topology in GENERATIONS[generation].topologies.split():
-        devices = replicas_of(f"{generation}:{topology}")
-        replicas = devices // partitions
-        if replicas and devices % partitions == 0 and batch % replicas == 0 and batch // replicas <= largest:
-            return f"{generation}:{topology}, {batch // replicas} a replica, or larger"
-    return None
 
 
 def _print_parts(program, products, memory):
@@ -136,7 +110,7 @@ def compile_row(leaf, slice_name, form):
 
     @functools.cache
     def compiled(batch):
-        hlo, training, batch = tpu_compile.alone(steps.lowered_row, leaf, slice_name, form, batch)
+        hlo, training, batch = tpu_compile.alone(tpu_table.lowered_row, leaf, slice_name, form, batch)
         return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
 
     batch = None
@@ -164,8 +138,8 @@ def _compile_all():
     if FLAGS.markdown:
         around_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(statements.experiments_dir())], FLAGS.only)
-    rows = tpu_table.compile_all(statements.experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
+    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
     say(*tpu_table.markdown(rows).splitlines())
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))

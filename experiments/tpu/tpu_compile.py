@@ -6,14 +6,9 @@ programs and are not times. The cost model does not look into Pallas kernels. Th
 instruction bundles that it runs.
 """
 
-import base64
 import dataclasses
 import functools
 import glob
-import gzip
-import hashlib
-import importlib.metadata
-import json
 import multiprocessing.pool
 import os
 import re
@@ -31,7 +26,6 @@ from tensorflow.python.distribute import distribute_lib, one_device_strategy
 import hlo
 from axial.errors import InputError, pip_install
 from axial.evaluation.processes import end_with
-from axial.io.write import cache_dir, write_bytes
 from axial.layers import device
 from hlo import KERNEL
 
@@ -60,15 +54,9 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         def reduce(tensor):
-            tensor = tf.convert_to_tensor(tensor)
-            total = gen_xla_ops.xla_all_reduce(
-                input=tensor,
-                group_assignment=[list(range(self._replicas))],
-                reduce_op="Add",
-                mode="CrossReplica",
-            )
-            mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
-            return total / self._replicas if mean else total
+            group = [list(range(self._replicas))]
+            total = gen_xla_ops.xla_all_reduce(tf.convert_to_tensor(tensor), group, "Add", "CrossReplica")
+            return total / self._replicas if reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN") else total
 
         return tf.nest.map_structure(reduce, value)
 
@@ -133,7 +121,7 @@ def for_compiler(raw):
         for instruction in computation.instructions:
             if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
                 instruction.opcode = "reshape"
-    return module.SerializeToString(deterministic=True)  # `_kept_path` hashes it
+    return module.SerializeToString()
 
 
 # === The compiler ===
@@ -174,8 +162,6 @@ def usable(slice_name):
 def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
-    What the compiler said of a program is kept in the user's cache, so that the same program is compiled once.
-
     Args:
         lowered: result of `lower`.
         slice_name: like 'v5e:4x4'.
@@ -187,25 +173,17 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
             a kernel, or one that cannot be read.
         MemoryError: the compiler was killed.
     """
-    path = _kept_path(lowered, slice_name, level, partitions)
-    if not os.path.exists(path):
-        answer = alone(_compiled, lowered, slice_name, level, partitions)
-        write_bytes(path, gzip.compress(json.dumps(answer).encode(), compresslevel=1))
-    with gzip.open(path) as file:
-        answer = json.load(file)
-    limit = usable(slice_name)
-    if "module" not in answer:
-        return Compiled(False, **answer)
-    if limit and answer["used"] > limit:
-        return Compiled(False, answer["used"], limit)
-    program = base64.b64decode(answer["module"])
+    used, limit, program, kernels = alone(_compiled, lowered, slice_name, level, partitions)
+    usual = usable(slice_name)
+    if program is None or (usual and used > usual):
+        return Compiled(False, used, usual if program else limit)
     left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
     program = hlo.parse(program)
-    by_op, by_part = hlo.costs(program, answer["kernels"])
+    by_op, by_part = hlo.costs(program, kernels)
     sums = hlo.all_reduces(program, partitions)
     return Compiled(
         fits=True,
-        used=answer["used"],
+        used=used,
         limit=None,
         cycles=sum(cost.cycles for cost in by_op.values()),
         by_op=by_op,
@@ -262,27 +240,16 @@ def _answer(writer, parent, function, arguments):
         writer.send((None, multiprocessing.pool.ExceptionWithTraceback(error, error.__traceback__)))
 
 
-def _kept_path(lowered, slice_name, level, partitions):
-    """File of the compiler's answer about a program."""
-    try:
-        version = importlib.metadata.version("libtpu")
-    except importlib.metadata.PackageNotFoundError:
-        version = "unknown"
-    settings = f" {slice_name} {level} {partitions} libtpu {version} module"
-    return os.path.join(cache_dir(), "compiled", hashlib.sha256(lowered + settings.encode()).hexdigest() + ".json.gz")
-
-
 def _compiled(lowered, slice_name, level, partitions):
-    """dict of the compiler's answer: 'used' and, if the program fits, 'module' and 'kernels', otherwise 'limit'."""
+    """(bytes used, bytes available or None, the program, cycles of its kernels); no program if it does not fit."""
     if KERNEL.encode() in lowered:
         _schedules()
     try:
         executable = compiler(lowered, slice_name, level, partitions)()
     except Exception as error:  # jax's error class is private too
-        sizes = refused_sizes(str(error))
-        if not sizes:
+        if not (sizes := refused_sizes(str(error))):
             raise
-        return dict(zip(("used", "limit"), sizes))
+        return *sizes, None, {}
     memory = executable.get_compiled_memory_stats()
     used = (
         memory.argument_size_in_bytes
@@ -291,18 +258,15 @@ def _compiled(lowered, slice_name, level, partitions):
         + memory.temp_size_in_bytes
         + memory.generated_code_size_in_bytes
     )
-    module = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
-    kernels = [call for call in hlo.custom_calls(hlo.parse(module)) if call.custom_call_target == KERNEL]
-    cycles = kernel_cycles(kernels, _schedules().name) if kernels else {}
-    return {"used": used, "module": base64.b64encode(module).decode(), "kernels": cycles}
+    program = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+    kernels = [call for call in hlo.custom_calls(hlo.parse(program)) if call.custom_call_target == KERNEL]
+    return used, None, program, kernel_cycles(kernels, _schedules().name) if kernels else {}
 
 
 def refused_sizes(text):
     """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
-    size = r"([\d.]+)([KMG]?)"
-    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
-        rf"temporaries \({size}\) exceeds available HBM \({size}\)", text
-    )
+    size = r"\(?([\d.]+)([KMG]?)\)?"
+    found = re.search(rf"(?:Used|temporaries) {size} (?:of|exceeds available HBM) {size}", text)
     if not found:
         return None
     number, unit, limit, limit_unit = found.groups()
@@ -311,14 +275,11 @@ def refused_sizes(text):
 
 def _prepare():
     """Sets the environment variables that jax and libtpu read when they are loaded."""
-    for name, value in {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
-    }.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")  # only silences warnings
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
 
 
 @functools.cache
@@ -433,8 +394,5 @@ def largest_batch(fits, most=4096):
     good, bad = 0, most + 1
     while bad - good > 1:
         batch = (good + bad) // 2 if bad <= most else min(max(2 * good, 1), most)
-        if fits(batch):
-            good = batch
-        else:
-            bad = batch
+        good, bad = (batch, bad) if fits(batch) else (good, batch)
     return good

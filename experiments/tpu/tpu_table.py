@@ -11,10 +11,13 @@ import re
 import tempfile
 
 import tensorflow as tf
+import tf_keras as keras
 
+import tpu_compile
 from axial import configuration
 from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
+from axial.cli import app
 from axial.data.convert import Conversion, convert_split, encode_item
 from axial.data.converters import text
 from axial.data.converters.coco import SAMPLE_DIR
@@ -23,6 +26,10 @@ from axial.errors import InputError
 from axial.io import read, show
 from axial.io.lock import locked_file
 from axial.io.write import write_text
+from axial.serving.export import fold
+from axial.tasks.segmentation.panoptic import segment_each
+from axial.training.loop import Loop
+from axial.training.trainer import check_batch, check_loop
 
 # Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
 # The spatial-attention study, Sec. 4.1: 8 GPUs.
@@ -211,6 +218,65 @@ def _spec(folder):
     return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
 
 
+# === Steps ===
+
+
+def lowered_row(leaf, slice_name, form, batch=None):
+    """(module, training, batch) of a training step of a recipe on a slice.
+
+    Args:
+        leaf, slice_name, form: see `Row`.
+        batch: of each replica; None for the recipe's own.
+    """
+    with recipe_of(leaf, form) as build:
+        training = build()[1]
+        replicas = replicas_of(slice_name, training.partitions)
+        batch = batch or max(training.batch // replicas, 1)
+        return lowered(build, batch, replicas, slice_name), training, batch
+
+
+def lowered(build, batch, replicas, slice_name, mode="train"):
+    """Serialised module of a step of one replica; see `training_step`. `mode` is the flag of tpu.py."""
+    app.silence_xla()
+    make = serving_step if mode == "serve" else training_step
+    return tpu_compile.lower(*make(build, batch, replicas, slice_name), slice_name)
+
+
+def training_step(build, batch, replicas, slice_name):
+    """(function, specs) of a training step of one replica.
+
+    Args:
+        build: function that takes nothing and returns (task, training, optimizer).
+        batch: of each replica.
+        replicas: of the slice.
+        slice_name: like 'v5e:4x4', or `tpu_compile.CPU`.
+
+    Raises:
+        InputError: `TrainingConfig.accumulate` does not divide the batch.
+    """
+    strategy = tpu_compile.SliceStrategy(replicas)
+    with strategy.scope(), tpu_compile.forms(slice_name):
+        task, training, optimizer = build()
+        row = task.row
+        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
+        keras.mixed_precision.set_global_policy(training.precision)
+        model = task.build_model()
+        check_loop(task, model, training, strategy)
+        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
+    spec = task.train_dataset(batch, training.seed).element_spec
+    return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
+
+
+def serving_step(build, batch, *_):
+    """(function, specs) of an exported model, from canvases to panoptic maps."""
+    task = build()[0]
+    folded = fold(task, task.build_model())
+    return lambda images: segment_each(task, folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
+
+
+# === The table ===
+
+
 def named(leaves, only):
     """The recipes whose names have the text of --only. Raises InputError if there is none."""
     found = [leaf for leaf in leaves if only in leaf]
@@ -221,10 +287,8 @@ def named(leaves, only):
 
 def markdown(rows):
     """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
-    both = [], []
-    for row in rows.values():
-        both[row.form in LARGEST].append(row)
-    slices, devices = both
+    devices = [row for row in rows.values() if row.form in LARGEST]
+    slices = [row for row in rows.values() if row.form not in LARGEST]
     lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
     if devices:
         lines += ["", *_table("M cycles an image", devices, lambda row: f"{row.cycles / row.batch / 1e6:.0f}")]
@@ -235,11 +299,9 @@ def _table(last, rows, of_last):
     head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
     lines = []
     for row in rows:
-        cells = [show.code(row.leaf), row.slice, row.form, row.batch]
-        cells += [f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"]
+        costs = ["does not fit", "", "", ""]
         if row.fits:
-            cells += [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
-        else:
-            cells += ["does not fit", "", "", ""]
-        lines.append(cells)
+            costs = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+        memory = f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"
+        lines.append([show.code(row.leaf), row.slice, row.form, row.batch, *memory, *costs])
     return show.markdown_table(head, lines)

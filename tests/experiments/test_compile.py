@@ -1,6 +1,5 @@
 """A process of its own for what takes much memory; what is read from the TPU's compiler, and the largest batch."""
 
-import base64
 import os
 import signal
 
@@ -82,12 +81,10 @@ def test_a_refusal_says_how_much(words):
 
 
 @pytest.mark.parametrize("used,fits", [(15.75, True), (15.76, False)])
-def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, monkeypatch, tmp_path):
+def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, monkeypatch):
     """Here the compiler takes the program, as it does where the memory is a little too small."""
     text = "HloModule step\nENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}\n"
     program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    answer = {"used": int(used * 2**30), "module": base64.b64encode(program).decode(), "kernels": {}}
-    monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: answer)
-    monkeypatch.setattr(tpu_compile, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: (int(used * 2**30), None, program, {}))
     found = tpu_compile.compile_for(program, "v5e:1x1")
     assert (found.fits, found.limit) == (fits, None if fits else int(15.75 * 2**30))

@@ -17,7 +17,7 @@ from axial.tasks.classification.task import ClassificationData, ClassificationTa
 from axial.training.optimizers import RAdamLookahead, WarmupPoly
 from axial.training.trainer import TrainingConfig
 from axial.weights.interchange import read_safetensors, restore_tensors
-from gpu_programs import Program
+from gpu import Program
 from tests.conftest import ROOT
 
 jax = pytest.importorskip("jax")
@@ -52,6 +52,16 @@ def entry(folder, function, specs, variables=()):
     return {**gpu_export._write(str(folder), "toy", function, specs, variables), "multiply_adds": 1}
 
 
+def test_multiply_adds_of_a_pair_are_those_of_its_equation():
+    """Products of queries, keys and values, and three times them in training."""
+    height, width, channels = 5, 7, 16
+    pixels = 2 * height * width
+    projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
+    attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r, k r; the values and their positions
+    program = Program("", (2, height, width, channels))
+    assert gpu_export.multiply_adds(program) == 3 * (projections + attention)
+
+
 def test_an_exported_function_computes_the_same(tmp_path, run):
     """Variables are inputs; those that it assigns come back, and their memory is used again."""
     weight, count = tf.Variable(tf.reshape(tf.range(12.0), [3, 4])), tf.Variable(5, dtype=tf.int64)
@@ -79,19 +89,13 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
     assert kept["int64()"] == 7 and (kept["float32(3, 4)"] == before / 2).all()
 
 
-def write(folder, *programs):
-    """Writes run.py and the list of programs."""
-    gpu_export.write_script(str(folder))
-    gpu_export.write_list(str(folder), programs)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """An export of a pair of layers, and of a file that is no program."""
     folder = tmp_path_factory.mktemp("programs")
     pair = gpu_export.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
     (folder / "broken.xz").write_bytes(lzma.compress(b"no program"))
-    write(folder, {**pair, "name": "broken", "file": "broken.xz"}, pair)
+    gpu_export.write_list(str(folder), [{**pair, "name": "broken", "file": "broken.xz"}, pair])
     return folder
 
 
@@ -128,7 +132,7 @@ def counting(tmp_path_factory):
     program["inputs"][place]["weight"] = None
     np.savez(folder / "toy.batches.npz", **{"0/x": np.float16(3)})
     trains = {"names": ["x"], "losses": ["total"], "batches": "toy.batches.npz", "total_steps": place, "warmup": 20}
-    write(folder, {**program, "trains": {**trains, "card": {}}})
+    gpu_export.write_list(str(folder), [{**program, "trains": {**trains, "card": {}}}])
     return folder
 
 
@@ -151,7 +155,7 @@ def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir
     optimizer = RAdamLookahead(WarmupPoly(peak=0.003, steps=1000, warmup=0))
     training = TrainingConfig(steps=1000, batch=4)
     program = gpu_export.write_training(str(tmp_path), lambda: (task, training, optimizer), 6)
-    write(tmp_path, program)
+    gpu_export.write_list(str(tmp_path), [program])
     assert program["name"] == "resnet_nano_recipe" and program["trains"]["names"] == ["image", "label"]
     model = task.build_model()
     assert len([given for given in program["inputs"] if given["weight"]]) == len(model.weights)

@@ -27,7 +27,7 @@ ROW = tpu_table.Row(
 
 
 def test_a_prediction_by_hand():
-    found = {p["cores"]: p for p in pod.predict(ROW, hop=1e-6)}
+    found = {p["cores"]: p for p in pod.predict(ROW)}
     assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
     at = found[32]
     assert (at["chips"], at["batch"], at["paper"]) == (32, 64, True)
@@ -35,7 +35,7 @@ def test_a_prediction_by_hand():
     expected = {"compute": seconds, "reduce": sums, "step": seconds + sums, "efficiency": seconds / (seconds + sums)}
     assert {name: at[name] for name in expected} == pytest.approx(expected) and at["limit"] == "compute"
     assert at["host_images"] == pytest.approx(64 / 4 / (seconds + sums))
-    assert pod.predict(dataclasses.replace(ROW, form="2 cores an image"), hop=1e-6)[2]["batch"] == 32
+    assert pod.predict(dataclasses.replace(ROW, form="2 cores an image"))[2]["batch"] == 32
 
 
 def test_rows_are_kept_and_a_wrong_one_is_named(tmp_path):
@@ -83,12 +83,7 @@ def stand_in(leaf, slice_name, form):
     return dataclasses.replace(ROW, leaf=leaf, slice=slice_name, form=form, fits=form == "2 cores an image")
 
 
-@pytest.mark.parametrize(
-    "folder,classes",
-    [
-        *(("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)),
-    ],
-)
+@pytest.mark.parametrize("folder,classes", [("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)])
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
     bindings = tpu_table.write_stand_in(folder, str(tmp_path))
     leaf = tpu_table.leaves(experiments_dir(), folder)[0]

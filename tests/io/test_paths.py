@@ -108,9 +108,7 @@ REVIEWED = {
         ("cli/analyze.py", "_attention", "os.path.splitext(os.path.basename(given.image))[0]"),
         ("cli/predict.py", "_predict_photos", "name"),
     ],
-    "the last part of a path that a list of checkpoints has": [
-        ("weights/restore.py", "_listed", "name"),
-    ],
+    "the last part of a path that a list of checkpoints has": [],
     "it is only read, and a gin file may include any other": [
         ("statements.py", "find_file", "name", "below"),
     ],

@@ -14,7 +14,6 @@ from axial.weights.names import (
     assign_weights,
     csrhddlam_weights,
     deeplab2_weights,
-    to_csrhddlam_attention,
     weight_names,
 )
 from tests import oracles
@@ -193,7 +192,7 @@ def golden_layer(arrays, meta, span=None):
 
         def convert(arrays):
             shapes = {name: w.shape for name, w in weight_names(layer).items()}
-            return csrhddlam_weights(arrays, shapes, meta["groups"], to_csrhddlam_attention)
+            return csrhddlam_weights(arrays, shapes, meta["groups"])
 
         to_ours, stride = lambda a: a.transpose(0, 2, 3, 1), meta["stride"]
     else:

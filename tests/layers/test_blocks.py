@@ -8,7 +8,7 @@ from axial.layers import blocks, random
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck
 from axial.models.panoptic_deeplab.xception import XceptionBlock
-from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, to_csrhddlam_block, weight_names
+from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, weight_names
 from tests.conftest import (
     check_golden,
     golden_files,
@@ -32,7 +32,7 @@ def golden_block(meta):
 
         def convert(arrays):
             shapes = {name: w.shape for name, w in weight_names(block).items()}
-            return csrhddlam_weights(arrays, shapes, meta["groups"], to_csrhddlam_block)
+            return csrhddlam_weights(arrays, shapes, meta["groups"])
 
         return block, convert, lambda a: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
     statistics = meta["batch_norms"]

@@ -8,7 +8,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.models import VARIANTS, build_model
 from axial.models.resnet.network import ConvResNet, ConvResNetOptions, ResNet
-from axial.weights.loading import Features
+from axial.weights.restore import Features
 from tests import keras_programs
 from tests.conftest import randomize, relative_error, two_replicas
 

@@ -1,5 +1,6 @@
 """Exports equal their models on every kind of photo, and have no batch norm."""
 
+import dataclasses
 import functools
 import json
 import os

@@ -18,7 +18,7 @@ import tf_keras as keras
 
 from axial.data.convert import Conversion, convert_split
 from axial.data.converters import imagenet
-from axial.layers.batch_norm import BatchNorm
+from axial.layers.batch_norm import BatchNorm, BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
 from axial.weights import convert
@@ -113,10 +113,10 @@ def precision(request, monkeypatch):
 def ours(out, precision="float32"):
     """(the task of a converted file, its model)."""
     conversion = convert.csrhddlam(os.path.join(out, "net.pth"))
-    backend = {"backend": "reference"} if precision == "float64" else {}
-    model = built(conversion.model, conversion.num_classes, conversion.norm, {**conversion.arguments, **backend})
+    card, backend = conversion.card, {"backend": "reference"} if precision == "float64" else {}
+    config = ModelConfig(card.model, norm=BatchNormConfig(0.9, 1e-5, True), arguments=card.arguments)
+    model = built(card.model, card.num_classes, config.norm, {**card.arguments, **backend})
     assign_weights(model, conversion.values)
-    config = ModelConfig(conversion.model, norm=conversion.norm, arguments=conversion.arguments)
     task = ClassificationTask(config, ClassificationData("train", "val"), data_dir(), label_smoothing=0.1)
     return task, model
 
@@ -127,10 +127,7 @@ def ours(out, precision="float32"):
 @pytest.mark.parametrize("name", NAMES)
 def test_logits(name, theirs):
     """20 photos at 224: the same top-1, logits within 1e-4."""
-    compare_logits(theirs("logits", name))
-
-
-def compare_logits(out):
+    out = theirs("logits", name)
     _, model = ours(out)
     photos, wanted = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
     call = tf.function(model)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError
-from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints, traces
+from axial.weights.checkpoint import check_whole, read_checkpoint, run_checkpoints
 from axial.weights.restore import find_checkpoint, find_weights
 
 
@@ -43,18 +43,18 @@ def folder(tmp_path):
     return path
 
 
-def archive(folder, path, names=None, kind="gz"):
-    with tarfile.open(path, f"w:{kind}") as tar:
+def archive(folder, path, names):
+    with tarfile.open(path, "w:gz") as tar:
         for file in sorted(folder.iterdir()):
-            tar.add(file, names(file.name) if names else f"model/{file.name}")
+            tar.add(file, names(file.name))
     return path
 
 
-@pytest.mark.parametrize("kind", ["prefix", "folder", "archive", "archive with other paths"])
+@pytest.mark.parametrize("kind", ["prefix", "folder", "archive with other paths"])
 def test_every_form_is_read(folder, tmp_path, kind):
     path = folder
     if "archive" in kind:
-        path = archive(folder, tmp_path / "a.tar.gz", (lambda n: f"../../{n}") if "other" in kind else None)
+        path = archive(folder, tmp_path / "a.tar.gz", lambda name: f"../../{name}")
     before = set(tmp_path.parent.rglob("*"))
     found = read_checkpoint(os.path.join(path, "ckpt-7") if kind == "prefix" else str(path))
     assert set(found) == set(ARRAYS)
@@ -69,7 +69,7 @@ def cut(path, share):
 
 
 def test_harm_is_one_line(folder, tmp_path):
-    packed = archive(folder, tmp_path / "cut.tar.gz")
+    packed = archive(folder, tmp_path / "cut.tar.gz", str)
     cut(packed, 0.5)
     two = tmp_path / "two"
     two.mkdir()
@@ -82,10 +82,6 @@ def test_harm_is_one_line(folder, tmp_path):
         entry = tarfile.TarInfo("ckpt-7.index")
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(entry)
-    (tmp_path / "text.tar.gz").write_text("no archive")
-    exchanged = archive(folder, tmp_path / "exchanged.tar.xz", kind="xz").rename(tmp_path / "exchanged.tar")
-    data = exchanged.read_bytes()
-    exchanged.write_bytes(data[:100] + data[200:300] + data[100:200] + data[300:])
     for name in ("ckpt-7.index", "ckpt-7.data-00000-of-00001"):
         short = tmp_path / name
         short.mkdir()
@@ -94,11 +90,9 @@ def test_harm_is_one_line(folder, tmp_path):
         cut(short / name, 0.7)
     for path, words in (
         (packed, "not a whole"),
-        (tmp_path / "text.tar.gz", "not a whole archive"),
         (tmp_path / "missing.tar.gz", "no such file"),
         (tmp_path / "missing", "no such checkpoint"),
         (tmp_path / "link.tar", "holds 0 checkpoints"),
-        (exchanged, "not a whole archive"),
         (tmp_path / "ckpt-7.index", "cut short|not a whole checkpoint"),
         (tmp_path / "ckpt-7.data-00000-of-00001", "cut short|not a whole checkpoint"),
         (two, "holds 2 checkpoints: ckpt-1, ckpt-2"),
@@ -156,8 +150,7 @@ def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path,
         find_checkpoint(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["Unavailable", "PermissionDenied"])
-def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, name, monkeypatch):
+def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, monkeypatch):
     """An older one in its place would lose what was trained."""
     for step in (4, 8):
         write_shards(str(tmp_path / f"ckpt-{step}"), 1)
@@ -165,20 +158,9 @@ def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, name, monke
 
     def away(prefix):
         if prefix.endswith("ckpt-8"):
-            raise getattr(tf.errors, f"{name}Error")(None, None, "503 of the bucket")
+            raise tf.errors.UnavailableError(None, None, "503 of the bucket")
         return read(prefix)
 
     monkeypatch.setattr(tf.compat.v1.train, "NewCheckpointReader", away)
     with pytest.raises(tf.errors.OpError, match="503 of the bucket"):
         find_checkpoint(str(tmp_path))
-
-
-def test_traces_of_a_run(tmp_path):
-    assert traces(str(tmp_path / "none")) == traces(str(tmp_path)) == []
-    for name in ("config.gin", "status.json", "spec.json", "events.out.tfevents.1"):
-        (tmp_path / name).write_bytes(b"")
-    assert traces(str(tmp_path)) == []  # what a run has that was killed before its first save
-    (tmp_path / "best").mkdir()
-    for name in ("checkpoint", "best/scores.json"):
-        (tmp_path / name).write_bytes(b"")
-    assert traces(str(tmp_path)) == ["checkpoint", "best/scores.json"]

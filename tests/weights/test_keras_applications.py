@@ -9,7 +9,7 @@ from tf_keras.src.applications import resnet
 
 from axial.errors import InputError
 from axial.weights import convert
-from axial.weights.loading import load_weights
+from axial.weights.restore import load_weights
 from tests.conftest import relative_error
 
 
@@ -42,11 +42,10 @@ def file(theirs, tmp_path):
     return path
 
 
-@pytest.mark.parametrize("place", ["", "ram://test_keras_applications/weights.h5"])
-def test_features_and_logits_are_theirs(theirs, file, tmp_path, place):
-    if place:
-        tf.io.gfile.copy(str(file), place)
-    convert.convert("keras_applications", place or str(file), str(tmp_path / "out"))
+def test_features_and_logits_are_theirs(theirs, file, tmp_path):
+    remote = "ram://test_keras_applications/weights.h5"
+    tf.io.gfile.copy(str(file), remote)
+    convert.convert("keras_applications", remote, str(tmp_path / "out"))
     ours, card = load_weights(str(tmp_path / "out"))
     assert card.model == "resnet_50" and card.num_classes == 7
     assert card.arguments == {"width": 0.5, "repeats": [1, 2, 1, 1], "stride_first": True, "pixels": "caffe"}
@@ -63,7 +62,7 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path, place):
 def test_without_the_top_the_last_layer_is_random(file, tmp_path):
     changed("predictions")(file)
     conversion, _ = convert.convert("keras_applications", str(file), str(tmp_path / "out"))
-    assert conversion.unfilled == ["logits/conv/kernel", "logits/conv/bias"]
+    assert conversion.card.unfilled == ["logits/conv/kernel", "logits/conv/bias"]
 
 
 def changed(name, shape=None, **options):
@@ -86,17 +85,14 @@ KERNEL = "conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"
     "damage,words",
     [
         (changed("conv1_conv/a/b", (4,), external=[("/etc/passwd", 0, 16)]), "compressed or in another file"),
-        (changed("conv1_conv/a/b", (2**28,), compression="gzip"), "compressed or in another file"),
         (changed("head/head/kernel:0", (2,)), "no weight is called 'head/kernel'"),
         (changed("conv3_block2_3_bn"), "does not fit its bias|no value for"),
         (
             changed("predictions/predictions/kernel:0", (1024, 0)),
-            "'predictions/kernel' has shape .*, expected 2 axes of length 1 or more",
+            "'logits/conv/kernel' has shape .*, expected 4 axes of length 1 or more",
         ),
         (changed(KERNEL, (1, 1, 2, 2)), "'backbone/stage3_block2/reduce/conv/kernel' has shape"),
         (lambda p: p.write_bytes(p.read_bytes()[:5000]), "not a whole .h5 file"),
-        (lambda p: p.write_bytes(b"text"), "not a whole .h5 file"),
-        (lambda p: p.unlink(), "no such file"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(damage, words, file, tmp_path):

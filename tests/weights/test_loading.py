@@ -4,15 +4,17 @@ import json
 import struct
 import sys
 
+import msgspec
 import numpy as np
 import pytest
+import safetensors.numpy
 import tensorflow as tf
 
 import axial
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.registry import ModelConfig, build_model
-from axial.weights import convert, interchange, loading
+from axial.weights import convert, restore
 from axial.weights.interchange import make_card, read_safetensors, write_safetensors
 from axial.weights.names import weight_names
 from tests.conftest import GOLDEN, randomize
@@ -37,9 +39,8 @@ def photos():
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("safe") / "nano.safetensors"
-    of = dict(scores={"top1": 0.25}, scored_split="val", input={"ckpt-1.index": "ab" * 32})
-    card = make_card(NANO, SPEC, (33, 33), **of)
-    write_safetensors(model, str(path), card)
+    card = make_card(NANO, 3, (33, 33), spec=SPEC)
+    write_safetensors(model, str(path), msgspec.structs.replace(card, scores={"top1": 0.25}, scored_split="val"))
     return path
 
 
@@ -68,7 +69,7 @@ def test_weights_of_the_converter(photos, tmp_path):
 def test_features(model, photos, saved):
     """Maps by name, each at its stride, of the model's own backbone."""
     np.testing.assert_array_equal(axial.load(saved, features_only=True)(photos)["res5"], model.backbone(photos)["res5"])
-    features = loading.Features(build_model("axial_deeplab_nano", 5).backbone)
+    features = restore.Features(build_model("axial_deeplab_nano", 5).backbone)
     maps = features(tf.zeros([1, 64, 96, 3]))
     assert features.strides == {"res2": 4, "res3": 8, "res4": 16, "res5": 16}
     assert {key: x.shape[1:3] for key, x in maps.items()} == {
@@ -76,17 +77,14 @@ def test_features(model, photos, saved):
     }
 
 
-def test_a_plain_checkpoint_takes_arguments(model, photos, tmp_path):
+def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos, tmp_path):
     prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "mine"))
     loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3, pixels="torchvision")
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
-
-
-def test_averages_take_the_place_of_weights(model, tmp_path):
     averages = [tf.Variable(w + 1) for w in model.trainable_variables]
-    prefix = tf.train.Checkpoint(model=model, averages=averages).write(str(tmp_path / "mine"))
+    prefix = tf.train.Checkpoint(model=model, averages=averages).write(str(tmp_path / "averaged"))
     loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3)
-    np.testing.assert_array_equal(loaded.trainable_variables[3], model.trainable_variables[3] + 1)
+    np.testing.assert_array_equal(loaded.trainable_variables[3], averages[3])
 
 
 def test_weights_that_stay_random_are_not_scored(tmp_path):
@@ -95,7 +93,7 @@ def test_weights_that_stay_random_are_not_scored(tmp_path):
     card = tmp_path / "out" / "model.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
     with pytest.raises(InputError, match="1 weights are random, as the source has none: logits/conv/kernel"):
-        loading.read_weights(str(tmp_path / "out"))
+        restore.read_weights(str(tmp_path / "out"))
 
 
 # === Hugging Face's hub ===
@@ -163,14 +161,11 @@ def flipped(data):
     "change,words",
     [
         (lambda d: d[:-100], "not a whole safetensors file"),
-        (lambda d: d[:5], "not a whole safetensors file"),
-        (lambda d: b"\x80\x04cos\nsystem\n" + d, "not a whole safetensors file"),
         (lambda d: struct.pack("<Q", 2**62) + d[8:], "not a whole safetensors file"),
         (flipped, "not those that its metadata"),
-        (lambda d: with_card(d, lambda c: c.pop("model")), "missing the required field model"),
+        (lambda _: safetensors.numpy.save({"w": np.zeros(3)}), "no 'axial'; a file of axial is expected"),
         (lambda d: with_card(d, lambda c: c.update(num_classes="3")), "num_classes: expected int, got str"),
         (lambda d: with_card(d, lambda c: c.update(arguments={"width": []})), "no model can be built"),
-        (lambda d: with_card(d, lambda c: c.update(num_classes=2**24)), "16777216 classes has many more weights"),
         (lambda d: with_card(d, lambda c: c.update(arguments={"width": 64})), "has many more weights"),
         (lambda d: with_card(d, lambda c: c.update(arguments={"script": "x"})), "no argument 'script'"),
     ],
@@ -180,21 +175,3 @@ def test_damaged_files_are_refused(saved, change, words, tmp_path):
     path.write_bytes(change(saved.read_bytes()))
     message = refused(words, "axial_resnet_nano", path)
     assert message.startswith(str(path))
-
-
-def test_files_of_others_are_refused(tmp_path):
-    import safetensors.numpy
-
-    path = tmp_path / "other.safetensors"
-    path.write_bytes(safetensors.numpy.save({"weight": np.zeros(3, np.float32)}))
-    refused("no 'axial'; a file of axial is expected", "axial_resnet_nano", path)
-
-
-def test_nothing_is_left_half_written(model, tmp_path, monkeypatch):
-    card = make_card(NANO, SPEC, (33, 33))
-    with pytest.raises(InputError, match="must end in .safetensors"):
-        write_safetensors(model, str(tmp_path / "a.bin"), card)
-    monkeypatch.setattr(interchange.safetensors.numpy, "save", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_safetensors(model, str(tmp_path / "a.safetensors"), card)
-    assert not list(tmp_path.iterdir())
