@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers.attention.reference import TERMS
+from axial.layers.attention.windows import table_rows
 from axial.layers.axial_attention import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import (
@@ -124,7 +125,8 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         randomize(layer)
     weights = oracle_weights(layers[0])
     for training in (False, True):
-        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
+        options = dict(terms=terms, epsilon=1e-3, training=training)
+        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, **options)
         for layer in layers:
             assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
@@ -289,3 +291,26 @@ def test_eager_equals_compiled(backend):
 def test_wrong_arguments_are_named(arguments, words):
     with pytest.raises(InputError, match=words):
         make(**arguments)
+
+
+@pytest.mark.parametrize("rows,first,count", [(1, -3, 4), (2, 0, 1), (9, -20, 15), (9, -3, 15), (9, -3, 4), (9, 20, 4)])
+def test_neighbouring_rows_of_a_table_need_no_scatter(rows, first, count):
+    random, offsets = np.random.default_rng(0), np.arange(first, first + count)
+    index = np.clip(offsets + rows // 2, 0, rows - 1)
+    table, weight = random.normal(size=[rows, 3]), random.normal(size=[count, 3])
+    wanted = np.zeros_like(table)
+    np.add.at(wanted, index, weight)
+
+    @tf.function
+    def step(table):
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            found = table_rows(table, offsets)
+            loss = tf.reduce_sum(found * weight)
+        return found, tape.gradient(loss, table)
+
+    found, gradient = step(tf.constant(table))
+    np.testing.assert_array_equal(found, table[index])
+    np.testing.assert_allclose(gradient, wanted, atol=1e-12)
+    graph = step.get_concrete_function(tf.TensorSpec(table.shape, tf.float64)).graph
+    assert not [op.name for op in graph.get_operations() if "Gather" in op.type or "Segment" in op.type]

@@ -6,9 +6,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.layers.attention.reference import TERMS
-from axial.layers.axial_attention import AxialAttention
-from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.local_attention import LocalAttention
 from tests.conftest import randomize, relative_error
 from tests.layers.test_axial_attention import folded_copy, make
 
@@ -34,32 +31,6 @@ def test_a_silent_term_is_folded(backend, terms, silent):
         assert "norm" not in weight.name
         weight.assign(tf.cast(tf.cast(weight, tf.float16), tf.float32))
     assert relative_error(folded(x), source(x)) < 1e-2
-
-
-LAYERS = {
-    "axial": (AxialAttention, dict(axis="height", heads=2, span=5, max_distance=9, recompute="softmax")),
-    "local": (LocalAttention, dict(heads=2, span=3, batch_norm=False, backend="xla")),
-}
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_folded_layers_are_cloned_saved_and_loaded(kind, tmp_path):
-    """A clone and a saved copy of a functional model have its configuration and its outputs."""
-    make, options = LAYERS[kind]
-    layer = make(8, 12, norm=BatchNormConfig(0.9, 1e-4, unbiased=True), name="attention", **options).folded()
-    inputs = keras.Input([9, 6, 3])
-    model = keras.Model(inputs, keras.layers.ReLU()(layer(inputs)))
-    randomize(model)
-    x = tf.random.stateless_normal([2, 9, 6, 3], [0, 1])
-    wanted = model(x)
-    clone = keras.models.clone_model(model)
-    clone.set_weights(model.get_weights())
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    for other in (clone, loaded):
-        twin = other.get_layer("attention")
-        assert type(twin) is type(layer) and twin.get_config() == layer.get_config()
-        np.testing.assert_array_equal(other(x), wanted)
 
 
 def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
