@@ -167,7 +167,7 @@ def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, train
     again = command("evaluate", f"--model_dir={moved}", *stored[:2], "--gin_binding=PostprocessConfig.top_k = 3")
     assert again.code == 0 and again.out.splitlines()[-1].startswith("PQ="), again.err
     for binding, words, flag in (
-        ("ModelConfig.arguments = {'span': 9}", "network.arguments.span is 65 and not 9", stored[1]),
+        ("ModelConfig.arguments = {'repeats': (1, 0, 0, 0), 'span': 9}", "arguments.span is 65 and not 9", stored[1]),
         ("PostprocessConfig.top_k = 3", "grouping.top_k is None and not 3", stored[2]),
     ):
         result = command("evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", stored[0], flag)
