@@ -16,6 +16,7 @@ from axial.layers.random import drop_images
 from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
 from axial.models.resnet import resnet
+from axial.models.xception import Xception71
 from axial.serving.fold import fold
 from axial.weights.restore import object_paths, plain_path
 from tests.conftest import ROOT, free_graphs, relative_error
@@ -262,3 +263,18 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
         rates.append([conv.depthwise.conv.dilation_rate[0] for conv in model.semantic_decoder.context.atrous])
         assert outputs[SEMANTIC].shape == (1, 17, 17, CLASSES)
     assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]
+
+
+def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
+    """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
+    coarse, fine = Xception71(output_stride=16), Xception71(output_stride=8)
+    images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
+    wanted = coarse(images)
+    fine(images)
+    for own, weight in zip(fine.weights, coarse.weights, strict=True):
+        own.assign(weight)
+    found = fine(images)
+    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
+    for level, x in found.items():
+        x = x[:, ::2, ::2] if level in ("res4", "res5") else x
+        assert relative_error(x, wanted[level]) < 1e-5, level

@@ -242,20 +242,6 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
     check_everywhere(layer, x, tmp_path)
 
 
-def test_parts_train_in_a_graph_of_any_batch():
-    layer, x = make("1111", [1, 24, 3, 8], window=3)
-    assert attention_terms._rows_near(layer.grid((24, 3), (24, 3)).rows) > 0
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            y = layer(x)
-        return [y, *tape.gradient(y, layer.trainable_weights, y)]
-
-    traced = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([None, 24, 3, 8])])
-    for a, b in zip(traced(x), step(tf.constant(x)), strict=True):
-        assert relative_error(a, b) < 1e-4
-
-
 @pytest.mark.parametrize("setting", ("0010", "1111"))
 def test_mixed_precision(setting):
     layer, x = make(setting, [1, 5, 4, 32])
