@@ -60,7 +60,7 @@ def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
 
 
 def check_everywhere(layer, x, folder):
-    """Outputs and gradients of a built layer are equal eager, in a graph of any batch and by XLA; outputs also exported."""
+    """Outputs and gradients of a built layer are equal eager, in a graph of any batch, by XLA, and in a SavedModel."""
 
     def step(x):
         with tf.GradientTape() as tape:
