@@ -196,13 +196,8 @@ def golden_layer(arrays, meta, span=None):
 
         to_ours, stride = lambda a: a.transpose(0, 2, 3, 1), meta["stride"]
     else:
-        terms = [
-            term
-            for term, flag in zip(
-                TERMS, ("use_content_similarity", "use_query_rpe_similarity", "use_key_rpe_similarity")
-            )
-            if meta.get(flag, True)
-        ]
+        flags = "use_content_similarity", "use_query_rpe_similarity", "use_key_rpe_similarity"
+        terms = [term for term, flag in zip(TERMS, flags) if meta.get(flag, True)]
         statistics = next(iter(meta["batch_norms"].values()))
         layer = AxialAttention(
             meta["total_key_depth"],

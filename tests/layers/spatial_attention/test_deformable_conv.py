@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
 from axial.layers.spatial_attention.deformable_conv import (
     FORMS,
     DeformableConv,
@@ -113,20 +112,6 @@ def test_positions_are_float32_under_mixed_precision(form):
     x = tf.cast(tf.reshape(tf.range(300) % 2, [1, 1, 300, 1]), tf.bfloat16)
     y = deformable_conv(x, tf.ones([1, 1, 1, 1], tf.bfloat16), tf.zeros([1, 1, 300, 2]), form=form)
     np.testing.assert_array_equal(tf.cast(y, tf.float32), tf.cast(x, tf.float32))
-
-
-@pytest.mark.parametrize(
-    "arguments,words",
-    [
-        (dict(kernel=2), "kernel = 2: expected an odd number"),
-        (dict(groups=4), "groups = 4: expected a divisor of the 6 channels"),
-        (dict(offset_groups=4), "offset_groups = 4: expected a divisor of the 6 channels"),
-        (dict(modulation="sigmoids"), "modulation must be one of .*did you mean 'sigmoid'"),
-    ],
-)
-def test_what_is_refused_says_so(arguments, words):
-    with pytest.raises(InputError, match=words):
-        DeformableConv(**{"filters": 4, "kernel": 3, "norm": None, **arguments})(tf.zeros([1, 4, 4, 6]))
 
 
 # === Sequences ===

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv, convolve_line
 from tests import study_oracles
 from tests.conftest import golden_files, read_golden, relative_error
@@ -69,17 +68,3 @@ def test_agrees_with_fairseq(file):
 def test_eager_graph_xla_and_exported_are_equal(shape, tmp_path):
     layer, x = make(shape)
     check_everywhere(layer, x, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "arguments,words",
-    [
-        (dict(kernel=4), "kernel = 4: expected an odd number"),
-        (dict(groups=3), "groups = 3: expected a divisor of the 8 channels"),
-        (dict(axes=2, causal=True), "causal = True: expected axes = 1"),
-        (dict(axes=0), "axes = 0: expected 1 for sequences or 2"),
-    ],
-)
-def test_what_is_refused_says_so(arguments, words):
-    with pytest.raises(InputError, match=words):
-        DynamicConv(**arguments)(tf.zeros([1, 4, 4, 8]))

@@ -256,21 +256,3 @@ def test_mixed_precision(setting):
     assert soft and all(op.outputs[0].dtype == tf.float32 for op in soft)
     y = half(x)
     assert y.dtype == tf.bfloat16 and relative_error(tf.cast(y, tf.float32), wanted) < 0.1
-
-
-@pytest.mark.parametrize(
-    "arguments,words",
-    [
-        (dict(setting="0000"), "setting = '0000': .*mean pooling"),
-        (dict(window=4), "window = 4: expected an odd number"),
-        (dict(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
-        (dict(heads=3), "heads = 3: expected a divisor of the 8 channels"),
-        (dict(key_stride=5), "key_stride = 5: expected at most the size of the keys, 4x4"),
-        (dict(causal=True), "causal = True: expected axes = 1"),
-        (dict(axes=3), "axes = 3: expected 1 for sequences or 2"),
-    ],
-)
-def test_what_is_refused_says_so(arguments, words):
-    with pytest.raises(InputError, match=words) as caught:
-        GeneralizedAttention(**arguments)(tf.zeros([1, 4, 4, 8]))
-    assert "\n" not in str(caught.value)
