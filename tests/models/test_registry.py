@@ -189,6 +189,11 @@ def _loss_and_gradients(model, images):
         ("attended_resnet_50_1111", dict(spatial="3x3"), "spatial must be one of"),
         ("axial_deeplab_s", dict(widht=1), "no argument 'widht' .did you mean 'width'"),
         ("panoptic_deeplab_resnet_50_aspp", dict(aspp_dropout=1.0), "aspp_dropout must be at least 0"),
+        ("faster_rcnn_resnet_nano", dict(output_stride=16), "output_stride must be 32 for a feature pyramid: got 16"),
+        ("faster_rcnn_resnet_nano", dict(frozen_stages=5), "frozen_stages must be from -1 to 4: got 5"),
+        ("transformer_nano", dict(memory="dynamic"), "memory = 'dynamic': expected four bits"),
+        ("transformer_nano", dict(decoder="dynamics"), "did you mean 'dynamic'"),
+        ("transformer_nano", dict(positions="sinus"), "did you mean 'sinusoid'"),
     ],
 )
 def test_what_cannot_be_built_says_so(name, changes, words):

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
-from axial.models.registry import ModelConfig, build_model
+from axial.models.registry import ModelConfig
 from axial.models.transformer import sinusoids
 from tests.conftest import relative_error
 
@@ -131,16 +130,3 @@ def test_sinusoids_are_those_of_the_paper():
         for i in range(3):
             angle = place / 10000 ** (2 * i / 6)
             assert abs(found[place, i] - np.sin(angle)) < 1e-5 and abs(found[place, 3 + i] - np.cos(angle)) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "changes,words",
-    [
-        (dict(memory="dynamic"), "memory = 'dynamic': expected four bits"),
-        (dict(decoder="dynamics"), "did you mean 'dynamic'"),
-        (dict(positions="sinus"), "did you mean 'sinusoid'"),
-    ],
-)
-def test_what_cannot_be_built_says_so(changes, words):
-    with pytest.raises(InputError, match=words):
-        build_model("transformer_nano", PIECES, **changes)

@@ -201,11 +201,11 @@ def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
 def test_the_weights_of_a_term_alone():
     """They are the weights of the layer that has this term alone, with the same weights."""
     layer, x = make("1111", [1, 5, 4, 8])
+    weights = {name_of(weight): weight for weight in layer.weights}
     for setting in ("1000", "0110"):
         twin, _ = make(setting, [1, 5, 4, 8])
-        own = {name_of(weight): weight for weight in layer.weights}
         for weight in twin.weights:
-            weight.assign(own[name_of(weight)])
+            weight.assign(weights[name_of(weight)])
         found = layer.query_weights(x, (2, 2), terms=setting)
         np.testing.assert_allclose(found, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
     assert layer.setting == "1111"
