@@ -6,7 +6,6 @@ import importlib.util
 import pytest
 import tensorflow as tf
 
-from axial.errors import InputError
 from axial.io import metadata
 from axial.layers import device
 from axial.layers.attention import backend as backends
@@ -79,11 +78,6 @@ def test_a_warning_says_what_the_kernels_lack(monkeypatch, capsys, jax, libtpu, 
     assert found == (words is None)
     said = capsys.readouterr().err
     assert words in said if words else not said
-
-
-def test_an_unknown_backend_is_named():
-    with pytest.raises(InputError, match="backend must be one of auto, .*: got 'kernels' .did you mean 'kernel'"):
-        device.choose("kernels")
 
 
 @pytest.mark.parametrize("backend", FAST)
