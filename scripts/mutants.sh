@@ -5,7 +5,7 @@
 #   scripts/mutants.sh                       300 mutants; prints the score and the survivors
 #   scripts/mutants.sh --sample=40 --seed=1  other mutants, drawn with that seed
 #
-# It changes copies of the tree in build/mutants. The environment is build/venv-mutants, 3 GB; AXIAL_VENV replaces
+# It changes a copy of the tree in build/mutants. The environment is build/venv-mutants, 3 GB; AXIAL_VENV replaces
 # build/venv in this name.
 set -euo pipefail
 cd "$(dirname "$0")/.."

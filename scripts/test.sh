@@ -6,9 +6,10 @@
 #   scripts/test.sh tests/layers                arguments go to pytest
 #
 # Tests run in two processes, because tracing a model keeps only one core busy. Each process runs one file of tests at a
-# time. -n 0 runs them in one process: for --pdb, and for slow tests, some of which need most of a machine's memory.
+# time, by name, so that no slow file of few tests is the last. -n 0 runs them in one process: for --pdb, and for slow
+# tests, some of which need most of a machine's memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 prepare dev
-exec python -m pytest -n 2 --dist loadfile --durations=10 "$@"
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 "$@"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import ops
 
 from axial.layers import device
@@ -45,6 +46,16 @@ gc.set_threshold(50_000, 10, 5)
 
 # An eighth of the time of a training goes into optimising graphs that a test runs for a few steps.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def _untuned(dataset):
+    """The dataset without the thread that tunes it, for which a teardown may wait a minute (see `data.streams`)."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+dataset_ops.DatasetV2._apply_debug_options = _untuned  # of what is iterated
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

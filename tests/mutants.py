@@ -11,12 +11,10 @@ of arguments for operators. Texts stay as they are, docstrings among them.
 import argparse
 import ast
 import collections
-import concurrent.futures
 import contextlib
 import difflib
 import os
 import pathlib
-import queue
 import random
 import resource
 import shutil
@@ -31,7 +29,7 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import use_db
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "mutants"
+TREE = ROOT / "build" / "mutants" / "tree"
 MODULES = (
     "io/*.py",
     "metrics/*.py",
@@ -145,34 +143,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--jobs", type=int, default=2, help="how many are tried at a time")
     flags = parser.parse_args()
     os.chdir(ROOT)
-    mutations, trees = draw(flags.sample, flags.seed), queue.Queue()
-    rooms = collections.defaultdict(collections.Counter)
-    for number in range(flags.jobs):
-        copy_tree(BUILD / f"tree{number}")
-        trees.put(BUILD / f"tree{number}")
+    mutations, rooms = draw(flags.sample, flags.seed), collections.defaultdict(collections.Counter)
+    copy_tree(TREE)
     suites = {tests_of(mutation.module_path) for mutation in mutations}
-    limits = {tests: limit_of(BUILD / "tree0", tests) for tests in sorted(suites)}
-
-    def in_a_tree(mutation):
-        tree = trees.get()
-        try:
-            return attempt(mutation, tree, limits[tests_of(mutation.module_path)])
-        finally:
-            trees.put(tree)
-
-    with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-        for mutation, found in zip(mutations, pool.map(in_a_tree, mutations)):
-            if found is None:
-                continue
-            kind, diff = found
-            for room in (str(mutation.module_path.parent), "all"):
-                rooms[room][kind] += 1
-            print(f"{kind} {mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}", flush=True)
-            if kind == KINDS[2]:
-                print(f"{diff}\n", flush=True)
+    limits = {tests: limit_of(TREE, tests) for tests in sorted(suites)}
+    for mutation in mutations:
+        kind, diff = attempt(mutation, TREE, limits[tests_of(mutation.module_path)]) or ("", "")
+        for room in (str(mutation.module_path.parent), "all") if kind else ():
+            rooms[room][kind] += 1
+        print(
+            f"{kind or 'no Python'} {mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}", flush=True
+        )
+        if kind == KINDS[2]:
+            print(f"{diff}\n", flush=True)
     print(f"\n{'':26}" + "".join(f"{kind:>10}" for kind in (*KINDS, "score")))
     for room, counts in sorted(rooms.items(), key=lambda pair: (pair[0] == "all", pair[0])):
         score = f"{1 - counts[KINDS[2]] / counts.total():.1%}"

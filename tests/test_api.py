@@ -35,7 +35,8 @@ def nuclei():
 
 def test_import_is_lazy_and_silent():
     text = (
-        "import sys, axial\n"
+        "import sys, axial, axial.layers, axial.models\n"
+        "assert 'AxialAttention' in dir(axial.layers)\n"
         "assert not {'tensorflow', 'tf_keras', 'numpy', 'gin'} & set(sys.modules)\n"
         "try:\n"
         "    axial.laod\n"
@@ -44,21 +45,6 @@ def test_import_is_lazy_and_silent():
     )
     result = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-@pytest.mark.parametrize("imported, level, wanted", [(False, None, "3"), (False, "1", "1"), (True, None, None)])
-def test_tensorflow_is_quiet_unless_the_program_chooses(monkeypatch, imported, level, wanted):
-    """`imported`: the program has imported TensorFlow first. `level`: it has set TF_CPP_MIN_LOG_LEVEL."""
-    silenced = []
-    monkeypatch.setattr(app, "silence_xla", lambda: silenced.append(True))
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level or "")
-    if level is None:
-        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-    if not imported:
-        monkeypatch.delitem(sys.modules, "tensorflow")
-    assert axial.load is api.load
-    assert os.environ.get("TF_CPP_MIN_LOG_LEVEL") == wanted
-    assert bool(silenced) == (wanted == "3")
 
 
 FRESH = """
@@ -267,8 +253,6 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
 def test_axial_predict_takes_the_name(command, tmp_path):
     result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
     assert result.code == 0 and (tmp_path / f"{PHOTOS[0].stem}.json").exists(), result.err
-    result = command("predict", "--model=nuclei", "--model_dir=RUN", f"--output_dir={tmp_path}", PHOTOS[0])
-    assert result.code == 2 and "give one of them" in result.line, result.err
 
 
 def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from axial.errors import DISTRIBUTION
 from tests.conftest import ROOT
+from tests.test_imports import COMMANDS
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]
@@ -18,7 +19,6 @@ LINKED = [
     *(ROOT / name for name in ("SECURITY.md", "WORKSPACE.md", "CHANGELOG.md")),
     *ROOT.glob("experiments/*.md"),
 ]
-COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doctor", "tpu", "data_service")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # The flags of each verb of the commands, which share names, and of a command without verbs under ''.
 TELL = """

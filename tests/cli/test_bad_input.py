@@ -50,7 +50,7 @@ BAD = {
 @pytest.mark.parametrize("call,words", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(command, tmp_path, call, words):
     places = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
-    for place, path in {**places, "TINY": " ".join(TINY)}.items():
+    for place, path in {**places, "TINY": shlex.join(TINY)}.items():
         call = re.sub(rf"\b{place}\b", path, call)
     result = command(*shlex.split(call), environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err

@@ -161,7 +161,7 @@ def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, train
     assert result.code == 0, result.err
     moved = shutil.copytree(trained, tmp_path / "moved")
     for binding, words in (
-        ("ModelConfig.arguments = {'span': 9}", "network.arguments.span is 65 and not 9"),
+        ("ModelConfig.arguments = {'repeats': (1, 0, 0, 0), 'span': 9}", "network.arguments.span is 65 and not 9"),
         ("PostprocessConfig.top_k = 3", "grouping.top_k is None and not 3"),
     ):
         result = command("evaluate", f"--model_dir={moved}", f"--gin_binding={binding}", *stored)

@@ -1,14 +1,17 @@
 """Axial attention, compared with its float64 definition and with both public implementations."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers.attention.folded import FoldedAttention
-from axial.layers.attention.layer import TERMS, AxialAttention
+from axial.layers.attention.layer import TERMS, AttentionOptions, AttentionSpec, AxialAttention, local_options
+from axial.layers.attention.windows import table_rows
 from axial.layers.batch_norm import BatchNormConfig
 from axial.weights.names import (
     assign_weights,
@@ -123,7 +126,8 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
         randomize(layer)
     weights = oracle_weights(layers[0])
     for training in (False, True):
-        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, terms, 1e-3, training)
+        options = dict(terms=terms, epsilon=1e-3, training=training)
+        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, **options)
         for layer in layers:
             assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.spec.options.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
@@ -172,6 +176,65 @@ def test_an_axis_up_to_the_span_is_seen_whole(length, seen):
     assert (relative_error(window(x), layers[0](x)) > 1e-3) == (seen is None)
 
 
+@pytest.mark.parametrize(
+    "terms,silent",
+    [(TERMS, 0.0), (("query", "key"), -1e-3)],
+)
+def test_a_silent_term_is_folded(backend, terms, silent):
+    """The folded layer is equal even if a head's scale of a term is zero, although folding divides by it.
+
+    No term leaves a weight that float16 cannot hold.
+    """
+    source = make(terms=terms, backend=backend)
+    x = tf.random.normal([2, 6, 20, 4], seed=7)
+    source(x)
+    randomize(source)
+    gamma = source.logit_norm.gamma
+    gamma.assign(gamma * [[silent, 1.0]])
+    folded = folded_copy(source, x)
+    assert relative_error(folded(x), source(x)) < 1e-5
+    for weight in folded.weights:
+        assert "norm" not in weight.name
+        weight.assign(tf.cast(tf.cast(weight, tf.float16), tf.float32))
+    assert relative_error(folded(x), source(x)) < 1e-2
+
+
+def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
+    """Their kernels hold the scales of the query and the key term."""
+    layer = FoldedAttention(make(span=5).spec)
+    inputs = keras.Input([9, 6, 4])
+    model = keras.Model(inputs, layer(inputs))
+    randomize(model)
+    for scale in layer.scales[1:]:  # of the query and the key term
+        scale.assign([1.0, 1.0])
+
+    def save_own_variables(store):
+        old = [w for w in layer.weights if not w.name.endswith(("query_scale:0", "key_scale:0"))]
+        for i, weight in enumerate(old):
+            store[str(i)] = weight.numpy()
+
+    layer.save_own_variables = save_own_variables
+    model.save(tmp_path / "model.keras")
+    x = tf.random.stateless_normal([2, 9, 6, 4], [0, 1])
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
+
+
+def test_a_config_of_an_earlier_version():
+    """Files of axial 0.2 have the neighbourhood apart."""
+    for spec in (
+        AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
+        AttentionSpec("square", 8, 8, local_options(3)),
+    ):
+        options = spec.options
+        near = {"axis": spec.axis, "max_distance": spec.max_distance, "whole_up_to_span": False, "kind": "axis"}
+        near = {"span": options.span, **(near if spec.axis == "width" else {"kind": "square"})}
+        old = {"neighborhood": near, "key_channels": 8, "value_channels": spec.value_channels, "heads": options.heads}
+        old |= {"terms": list(options.terms), "value_position": options.value_position}
+        config = {"name": "a", "trainable": True, "dtype": "float32", "spec": old, "backend": "xla"}
+        wanted = dataclasses.replace(spec, options=dataclasses.replace(options, backend="xla"))
+        assert FoldedAttention.from_config(config).spec == wanted
+
+
 # === Other implementations ===
 
 
@@ -196,13 +259,8 @@ def golden_layer(arrays, meta, span=None):
 
         to_ours, stride = lambda a: a.transpose(0, 2, 3, 1), meta["stride"]
     else:
-        terms = [
-            term
-            for term, flag in zip(
-                TERMS, ("use_content_similarity", "use_query_rpe_similarity", "use_key_rpe_similarity")
-            )
-            if meta.get(flag, True)
-        ]
+        flags = "use_content_similarity", "use_query_rpe_similarity", "use_key_rpe_similarity"
+        terms = [term for term, flag in zip(TERMS, flags) if meta.get(flag, True)]
         statistics = next(iter(meta["batch_norms"].values()))
         layer = AxialAttention(
             meta["total_key_depth"],
@@ -291,3 +349,26 @@ def test_eager_equals_compiled(backend):
 def test_wrong_arguments_are_named(arguments, words):
     with pytest.raises(InputError, match=words):
         make(**arguments)
+
+
+@pytest.mark.parametrize("rows,first,count", [(1, -3, 4), (2, 0, 1), (9, -20, 15), (9, -3, 15), (9, -3, 4), (9, 20, 4)])
+def test_neighbouring_rows_of_a_table_need_no_scatter(rows, first, count):
+    random, offsets = np.random.default_rng(0), np.arange(first, first + count)
+    index = np.clip(offsets + rows // 2, 0, rows - 1)
+    table, weight = random.normal(size=[rows, 3]), random.normal(size=[count, 3])
+    wanted = np.zeros_like(table)
+    np.add.at(wanted, index, weight)
+
+    @tf.function
+    def step(table):
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            found = table_rows(table, offsets)
+            loss = tf.reduce_sum(found * weight)
+        return found, tape.gradient(loss, table)
+
+    found, gradient = step(tf.constant(table))
+    np.testing.assert_array_equal(found, table[index])
+    np.testing.assert_allclose(gradient, wanted, atol=1e-12)
+    graph = step.get_concrete_function(tf.TensorSpec(table.shape, tf.float64)).graph
+    assert not [op.name for op in graph.get_operations() if "Gather" in op.type or "Segment" in op.type]

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from axial.analysis.multiply_adds import count_multiply_adds
 from axial.layers.attention.layer import LocalAttention
-from axial.layers.attention.windows import SquareWindows
 from axial.layers.batch_norm import BatchNormConfig
 from tests import oracles
 from tests.conftest import BACKENDS, randomize, relative_error
@@ -36,9 +33,7 @@ CASES = [
     (2, 5, 7, 3, True, True),
     (1, 5, 3, 7, True, True),  # blocks on one axis, smaller than the window on the other
     (2, 1, 1, 7, True, True),
-    (2, 3, 2, 7, True, True),  # smaller than the window
     (1, 6, 5, 11, True, True),  # reaches farther than a block of 4
-    (2, 5, 6, 3, False, True),
     (1, 9, 5, 7, False, False),
 ]
 
@@ -58,19 +53,10 @@ def test_matches_the_oracle(case, dtype, tolerance):
         assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
     w, terms = oracle_weights(layers[0]), layers[0].spec.options.terms
     for training in (False, True):
-        wanted = oracles.local_attention(x, w, HEADS, span, terms, 1e-3, training, batch_norm)
+        options = dict(terms=terms, epsilon=1e-3, training=training, batch_norm=batch_norm)
+        wanted = oracles.local_attention(x, w, HEADS, span, **options)
         for layer in layers:
             assert relative_error(layer(x, training=training), wanted) < tolerance, layer.spec.options.backend
     *fast, plain = layers
     for layer in fast:
         check_steps(step(layer, x), step(plain, x), 10 * tolerance)
-
-
-def test_counts_the_window_not_the_block():
-    layer = LocalAttention(16, 16, heads=2, span=7, position_sensitive=True)
-    step = tf.function(layer, autograph=False)
-    graph = step.get_concrete_function(tf.TensorSpec([1, 10, 21, 16])).graph
-    products = [p for p in count_multiply_adds(graph) if p.needed != p.computed]
-    assert round(sum(p.needed for p in products)) == 5 * 49 * 16 * 10 * 21
-    windows = SquareWindows(10, 21, 7)
-    assert sum(p.computed for p in products) == 5 * 8 * 2 * windows.blocks * windows.queries * windows.keys

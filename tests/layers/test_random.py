@@ -31,13 +31,10 @@ def drawn(request):
     return draw
 
 
-def test_the_seed_the_step_and_the_replica_decide_the_numbers(drawn):
-    np.testing.assert_array_equal(drawn(3, 7, 1), drawn(3, 7, 1))
-
-
-def test_other_seeds_steps_replicas_and_draws_have_independent_numbers(drawn):
-    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (2**31 - 1, 2**31, 2047)]
+def test_the_seed_the_step_and_the_replica_decide_independent_numbers(drawn):
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**31 - 1, 2**31, 2047)]
     found = np.concatenate([drawn(*key) for key in keys])
+    np.testing.assert_array_equal(drawn(*keys[0]), found[:3])
     assert found.min() >= 0 and found.max() < 1
     np.testing.assert_allclose(found.mean(1), 1 / 2, atol=5 * 12**-0.5 * SIZE**-0.5)
     np.testing.assert_allclose(found.std(1), 12**-0.5, atol=0.01)

@@ -11,6 +11,7 @@ from axial.models.resnet.network import ConvResNet, ConvResNetOptions, ResNet
 from axial.weights.restore import Features
 from tests import keras_programs
 from tests.conftest import randomize, relative_error, two_replicas
+from tests.layers.test_layers_in_keras import LAYERS, model_of
 
 ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
 SIZES = (33, 33), (49, 65)
@@ -42,13 +43,23 @@ def built(name):
 
 
 QUICK = [("resnet_nano", "keras"), ("resnet_nano", "weights"), ("transformer_nano_deformable", "keras")]
-EVERY = [(name, kind) for name in MODELS for kind in keras_programs.FORMATS]
+QUICK += [("AxialAttention", "saved_model"), ("DecoderLayer", "checkpoint"), ("folded axial", "keras")]
+EVERY = [(name, kind) for name in (*MODELS, *LAYERS) for kind in keras_programs.FORMATS]
+
+
+def saved(name):
+    """(model, list of inputs) of a model, or of a layer alone."""
+    if name in MODELS:
+        return built(name)
+    model, x = model_of(name)
+    randomize(model)
+    return model, [x]
 
 
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["few", "every"])
 def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
     """The loaded model has every weight, and takes other sizes than the one it was saved with."""
-    assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, built) == dict.fromkeys(cases, "")
+    assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, saved) == dict.fromkeys(cases, "")
 
 
 def functional(name):

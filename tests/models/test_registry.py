@@ -14,8 +14,9 @@ from axial.layers.attention.layer import Attention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import drop_images
 from axial.models.outputs import AUXILIARY, CENTER, LOGITS, OFFSET, SEMANTIC
+from axial.models.panoptic_deeplab.xception import Xception71
 from axial.models.registry import VARIANTS, ModelConfig, build_model, find_variant, plain_classifier
-from axial.models.resnet.network import ConvResNet, ConvResNetOptions
+from axial.models.resnet.network import BackboneOptions, ConvResNet, ConvResNetOptions
 from axial.serving.export import fold
 from axial.weights.restore import object_paths, plain_path
 from tests.conftest import ROOT, free_graphs, relative_error
@@ -188,6 +189,11 @@ def _loss_and_gradients(model, images):
         ("attended_resnet_50_1111", dict(spatial="3x3"), "spatial = '3x3': expected one of"),
         ("axial_deeplab_s", dict(widht=1), "no argument 'widht' .did you mean 'width'"),
         ("panoptic_deeplab_resnet_50_aspp", dict(aspp_dropout=1.0), "aspp_dropout must be at least 0"),
+        ("faster_rcnn_resnet_nano", dict(output_stride=16), "output_stride must be 32 for a feature pyramid: got 16"),
+        ("faster_rcnn_resnet_nano", dict(frozen_stages=5), "frozen_stages must be from -1 to 4: got 5"),
+        ("transformer_nano", dict(memory="dynamic"), "memory = 'dynamic': expected four bits"),
+        ("transformer_nano", dict(decoder="dynamics"), "did you mean 'dynamic'"),
+        ("transformer_nano", dict(positions="sinus"), "did you mean 'sinusoid'"),
     ],
 )
 def test_what_cannot_be_built_says_so(name, changes, words):
@@ -261,3 +267,18 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
         rates.append([conv.depthwise.conv.dilation_rate[0] for conv in model.semantic_decoder.context.atrous])
         assert outputs[SEMANTIC].shape == (1, 17, 17, CLASSES)
     assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]
+
+
+def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
+    """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
+    coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))
+    images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
+    wanted = coarse(images)
+    fine(images)
+    for own, weight in zip(fine.weights, coarse.weights, strict=True):
+        own.assign(weight)
+    found = fine(images)
+    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
+    for level, x in found.items():
+        x = x[:, ::2, ::2] if level in ("res4", "res5") else x
+        assert relative_error(x, wanted[level]) < 1e-5, level

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.errors import InputError
-from axial.models.registry import ModelConfig, build_model
+from axial.models.registry import ModelConfig
 from axial.models.transformer.network import sinusoids
 from tests.conftest import relative_error
 
@@ -106,27 +105,14 @@ def test_searches_with_caches_are_those_without(name):
             assert not row[len(tokens) :].any() and abs(score - wanted) < 1e-4 * max(1, abs(wanted))
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_call_and_translation_have_the_same_head_in_half_precision(name):
-    """The head is float32 in both: what is left between them is the rounding of bfloat16 inside the layers."""
+def test_the_head_is_float32_in_half_precision():
+    """In training and in translation, which call the same."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    model, source = make(**MECHANISMS[name]), tf.constant(sources((5, 5)))
-    inputs = tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
-    in_call, logits, backbone = [], model._logits, model.backbone
-    model._logits = lambda x: in_call.append((x, logits(x))) or in_call[-1][1]
-    target = tf.constant(sources((6, 6)))
-    full = model({"source": source, "target": target})["logits"]
-    x, found = in_call[0]
-    assert full.dtype == found.dtype == tf.float32
-    np.testing.assert_array_equal(logits(x), found)  # outside of `call`, as `translate` calls it
+    model = make()
+    source, inputs = tf.constant(sources((5, 5))), tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
+    assert model({"source": source, "target": source})["logits"].dtype == tf.float32
     wanted = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
-    assert relative_error(logits(inputs), wanted) < 1e-6
-    memory, mask = model.encode(source)
-    cache, constants = backbone.new_cache(memory, mask, 6), backbone.constants(6, 5)
-    before = tf.pad(target[:, :-1], [[0, 0], [1, 0]])
-    for i in range(6):
-        y, cache = backbone.step(model._embed(before[:, i : i + 1], tf.constant(i)), i, cache, constants)
-        np.testing.assert_allclose(y[:, 0], x[:, i], rtol=0.05, atol=0.1)
+    assert relative_error(model._logits(inputs), wanted) < 1e-6
 
 
 def test_every_weight_has_a_gradient():
@@ -144,16 +130,3 @@ def test_sinusoids_are_those_of_the_paper():
         for i in range(3):
             angle = place / 10000 ** (2 * i / 6)
             assert abs(found[place, i] - np.sin(angle)) < 1e-5 and abs(found[place, 3 + i] - np.cos(angle)) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "changes,words",
-    [
-        (dict(memory="dynamic"), "memory = 'dynamic': expected four bits"),
-        (dict(decoder="dynamics"), "did you mean 'dynamic'"),
-        (dict(positions="sinus"), "did you mean 'sinusoid'"),
-    ],
-)
-def test_what_cannot_be_built_says_so(changes, words):
-    with pytest.raises(InputError, match=words):
-        build_model("transformer_nano", PIECES, **changes)

@@ -6,13 +6,13 @@ import importlib.util
 import pytest
 import tensorflow as tf
 
-from axial.errors import InputError
+from axial.io import metadata
 from axial.layers import device
 from axial.layers.attention import cpu
 from axial.layers.attention import layer as layers
 from axial.layers.attention.layer import AxialAttention
 from tests.conftest import randomize, relative_error
-from tests.layers.spatial_attention.generalized_fixture import largest_tensor
+from tests.layers.spatial_attention.mechanism_fixture import largest_tensor
 from tests.layers.test_axial_attention import HEADS, check_steps, make, same_weights, step
 
 FAST = ("cpu", "xla")
@@ -25,6 +25,7 @@ FAST = ("cpu", "xla")
         ("auto", False, True, True, "xla"),  # the kernels are never the default
         ("kernel", False, True, True, "kernel"),
         ("kernel", False, True, False, "xla"),
+        ("kernel", False, True, None, "xla"),  # without jax
         ("kernel", False, False, True, "xla"),  # a GPU
         ("kernel", True, False, True, "cpu"),
         ("cpu", False, True, True, "cpu"),
@@ -34,18 +35,24 @@ FAST = ("cpu", "xla")
 def test_choose(monkeypatch, backend, on_cpu, on_tpu, can, form):
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
     monkeypatch.setattr(device, "on_tpu", lambda: on_tpu)
-    monkeypatch.setattr(device, "has_kernels", lambda: True)
+    monkeypatch.setattr(device, "has_kernels", lambda: can is not None)
     assert device.choose(backend, lambda: can) == form
 
 
-def test_without_jax_no_kernel_is_imported(monkeypatch):
-    def import_jax():
-        raise ModuleNotFoundError("No module named 'jax'")
-
-    monkeypatch.setattr(device, "on_tpu", lambda: True)
-    monkeypatch.setattr(device, "on_cpu", lambda: False)
-    monkeypatch.setattr(device, "has_kernels", lambda: False)
-    assert device.choose("kernel", import_jax) == "xla"
+@pytest.mark.parametrize(
+    "ours,theirs,attribute,generation",
+    [
+        (None, None, "", None),
+        (None, "v5litepod-16", "v4-32", 5),
+        ("v6e", "v5litepod-16", "", 6),
+        ("other", None, "", None),
+    ],
+)
+def test_generation_of_the_tpu(monkeypatch, ours, theirs, attribute, generation):
+    for name, value in (("AXIAL_TPU", ours), ("TPU_ACCELERATOR_TYPE", theirs)):
+        monkeypatch.setenv(name, value or "")
+    monkeypatch.setattr(metadata, "tpu_environment", lambda: {"ACCELERATOR_TYPE": attribute})
+    assert device.tpu_generation.__wrapped__() == generation
 
 
 @pytest.mark.parametrize(
@@ -71,11 +78,6 @@ def test_a_warning_says_what_the_kernels_lack(monkeypatch, capsys, jax, libtpu, 
     assert found == (words is None)
     said = capsys.readouterr().err
     assert words in said if words else not said
-
-
-def test_an_unknown_backend_is_named():
-    with pytest.raises(InputError, match="backend must be one of auto, .*: got 'kernels' .did you mean 'kernel'"):
-        device.choose("kernels")
 
 
 @pytest.mark.parametrize("backend", FAST)

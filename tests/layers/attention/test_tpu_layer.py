@@ -55,7 +55,8 @@ def test_a_layer_matches_the_oracle(calls, length, span, whole, seen, served):
     layer(x)
     randomize(layer)
     calls.clear()
-    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, seen, TERMS, layer.norm.epsilon, True)
+    options = dict(terms=TERMS, epsilon=layer.norm.epsilon, training=True)
+    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, seen, **options)
     assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
     assert len(calls) == served
 

@@ -9,6 +9,8 @@ from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import Bottleneck
 from axial.layers.spatial_attention.attended import Attended, AttendedMiddle, Mechanism
+from axial.layers.spatial_attention.deformable_conv import DeformableConv
+from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.layers.spatial_attention.transformer import DecoderLayer, EncoderLayer
 from axial.models.attended_resnet.network import AttendedResNet, AttendedResNetOptions
@@ -116,19 +118,6 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
         layer.step(x[:, :1], 6, cache, constants)
 
 
-@pytest.mark.parametrize(
-    "options,words",
-    [
-        (dict(name="mean"), "mechanism = 'mean': expected four bits"),
-        (dict(name="dynamic", window=4), "kernel = 4: expected an odd number"),
-        (dict(name="1111", window=4), "window = 4: expected an odd number"),
-    ],
-)
-def test_what_is_refused_says_so(options, words):
-    with pytest.raises(InputError, match=words):
-        Mechanism(**options)
-
-
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_keras_masks_reach_the_attention(policy):
     """Also where Keras casts the input, which drops the mask that the tensor carries."""
@@ -139,3 +128,36 @@ def test_keras_masks_reach_the_attention(policy):
     plain, mask = tf.identity(x), tf.constant([[1, 1, 0, 0], [1, 1, 1, 0]]) > 0
     np.testing.assert_array_equal(layer(x), layer(plain, mask=mask))
     assert not np.array_equal(layer(x), layer(plain))
+
+
+MAP, MAP_OF_6 = tf.zeros([1, 4, 4, 8]), tf.zeros([1, 4, 4, 6])
+
+
+@pytest.mark.parametrize(
+    "make,words",
+    [
+        (lambda: Mechanism("mean"), "mechanism = 'mean': expected four bits"),
+        (lambda: Mechanism("dynamic", window=4), "kernel = 4: expected an odd number"),
+        (lambda: Mechanism("1111", window=4), "window = 4: expected an odd number"),
+        (lambda: GeneralizedAttention("0000"), "setting = '0000': .*mean pooling"),
+        (lambda: GeneralizedAttention(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
+        (lambda: GeneralizedAttention(heads=3)(MAP), "heads = 3: expected a divisor of the 8 channels"),
+        (lambda: GeneralizedAttention(key_stride=5)(MAP), "key_stride = 5: expected at most the size of the keys, 4x4"),
+        (lambda: GeneralizedAttention(causal=True), "causal = True: expected axes = 1"),
+        (lambda: GeneralizedAttention(axes=3), "axes = 3: expected 1 for sequences or 2"),
+        (lambda: DynamicConv(groups=3)(MAP), "groups = 3: expected a divisor of the 8 channels"),
+        (lambda: DeformableConv(4, 2, None), "kernel = 2: expected an odd number"),
+        (lambda: DeformableConv(4, 3, None, groups=4)(MAP_OF_6), "groups = 4: expected a divisor of the 6 channels"),
+        (
+            lambda: DeformableConv(4, 3, None, offset_groups=4)(MAP_OF_6),
+            "offset_groups = 4: expected a divisor of the 6",
+        ),
+        (
+            lambda: DeformableConv(4, 3, None, modulation="sigmoids"),
+            "modulation must be one of .*did you mean 'sigmoid'",
+        ),
+    ],
+)
+def test_what_is_refused_says_so(make, words):
+    with pytest.raises(InputError, match=words):
+        make()

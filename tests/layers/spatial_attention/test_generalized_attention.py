@@ -10,62 +10,34 @@ from axial.layers.spatial_attention import attention_terms
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.generalized_attention import TEXT, GeneralizedAttention
 from tests.conftest import golden_files, read_golden, relative_error
-from tests.layers.spatial_attention.generalized_fixture import (
+from tests.layers.spatial_attention.mechanism_fixture import (
     check_everywhere,
+    check_layer,
     largest_tensor,
-    make,
     name_of,
-    oracle_of,
-    wanted_of,
+    randomized,
 )
-from tests.oracles import numeric_gradient
+from tests.study_oracles import generalized_attention
 
 TOLERANCE = 2e-5
 
 
-def found_of(layer, x, upstream, keys=None, key_mask=None):
+def make(setting, shape, **options):
+    return randomized(GeneralizedAttention(setting, **{"heads": 2, **options}), shape)
+
+
+def found_of(layer, x, upstream):
     """(y, gradients by name) of the layer."""
-    sources = {"x": tf.constant(x)} | ({} if keys is None else {"keys": tf.constant(keys)})
+    x = tf.constant(x)
     with tf.GradientTape() as tape:
-        tape.watch(sources)
-        y = layer(sources["x"], keys=sources.get("keys"), key_mask=key_mask)
+        tape.watch(x)
+        y = layer(x)
     weights = {name_of(weight): weight for weight in layer.trainable_weights}
-    gradients = tape.gradient(y, {**sources, **weights}, tf.constant(upstream, x.dtype), unconnected_gradients="zero")
-    return y, gradients
+    return y, tape.gradient(y, {"x": x, **weights}, tf.constant(upstream, x.dtype), unconnected_gradients="zero")
 
 
-def check(layer, x, keys=None, key_mask=None, tolerance=TOLERANCE):
-    upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
-    y, gradients = found_of(layer, x, upstream, keys, key_mask)
-    wanted, wanted_gradients = wanted_of(layer, x, upstream, keys, key_mask)
-    assert relative_error(y, wanted) < tolerance
-    assert set(gradients) == set(wanted_gradients)
-    for name, wanted in wanted_gradients.items():
-        # A gradient that is zero in exact arithmetic is compared with the size of the others.
-        error = np.abs(np.asarray(gradients[name]) - wanted).max()
-        assert error < tolerance * max(np.abs(wanted).max(), 1.0), name
-
-
-# === The oracle itself ===
-
-
-@pytest.mark.parametrize("setting,axes", [("1111", 2), ("0111", 1)])
-def test_the_oracle_has_the_gradients_of_its_outputs(setting, axes):
-    layer, x = make(setting, [1, 2, 3, 8] if axes == 2 else [1, 3, 8], axes=axes, scaled=axes == 1)
-    x = (x if axes == 2 else x[:, :, None]).astype(np.float64)
-    w = {name_of(weight): weight.numpy().astype(np.float64) for weight in layer.weights}
-    upstream = np.random.default_rng(1).normal(size=x.shape)
-    oracle = oracle_of(layer)
-    _, gradients = oracle.run(x, w, upstream)
-
-    def total():
-        return (oracle.run(x, w, upstream)[0] * upstream).sum()
-
-    for name, array in [("x", x), *w.items()]:
-        entries = range(0, array.size, max(array.size // 4, 1))
-        found = numeric_gradient(total, array, entries=entries)
-        for i, value in found.items():
-            np.testing.assert_allclose(gradients[name].reshape(-1)[i], value, rtol=1e-5, atol=1e-7)
+def check(layer, x, tolerance=TOLERANCE, **inputs):
+    check_layer(layer, x, generalized_attention, tolerance, **inputs)
 
 
 # === Outputs and gradients ===
@@ -80,8 +52,7 @@ MAPS = [*((setting, "stride1") for setting in SETTINGS), *FEW]
 def test_maps(setting, form):
     sizes = [(3, 4)] if form == "stride2" else [(3, 4), (1, 1)]  # a stride beyond the map is refused; see below
     for size in sizes:
-        layer, x = make(setting, [1, *size, 8], dtype="float64", **FORMS[form])
-        check(layer, x.astype(np.float64), tolerance=1e-9)
+        check(*make(setting, [1, *size, 8], dtype="float64", **FORMS[form]), 1e-9)
     if setting == "1111":
         check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # in float32
 
@@ -106,7 +77,7 @@ def test_keys_of_another_sequence_and_padding(setting):
     layer, x = make(setting, [2, 3, 8], **TEXT)
     keys = np.random.default_rng(3).normal(size=[2, 5, 8]).astype(np.float32)
     mask = np.arange(5) < np.array([[5], [2]])
-    check(layer, x, keys, mask)
+    check(layer, x, keys=keys, key_mask=mask)
     layer, x = make(setting, [2, 5, 8], **TEXT, causal=True)
     check(layer, x, key_mask=mask)
     changed = np.where(mask[..., None], x, 100)
@@ -117,7 +88,7 @@ def test_keys_of_another_map():
     """With a window every query sees a key."""
     for setting, size, options in (("0110", (5, 4), {"key_stride": 2}), ("0010", (4, 7), {"window": 3})):
         layer, x = make(setting, [1, 4, 8, 8], **options)
-        check(layer, x, np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
+        check(layer, x, keys=np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
 
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), ("1111", "window")])
@@ -230,11 +201,11 @@ def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
 def test_the_weights_of_a_term_alone():
     """They are the weights of the layer that has this term alone, with the same weights."""
     layer, x = make("1111", [1, 5, 4, 8])
+    weights = {name_of(weight): weight for weight in layer.weights}
     for setting in ("1000", "0110"):
         twin, _ = make(setting, [1, 5, 4, 8])
-        own = {name_of(weight): weight for weight in layer.weights}
         for weight in twin.weights:
-            weight.assign(own[name_of(weight)])
+            weight.assign(weights[name_of(weight)])
         found = layer.query_weights(x, (2, 2), terms=setting)
         np.testing.assert_allclose(found, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
     assert layer.setting == "1111"
@@ -242,6 +213,21 @@ def test_the_weights_of_a_term_alone():
         make("0110", [1, 5, 4, 8])[0].query_weights(x, (2, 2), terms="1000")
     with pytest.raises(InputError, match="expected a pixel of the map of 5x4"):
         layer.query_weights(x, (5, 0))
+
+
+@pytest.mark.parametrize(
+    "setting,options",
+    [("0010", {}), *(("1111", more) for more in ({}, {"window": 3}, {"key_stride": 2}))],
+    ids=str,
+)
+def test_cached_decoding_equals_full_decoding(setting, options):
+    layer, x = make(setting, [2, 5, 8], causal=True, **options, **TEXT)
+    cache, positions, full = layer.new_cache(2, 5), layer.positions(5), layer(x)
+    for i in range(5):
+        y, cache = layer.step(x[:, i : i + 1], i if i % 2 else tf.constant(i), cache, positions)
+        np.testing.assert_allclose(y[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="index = 5: expected fewer tokens than the 5 of the cache"):
+        layer.step(x[:, :1], 5, cache, positions)
 
 
 # === Where it runs ===
@@ -254,20 +240,6 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
         monkeypatch.setattr(attention_terms, "LEAST_ROWS", 2)
         monkeypatch.setattr(attention_terms, "LARGEST_MAP", 200)
     check_everywhere(layer, x, tmp_path)
-
-
-def test_parts_train_in_a_graph_of_any_batch():
-    layer, x = make("1111", [1, 24, 3, 8], window=3)
-    assert attention_terms._rows_near(layer.grid((24, 3), (24, 3)).rows) > 0
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            y = layer(x)
-        return [y, *tape.gradient(y, layer.trainable_weights, y)]
-
-    traced = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([None, 24, 3, 8])])
-    for a, b in zip(traced(x), step(tf.constant(x)), strict=True):
-        assert relative_error(a, b) < 1e-4
 
 
 @pytest.mark.parametrize("setting", ("0010", "1111"))
@@ -284,21 +256,3 @@ def test_mixed_precision(setting):
     assert soft and all(op.outputs[0].dtype == tf.float32 for op in soft)
     y = half(x)
     assert y.dtype == tf.bfloat16 and relative_error(tf.cast(y, tf.float32), wanted) < 0.1
-
-
-@pytest.mark.parametrize(
-    "arguments,words",
-    [
-        (dict(setting="0000"), "setting = '0000': .*mean pooling"),
-        (dict(window=4), "window = 4: expected an odd number"),
-        (dict(window=3, key_stride=2), "window = 3: expected key_stride = 1"),
-        (dict(heads=3), "heads = 3: expected a divisor of the 8 channels"),
-        (dict(key_stride=5), "key_stride = 5: expected at most the size of the keys, 4x4"),
-        (dict(causal=True), "causal = True: expected axes = 1"),
-        (dict(axes=3), "axes = 3: expected 1 for sequences or 2"),
-    ],
-)
-def test_what_is_refused_says_so(arguments, words):
-    with pytest.raises(InputError, match=words) as caught:
-        GeneralizedAttention(**arguments)(tf.zeros([1, 4, 4, 8]))
-    assert "\n" not in str(caught.value)

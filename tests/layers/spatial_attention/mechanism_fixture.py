@@ -1,0 +1,102 @@
+"""What the tests of the mechanisms share: their oracles, where they run, and what a step keeps."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tests.conftest import jit_values, relative_error
+
+
+def name_of(weight):
+    return weight.name.split("/")[-1].split(":")[0]
+
+
+def randomized(layer, shape, seed=0):
+    """The layer, built for a shape and with random weights, and its input."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape).astype(layer.dtype)
+    layer.build(x.shape)
+    for weight in layer.weights:
+        weight.assign(rng.normal(0, 0.4, weight.shape))
+    return layer, x
+
+
+def check_oracle(run, inputs, oracle, tolerance, weights=()):
+    """Checks outputs and gradients. A gradient is compared with differences of the oracle along a random direction.
+
+    Args:
+        run: function of tensors by name.
+        inputs: dict from names to arrays.
+        oracle: function of float64 arrays by name, of the inputs and of the weights.
+        tolerance: of the outputs, relative to the largest. That of derivatives is ten times as much, or 1e-6.
+        weights: variables that `run` depends on.
+    """
+    inputs = {name: tf.constant(array) for name, array in inputs.items()}
+    sources = inputs | {name_of(weight): weight for weight in weights}
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = run(**inputs)
+    rng, arrays = np.random.default_rng(1), {name: np.asarray(x, np.float64) for name, x in sources.items()}
+    upstream = rng.normal(size=y.shape)
+    gradients = tape.gradient(y, sources, tf.constant(upstream, y.dtype), unconnected_gradients="zero")
+    assert relative_error(y, oracle(**arrays)) < tolerance
+    for name, gradient in gradients.items():
+        way = rng.normal(size=gradient.shape)
+        above, below = (oracle(**arrays | {name: arrays[name] + by * way}) for by in (1e-6, -1e-6))
+        slope = ((above - below) * upstream).sum() / 2e-6
+        error = abs((np.asarray(gradient, np.float64) * way).sum() - slope)
+        assert error < max(10 * tolerance, 1e-6) * max(abs(slope), 1.0), name
+
+
+def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
+    """`check_oracle` of a built layer and an oracle that takes its settings."""
+
+    def run(**inputs):
+        return layer(inputs.pop("x"), key_mask=key_mask, **inputs)
+
+    oracle = functools.partial(oracle, layer=layer, key_mask=key_mask)
+    check_oracle(run, {"x": x, **inputs}, oracle, tolerance, layer.trainable_weights)
+
+
+def check_everywhere(layer, x, folder):
+    """Outputs and gradients of a built layer are equal eager, in a graph of any batch, by XLA, and in a SavedModel."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return [y, *tape.gradient(y, [x, *layer.trainable_weights], y)]
+
+    eager, x = step(tf.constant(x)), tf.constant(x)
+    any_batch = [tf.TensorSpec([None, *x.shape[1:]])]
+    for jit in jit_values():
+        signature = None if jit else any_batch
+        traced = tf.function(step, autograph=False, jit_compile=jit, input_signature=signature)
+        for a, b in zip(traced(x), eager, strict=True):
+            assert relative_error(a, b) < 1e-4
+    module = tf.Module()
+    module.layer = layer
+    module.run = tf.function(layer, autograph=False, input_signature=any_batch)
+    tf.saved_model.save(module, str(folder))
+    loaded = tf.saved_model.load(str(folder))  # holds the weights of its function
+    assert relative_error(loaded.run(x), eager[0]) < 1e-5
+
+
+def largest_tensor(layer, shape):
+    """Numbers of the largest tensor of a training step of a layer that is built."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return tape.gradient(y, [x, *layer.trainable_weights])
+
+    sizes, graphs = [], [step.get_concrete_function(tf.TensorSpec(shape)).graph]
+    while graphs:
+        graph = graphs.pop()
+        graphs += [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
+        shapes = [t.shape for op in graph.get_operations() for t in op.outputs]
+        sizes += [shape.num_elements() for shape in shapes if shape.is_fully_defined()]
+    return max(sizes)
