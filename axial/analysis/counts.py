@@ -7,11 +7,8 @@ import tensorflow as tf
 
 from axial.analysis.parts import part_of
 from axial.errors import InputError
-from axial.layers.axial_attention import AxialAttention
-from axial.layers.local_attention import LocalAttention
+from axial.layers.attention.layer import Attention
 from axial.models.registry import build_model, find_variant
-
-ATTENTION = (AxialAttention, LocalAttention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +62,9 @@ def count_parameters(model):
     """`ParameterCount` of a built model; moving statistics are not parameters."""
     inside = set()
     for layer in model.submodules:
-        if isinstance(layer, ATTENTION):
+        if isinstance(layer, Attention):
             own = [layer.kernel, *layer.tables.values()]
-            if isinstance(layer, LocalAttention):  # its output norm belongs to the residual block
+            if layer.spec.axis == "square":  # its output norm belongs to the residual block
                 own += layer.content_output_norm.trainable_weights
             inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
     parts, norms = collections.Counter(), collections.Counter()

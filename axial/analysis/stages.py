@@ -3,9 +3,10 @@
 import collections
 import dataclasses
 
-from axial.analysis.counts import ATTENTION, count_parameters, trace
+from axial.analysis.counts import count_parameters, trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds
 from axial.analysis.parts import REST, part_of
+from axial.layers.attention.layer import Attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def stages(name, num_classes, *, batch, height, width):
             if tensor.dtype.is_floating and tensor.shape.rank in (2, 4) and tensor.shape[0] == batch:
                 outputs[part_with_weights(op.name)] = tuple(tensor.shape)
     for layer in model.submodules:
-        if isinstance(layer, ATTENTION):
+        if isinstance(layer, Attention):
             part = part_of(layer.kernel.name)
             options = layer.spec.options
             spans[part][options.span] = heads[part][options.heads] = True
