@@ -40,9 +40,8 @@ from axial.tasks.segmentation.results import CityscapesResults, ResultPrediction
 from axial.training.strategy import make_strategy
 from axial.weights.card import PAGE
 from axial.weights.interchange import weights_digest
-from axial.weights.loading import read_weights
 from axial.weights.names import weight_names
-from axial.weights.restore import find_weights, restore_model
+from axial.weights.restore import find_weights, read_weights, restore_model
 from axial.weights.source import resolve
 
 PICTURES = 8  # photos of a split in --picture

@@ -243,6 +243,7 @@ _MOVED = {
     "layers.generalized_attention": "layers.spatial_attention.generalized_attention",
     "layers.transformer": "layers.spatial_attention.transformer",
     "models.resnet": "models.resnet.network",
+    "models.transformer": "models.transformer.network",
     "models.xception": "models.panoptic_deeplab.xception",
 }
 # The classes of the backbones that files of axial 0.2 name by the functions that made them.

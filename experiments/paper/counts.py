@@ -12,7 +12,6 @@ import signal
 import sys
 
 import msgspec
-from axial.recipes import read_recipes
 
 from axial.analysis import zoo
 from axial.analysis.counts import count_parameters, trace
@@ -24,7 +23,7 @@ from axial.io import schemas, show
 from axial.io.paths import inside
 from axial.io.write import write_block, write_text
 from axial.models.registry import VARIANTS, find_variant
-from axial.statements import experiments_dir
+from axial.statements import experiments_dir, read_recipes
 from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.interchange import read_safetensors
 from axial.weights.source import SHIPPED, SHIPPED_DIR

@@ -7,8 +7,8 @@ from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
-from axial.layers.attention import reference
-from axial.layers.attention.layer import AxialAttention, LocalAttention
+from axial.layers.attention.layer import AxialAttention, LocalAttention, logit_maps, split_heads
+from axial.layers.attention.windows import table_rows
 from axial.layers.masking import MASKED
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
@@ -53,10 +53,10 @@ def of_the_equation(layer, x):
     spec, windows = layer.spec, layer.spec.windows(x)
     qkv = tf.einsum("nhwc,cd->nhwd", x, layer.kernel)
     qkv = layer.qkv_norm(qkv) if layer.inner_norm else qkv
-    q, k, _ = (reference.split_heads(part, windows, spec.heads) for part in tf.split(qkv, spec.sizes, 3))
+    q, k, _ = (split_heads(part, windows, spec.options.heads) for part in tf.split(qkv, spec.sizes, 3))
     offsets, visible = windows.all_pairs()
-    tables = spec.neighborhood.lookup_tables(layer.tables)
-    maps = reference.logit_maps(q, k, {n: reference.table_rows(t, offsets) for n, t in tables.items()}, spec.terms)
+    tables = spec.lookup_tables(layer.tables)
+    maps = logit_maps(q, k, {n: table_rows(t, offsets) for n, t in tables.items()}, spec.options.terms)
     scales = layer.logit_norm.stored_scales() if layer.inner_norm else tf.ones(maps.shape[:1] + maps.shape[2:3])
     logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)
     return tf.nn.softmax(tf.where(visible, logits, MASKED)).numpy()
@@ -68,7 +68,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
     layer = built(layer_class(8, 8, heads=2, **options), x)
     wanted, (row, column) = of_the_equation(layer, x), (4, 3)
     if folded:
-        source, layer = layer, layer.folded()
+        source, layer = layer, FoldedAttention(layer.spec)
         layer(x)
         layer.set_weights([w.numpy() for w in source.folded_weights()])
     found = pictures.query_weights(layer, x, (row, column)).numpy()

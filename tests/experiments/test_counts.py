@@ -1,12 +1,12 @@
 """The tables that counts.py writes: models.csv, steps.csv, and the counts of zoo.csv."""
 
 import pytest
-from axial.recipes import read_recipes
 
 import counts
 from axial.analysis import model_counts, step_cost, zoo
 from axial.io import show
 from axial.models.registry import VARIANTS, find_variant
+from axial.statements import read_recipes
 from tests.conftest import ROOT
 
 MODELS = {row.model: row for row in model_counts.read_models(str(ROOT / "experiments/models.csv"))}
