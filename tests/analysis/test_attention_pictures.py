@@ -77,7 +77,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
     line, index, shape = {
         "height": (column, row, (2, 6, 1)),
         "width": (row, column, (2, 1, 8)),
-        None: (0, row * 8 + column, (2, 6, 8)),
+        "square": (0, row * 8 + column, (2, 6, 8)),
     }[axis]
     assert found.shape == shape and relative_error(found, wanted[line, :, index].reshape(shape)) < 1e-4
     if axis:
