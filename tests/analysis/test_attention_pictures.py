@@ -7,6 +7,7 @@ from PIL import Image
 
 from axial.analysis import attention_pictures as pictures
 from axial.errors import InputError
+from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import AxialAttention, LocalAttention, logit_maps, split_heads
 from axial.layers.attention.windows import table_rows
 from axial.layers.masking import MASKED
