@@ -374,7 +374,7 @@ def stress(given):
         needs(source.evaluation, "stress", "stress")
         split = (given.split or [source.split])[0]
         with name_damaged_records(source.data_dir, split):
-            rows = studies.stress_test(source.task, source.model, split, given.ratios, source.inference)
+            rows = studies.stress_test(source.task, source.model, split, given.ratios, inference=source.inference)
             curves[model_dir] = list(rows)
     studies.add_changes(list(curves.values()))
     for name, rows in curves.items():

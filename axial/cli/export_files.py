@@ -50,7 +50,7 @@ def run(given):
     card = _card(task, model, given)
     task, objects = configuration.exported(task), read_objects(resolve(model_dir).folder)
     if given.format == "safetensors":
-        say(_write_safetensors(task, model, card, objects, output_dir))
+        say(_write_safetensors(task, model, card, output_dir, objects=objects))
     else:
         photos = _photos(task, given)
         export.export(
@@ -177,7 +177,7 @@ def _command(given):
     return "".join(["axial-export --model_dir=RUN --output_dir=FOLDER", *options, *bindings])
 
 
-def _write_safetensors(task, model, card, objects, output_dir):
+def _write_safetensors(task, model, card, output_dir, *, objects):
     """Writes the weights with their card, reads them again, and returns a line that says what was compared."""
     name = task.model.name + SUFFIX
     with new_folder(output_dir, name) as folder:

@@ -154,8 +154,7 @@ class InstanceAP(CocoAP):
 
     def result(self):
         """The six figures of AP; see `CocoAP.figures`."""
-        figures = self.figures()
-        return {name: figures[name] for name in FIGURES[:6]}
+        return dict(zip(FIGURES[:6], self.figures().values()))
 
 
 def run_lengths(segments, wanted):

@@ -81,7 +81,8 @@ def compare(truth, predicted):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    return Pairs(i, j, overlap / union, true_classes, predicted_classes, ~crowd & (true_area > 0), unexcused)
+    classes, wanted = (true_classes, predicted_classes), ~crowd & (true_area > 0)
+    return Pairs(i, j, overlap / union, *classes, wanted=wanted, unexcused=unexcused)
 
 
 class PanopticQuality:

@@ -25,7 +25,7 @@ def test_segments_get_their_colors_and_outlines():
     for column, color in zip((30, 50), colors):
         np.testing.assert_array_equal(painted[5, column], (OPACITY * color).astype(np.uint8) + 40)
     np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
-    np.testing.assert_array_equal(painted[:9, 20], 255)
+    np.testing.assert_array_equal(painted[:5, 20], 255)
 
 
 def test_instances_of_a_single_class_of_things_have_hues_of_their_own():

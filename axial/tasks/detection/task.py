@@ -67,10 +67,10 @@ class DetectionTask(Task):
         """See `Task.train_dataset`. Raises InputError for a network with masks where no object has one."""
         if self.masks:
             check_masks(self.data_dir, self.data.train_split)
-        return super().train_dataset(batch, seed, first_step, context, service)
+        return super().train_dataset(batch, seed, first_step, context, service=service)
 
     def training_example(self, record, seed):
-        return training_example(record, seed, self.spec, self.data, self.masks)
+        return training_example(record, seed, self.spec, self.data, masks=self.masks)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: AP of boxes."""

@@ -69,7 +69,7 @@ def _score(tree, results, split, work):
     title = f"cityscapes_panoptic_{split}"
     truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
     panoptic = panoptic_level.evaluatePanoptic(
-        f"{truth}.json", truth, f"{files}.json", files, os.path.join(work, "panoptic_scores.json")
+        f"{truth}.json", truth, f"{files}.json", files, resultsFile=os.path.join(work, "panoptic_scores.json")
     )
     instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
     quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}

@@ -105,7 +105,7 @@ class DensePrediction(Task):
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
     def training_example(self, record, seed):
-        return training_example(record, seed, self.spec, self.data, self.instances)
+        return training_example(record, seed, self.spec, self.data, instances=self.instances)
 
     def losses(self, model, batch, whole=None):
         """dict of the losses of a training step and their sum 'total', as scalars."""
