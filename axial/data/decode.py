@@ -117,8 +117,8 @@ def _by_percentiles(values):
     rows = values[:: tf.maximum(size // NOISE_VALUES, 1)]
     changes = tf.abs(rows[:, 1:] - rows[:, :-1])
     noise = tf.where(tf.size(changes) > 0, _ranked(changes, [tf.size(changes) // 2])[0], 0)
-    span = tf.maximum(tf.maximum(high - low, NOISE * noise), 1)
-    return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + span) // (2 * span), tf.uint8)
+    extent = tf.maximum(tf.maximum(high - low, NOISE * noise), 1)
+    return tf.cast((510 * (tf.clip_by_value(values, low, high) - low) + extent) // (2 * extent), tf.uint8)
 
 
 def _ranked(values, ranks):

@@ -204,14 +204,14 @@ def eight_bits(values, levels, band=2**20):
     low, high, half = 0.0, 255.0 * deep_divisor(largest := np.max(finite, initial=0)), 0.0
     if flat.dtype.kind == "f" and largest <= 1:
         high, half = 1.0, 0.5
-    span = high
+    extent = high
     if levels == PERCENTILES:
         (low, high), half = _percentiles(finite), 0.5
-        span = max(high - low, NOISE * _difference(values[:: max(1, values.size // NOISE_VALUES)])) or 1
+        extent = max(high - low, NOISE * _difference(values[:: max(1, values.size // NOISE_VALUES)])) or 1
     found = np.empty(flat.shape, np.uint8)
     for start in range(0, flat.size, band):
         part = np.nan_to_num(flat[start : start + band].astype(np.float64), nan=low).clip(low, high)
-        found[start : start + band] = (part - low) * 255 / span + half
+        found[start : start + band] = (part - low) * 255 / extent + half
     return found.reshape(values.shape)
 
 

@@ -199,11 +199,10 @@ class LogitNorm(Layer):
     Args:
         shape: [number of logit terms, number of heads].
         config: `BatchNormConfig`.
-        **kwargs: of Keras' layer; the dtype is float32 or float64.
     """
 
-    def __init__(self, shape, config, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, shape, config, name=None):
+        super().__init__(name=name)
         self.shape, self.config = shape, config
 
     def build(self, shape):

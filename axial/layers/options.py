@@ -27,8 +27,8 @@ def flatten(options):
 
     Example:
         >>> from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
-        >>> flatten(AxialResNetOptions(width=0.5))["span"]
-        65
+        >>> flatten(AxialResNetOptions(width=0.5))["heads"]
+        8
     """
     flat = {}
     for field in dataclasses.fields(options):

@@ -162,14 +162,14 @@ class ModelConfig(Checked):
         arguments = {name: value for name, value in arguments.items() if name not in ("recompute", "backend")}
         return {"name": self.name, "norm": dataclasses.asdict(self.norm), "arguments": arguments}
 
-    def build(self, num_classes, image, folded=False, **changes):
+    def build(self, num_classes, image, folded=False, changes=()):
         """The model, built.
 
         Args:
             num_classes: from the `DatasetSpec`.
             image: (height, width) of an image that the model can take; (length,) of a sentence.
             folded: whether the model has its batch norms folded away.
-            **changes: see `build_model`.
+            changes: dict of further arguments; see `build_model`.
 
         Raises:
             InputError: the model cannot be built with the `arguments`.
@@ -184,7 +184,7 @@ class ModelConfig(Checked):
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
         norm = None if folded else self.norm
         try:
-            model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **changes})
+            model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **dict(changes)})
             model(zeros(find_variant(self.name).head.signature(image)))
         except InputError:
             raise

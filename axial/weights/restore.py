@@ -439,8 +439,8 @@ class Features(Model):
     A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
     """
 
-    def __init__(self, backbone, name="features", **kwargs):
-        super().__init__(name=name, **{"dtype": backbone.dtype_policy, **kwargs})
+    def __init__(self, backbone, name="features"):
+        super().__init__(name=name)
         self.backbone = backbone
 
     @property

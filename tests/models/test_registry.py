@@ -209,7 +209,7 @@ def test_an_image_below_the_output_stride_says_the_least_size():
 def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
     """Files of weights say it, and weights do not depend on it."""
     configs = [ModelConfig("axial_deeplab_nano", whole_up_to_span=choice) for choice in (False, True)]
-    models = [config.build(CLASSES, (65, 65), **ONE_EACH, span=17) for config in configs]
+    models = [config.build(CLASSES, (65, 65), changes={**ONE_EACH, "span": 17}) for config in configs]
     assert configs[0].arguments == {} and configs[1].arguments == {"whole_up_to_span": True}
     seen = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
     assert seen == [{8}, {16}]

@@ -30,12 +30,12 @@ from axial.layers.spatial_attention.decoding import check_index, check_odd, join
 FORMS = ("gather", "hat")
 
 
-def conv_size(size, kernel, strides, *, dilation, padding):
+def conv_size(size, kernel, strides, dilation, padding):
     """Pixels of an axis of a convolution's output."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // strides + 1
 
 
-def places_of_taps(offsets, kernel, strides, *, dilation, padding):
+def places_of_taps(offsets, kernel, strides, dilation, padding):
     """Pairs (tap, offset) of rows and of columns: positions without offsets, int32 [P, K, 1], and [B, P, K, O].
 
     Args:
@@ -180,12 +180,11 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     if None in x.shape[1:]:
         raise InputError(f"a deformable convolution needs static sizes: got {x.shape}")
     taps = kernel.shape[0] * kernel.shape[1]
-    options = dict(dilation=dilation, padding=padding)
-    size = [conv_size(n, k, strides, **options) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
+    size = [conv_size(n, k, strides, dilation, padding) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
     groups = offsets.shape[3] // (2 * taps)
     if masks is not None:
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
-    places = places_of_taps(offsets, kernel.shape[:2], strides, **options)
+    places = places_of_taps(offsets, kernel.shape[:2], strides, dilation, padding)
     samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
     return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
 
@@ -306,8 +305,16 @@ class DeformableConv(Layer):
     def call(self, x, training=False):
         x = self.sized(x)
         offsets, masks = self.offsets(x)
-        options = dict(strides=self.strides, dilation=self.dilation, padding=self.padding, form=self.form)
-        y = deformable_conv(x, tf.cast(self.kernel, x.dtype), offsets, masks, **options)
+        y = deformable_conv(
+            x,
+            tf.cast(self.kernel, x.dtype),
+            offsets,
+            masks,
+            strides=self.strides,
+            dilation=self.dilation,
+            padding=self.padding,
+            form=self.form,
+        )
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         if self.norm is not None:

@@ -34,8 +34,8 @@ class Residual(Layer):
         InputError: dropout is outside [0, 1).
     """
 
-    def __init__(self, dropout=0.1, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, dropout=0.1, name=None):
+        super().__init__(name=name)
         random.check_rate("dropout", dropout)
         self.dropout = dropout
         self.norm = keras.layers.LayerNormalization(epsilon=1e-6, dtype=wide(self.compute_dtype).name, name="norm")
@@ -54,8 +54,8 @@ class FeedForward(Layer):
         inner: channels between the layers.
     """
 
-    def __init__(self, channels, inner, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, channels, inner, name=None):
+        super().__init__(name=name)
         self.first = keras.layers.Dense(inner, activation="relu", dtype=self.dtype_policy, name="first")
         self.second = keras.layers.Dense(channels, dtype=self.dtype_policy, name="second")
 
@@ -73,8 +73,8 @@ class SelfAttention(Layer):
         causal: whether a token sees only itself and those before it.
     """
 
-    def __init__(self, channels, mechanism, deformable=False, causal=False, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, channels, mechanism, deformable=False, causal=False, name=None):
+        super().__init__(name=name)
         self.supports_masking = True
         self.units = {}
         if deformable:

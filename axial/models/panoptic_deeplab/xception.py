@@ -20,9 +20,8 @@ class XceptionBlock(Layer):
         norm: `BatchNormConfig`, or None (folded).
         strides: strides of the last convolution and of the shortcut.
         dilation: dilation of all three.
-        shortcut: 'conv' (1x1 and batch norm), 'identity' or None.
-        relu_after: whether a ReLU follows each depthwise and each 1x1 convolution, as in the last block. Otherwise a
-            ReLU precedes each separable convolution.
+        shortcut: 'conv' (1x1 and batch norm), 'identity', or None for the last block. There a ReLU follows each
+            depthwise and each 1x1 convolution; elsewhere a ReLU precedes each separable convolution.
         drop_path, recompute: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
@@ -39,16 +38,15 @@ class XceptionBlock(Layer):
         strides=1,
         dilation=1,
         shortcut="conv",
-        relu_after=False,
         drop_path=0.0,
         recompute="none",
         name=None,
     ):
         super().__init__(name=name)
         random.check_rate("drop_path", drop_path)
-        self.relu_after, self.drop_path, self.recompute = relu_after, drop_path, recompute
+        self.relu_after, self.drop_path, self.recompute = shortcut is None, drop_path, recompute
         conv = functools.partial(SeparableConv, kernel=3, norm=norm, dilation=dilation, inner_norm=True)
-        conv = functools.partial(conv, inner_relu=relu_after, relu=relu_after)
+        conv = functools.partial(conv, inner_relu=self.relu_after, relu=self.relu_after)
         self.convs = [
             conv(count, strides=strides if i == 2 else 1, name=f"conv{i + 1}") for i, count in enumerate(filters)
         ]
@@ -119,7 +117,7 @@ class Xception71(Layer):
         stride = max(self.output_stride // 16, 1)
         first = functools.partial(block, [728, 1024, 1024], strides=stride, dilation=dilation, name="exit1")
         last = functools.partial(block, [1536, 1536, 2048], dilation=2 * dilation // stride, name="exit2")
-        self.exit = [first(drop_path=rate(count - 1)), last(shortcut=None, relu_after=True)]
+        self.exit = [first(drop_path=rate(count - 1)), last(shortcut=None)]
 
     def call(self, x, training=False):
         training = training and self.trainable

@@ -6,18 +6,22 @@ from axial.models.base import Variant
 from axial.models.transformer.network import Transformer, Translator
 
 
-def _transformer(mechanism, window=None, **arguments):
+def _transformer(mechanism, window=None, memory="1111", deformable=False):
     """The base Transformer with a mechanism in encoder and decoder; encoder-decoder attention has all four terms."""
-    return Variant.of(Translator, Transformer, encoder=mechanism, decoder=mechanism, window=window, **arguments)
+    return Variant.of(
+        Translator,
+        Transformer,
+        encoder=mechanism,
+        decoder=mechanism,
+        memory=memory,
+        window=window,
+        encoder_deformable=deformable,
+        decoder_deformable=deformable,
+    )
 
 
-def _nano(mechanism, **arguments):
-    """A small Transformer with a mechanism in its encoder, for Multi30k on a laptop."""
-    size = {"layers": 3, "channels": 128, "inner": 512, "heads": 4}
-    return Variant.of(Translator, Transformer, encoder=mechanism, **size, **arguments)
-
-
-_deformable = functools.partial(_transformer, encoder_deformable=True, decoder_deformable=True)
+# A small Transformer, for Multi30k on a laptop.
+_nano = functools.partial(Variant.of, Translator, Transformer, layers=3, channels=128, inner=512, heads=4)
 
 VARIANTS = {
     "transformer_base": _transformer("1111"),
@@ -25,13 +29,13 @@ VARIANTS = {
     "transformer_base_0010": _transformer("0010"),
     "transformer_base_memory_1010": _transformer("1111", memory="1010"),
     "transformer_base_dynamic": _transformer("dynamic", window=31),
-    "transformer_base_deformable": _deformable("none"),
-    "transformer_base_1111_deformable": _deformable("1111"),
-    "transformer_base_0010_deformable": _deformable("0010"),
+    "transformer_base_deformable": _transformer("none", deformable=True),
+    "transformer_base_1111_deformable": _transformer("1111", deformable=True),
+    "transformer_base_0010_deformable": _transformer("0010", deformable=True),
     # Ours, for laptops and tests.
-    "transformer_nano": _nano("1111"),
-    "transformer_nano_0110": _nano("0110"),
-    "transformer_nano_0010": _nano("0010"),
-    "transformer_nano_dynamic": _nano("dynamic", window=15),
-    "transformer_nano_deformable": _nano("none", encoder_deformable=True),
+    "transformer_nano": _nano(encoder="1111"),
+    "transformer_nano_0110": _nano(encoder="0110"),
+    "transformer_nano_0010": _nano(encoder="0010"),
+    "transformer_nano_dynamic": _nano(encoder="dynamic", window=15),
+    "transformer_nano_deformable": _nano(encoder="none", encoder_deformable=True),
 }

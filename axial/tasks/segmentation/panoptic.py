@@ -98,7 +98,7 @@ class DensePrediction(Task):
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
         changes = {"instances": False} if self.loss_names == ("semantic", "total") else {}
-        return self.model.build(self.num_classes, self.data.crop, folded=folded, **changes)
+        return self.model.build(self.num_classes, self.data.crop, folded, changes)
 
     def main_score(self, scores):
         """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""

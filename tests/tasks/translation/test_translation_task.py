@@ -43,7 +43,7 @@ def trained(texts_dir, tmp_path_factory):
 
 def test_the_loss_is_the_mean_over_real_tokens(trained):
     task, _ = trained
-    model = task.model.build(task.spec.num_classes, task.canvas, dropout=0.0)
+    model = task.model.build(task.spec.num_classes, task.canvas, changes={"dropout": 0.0})
     batch = next(iter(task.train_dataset(96, seed=0)))
     found = task.by_shape(lambda part: task.losses(model, part)["total"], batch).numpy()
     length = task.data.lengths[int(batch["bucket"][0])]

@@ -28,8 +28,8 @@ class Terms(Group):
         own: the keys of the window itself, [128, C].
     """
 
-    def __init__(self, tiling, pixels, tables, **place):
-        super().__init__(tiling, pixels, tables, **place)
+    def __init__(self, tiling, pixels, tables, *, window, lanes):
+        super().__init__(tiling, pixels, tables, window=window, lanes=lanes)
         self.own = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, own):
