@@ -116,4 +116,4 @@ class Report:
             for picture in self.evaluation.pictures
         )
         caption = f"{name}: {self.evaluation.quality} {percent(quality)} · {', '.join(self.evaluation.pictures)}"
-        return figure(f'<div class="row">{images}</div>', caption)
+        return figure('<div class="row">' + images + "</div>", caption)

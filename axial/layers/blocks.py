@@ -55,7 +55,9 @@ class AxialPair(Layer):
         super().__init__(**kwargs)
         self.strides, self.average_pool, self.activation = strides, average_pool, activation
         self.height, self.width = (
-            make_attention(AttentionSpec(axis, key_channels, value_channels, options, max_distance), norm, axis)
+            make_attention(
+                AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance), norm, axis
+            )
             for axis in ("height", "width")
         )
 

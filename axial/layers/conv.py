@@ -239,7 +239,7 @@ class SeparableConv(Layer):
     ):
         super().__init__(**kwargs)
         inner_relu = inner_norm if inner_relu is None else inner_relu
-        depthwise = functools.partial(Conv, None, kernel, norm if inner_norm else None, strides, dilation)
+        depthwise = functools.partial(Conv, None, kernel, norm if inner_norm else None, strides, dilation=dilation)
         self.depthwise = depthwise(relu=inner_relu, use_bias=inner_norm, backend=backend, name="depthwise")
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 

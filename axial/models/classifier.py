@@ -23,7 +23,7 @@ class Classifier(Network):
     maps = ((LOGITS, "[N, C]"),)
 
     def __init__(self, backbone, num_classes, norm=None, options=Network.defaults, name="classifier"):
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         self.logits = make_logits(self, num_classes, "logits")
 
     def call(self, images, training=False):

@@ -291,7 +291,7 @@ class Task(Checked, abc.ABC):
             self.data.train_split,
             self.spec,
             self.training_example,
-            stream=Stream(batch, seed, first_step, context, service),
+            stream=Stream(batch, seed, first_step, context, service=service),
             shuffle=self.data.shuffle,
             labels=self.evaluation.labels,
             finish=self.finish,

@@ -61,7 +61,7 @@ def page(card, form, files, *, task=None, outputs=None, objects=None):
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
         "Input": [*_tensors(_inputs(card, form, network, task)), "", *_preparation(card)],
-        "Output": _outputs(card, form, network, task, outputs),
+        "Output": _outputs(card, form, network, task, outputs=outputs),
         "Data": [*_data(card), *_objects(objects)],
         "Scores": _scores(card),
         "Weights": _weights(card),

@@ -76,7 +76,7 @@ def csrhddlam(path, name=None):
         raise InputError(f"holds a classifier, and model {name!r} is none")
     photo = 2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1)  # at stride 4
     arguments = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
-    card = _card("csrhddlam", name, arguments, _TORCH_NORM, _shape(arrays, "fc.weight", 2)[0], photo)
+    card = _card("csrhddlam", name, arguments, _TORCH_NORM, num_classes=_shape(arrays, "fc.weight", 2)[0], photo=photo)
     card = msgspec.structs.replace(card, unused=_unused(arrays, names.CSRHDDLAM_UNUSED))
     weights = names.weight_names(built_of_card(card, path))
     _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
@@ -165,7 +165,9 @@ def deeplab2(path, name=None):
     if decodes:
         classes = _channels(values, "semantic_head/logits")
         arguments |= _decoder_channels(values)
-    card = msgspec.structs.replace(_card("deeplab2", name, arguments, _DEEPLAB2_NORM, classes), unused=unused)
+    card = msgspec.structs.replace(
+        _card("deeplab2", name, arguments, _DEEPLAB2_NORM, num_classes=classes), unused=unused
+    )
     if not decodes:
         weights = names.weight_names(built_of_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
@@ -202,7 +204,7 @@ def keras_applications(path, name=None):
     name, kernel = name or _RESNETS.get(repeats, "resnet_50"), "logits/conv/kernel"
     arguments = dict(width=_channels(values, "backbone/stage2_block1/reduce") / 64, repeats=repeats)
     classes = _channels(values, "logits") if kernel in values else 1000
-    card = _card("keras_applications", name, arguments, _KERAS_NORM, classes, 224)
+    card = _card("keras_applications", name, arguments, _KERAS_NORM, num_classes=classes, photo=224)
     unfilled = [] if kernel in values else [kernel, "logits/conv/bias"]
     return Conversion(msgspec.structs.replace(card, unfilled=unfilled), values)
 

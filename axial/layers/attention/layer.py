@@ -447,8 +447,12 @@ class AxialAttention(Attention):
         backend="auto",
         **kwargs,
     ):
-        options = AttentionOptions(heads, span, terms, value_position, whole_up_to_span, recompute, backend)
-        super().__init__(AttentionSpec(axis, key_channels, value_channels, options, max_distance), norm, **kwargs)
+        options = AttentionOptions(
+            heads, span, terms, value_position, whole_up_to_span=whole_up_to_span, recompute=recompute, backend=backend
+        )
+        super().__init__(
+            AttentionSpec(axis, key_channels, value_channels, options, max_distance=max_distance), norm, **kwargs
+        )
 
 
 class LocalAttention(Attention):
@@ -489,5 +493,5 @@ class LocalAttention(Attention):
         backend="auto",
         **kwargs,
     ):
-        options = local_options(span, heads, position_sensitive, recompute, backend)
+        options = local_options(span, heads, position_sensitive, recompute, backend=backend)
         super().__init__(AttentionSpec("square", key_channels, value_channels, options), norm, batch_norm, **kwargs)

@@ -140,9 +140,9 @@ class AttendedMiddle(Layer):
         check_choice("spatial", spatial, SPATIAL)
         self.strides, self.spatial = strides, spatial
         if spatial == "regular":
-            self.conv = Conv(filters, 3, norm, strides, dilation, name="conv")
+            self.conv = Conv(filters, 3, norm, strides, dilation=dilation, name="conv")
         elif spatial == "deformable":
-            self.conv = DeformableConv(filters, 3, norm, strides, dilation, name="conv", **(deformable or {}))
+            self.conv = DeformableConv(filters, 3, norm, strides, dilation=dilation, name="conv", **(deformable or {}))
         attention = mechanism.layer(**VISION)
         self.attended = None if attention is None else Attended(attention, name="attended")
 

@@ -180,11 +180,11 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     if None in x.shape[1:]:
         raise InputError(f"a deformable convolution needs static sizes: got {x.shape}")
     taps = kernel.shape[0] * kernel.shape[1]
-    size = [conv_size(n, k, strides, dilation, padding) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
+    size = [conv_size(n, k, strides, dilation, padding=padding) for n, k in zip(x.shape[1:3], kernel.shape[:2])]
     groups = offsets.shape[3] // (2 * taps)
     if masks is not None:
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
-    places = places_of_taps(offsets, kernel.shape[:2], strides, dilation, padding)
+    places = places_of_taps(offsets, kernel.shape[:2], strides, dilation, padding=padding)
     samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
     return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
 

@@ -146,7 +146,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     def _as_maps(self, x, keys, key_mask):
         """The arguments as maps, with the key stride taken. A sequence becomes a map with one column."""
-        keys = x if keys is None else self._cast(keys)  # Keras casts the first argument alone
+        keys = x if keys is None else tf.cast(keys, self.compute_dtype)  # Keras casts the first argument alone
         if None in x.shape[1:] or None in keys.shape[1:]:
             raise InputError(f"attention needs static sizes: got {x.shape} and {keys.shape}")
         if self.axes == 1:

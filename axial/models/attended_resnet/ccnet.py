@@ -52,7 +52,7 @@ class CCNet(Network):
     defaults = CCNetOptions()
 
     def __init__(self, backbone, num_classes, norm, options=defaults, name="ccnet"):
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         random.check_rate("dropout", options.dropout)
         self.reduce = Conv(options.context, 3, norm, name="reduce")
         attention = options.mechanism.layer(**VISION)

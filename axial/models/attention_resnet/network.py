@@ -113,7 +113,7 @@ class AttentionResNetOptions(ResNetOptions):
     @property
     def attention(self):
         """`AttentionOptions` of every attention layer."""
-        return local_options(self.span, self.heads, self.position_sensitive, self.recompute, self.backend)
+        return local_options(self.span, self.heads, self.position_sensitive, self.recompute, backend=self.backend)
 
 
 class AttentionResNet(ResNet):
@@ -140,6 +140,11 @@ class AttentionResNet(ResNet):
 
     def make_block(self, place):
         local = StridedLocalAttention(
-            place.filters, self.norm, place.strides, self.options.attention, self.options.batch_norm, name="attention"
+            place.filters,
+            self.norm,
+            place.strides,
+            self.options.attention,
+            batch_norm=self.options.batch_norm,
+            name="attention",
         )
         return self.bottleneck(place, local)

@@ -92,13 +92,13 @@ class AxialDecoderDeepLab(Network):
     defaults = AxialDecoderOptions()
 
     def __init__(self, backbone, num_classes, norm, options=defaults, name="axial_deeplab"):
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         plan = [("res4", 72)] if backbone.output_stride == 32 else []
         plan += [("res3", 64), ("res2", 96), (None, 48)]
         self.levels, self.blocks = [level for level, _ in plan], []
         for level, f in plan:
             name, encoder = f"decoder_{level or 'last'}", level is not None
-            self.blocks.append(AxialDecoderBlock(int(f * options.width), norm, encoder, options.attention, name))
+            self.blocks.append(AxialDecoderBlock(int(f * options.width), norm, encoder, options.attention, name=name))
         self.semantic_head = make_logits(self, num_classes, "semantic_head")
         if options.instances:
             self.center_head = make_logits(self, 1, "center_head")

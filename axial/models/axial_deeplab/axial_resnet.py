@@ -55,7 +55,9 @@ class AxialStem(Layer):
 
     def __init__(self, make_block, filters, name=None):
         super().__init__(name=name)
-        places = [Place(filters, 1 if i else 2, 1, 2 if i else 1, 0.0, f"block{i + 1}") for i in range(3)]
+        places = [
+            Place(filters, 1 if i else 2, 1, 2 if i else 1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
+        ]
         self.blocks = [make_block(place) for place in places]
 
     def call(self, x, training=False):
@@ -126,9 +128,9 @@ class AxialResNet(ResNet):
             2 * channels,
             self.norm,
             place.strides,
-            self.options.average_pool,
-            self.options.attention,
-            self.options.activation,
-            255 if side is None else max(-(-side // place.input_stride), 1),
+            average_pool=self.options.average_pool,
+            attention=self.options.attention,
+            activation=self.options.activation,
+            max_distance=255 if side is None else max(-(-side // place.input_stride), 1),
             name="attention",
         )

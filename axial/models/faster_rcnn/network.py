@@ -161,7 +161,7 @@ class FasterRCNN(Network):
     def __init__(self, backbone, num_classes, norm, options=defaults, name="faster_rcnn"):
         from official.vision.modeling.layers import roi_generator
 
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         if backbone.output_stride != 32:
             raise InputError(f"output_stride must be 32 for a feature pyramid: got {backbone.output_stride}")
         if not -1 <= options.frozen_stages <= len(backbone.stages):

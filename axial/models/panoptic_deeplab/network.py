@@ -179,7 +179,7 @@ class PanopticDeepLab(Network):
     defaults = PanopticDeepLabOptions()
 
     def __init__(self, backbone, num_classes, norm, options=defaults, name="panoptic_deeplab"):
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         levels = max(1 + backbone.output_stride // 16, 2)  # low-level maps that the decoders project
         # At output stride 8 twice the rates see the same part of the photo, as in DeepLabv3 (Chen et al., 2017).
         widen = max(16 // backbone.output_stride, 1)
@@ -187,7 +187,9 @@ class PanopticDeepLab(Network):
 
         def decoder(task):
             low, projection = sizes[f"{task}_low"][-levels:], sizes[f"{task}_projection"]
-            return Decoder(sizes[task], low, projection, norm, options.decoder, widen, name=f"{task}_decoder")
+            return Decoder(
+                sizes[task], low, projection, norm, options=options.decoder, widen=widen, name=f"{task}_decoder"
+            )
 
         def head(name, outputs):
             return Head(sizes[name], outputs, norm, options.decoder, name=name)

@@ -168,8 +168,8 @@ class ResNet(Layer):
             4 * place.filters,
             middle,
             self.norm,
-            place.strides,
-            stride_first,
+            strides=place.strides,
+            stride_first=stride_first,
             drop_path=place.drop_path,
             recompute=self.options.recompute,
             activation=activation,
@@ -179,7 +179,7 @@ class ResNet(Layer):
     def conv_bottleneck(self, place, stride_first=False, activation="relu"):
         """The `bottleneck` around a 3x3 convolution."""
         strides = 1 if stride_first else place.strides
-        conv = Conv(place.filters, 3, self.norm, strides, place.dilation, activation=activation, name="middle")
+        conv = Conv(place.filters, 3, self.norm, strides, dilation=place.dilation, activation=activation, name="middle")
         return self.bottleneck(place, conv, stride_first=stride_first, activation=activation)
 
     def call(self, x, training=False):

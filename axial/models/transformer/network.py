@@ -147,7 +147,7 @@ class Translator(Unfolded, Network):
     defaults = TranslatorOptions()
 
     def __init__(self, backbone, num_classes, norm=None, options=defaults, name="translator"):
-        super().__init__(backbone, num_classes, norm, options, name)
+        super().__init__(backbone, num_classes, norm, options, name=name)
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
         # Without Keras' cast, which holds inside of `call` alone, the last layer has the same weights in `translate`.
@@ -229,7 +229,15 @@ class Translator(Unfolded, Network):
 
         start = tf.zeros([source.shape[0]], tf.int32)
         ids, scores = sequence_beam_search(
-            float32_step, start, _float32(cache), self.num_classes, beams, alpha, length, end, padded_decode=True
+            float32_step,
+            start,
+            _float32(cache),
+            self.num_classes,
+            beam_size=beams,
+            alpha=alpha,
+            max_decode_length=length,
+            eos_id=end,
+            padded_decode=True,
         )
         return ids[:, 0, 1:], scores[:, 0]
 

@@ -98,10 +98,10 @@ def save_stress(path, curves, title=""):
             values = [np.nan if row[score] is None else 100 * row[score] for row in curves[name]]
             (lines[side][drawn(text)],) = grid[side].plot(ratios, values, dashes, color=color, marker="o")
     grid[1].axhline(0, color="grey", linewidth=1)
-    ylabels = "%", drawn(f"relative change, %: {last} to {base[0] if base else 'ratio 1'}")
+    ylabels = "%", f"relative change, %: {last} to {base[0] if base else 'ratio 1'}"
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
     for axes, of_axes, ylabel in zip(grid, lines, ylabels):
-        axes.set(xlabel="resolution, of the canvas", ylabel=ylabel, xscale="log")
+        axes.set(xlabel="resolution, of the canvas", ylabel=drawn(ylabel), xscale="log")
         axes.legend(of_axes.values(), of_axes)
         axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
         axes.minorticks_off()

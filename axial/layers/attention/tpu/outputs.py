@@ -116,7 +116,7 @@ def _backward(tiling, place, *refs):
     pl.when(place.begins)(lambda: clear(*totals))
 
     def of_window(window):
-        return _WindowGradient(tiling, place, refs, pixels, gradient, window).run
+        return _WindowGradient(tiling, place, refs, pixels, gradient=gradient, window=window).run
 
     around = refs.before, refs.own, refs.after
     run_windows(tiling, place, pixels, of_window, around=around, affine=refs.affine)
