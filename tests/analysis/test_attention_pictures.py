@@ -81,7 +81,7 @@ def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
         "square": (0, row * 8 + column, (2, 6, 8)),
     }[axis]
     assert found.shape == shape and relative_error(found, wanted[line, :, index].reshape(shape)) < 1e-4
-    if axis:
+    if axis != "square":
         lines = pictures.line_weights(layer, x, (row, column)).numpy()
         every = wanted[:, :, index]  # [lines, heads, M]
         every = every.transpose(1, 2, 0) if axis == "height" else every.transpose(1, 0, 2)

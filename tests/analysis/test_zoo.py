@@ -10,7 +10,6 @@ from axial.analysis.zoo import SHIPPED, commands, read_zoo
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import file_digest
-from axial.layers.batch_norm import BatchNormConfig
 from axial.weights import convert
 from axial.weights.source import shipped_names
 from tests.conftest import ROOT
@@ -48,9 +47,9 @@ WHOLE = [row for row in PUBLIC if row.holds != "backbone"]
 
 
 def as_converted(row, num_classes):
-    """The `Conversion` of a checkpoint, as the converter describes it, without its numbers."""
-    own = convert.OWN_ARGUMENTS[row.source]
-    return convert.Conversion(row.model, num_classes, own, BatchNormConfig(epsilon=1e-4), values={})
+    """The card of a checkpoint, as the converter writes it."""
+    norm = schemas.Norm(0.9, 1e-4, False)
+    return schemas.WeightsCard(1, row.model, num_classes, convert.OWN_ARGUMENTS[row.source], norm, source=row.source)
 
 
 def check_network(row, task):
@@ -63,7 +62,7 @@ def test_every_training_command_builds_its_model(row, sample_dir, tmp_path, monk
     """With a model.gin as the converter writes it."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("WEIGHTS")
-    (tmp_path / "WEIGHTS" / "model.gin").write_text(convert.gin_text(row.source, as_converted(row, 10)))
+    (tmp_path / "WEIGHTS" / "model.gin").write_text(convert.gin_text(as_converted(row, 10)))
     given = [a.partition("=")[::2] for a in flags(commands(row)[1], "axial-train")]
     assert {name for name, _ in given} <= {"--gin_file", "--gin_binding", "--data_dir", "--model_dir", "--strategy"}
     files = [value for name, value in given if name == "--gin_file"]
@@ -80,10 +79,7 @@ def test_every_evaluating_command_builds_its_model(row, sample_dir, colours_dir)
     assert given.pop("--model") == "WEIGHTS" and set(given) == {"--gin_file", "--data_dir", "--split"}
     classifier = row.holds == "classifier"
     data_dir, classes = (colours_dir, 3) if classifier else (sample_dir, 133)
-    conversion = as_converted(row, classes)
-    card = schemas.WeightsCard(
-        1, conversion.model, classes, conversion.arguments, schemas.Norm(0.9, 1e-4, False), row.source
-    )
+    card = as_converted(row, classes)
     bindings = () if classifier else COCO_SPLITS
     task = configuration.task_of_weights([given["--gin_file"]], card, data_dir, bindings, path="WEIGHTS")
     check_network(row, task)

@@ -10,7 +10,7 @@ import tf_keras as keras
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.random import seeded
-from axial.models.faster_rcnn.network import FasterRCNN
+from axial.models.faster_rcnn.network import FasterRCNN, FasterRCNNOptions
 from axial.models.registry import VARIANTS, build_model, find_variant
 from axial.serving.export import fold
 from tests import oracles
@@ -95,7 +95,7 @@ def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
         [[*PROPOSALS, [0, 0, 0, 0], [64, 3, 64, 9], *[[50, 0, 60, i] for i in range(9, 25)]]], tf.float32
     )
     with seeded(0, tf.constant(0, tf.int64), 0):
-        found = FasterRCNN._sample(types.SimpleNamespace(_sampled=sampled), proposals, truth)
+        found = FasterRCNN._sample(types.SimpleNamespace(options=FasterRCNNOptions(sampled=sampled)), proposals, truth)
     boxes, matched, kinds = (x.numpy()[0] for x in found)
     real = [box for box in proposals.numpy()[0] if (box[2:] > box[:2]).all()]
     wanted = dict(zip(map(tuple, real), oracles.assigned(real, true[:objects], 0.5, 0.5)))

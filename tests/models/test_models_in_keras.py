@@ -131,5 +131,5 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
 def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():
     config = ConvResNet(ConvResNetOptions(width=0.25, repeats=(1, 1, 1, 1))).get_config()
     assert config["repeats"] == [1, 1, 1, 1] and config["norm"]["config"]["momentum"] == 0.99
-    old = ResNet.from_config({**config, "maker": "axial.models.resnet.network.resnet"})
+    old = ResNet.from_config({**config, "maker": "axial.models.resnet.resnet"})
     assert type(old) is ConvResNet and old.get_config() == config
