@@ -185,6 +185,8 @@ def test_channels_are_last_whatever_keras_says():
 
 def test_floats_of_keras_settings_are_named(capsys):
     configured._tell_type.cache_clear()
-    with configured._policy("float64"):
-        assert Conv(4, 1, None)(tf.ones([1, 2, 2, 3])).dtype == tf.float64
+    Conv(4, 1, None, dtype="float64")
+    assert not capsys.readouterr().err
+    keras.mixed_precision.set_global_policy("float64")
+    assert Conv(4, 1, None)(tf.ones([1, 2, 2, 3])).dtype == tf.float64
     assert "compute in float64, as Keras is set" in capsys.readouterr().err

@@ -32,6 +32,7 @@ from axial.layers import (
     SeparableConv,
     StridedLocalAttention,
 )
+from axial.layers.attention.folded import FoldedAttention
 from tests import keras_programs
 from tests.conftest import randomize, relative_error
 
@@ -61,8 +62,8 @@ LAYERS = {
         [MAP],
     ),
     "EncoderLayer": (lambda: EncoderLayer(16, 32, Mechanism("1111", 4), deformable=True, dropout=0.0), [LINE]),
-    "folded axial": (lambda: AxialAttention(16, 32, "height", norm=NORM, backend="xla", **SMALL).folded(), [MAP]),
-    "folded local": (lambda: LocalAttention(16, 32, batch_norm=False, norm=NORM, **SMALL).folded(), [MAP]),
+    "folded axial": (lambda: FoldedAttention(AxialAttention(16, 32, "height", backend="xla", **SMALL).spec), [MAP]),
+    "folded local": (lambda: FoldedAttention(LocalAttention(16, 32, **SMALL).spec), [MAP]),
     "DecoderLayer": (lambda: DecoderLayer(16, 32, dropout=0.0, memory=Mechanism("0110", 4)), [LINE, [5, 16]]),
 }
 
