@@ -179,11 +179,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
     first = step = int(optimizer.iterations.numpy())
     scores, length, bar, folder = {}, 1, None, model_dir if is_chief(strategy) else None
     if folder:
-        if options.when_ready:
-            options.when_ready()
-        keep_settings(model_dir, settings, step if latest else None)
-        for path in (model_dir, os.path.join(model_dir, "best")):
-            remove_unfinished(path)
+        _begin(folder, settings, step if latest else None, options)
     summaries = orbit.utils.SummaryManager(folder, write_scalar, optimizer.iterations)
     saver, evaluations = Saver(checkpoint, model_dir, config.keep, strategy), Evaluations(loop, model_dir)
     with (
@@ -200,8 +196,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
                 status.write("evaluating", step)
                 scores = evaluations.run(step, watchdog, requests, summaries.summary_writer)
                 if scores:
-                    text = plain(f"step {step}: {loop.task.evaluation.brief(scores)}")
-                    bar.write(text, sys.stderr) if bar else say(text, error=True)
+                    _tell(bar, f"step {step}: {loop.task.evaluation.brief(scores)}")
             if step >= config.steps:
                 break
 
@@ -215,11 +210,9 @@ def _run(loop, model_dir, latest, *, start, settings, options):
                 length = _length(config, length, seconds / (end - step))
                 bar.update(end - bar.n)
             else:
-                bar = shown.enter_context(
-                    progress(None, "train", initial=end, total=config.steps, unit="step", disable=not folder)
-                )
-            step = end
-            status.write("training", step)
+                bar = progress(None, "train", initial=end, total=config.steps, unit="step", disable=not folder)
+                shown.enter_context(bar)
+            status.write("training", step := end)
 
             # === Report ===
             if step == report:
@@ -239,6 +232,20 @@ def _run(loop, model_dir, latest, *, start, settings, options):
         if first < step or not latest:
             saver.save(step)
     return scores
+
+
+def _tell(bar, text):
+    """Says a line on standard error, above the bar if there is one."""
+    bar.write(plain(text), sys.stderr) if bar else say(plain(text), error=True)
+
+
+def _begin(model_dir, settings, step, options):
+    """Says that the run begins, keeps its settings, and removes what a kill has left half written."""
+    if options.when_ready:
+        options.when_ready()
+    keep_settings(model_dir, settings, step)
+    for path in (model_dir, os.path.join(model_dir, "best")):
+        remove_unfinished(path)
 
 
 def _next(config, step, *intervals):

@@ -43,6 +43,8 @@ class DetectionData(Checked):
         super().__post_init__()
         if any(side % 64 for side in self.canvas):
             raise InputError(f"DetectionData.canvas = {self.canvas}: expected multiples of 64, the largest stride")
+        if self.sides[0] > self.sides[1]:
+            raise InputError(f"DetectionData.sides = {self.sides}: expected (shorter, longer)")
 
     def resized(self, canvas):
         """The same with another size of the network's input."""

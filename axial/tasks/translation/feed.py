@@ -129,7 +129,7 @@ class Sentences:
         return {"source": sides[0], "target": sides[1], "bucket": np.full(rows, bucket, np.int32)}
 
 
-def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=None):
+def training_text(data_dir, data, spec, stream):
     """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
 
     Every host holds all pairs and reads its own batches of them.
@@ -138,18 +138,16 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
         data_dir: folder of a converted data set.
         data: `TextData`.
         spec: `TextSpec` that it was converted under.
-        batch: token slots of a step on each side, over all replicas; rounded down to rows of the largest length.
-        seed, first_step: ints.
-        context: `tf.distribute.InputContext`, or None for one replica.
+        stream: `Stream`. Its batch is the token slots of a step on each side, over all replicas; rounded down to rows
+            of the largest length.
 
     Raises:
         InputError: see `Sentences`; a batch with less than a row for each replica.
     """
-    hosts, host = (context.num_input_pipelines, context.input_pipeline_id) if context else (1, 0)
-    replicas = context.num_replicas_in_sync if context else 1
-    rows, length = batch // replicas // data.lengths[-1], data.lengths[-1]
+    (host, hosts), replicas, length = stream.host, stream.replicas, data.lengths[-1]
+    rows, least = stream.batch // replicas // length, replicas * length
     if not rows:
-        raise InputError(f"batch {batch}: tokens, at least {replicas * length} are needed for a row on each replica")
+        raise InputError(f"batch {stream.batch}: tokens, at least {least} are needed for a row on each replica")
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
@@ -157,17 +155,17 @@ def training_text(data_dir, data, spec, *, batch, seed=0, first_step=0, context=
     a_step = replicas // hosts
 
     def batches():
-        epoch, found = 0, sentences.epoch(seed, 0, rows)  # every epoch has as many batches
-        for number in itertools.count(first_step * a_step):  # of this host's batches
+        epoch, found = 0, sentences.epoch(stream.seed, 0, rows)  # every epoch has as many batches
+        for number in itertools.count(stream.first_step * a_step):  # of this host's batches
             place = number // a_step * replicas + host * a_step + number % a_step
             if place // len(found) != epoch:
                 epoch = place // len(found)
-                found = sentences.epoch(seed, epoch, rows)
+                found = sentences.epoch(stream.seed, epoch, rows)
             yield sentences.batch(*found[place % len(found)], rows)
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
-    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), context, 4)
+    return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), stream.context, 4)
 
 
 def cut(ids, length):

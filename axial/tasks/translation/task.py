@@ -9,6 +9,7 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
 from axial.data.specs import text_operations
+from axial.data.streams import Stream
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Count, Natural, NonNegative
@@ -268,8 +269,7 @@ class TranslationTask(Task):
         """See `training_text`."""
         if service:
             raise InputError("--data_service: for photos; the task is translation")
-        where = self.data_dir, self.data, self.spec
-        return training_text(*where, batch=batch, seed=seed, first_step=first_step, context=context)
+        return training_text(self.data_dir, self.data, self.spec, Stream(batch, seed, first_step, context))
 
     def by_shape(self, compute, batch):
         """compute(batch) for a batch of sentences of its bucket's own shape: one branch for each bucket."""
