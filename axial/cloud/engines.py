@@ -13,14 +13,13 @@ import re
 import shlex
 import subprocess
 import time
-import typing
 
 import yaml
 
 from axial import slices
 from axial.cloud import runs
 from axial.errors import InputError, pip_install
-from axial.io.read import read_text, read_yaml
+from axial.io.read import read_text
 from axial.statements import PACKAGE
 
 MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
@@ -175,7 +174,7 @@ class Gke(Engine):
 
     def body(self, run):
         """The JobSet: jobset.yaml with what this run adds."""
-        request, jobset = self.request, read_yaml(_script("jobset.yaml"), dict[str, typing.Any])
+        request, jobset = self.request, yaml.safe_load(read_text(_script("jobset.yaml")))
         labels, left = {"axial-run": request.name}, round(max(run.deadline - time.time(), 0) + MARGIN)
         jobset["metadata"] |= {"name": request.name, "labels": dict(labels)}
         if request.queue:
