@@ -102,8 +102,8 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
         return PanopticTask(ModelConfig(name, **options), data, "", spec=SPEC).build_model()
 
     def chosen(model):
-        layers = [layer for layer in model.submodules if hasattr(layer, "backend") and hasattr(layer, "recompute")]
-        return {(layer.recompute, layer.backend) for layer in layers}, model.backbone.stages[0][0].recompute
+        options = [layer.spec.options for layer in model.submodules if isinstance(layer, Attention)]
+        return {(each.recompute, each.backend) for each in options}, model.backbone.stages[0][0].recompute
 
     assert chosen(build()) == ({("none", "auto")}, "none")
     assert chosen(build(recompute="block", backend="kernel")) == ({("block", "kernel")}, "block")
@@ -115,7 +115,7 @@ def test_recomputing_and_backend_are_a_choice_of_the_recipe():
         (dict(recompute="blocks"), "ModelConfig.recompute = 'blocks': expected one of auto, none, softmax, block"),
         (dict(backend="tpu"), "ModelConfig.backend = 'tpu': expected one of auto, cpu, xla, kernel, reference"),
         (dict(arguments={"spam": 65}), "has no argument 'spam' .did you mean 'span'"),
-        (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute must be one of none, block"),
+        (dict(name="panoptic_deeplab_resnet_nano", recompute="softmax"), "recompute = 'softmax': expected one of none, block"),
     ):
         with pytest.raises(InputError, match=words):
             build(**options)
