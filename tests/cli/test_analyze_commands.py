@@ -58,12 +58,12 @@ def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_pa
             source,
             f"--image={PHOTO}",
             "--query=10,20",
-            "--block=stage1_block1",
+            "--block=stage2_block1",
             f"--output_dir={out}",
         )
         assert result.code == 0, result.err
         (path,) = result.out.split()
-        assert path == f"{out}/000000000285.stage1_block1.png"
+        assert path == f"{out}/000000000285.stage2_block1.png"
         pixels.append(np.asarray(Image.open(path)))
     assert pixels[0].std() > 5 and np.abs(pixels[0].astype(int) - pixels[1]).max() <= 2
     asked = f"--checkpoint={trained}", f"--image={PHOTO}", f"--output_dir={tmp_path}/none"

@@ -39,7 +39,7 @@ BAD = {
     "predict photo.jpg": "--model=nuclei, which comes with axial",
     "train --model_dir=RUN --listen=all": "--listen needs --profiler_port",
     "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
-    "evaluate --model=nuclei --json=/dev/null": "a pipe or a device, a file is expected",
+    "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket, a file is expected",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "
     "--gin_binding=TrainingConfig.eval_interval=1": "'../x.json': leaves its folder",
