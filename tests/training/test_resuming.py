@@ -142,7 +142,7 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
     task = small_task(colours_dir)
     assert [best_after(*each, task) for each in ((1, 0.9), (2, 0.5))] == [(1, False), (1, False)]
     assert best_after(2, 0.5, small_task(str(shutil.copytree(colours_dir, tmp_path / "data")))) == (1, True)
-    task.settings = lambda: {"scale": 2}
+    task.settings = {"scale": 2}
     assert [best_after(*each, task) for each in ((2, 0.1), (3, 0.0), (4, 0.2))] == [(2, False), (2, False), (4, False)]
     task.data = dataclasses.replace(task.data, eval_split="train")
     assert best_after(5, 0.0, task) == (5, False)
