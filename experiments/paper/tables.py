@@ -60,7 +60,7 @@ def cells(result):
     """The strings of a row, in the order of `COLUMNS`."""
     row = result.row
     counted = ["", "", "", ""], ["", ""]
-    if row.model:
+    if result.params is not None:
         counts = result.params / 1e6, (result.params + result.attention_norms) / 1e6
         pairs = ((f"{n:.3f} M", "" if row.params is None else f"{n - row.params:+.3f} M") for n in counts)
         macs = result.macs / 1e9

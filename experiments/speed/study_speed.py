@@ -34,7 +34,7 @@ class NaiveAttention(GeneralizedAttention):
     def call(self, x, training=False):
         """The attention of each map of x."""
         del training
-        w = {weight.name.split("/")[-1].split(":")[0]: self._cast(weight) for weight in self.weights}
+        w = {weight.name.split("/")[-1].split(":")[0]: tf.cast(weight, self.compute_dtype) for weight in self.weights}
         return tf.stack(
             [study_reference.generalized_attention(m, w, self.setting, heads=self.heads) for m in tf.unstack(x)]
         )
