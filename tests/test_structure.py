@@ -22,7 +22,7 @@ BOUNDS = {
 # Names that few files of axial/ know, and in how many they are today.
 NAMES = {
     "photo_scale": 18,  # 6
-    "span": 12,  # 8
+    "span": 11,  # 8
     "recompute": 15,  # 12
     "jit_compile": 9,  # 5
 }
