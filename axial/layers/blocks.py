@@ -17,6 +17,14 @@ def make_attention(spec, norm, name, inner_norm=True):
     return FoldedAttention(spec, name=name) if norm is None else Attention(spec, norm, inner_norm, name=name)
 
 
+def _read_options(attention, make_options, beside, value):
+    """(options, value of the argument beside them). Files of axial 0.2 have both in one dict."""
+    if isinstance(attention, AttentionOptions):
+        return attention, value
+    given = {beside: value, **(attention or {})}
+    return make_options(**{name: given[name] for name in given if name != beside}), given[beside]
+
+
 class AxialPair(Layer):
     """Attention along the height, then along the width, then ReLU (Axial-DeepLab, Fig. 2).
 
@@ -51,7 +59,7 @@ class AxialPair(Layer):
         max_distance=255,
         **kwargs,
     ):
-        options = attention if isinstance(attention, AttentionOptions) else AttentionOptions(**(attention or {}))
+        options, max_distance = _read_options(attention, AttentionOptions, "max_distance", max_distance)
         super().__init__(**kwargs)
         self.strides, self.average_pool, self.activation = strides, average_pool, activation
         self.height, self.width = (
@@ -94,7 +102,7 @@ class StridedLocalAttention(Layer):
     """
 
     def __init__(self, channels, norm, strides=1, attention=None, batch_norm=True, **kwargs):
-        options = attention if isinstance(attention, AttentionOptions) else local_options(**(attention or {}))
+        options, batch_norm = _read_options(attention, local_options, "batch_norm", batch_norm)
         super().__init__(**kwargs)
         self.strides = strides
         self.local = make_attention(AttentionSpec("square", channels, channels, options), norm, "local", batch_norm)

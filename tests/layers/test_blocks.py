@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from axial.layers import blocks, random
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck
+from axial.layers.blocks import AxialPair, BasicBlock, Bottleneck, StridedLocalAttention
 from axial.models.panoptic_deeplab.xception import XceptionBlock
 from axial.weights.names import assign_weights, csrhddlam_weights, deeplab2_weights, weight_names
 from tests.conftest import (
@@ -131,3 +131,9 @@ def test_a_frozen_block_drops_no_branch():
     assert np.any(block(x, training=True).numpy() != block(x).numpy())
     block.trainable = False
     np.testing.assert_array_equal(block(x, training=True), block(x))
+
+
+def test_files_of_0_2_have_batch_norm_among_the_options_of_attention():
+    layer = StridedLocalAttention(8, BatchNormConfig(), 2, attention=dict(batch_norm=False))
+    layer(tf.zeros([1, 5, 5, 8]))
+    assert not any("qkv_norm" in weight.name for weight in layer.weights)
