@@ -124,7 +124,7 @@ def test_logits_of_replicas_have_one_mean_and_variance(few):
     sums = [np.stack([s.sum(2), (s**2).sum(2), np.full([3, 2], s.shape[2])], 2).astype(np.float32) for s in logits]
 
     def make():
-        layer = LogitNorm(3, 2, BatchNormConfig(0.0))
+        layer = LogitNorm([3, 2], BatchNormConfig(0.0))
         layer.build(None)
         return layer
 
