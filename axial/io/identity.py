@@ -1,24 +1,8 @@
-"""What a stored evaluation is of, and whether another one is of the same."""
+"""Whether a stored evaluation is of the same as another one."""
 
 import json
-import typing
 
 from axial.errors import InputError
-from axial.io import gfile
-from axial.io.read import read_json
-from axial.io.write import write_json
-
-
-def check_identity(path, identity, flag):
-    """Writes `identity`, a dict, to a JSON file, or compares it with what is there.
-
-    Raises:
-        InputError: the file holds another identity. The message names the first difference.
-    """
-    if gfile.exists(path):
-        compare_identity(path, read_json(path, dict[str, typing.Any])[1], identity, flag)
-    else:
-        write_json(path, identity)
 
 
 def compare_identity(path, found, wanted, flag):
