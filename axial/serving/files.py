@@ -19,7 +19,6 @@ from axial.io.write import write_bytes
 from axial.layers import device
 from axial.weights.source import LITE
 
-PRECISIONS = ("float32", "float16", "int8")
 LARGEST = 2**31  # bytes; both formats are protocol or flat buffers, which end there
 _OPSET = 17  # of ONNX, from 2022; every runtime since then has it
 
