@@ -9,6 +9,7 @@ import tf_keras as keras
 from axial import configuration
 from axial.data.files import find_photos, load_photo
 from axial.data.objects import read_objects
+from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.base import Network
@@ -73,11 +74,11 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
     if source.kind == "run":
         task, found = configuration.restore_run(source, arguments=arguments)
         check_asked(source.path, task.model.name, task.num_classes, asked)
-        found.know(task.spec, task.photo_scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
+        found.know(task.spec, task.scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
     else:
         found, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
-        found.know(spec, card and card.preprocessing.get("photo_scale"))
+        found.know(spec, card and card.preprocessing.get(SCALE))
     return Features(found.backbone) if features_only else found
 
 
@@ -93,7 +94,7 @@ class Exported(keras.Model):
 
     def __init__(self, predictor):
         super().__init__(name="exported", dynamic=True)
-        self.predictor, self.spec, self.photo_scale = predictor, predictor.spec, predictor.photo_scale
+        self.predictor, self.spec, self.photo_scale = predictor, predictor.spec, predictor.scale
         self.task = predictor.evaluation.name
 
     def call(self, inputs):

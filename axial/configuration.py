@@ -244,7 +244,7 @@ def load_export(what):
 
 def exported(task):
     """The task of an export, where photos at their own scale all go on one canvas."""
-    return task if task.photo_scale is None else dataclasses.replace(task, one_canvas=True)
+    return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
 def load_folded(what):

@@ -3,9 +3,9 @@
 Convolutions, matrix products and einsums count, as in the paper's tables. Element-wise work does not. A function counts
 wherever it is called. A loop counts the most times that it can run. Of a branch, the more expensive side counts.
 
-A local span is computed in blocks, whose products hold more pairs of query and key than the equation needs. Such
-products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A of
-them. Both are counted.
+Attention within windows is computed in blocks, whose products hold more pairs of query and key than the equation
+needs. Such products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation
+needs A of them. Both are counted.
 """
 
 import collections

@@ -20,7 +20,7 @@ class Stage:
         macs: multiply-adds.
         activations: bytes that it writes; see `activation_bytes`.
         output: shape of its output, or None.
-        spans, heads: spans and heads of its attention layers, each value once. A span of None is the whole axis.
+        spans, heads: spans and heads of its attention layers, each value once. None stands for the whole axis.
     """
 
     part: str

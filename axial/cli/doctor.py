@@ -121,7 +121,7 @@ def _main(given: Doctor):
         if found := tf.config.list_physical_devices(kind):
             say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-    compiles = "compiles the step" if xla else "does not compile the step; see TrainingConfig.jit_compile"
+    compiles = "compiles the step" if xla else "does not compile the step; see docs/train.md"
     say(f"  axial-train: XLA {compiles}")
     if given.step:
         with working("training a tiny Axial-DeepLab for one step: about 10 seconds on a CPU"):

@@ -115,7 +115,7 @@ class Run(OfRun, Scored):
     cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(
         list,
-        "sizes of the network's input, SIDE or HEIGHTxWIDTH; not of an export, not with a DataConfig.photo_scale.",
+        "sizes of the network's input, SIDE or HEIGHTxWIDTH; not of an export, nor where one factor scales all photos.",
         (),
         read=_sizes,
         alone=("results_dir", "submission_dir", "report", "picture"),

@@ -14,6 +14,7 @@ from axial.cli.flags import as_path
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.objects import read_objects
+from axial.data.preprocess import SCALE
 from axial.data.specs import NUCLEI, difference
 from axial.data.streams import name_damaged_records
 from axial.data.tfrecord import find_splits, fingerprint, read_manifest
@@ -28,6 +29,7 @@ from axial.io.lock import locked_file
 from axial.io.read import read_text
 from axial.io.show import csv_text, percent, print_table, say
 from axial.io.write import folder_digests, output_folder, write_json, write_text, write_whole
+from axial.layers.device import is_compiled
 from axial.serving.predictor import Predictor
 from axial.serving.zoom import Zoomed
 from axial.tasks.base import Inference
@@ -94,8 +96,8 @@ class Run:
         self.objects = None if given.gin_file else read_objects(source.folder)
         self.name = name or find_weights(checkpoint or what, given.average)[-1]
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
-        jit_compile = configuration.query("TrainingConfig.jit_compile", "auto")
-        self.inference = Inference(self.strategy, *looks, jit_compile)
+        compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
+        self.inference = Inference(self.strategy, *looks, compiled)
         self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
         self.split = task.data.eval_split
         check_studies(given, self.evaluation, self.spec, task.instances)
@@ -106,7 +108,7 @@ class Run:
             "scales": self.inference.scales,
             "flip": self.inference.flip,
             "diameter": given.diameter,
-            "photo_scale": None,  # what a task's settings say in its place; None also stands for what older files lack
+            SCALE: None,  # what a task's settings say in its place; None also stands for what older files lack
             **task.settings,
         }
 
@@ -122,7 +124,7 @@ class Run:
 
     def predictions(self, split):
         if self.given.diameter is not None:
-            alone = dataclasses.replace(self.inference, strategy=None, jit_compile="no")  # one photo after the other
+            alone = dataclasses.replace(self.inference, strategy=None, compiled=False)  # one photo after the other
             predictor = Predictor.of_task(self.task, self.model, alone, self.objects)
             return Zoomed(predictor, self.given.diameter).examples
         return self.task.predictions(self.model, self.inference)

@@ -15,7 +15,7 @@ that gives NaN or infinite numbers. The SavedModel of a translator takes texts; 
 Each export has a card, README.md: input and output, scores and their splits, licence, commands. The scores are those
 that chose the checkpoint. --scores adds what axial-evaluate --json wrote, and --license the licence of the weights.
 
-If the run has a DataConfig.photo_scale, the export scales photos by it too, and has only the largest canvas.
+If the run scales all photos by one factor, the export does it too, and has only the largest canvas.
 axial-predict and axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
 """
 

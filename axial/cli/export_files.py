@@ -93,7 +93,7 @@ def _photos(task, given):
     count = RANGES if given.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
         photos = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]
-    if (scale := task.photo_scale) is not None:  # of a larger photo, what the canvas holds
+    if (scale := task.scale) is not None:  # of a larger photo, what the canvas holds
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         photos = [photo[:height, :width] for photo in photos]
     return photos
@@ -113,7 +113,7 @@ def _card(task, model, given):
     found = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
     # A file's card says of its training, its scores and its licence what a run's best scores and data say.
     told = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
-    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
     return msgspec.structs.replace(
         card,
         parameters=count_parameters(model),

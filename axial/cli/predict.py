@@ -20,7 +20,7 @@ further pages of a stack or a second channel, it says on standard error. So it d
 from those of the model's training.
 Photos of 8 bits keep their values. Of n deeper values or floats, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4
 brightest 255, or less in noise. A model of an older axial divides them by 1, 4, 16, 64 or 256, as the largest tells.
-A model with a DataConfig.photo_scale scales all photos by this factor. Photos larger than its canvas are cut into tiles
+Some models scale all photos by one factor. They cut photos larger than their canvas into tiles
 that overlap by DataConfig.tile_overlap pixels, and the segments of the tiles are joined.
 An export predicts at one scale. To average over scales and mirror images, use the run.
 """

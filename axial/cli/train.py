@@ -82,7 +82,7 @@ def _main(given: Train):
             with working("measuring the objects of the training photos"):
                 objects = objects_of(data_dir, task.data.train_split)
         configuration.save(model_dir, task.spec, objects)
-        card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+        card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
     if given.strategy != "tpu":  # who has TPUs has chosen them

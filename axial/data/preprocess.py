@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 
+SCALE = "photo_scale"  # the name that files store the factor of all photos under
 STEP, LEAST_SIDE = 0.8, 65  # of a list of canvases: from one side to the next, and where the list ends
 STRIDE = 16  # of most networks
 LEAST_TILE = 32  # pixels of a photo along a side of the part of it that a canvas holds

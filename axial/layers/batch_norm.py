@@ -8,7 +8,7 @@ from axial.errors import InputError
 from axial.io.check import BelowOne, Checked, Natural, Positive
 from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
-from axial.layers.recompute import are_statistics_kept
+from axial.layers.rematerialisation import are_statistics_kept
 
 
 @dataclasses.dataclass(frozen=True)

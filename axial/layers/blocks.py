@@ -9,7 +9,7 @@ from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import Attention, AttentionOptions, AttentionSpec, local_options
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
-from axial.layers.recompute import recompute
+from axial.layers.rematerialisation import rematerialised
 
 
 def make_attention(spec, norm, name, inner_norm=True):
@@ -119,7 +119,7 @@ def run_block(block, run, x, *, training, built):
     """
     inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
     if training and block.recompute == "block" and built:
-        return recompute(run, *inputs)
+        return rematerialised(run, *inputs)
     return run(*inputs)
 
 

@@ -69,9 +69,9 @@ def is_compiled(wish):
     return bool(tf.config.list_logical_devices("GPU")) if wish == "auto" else wish == "yes"
 
 
-def compiled(function):
-    """A function of tensors that XLA compiles as one program."""
-    return tf.function(function, autograph=False, jit_compile=True)
+def compiled(function, by_xla=True):
+    """A `tf.function` of a function of tensors, which XLA compiles as one program; see `tf.function`."""
+    return tf.function(function, autograph=False, jit_compile=by_xla or None)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from axial.io.read import first_line
 from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.device import BACKENDS
-from axial.layers.recompute import RECOMPUTE
+from axial.layers.rematerialisation import RECOMPUTE
 from axial.models.attended_resnet import variants as attended_resnet
 from axial.models.attended_resnet.network import AttendedResNet
 from axial.models.attention_resnet import variants as attention_resnet

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.objects import read_objects
+from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
 from axial.io import gfile, schemas
@@ -30,9 +31,9 @@ class Predictor:
 
     Attributes:
         spec, evaluation: `DatasetSpec` or `TextSpec`, and `Evaluation`, of what is predicted.
-        canvas, photo_scale: see `Task`.
+        canvas, scale: see `Task`.
         objects: `schemas.Objects` of the training photos, to which the photos of a prediction can be compared; None
-            where nobody has told it, and of a model that has no `photo_scale`.
+            where nobody has told it, and of a model that has no scale.
         example: function of what is given that makes an evaluation example of it.
         examples: function of evaluation examples that yields (example, prediction) for each.
         task, model: of a model in memory, or of a file (`FileModel`); None of a SavedModel.
@@ -41,7 +42,7 @@ class Predictor:
     spec: DatasetSpec | TextSpec
     evaluation: Evaluation
     canvas: tuple
-    photo_scale: float | None
+    scale: float | None
     objects: schemas.Objects | None
     example: typing.Callable
     examples: typing.Callable
@@ -56,8 +57,8 @@ class Predictor:
     def of_task(cls, task, model, inference=Inference(), objects=None):
         """The one of a task and its model; see `Task.predictions`. `objects` are those of its training photos."""
         return cls(
-            *(task.spec, task.evaluation, task.canvas, task.photo_scale),
-            objects=objects if task.photo_scale else None,
+            *(task.spec, task.evaluation, task.canvas, task.scale),
+            objects=objects if task.scale else None,
             example=lambda given: {**task.evaluation.example(given), **task.example(tf.constant(given))},
             examples=task.predictions(model, inference),
             task=task,
@@ -77,13 +78,13 @@ class Predictor:
             about = {name: value.numpy() for name, value in loaded.signatures["classes"]().items()}
             canvas = tuple(about["canvas"].tolist())
             evaluation = find_evaluation(about.get("kind", b"panoptic").decode(), f"{path}: kind")
-            photo_scale = float(about["photo_scale"]) if "photo_scale" in about else None
+            scale = float(about[SCALE]) if SCALE in about else None
             predictions = evaluation.predictions(loaded.signatures, spec, about)
-            objects = read_objects(source.extra) if photo_scale else None
+            objects = read_objects(source.extra) if scale else None
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
         return cls(
-            *(spec, evaluation, canvas, photo_scale, objects),
+            *(spec, evaluation, canvas, scale, objects),
             example=evaluation.example,
             examples=predictions,
         )

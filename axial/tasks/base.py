@@ -19,8 +19,9 @@ from axial.data.streams import Stream, decode_photo, evaluation_stream, photo_of
 from axial.data.tfrecord import find_splits
 from axial.io.check import Checked
 from axial.io.show import counted, percent
+from axial.layers import device
 from axial.layers.batch_norm import all_reduce_sums
-from axial.layers.device import has_tpu, is_compiled, local_replicas
+from axial.layers.device import has_tpu, local_replicas
 from axial.models.registry import ModelConfig, check_model
 
 MOST_NAMED = 6  # classes or objects in one line
@@ -202,19 +203,13 @@ class Inference:
         strategy: `tf.distribute` strategy that the model was made under.
         scales: of the canvas, over which predictions are averaged.
         flip: whether to average over the mirror image as well.
-        jit_compile: whether XLA compiles predictions on canvases of one size, as `TrainingConfig.jit_compile`. For a
-            single photo it does not pay.
+        compiled: whether XLA compiles predictions on canvases of one size. For a single photo it does not pay.
     """
 
     strategy: tf.distribute.Strategy | None = None
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
-    jit_compile: str = "no"
-
-    @property
-    def compiled(self):
-        """Whether XLA compiles predictions where all canvases have one size."""
-        return is_compiled(self.jit_compile)
+    compiled: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -243,7 +238,7 @@ class Task(Checked, abc.ABC):
         multi_scale: scales of the canvas that multi-scale inference averages over.
         num_classes: of the model.
         canvas: (height, width) of the network's input in evaluation; of texts, (most tokens,).
-        photo_scale: the factor by which photos are scaled; None where they are fitted to the canvas.
+        scale: the factor by which photos are scaled; None where they are fitted to the canvas.
         instances: whether predictions tell instances of a class apart, where the data has some.
         row: tokens of a row of a batch of texts. A batch is divided into rows; 1 for images.
         counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
@@ -262,7 +257,7 @@ class Task(Checked, abc.ABC):
     spec: DatasetSpec | TextSpec | None = None
 
     trained_by = served = ()
-    finish = photo_scale = server = None
+    finish = scale = server = None
     loss_names = ("total",)
     multi_scale = (1.0,)
     instances = True
@@ -395,7 +390,7 @@ class Replicated:
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
         self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["content"])), ahead
-        function = tf.function(function, autograph=False, jit_compile=compiled or None)
+        function = device.compiled(function, compiled)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):

@@ -126,7 +126,7 @@ class Evaluations:
 
     @functools.cached_property
     def _predict(self):  # traced once
-        return self.task.predictions(self.loop.model, Inference(self.strategy, jit_compile=self.config.jit_compile))
+        return self.task.predictions(self.loop.model, Inference(self.strategy, compiled=self.config.is_compiled()))
 
     @functools.cached_property
     def _identity(self):

@@ -11,7 +11,7 @@ from axial.data.streams import name_damaged_records
 from axial.errors import NonFiniteError
 from axial.layers import device, random
 from axial.layers.batch_norm import all_reduce_sums
-from axial.layers.recompute import statistics_kept
+from axial.layers.rematerialisation import statistics_kept
 from axial.tasks.base import whole_batch
 from axial.training.strategy import total_over_workers, workers
 

@@ -11,6 +11,7 @@ import os
 import msgspec
 import yaml
 
+from axial.data.preprocess import SCALE
 from axial.io import schemas, show
 from axial.io.images import LEVELS
 from axial.io.write import folder_digests, write_text
@@ -134,9 +135,9 @@ def _preparation(card):
         return []
     photo, lines = told.get("photo"), []
     size = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    if "photo_scale" in told:
+    if SCALE in told:
         lines = [
-            f"- scale: {told['photo_scale']} times the photo's own",
+            f"- scale: {told[SCALE]} times the photo's own",
             f"- largest canvas: {size} pixels (height x width); axial cuts larger photos into tiles",
         ]
     elif size:

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
+from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec, field_difference
 from axial.errors import InputError
 from axial.io import schemas
@@ -33,7 +34,7 @@ def count_parameters(model):
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
-def make_card(config, num_classes, photo=None, *, spec=None, photo_scale=None, source="axial"):
+def make_card(config, num_classes, photo=None, *, spec=None, scale=None, source="axial"):
     """The `WeightsCard` of a model.
 
     Args:
@@ -41,7 +42,7 @@ def make_card(config, num_classes, photo=None, *, spec=None, photo_scale=None, s
         num_classes: see `build_model`.
         photo: the side, or (height, width), of the photos that the model is for; None if it is not told.
         spec: `DatasetSpec` or `TextSpec` of its data, if it is told.
-        photo_scale: factor that its photos are scaled by; None where they are fitted to its input.
+        scale: factor that its photos are scaled by; None where they are fitted to its input.
         source: what the weights are from.
     """
     preprocessing = {}
@@ -49,7 +50,7 @@ def make_card(config, num_classes, photo=None, *, spec=None, photo_scale=None, s
         pixels = {"pixels": "symmetric", **find_variant(config.name).arguments, **config.arguments}["pixels"]
         mean, deviation = PIXELS[pixels]
         preprocessing = {"photo": photo, "pixels": pixels, "mean": mean, "deviation": deviation}
-        preprocessing |= {} if photo_scale is None else {"photo_scale": photo_scale}
+        preprocessing |= {} if scale is None else {SCALE: scale}
     card = {
         "format": 1,
         "model": config.name,

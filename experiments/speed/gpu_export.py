@@ -212,7 +212,7 @@ def write_training(folder, build, count):
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())
-    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
     card = msgspec.structs.replace(card, parameters=count_parameters(model))
     return {
         **entry,

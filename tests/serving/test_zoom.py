@@ -15,7 +15,7 @@ from axial.tasks.segmentation.evaluation import PANOPTIC
 class Discs:
     """Finds bright objects as a network does that was trained on discs of 20 pixels: it cuts large ones into pieces."""
 
-    spec, evaluation, photo_scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
+    spec, evaluation, scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
 
     def __call__(self, image):
         bright = image[..., 0] > 100

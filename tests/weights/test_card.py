@@ -97,7 +97,7 @@ def test_a_card_of_before_has_a_page_too():
     "name,form", [*((name, "saved_model") for name in TASKS), *(("axial_deeplab_nano", form) for form in FORMS)]
 )
 def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colours_dir):
-    card = make_card(ModelConfig(name), 3, (65, 97), spec=SPEC, photo_scale=1.5)
+    card = make_card(ModelConfig(name), 3, (65, 97), spec=SPEC, scale=1.5)
     outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
     make_task, make_data, hub, row = TASKS[name]
     task = make(name, make_task, make_data, colours_dir if make_data is ClassificationData else sample_dir)

@@ -35,7 +35,7 @@ from axial.layers.conv import product
 from axial.layers.device import BACKENDS, choose, import_kernels
 from axial.layers.masking import hide
 from axial.layers.precision import wide, widen
-from axial.layers.recompute import RECOMPUTE
+from axial.layers.rematerialisation import RECOMPUTE
 
 TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
 KERNELS = "axial.layers.attention.tpu.layer"

@@ -228,7 +228,7 @@ def weigh(query, key, visible, width, training=False):
 # === All queries, whole or in parts ===
 
 
-def attend(query, key, tables, grid, *, recompute=False, training=False):
+def attend(query, key, tables, grid, *, keeps_weights=True, training=False):
     """`weigh` for all rows of queries. Large maps are computed in parts of some rows, again in the backward pass.
 
     With a window, a part takes only the rows of keys that its queries see.
@@ -238,7 +238,7 @@ def attend(query, key, tables, grid, *, recompute=False, training=False):
         key: dict of 'key', 'value', 'saliency' and 'real'; see `logits`.
         tables: dict of 'rows' and 'columns', [M, R, D] or [M, R]: one entry for each of `Axis.differences`; or empty.
         grid: `Grid`.
-        recompute: whether the backward pass recomputes the weights of small maps too.
+        keeps_weights: whether the weights of small maps are kept for the backward pass. Those of large maps never are.
         training: see `hide`.
     """
     images, heads, keys, width, _ = key["value"].shape
@@ -252,7 +252,7 @@ def attend(query, key, tables, grid, *, recompute=False, training=False):
     if tables:
         query = {**query, "rows": tf.gather(tables["rows"], grid.rows.rows(), axis=1)}
     rows = max(1, min(grid.rows.queries, LARGEST_MAP // (pairs * keys)))
-    if rows == grid.rows.queries and not recompute:
+    if rows == grid.rows.queries and keeps_weights:
         return weigh(query, key, grid.visible(), grid.columns.queries, training=training)
     return _by_rows(query, key, grid, rows=rows, training=training)
 

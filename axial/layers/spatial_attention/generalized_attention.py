@@ -14,7 +14,7 @@ from axial.io.check import check_choice
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import product, subsample
 from axial.layers.precision import wide, widen
-from axial.layers.recompute import RECOMPUTE
+from axial.layers.rematerialisation import RECOMPUTE
 from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, attend, encode, logits, weigh
 from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
 from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
@@ -191,8 +191,8 @@ class GeneralizedAttention(Unfolded, Layer):
         if key_mask is not None:
             # Not bool, because parts have gradients of all that they share.
             key["real"] = tf.cast(key_mask, tf.float32)[:, None]
-        again = self.recompute == "softmax"
-        return join_heads(attend(query, key, tables, grid, recompute=again, training=training))
+        keeps_weights = self.recompute != "softmax"
+        return join_heads(attend(query, key, tables, grid, keeps_weights=keeps_weights, training=training))
 
     def _project(self, y, x):
         cast = Operands(self, self.terms).cast

@@ -9,6 +9,7 @@ from axial.layers.attention.layer import AttentionOptions
 from axial.layers.blocks import AxialPair
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, make_logits, resize_bilinear
+from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
 from axial.models.base import Network, NetworkOptions
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 from axial.models.panoptic_deeplab.network import PanopticDeepLab
@@ -62,7 +63,7 @@ class AxialDecoderOptions(NetworkOptions):
     """
 
     width: float = 1.0
-    attention: AttentionOptions = AttentionOptions(span=65)
+    attention: AttentionOptions = AxialResNetOptions.attention
     instances: bool = True
 
 

@@ -10,13 +10,7 @@ from axial.models.resnet.variants import ONE_EACH
 
 # The stem and the first stage are frozen.
 _detector = functools.partial(Variant.of, FasterRCNN, output_stride=32, stem="imagenet", frozen_stages=1)
-
-
-def _attended(mechanism, spatial="regular", **arguments):
-    """A detector on an attended ResNet."""
-    return _detector(AttendedResNet, mechanism=mechanism, spatial=spatial, **arguments)
-
-
+_attended = functools.partial(_detector, AttendedResNet)
 # A small detector that learns from random weights.
 _nano = functools.partial(
     _detector,
@@ -33,20 +27,20 @@ _nano = functools.partial(
 VARIANTS = {
     # The study's detectors (Fig. 3, Tables 2 and 3), as Mask R-CNN too, and Axial-ResNet, which neither paper has as a
     # detector.
-    "faster_rcnn_resnet_50": _attended("none"),
-    "faster_rcnn_attended_resnet_50_1111": _attended("1111"),
-    "faster_rcnn_attended_resnet_50_0110": _attended("0110"),
-    "faster_rcnn_attended_resnet_50_0010": _attended("0010"),
-    "faster_rcnn_attended_resnet_50_dynamic": _attended("dynamic", window=13),
-    "faster_rcnn_attended_resnet_50_deformable": _attended("none", "deformable"),
-    "faster_rcnn_attended_resnet_50_1111_deformable": _attended("1111", "deformable"),
-    "faster_rcnn_attended_resnet_50_0010_deformable": _attended("0010", "deformable"),
-    "mask_rcnn_attended_resnet_50_0010_deformable": _attended("0010", "deformable", masks=True),
-    "mask_rcnn_resnet_50": _attended("none", masks=True),
-    "faster_rcnn_axial_resnet_s": _detector(AxialResNet, width=0.5, span=65),
+    "faster_rcnn_resnet_50": _attended(mechanism="none"),
+    "faster_rcnn_attended_resnet_50_1111": _attended(mechanism="1111"),
+    "faster_rcnn_attended_resnet_50_0110": _attended(mechanism="0110"),
+    "faster_rcnn_attended_resnet_50_0010": _attended(mechanism="0010"),
+    "faster_rcnn_attended_resnet_50_dynamic": _attended(mechanism="dynamic", window=13),
+    "faster_rcnn_attended_resnet_50_deformable": _attended(mechanism="none", spatial="deformable"),
+    "faster_rcnn_attended_resnet_50_1111_deformable": _attended(mechanism="1111", spatial="deformable"),
+    "faster_rcnn_attended_resnet_50_0010_deformable": _attended(mechanism="0010", spatial="deformable"),
+    "mask_rcnn_attended_resnet_50_0010_deformable": _attended(mechanism="0010", spatial="deformable", masks=True),
+    "mask_rcnn_resnet_50": _attended(mechanism="none", masks=True),
+    "faster_rcnn_axial_resnet_s": _detector(AxialResNet, width=0.5),
     # Ours, for laptops and tests.
     "faster_rcnn_resnet_nano": _nano(AttendedResNet),
     "faster_rcnn_attended_nano_0010": _nano(AttendedResNet, mechanism="0010", heads=4),
-    "faster_rcnn_axial_resnet_nano": _nano(AxialResNet, width=0.25, heads=4, span=65),
+    "faster_rcnn_axial_resnet_nano": _nano(AxialResNet, width=0.25, heads=4),
     "mask_rcnn_resnet_nano": _nano(AttendedResNet, masks=True),
 }

@@ -14,7 +14,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import BasicBlock, Bottleneck
 from axial.layers.configured import Layer
 from axial.layers.conv import Conv, max_pool
-from axial.layers.recompute import RECOMPUTE
+from axial.layers.rematerialisation import RECOMPUTE
 
 # Mean and standard deviation of the pixels, from 0 to 255, that a network takes its photos by.
 PIXELS = {

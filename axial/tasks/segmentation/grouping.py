@@ -120,7 +120,7 @@ def _is_peak(hot, kernel):
 @functools.cache
 def _compiled():
     """`group_pixels` by XLA, where it is there: it compares several centres in one pass over the pixels."""
-    return tf.function(group_pixels, autograph=False, jit_compile=device.has_xla())
+    return device.compiled(group_pixels, device.has_xla())
 
 
 def group_pixels(offsets, centers, count):

@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from axial.data.preprocess import preprocess
+from axial.data.preprocess import SCALE, preprocess
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
@@ -84,15 +84,15 @@ class DensePrediction(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        self.canvas, self.photo_scale = tuple(self.data.canvas), self.data.photo_scale
+        self.canvas, self.scale = tuple(self.data.canvas), self.data.photo_scale
         self.canvases = self.data.canvases(self.one_canvas)
         self.instances = self.instances and any(self.spec.things)
         branches = ("center", "offset") if self.instances else ()
         branches = ("auxiliary",) if find_variant(self.model.name).task == "segmentation" else branches
         self.loss_names = "semantic", *branches, "total"
         self.settings = {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
-        if self.photo_scale is not None:
-            self.settings |= {"photo_scale": self.photo_scale, "tile_overlap": self.canvases.overlap}
+        if self.scale is not None:
+            self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
             self.about = Tiled.of(self).about()
 
     def build_model(self, folded=False):
@@ -133,7 +133,7 @@ class DensePrediction(Task):
 
     def replicated(self, function, inference):
         """A `Replicated` of a function of canvases. XLA compiles it where all canvases have one size."""
-        return Replicated(function, inference.strategy, compiled=self.photo_scale is None and inference.compiled)
+        return Replicated(function, inference.strategy, compiled=self.scale is None and inference.compiled)
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""
@@ -143,9 +143,9 @@ class DensePrediction(Task):
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         placed, content = preprocess(image, self.data.canvases(one=True))
-        if self.photo_scale is not None:  # for who calls the export without `Predictor`, which makes tiles
+        if self.scale is not None:  # for who calls the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((content > 0) & (content <= self.canvas))
-            text = f"times {self.photo_scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
+            text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))

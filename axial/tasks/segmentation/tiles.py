@@ -22,7 +22,7 @@ from scipy.ndimage import find_objects
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from axial.data.preprocess import STRIDE, ScaledCanvas, is_whole
+from axial.data.preprocess import SCALE, STRIDE, ScaledCanvas, is_whole
 from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
@@ -57,14 +57,14 @@ class Tiled:
         """What `of_export` needs to know, as an export's signature 'classes' has it."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
-        return {"photo_scale": self.canvas.scale, "instances": any(self.spec.things), **knobs}
+        return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
     def of_export(cls, about, example, spec):
         """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
-        if "photo_scale" not in about:
+        if SCALE not in about:
             return None
-        canvas, scale, overlap = (about[name].tolist() for name in ("canvas", "photo_scale", "tile_overlap"))
+        canvas, scale, overlap = (about[name].tolist() for name in ("canvas", SCALE, "tile_overlap"))
         pieces = about["pieces"].decode() or None if "pieces" in about else None
         stuff_area, thing_area = int(about["stuff_area"]), int(about["thing_area"])
         grouping = PostprocessConfig(stuff_area=stuff_area, thing_area=thing_area, pieces=pieces)

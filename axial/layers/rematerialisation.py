@@ -1,4 +1,4 @@
-"""The backward pass computes again what the forward pass has not kept, to save memory."""
+"""Rematerialisation (gradient checkpointing): the backward pass computes again what the forward pass has not kept."""
 
 import contextlib
 import contextvars
@@ -26,7 +26,7 @@ def statistics_kept():
         _kept.reset(token)
 
 
-def recompute(function, *inputs):
+def rematerialised(function, *inputs):
     """function(*inputs). Only the inputs are kept for the backward pass, which calls the function again.
 
     Moving statistics are updated in the forward pass only. Of what `function` closes over, only variables get a
