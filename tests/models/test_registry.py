@@ -83,7 +83,10 @@ def test_every_model_of_photos_starts_from_a_plain_classifier(name):
 
 @pytest.mark.parametrize(
     "name,changes",
-    [pytest.param(n, more, marks=[] if n == "axial_deeplab_nano" else pytest.mark.slow) for n, more in HARNESS],
+    [
+        ("axial_deeplab_nano", dict(repeats=(1, 0, 0, 0))),
+        *(pytest.param(name, changes, marks=pytest.mark.slow) for name, changes in HARNESS),
+    ],
 )
 def test_harness(name, changes, tmp_path):
     check(name, changes, tmp_path)
@@ -269,6 +272,7 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
     assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]
 
 
+@pytest.mark.slow  # 71 layers, twice
 def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
     """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
     coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))

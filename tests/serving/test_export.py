@@ -32,7 +32,7 @@ def trained(sample_dir):
     """A task and its model, with weights and statistics like those after some training."""
     task = make_task(
         sample_dir,
-        model={"norm": BatchNormConfig(momentum=0.0)},
+        model={"norm": BatchNormConfig(momentum=0.0), "arguments": {"repeats": (1, 0, 0, 0)}},
         grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4, top_k=4, pieces="split"),
     )
     keras.utils.set_random_seed(0)  # some networks find no instance, or have ties
@@ -195,7 +195,7 @@ def scaled(sample_dir, tmp_path_factory):
     task = make_task(
         sample_dir,
         (129, 145),
-        model={"name": "panoptic_deeplab_resnet_nano"},
+        model={"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}},
         data={"photo_scale": 0.2},
         grouping=PostprocessConfig(center_threshold=0.0, stuff_area=4, pieces="largest"),
     )

@@ -32,7 +32,8 @@ def photos(task, count=3):
 def network(sample_dir):
     """A task, its model with moving statistics of the samples, and the folded model."""
     norm = BatchNormConfig(momentum=0.0)
-    task = make_task(sample_dir, (33, 33), model={"name": "panoptic_deeplab_resnet_nano", "norm": norm})
+    model = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}, "norm": norm}
+    task = make_task(sample_dir, (33, 33), model=model)
     keras.utils.set_random_seed(0)
     model = task.build_model()
     model(tf.stack([e["image"] for e in task.eval_dataset()]), training=True)
