@@ -8,8 +8,8 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.batch_norm import BatchNorm
-from axial.layers.configured import Layer
+from axial.layers.batch_norm import BatchNorm, Norm
+from axial.layers.configured import Initializer, Layer
 from axial.layers.device import choose, import_kernels
 from axial.layers.precision import wide
 
@@ -149,17 +149,17 @@ class Conv(Layer):
 
     def __init__(
         self,
-        filters,
-        kernel,
-        norm,
-        strides=1,
-        dilation=1,
-        relu=True,
-        use_bias=True,
-        gamma_initializer="ones",
-        kernel_initializer="he_normal",
-        activation="relu",
-        backend="auto",
+        filters: int | None,
+        kernel: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
+        relu: bool = True,
+        use_bias: bool = True,
+        gamma_initializer: Initializer = "ones",
+        kernel_initializer: Initializer = "he_normal",
+        activation: str = "relu",
+        backend: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -182,9 +182,9 @@ class Conv(Layer):
             dtype=self.dtype_policy,
             name="conv",
         )
-        self.norm = norm and BatchNorm(norm, gamma_initializer, name="norm")
+        self.norm = None if norm is None else BatchNorm(norm, gamma_initializer, name="norm")
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         if self.pad:
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
         x, training = subsample(x, self.step, self.step), training and self.trainable
@@ -197,7 +197,7 @@ class Conv(Layer):
             x = self.norm(x, training=training)
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
-    def folded_weights(self):
+    def folded_weights(self) -> list[tf.Tensor]:
         """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
@@ -226,15 +226,15 @@ class SeparableConv(Layer):
 
     def __init__(
         self,
-        filters,
-        kernel,
-        norm,
-        strides=1,
-        dilation=1,
-        inner_norm=False,
-        inner_relu=None,
-        relu=True,
-        backend="auto",
+        filters: int,
+        kernel: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
+        inner_norm: bool = False,
+        inner_relu: bool | None = None,
+        relu: bool = True,
+        backend: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -243,7 +243,7 @@ class SeparableConv(Layer):
         self.depthwise = depthwise(relu=inner_relu, use_bias=inner_norm, backend=backend, name="depthwise")
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
         return self.pointwise(self.depthwise(x, training=training), training=training)
 

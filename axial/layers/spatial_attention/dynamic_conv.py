@@ -16,7 +16,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import widen
-from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import Mask, check_axes, check_index, check_odd, joined_masks, written
 
 GROUPS = 16
 
@@ -93,7 +93,7 @@ class DynamicConv(Unfolded, Layer):
         TensorShape([2, 5, 8])
     """
 
-    def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
+    def __init__(self, kernel: int = 3, groups: int = GROUPS, axes: int = 2, causal: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
         check_odd("kernel", kernel)
@@ -101,7 +101,7 @@ class DynamicConv(Unfolded, Layer):
         self.side, self.groups, self.axes, self.causal = kernel, groups, axes, causal
         self.before = kernel - 1 if causal else kernel // 2
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         channels = shape[-1]
         if self.groups < 1 or channels % self.groups:
             raise InputError(f"groups = {self.groups}: expected a divisor of the {channels} channels")
@@ -117,7 +117,7 @@ class DynamicConv(Unfolded, Layer):
         self.output_bias = weight("output_bias", [channels], "zeros")
         super().build(shape)
 
-    def call(self, x, key_mask=None, training=False, mask=None):
+    def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
         """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
         del training
         key_mask = joined_masks(key_mask, mask)
@@ -135,23 +135,25 @@ class DynamicConv(Unfolded, Layer):
         value, gate = tf.split(_linear(x, self.input_kernel, self.input_bias), 2, -1)
         return value * tf.sigmoid(gate)
 
-    def kernels(self, h):
+    def kernels(self, h: tf.Tensor) -> tf.Tensor:
         """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32, or float64."""
         logits = widen(_linear(h, self.tap_kernel))
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 
-    def query_kernels(self, x):
+    def query_kernels(self, x: tf.Tensor) -> tf.Tensor:
         """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
         return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
 
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length):
+    def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
         """The empty cache of a layer that is built: h of the tokens so far, [B, L, C]."""
         return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
-    def step(self, x, index, cache):
+    def step(
+        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The output of the token x [B, 1, C] at `index`, and the new cache.
 
         Raises:
