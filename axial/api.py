@@ -27,7 +27,7 @@ def load(
     num_classes: int | None = None,
     features_only: bool = False,
     **arguments,
-) -> "Network | Exported | Features":
+) -> keras.Model:
     """A model with its weights, and all that `axial.predict` needs to know of it. Nothing in a file is run as code.
 
     Args:
@@ -116,7 +116,7 @@ def _stack(values):
     return tf.stack(values) if alike else tf.ragged.stack(values)
 
 
-def predict(model: "Network | Exported", photos: Any, diameter: float | str | None = None) -> Result | list[Result]:
+def predict(model: keras.Model, photos: Any, diameter: float | str | None = None) -> Any:
     """What a model finds on photos, or its translations of texts.
 
     Args:

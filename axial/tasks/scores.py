@@ -2,6 +2,7 @@
 
 import abc
 import collections
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Scores(abc.ABC):
         self.photos.append([self.next_number(), name, quality])
 
     @abc.abstractmethod
-    def update(self, example: dict, prediction: dict) -> object:
+    def update(self, example: dict, prediction: dict) -> Any:
         """Adds one photo, and its entry by `add_photo`.
 
         Args:
@@ -144,11 +145,11 @@ class Results(abc.ABC):
         del where, annotations  # here all of them do
 
     @abc.abstractmethod
-    def add(self, example: dict, seen: object) -> None:
+    def add(self, example: dict, seen: Any) -> None:
         """Adds one photo. `seen` is what `Scores.update` returned for it."""
 
     @abc.abstractmethod
-    def seen(self, index: int) -> object:
+    def seen(self, index: int) -> Any:
         """What `add` was given for photo number `index`."""
 
     @abc.abstractmethod
