@@ -120,7 +120,9 @@ class BatchNorm(Layer):
         config: `BatchNormConfig`.
         gamma_initializer: 'zeros' makes the output zero at the start of training, as in a residual branch.
 
-    Shapes: [..., C] -> [..., C].
+    Shapes:
+        x: [..., C]
+        output: [..., C]
 
     Example:
         >>> from axial.layers import BatchNorm, BatchNormConfig

@@ -40,7 +40,9 @@ class AxialPair(Layer):
         activation: see `Conv`.
         max_distance: see `AttentionSpec`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), value_channels]
 
     Example:
         >>> from axial.layers import AxialPair, BatchNormConfig
@@ -94,7 +96,9 @@ class StridedLocalAttention(Layer):
         attention: `AttentionOptions`, or a dict of the arguments of `local_options`.
         batch_norm: see `LocalAttention`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), channels]
 
     Example:
         >>> from axial.layers import BatchNormConfig, StridedLocalAttention
@@ -145,7 +149,9 @@ class ResidualBlock(Layer):
             call that builds the block never recomputes.
         activation: see `Conv`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Raises:
         InputError: drop_path is outside [0, 1).
@@ -193,6 +199,10 @@ class Bottleneck(ResidualBlock):
         stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
 
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
+
     Example:
         >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
         >>> norm = BatchNormConfig()
@@ -229,6 +239,10 @@ class BasicBlock(ResidualBlock):
         filters, norm, strides: see `ResidualBlock`.
         dilation: of both convolutions.
         **kwargs: further arguments of `ResidualBlock`.
+
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Example:
         >>> from axial.layers import BasicBlock, BatchNormConfig

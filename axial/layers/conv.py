@@ -139,7 +139,9 @@ class Conv(Layer):
         gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
         backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters or C]
 
     Example:
         >>> from axial.layers import BatchNormConfig, Conv
@@ -217,6 +219,10 @@ class SeparableConv(Layer):
         inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
         relu: whether a ReLU follows at the end.
         backend: see `RowsDepthwiseConv2D`.
+
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Example:
         >>> from axial.layers import BatchNormConfig, SeparableConv

@@ -288,7 +288,9 @@ class Attention(Layer):
         norm: `BatchNormConfig`.
         inner_norm: whether q, k, v and the logit terms have batch norms. The outputs always have them.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
     """
 
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, **kwargs):
@@ -421,7 +423,9 @@ class AxialAttention(Attention):
         heads, span, terms, value_position, whole_up_to_span, recompute, backend: see `AttentionOptions`.
         norm: `BatchNormConfig`.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, there is no logit term, or a name is
@@ -471,7 +475,9 @@ class LocalAttention(Attention):
             it is that of the 3x3 convolution which the layer replaces.
         norm: `BatchNormConfig`.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, or a name is unknown.

@@ -77,10 +77,14 @@ class Mechanism:
 
 
 class Attended(Unfolded, Layer):
-    """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
+    """x + gamma A(x), with gamma zero at the start.
 
     Args:
         attention: the layer A.
+
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]
+        output: [N, h, w, C] or [N, L, C]
 
     Example:
         >>> from axial.layers import Attended, GeneralizedAttention
@@ -119,7 +123,9 @@ class AttendedMiddle(Layer):
         spatial: the 3x3 convolution, of `SPATIAL`.
         deformable: further arguments of `DeformableConv`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Example:
         >>> from axial.layers import AttendedMiddle, Mechanism

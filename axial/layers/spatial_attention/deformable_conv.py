@@ -229,7 +229,9 @@ class DeformableConv(Layer):
         offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
         form: of `FORMS`.
 
-    Shapes: [B, H, W, C] -> [B, h, w, filters].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), filters] with the default padding
 
     Raises:
         InputError: the kernel is even, groups do not divide channels, or a name is unknown.
@@ -335,7 +337,7 @@ class DeformableConv(Layer):
 
 
 class DeformableConv1D(Layer):
-    """Deformable convolution of a sequence, without bias: [B, L, C] -> [B, L, filters].
+    """Deformable convolution of a sequence, without bias.
 
     Args:
         filters: output channels.
@@ -343,6 +345,10 @@ class DeformableConv1D(Layer):
         causal: whether the taps are at the token and before it, and no position is later than the token. A later token
             then gets a gradient of exactly zero, through the offsets too.
         offset_rate, form: see `DeformableConv`.
+
+    Shapes:
+        x: [N, L, C], L static
+        output: [N, L, filters]
 
     Raises:
         InputError: the kernel is even, or a name is unknown.

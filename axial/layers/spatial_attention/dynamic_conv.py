@@ -7,7 +7,7 @@
 h is zero outside the map and at padded tokens. The softmax takes in the taps there too, so what falls outside lessens
 the output, as in the published code.
 
-Letters of the shapes: B images, L tokens or H x W pixels, G groups, N taps along an axis, C channels.
+Letters of the shapes: B images, L tokens or H x W pixels, G groups, T taps along an axis, C channels.
 """
 
 import tensorflow as tf
@@ -26,7 +26,7 @@ def convolve_line(h, weights, before):
 
     Args:
         h: [B, L, C].
-        weights: [B, L, G, N]; the channels of a group are contiguous.
+        weights: [B, L, G, T]; the channels of a group are contiguous.
         before: taps before the query.
 
     Returns:
@@ -43,7 +43,7 @@ def convolve_map(h, weights):
 
     Args:
         h: [B, H, W, C].
-        weights: [B, H, W, G, N * N].
+        weights: [B, H, W, G, T * T].
 
     Returns:
         [B, H, W, C].
@@ -53,7 +53,7 @@ def convolve_map(h, weights):
     reach, depth = side // 2, h.shape[3] // groups
     padded = tf.reshape(h, [-1, height, width, groups, depth])
     padded = tf.pad(padded, [[0, 0], [reach, reach], [0, 0], [0, 0], [0, 0]])
-    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, N * N]
+    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, T * T]
     total = 0.0
     for row in range(max(0, reach - height + 1), min(side, reach + height)):  # other rows of taps see zeros alone
         band = _band(weights[..., row * side : (row + 1) * side], reach)
@@ -62,9 +62,9 @@ def convolve_map(h, weights):
 
 
 def _band(weights, before):
-    """[..., W, N] -> [..., W, W]: row w holds its N weights from column w - before on; those outside are dropped.
+    """[..., W, T] -> [..., W, W]: row w holds its T weights from column w - before on; those outside are dropped.
 
-    A row that is padded to W + N numbers and read as one of W + N - 1 starts one place later than the row before.
+    A row that is padded to W + T numbers and read as one of W + T - 1 starts one place later than the row before.
     """
     *lead, width, taps = weights.shape
     lead = [-1, *lead[1:]]
@@ -82,7 +82,9 @@ class DynamicConv(Unfolded, Layer):
         axes: 2 for maps, 1 for sequences.
         causal: whether the taps are at the token and before it.
 
-    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]; h, w and L static
+        output: [N, h, w, C] or [N, L, C]
 
     Raises:
         InputError: the kernel is even, the groups do not divide the channels, or a map is causal.

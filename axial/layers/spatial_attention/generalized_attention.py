@@ -52,7 +52,9 @@ class GeneralizedAttention(Unfolded, Layer):
             Transformer-XL 10000 for sequences.
         recompute: 'softmax' recomputes the weights in the backward pass. Large maps always do.
 
-    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]; h, w and L static
+        output: [N, h, w, C] or [N, L, C]
 
     The layer honours Keras' masks: a key that is masked has no weight. The mask goes on to the next layer.
 

@@ -108,7 +108,7 @@ class SelfAttention(Layer):
 
 
 class EncoderLayer(Layer):
-    """A layer of the encoder: [B, L, C] -> the same.
+    """A layer of the encoder.
 
     Args:
         channels: C.
@@ -116,6 +116,10 @@ class EncoderLayer(Layer):
         mechanism: `Mechanism` of the self-attention.
         deformable: whether a deformable convolution comes before it.
         dropout: of each residual branch.
+
+    Shapes:
+        x: [N, L, channels], L static
+        output: [N, L, channels]
 
     Example:
         >>> from axial.layers import EncoderLayer
@@ -161,6 +165,11 @@ class DecoderLayer(EncoderLayer):
     Args:
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
+
+    Shapes:
+        x: [N, L, channels], L static
+        memory: [N, M, C], M static
+        output: [N, L, channels]
 
     Example:
         >>> from axial.layers import DecoderLayer
