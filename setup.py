@@ -48,7 +48,7 @@ setup(
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
-        "axial": [os.path.join("shipped", path) for path in files_under("axial/shipped", ("",))],
+        "axial": ["py.typed", *(os.path.join("shipped", path) for path in files_under("axial/shipped", ("",)))],
         "axial.data": [
             os.path.join(folder, path)
             for folder in ("classes", "sample", "nuclei_sample")
@@ -99,6 +99,7 @@ setup(
             *ONNX,
             "hypothesis>=6.100.0,<7",
             "kubernetes-validate>=1.33.0,<2",
+            "mypy>=2.4.0,<3",
             "pytest>=8.0.0,<10",
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",

@@ -8,13 +8,18 @@
 import hashlib  # noqa: F401
 import os
 import sys
+import typing
 
 from axial.errors import check_docstrings
+
+if typing.TYPE_CHECKING:  # what `__getattr__` imports
+    from axial.api import load as load
+    from axial.api import predict as predict
 
 __version__ = "0.2.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> typing.Any:
     """`load` and `predict`, which import TensorFlow when they are first named; see PEP 562.
 
     TensorFlow is quiet then, as in commands. A program that imports it first, or that sets TF_CPP_MIN_LOG_LEVEL, keeps

@@ -1,6 +1,7 @@
 """`axial.load` and `axial.predict`: any model by one call, and its predictions by another. Commands share them."""
 
 import os
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,14 @@ from axial.weights.restore import Features, check_asked, load_weights
 from axial.weights.source import resolve, without_recipe
 
 
-def load(what, *, model=None, num_classes=None, features_only=False, **arguments):
+def load(
+    what: str | os.PathLike,
+    *,
+    model: str | None = None,
+    num_classes: int | None = None,
+    features_only: bool = False,
+    **arguments,
+) -> keras.Model:
     """A model with its weights, and all that `axial.predict` needs to know of it. Nothing in a file is run as code.
 
     Args:
@@ -78,7 +86,7 @@ def load(what, *, model=None, num_classes=None, features_only=False, **arguments
     else:
         found, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
-        found.know(spec, card and card.preprocessing.get(SCALE))
+        found.know(spec, card.preprocessing.get(SCALE) if card else None)
     return Features(found.backbone) if features_only else found
 
 
@@ -92,12 +100,12 @@ class Exported(keras.Model):
         predictor: `Predictor` of the export.
     """
 
-    def __init__(self, predictor):
+    def __init__(self, predictor: Predictor):
         super().__init__(name="exported", dynamic=True)
         self.predictor, self.spec, self.photo_scale = predictor, predictor.spec, predictor.scale
         self.task = predictor.evaluation.name
 
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         given = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
         rows = [self.predictor(x) for x in given]
         return {name: _stack([row[name] for row in rows]) for name in rows[0]}
@@ -109,7 +117,7 @@ def _stack(values):
     return tf.stack(values) if alike else tf.ragged.stack(values)
 
 
-def predict(model, photos, diameter=None):
+def predict(model: keras.Model, photos: Any, diameter: float | str | None = None) -> Any:
     """What a model finds on photos, or its translations of texts.
 
     Args:

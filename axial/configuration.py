@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -15,34 +17,37 @@ from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.files import find_manifest
 from axial.data.objects import OBJECTS, read_objects
-from axial.data.specs import DatasetSpec, TextSpec, field_difference, text_operations
+from axial.data.specs import DatasetSpec, Spec, TextSpec, field_difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io.read import first_line
+from axial.io.schemas import Objects, WeightsCard
 from axial.io.show import say
 from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.base import Network
 from axial.models.registry import ModelConfig
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
 from axial.statements import Reference, Statements, read, run_file
+from axial.tasks.base import Task
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
-from axial.weights.source import SUFFIX, resolve
+from axial.weights.source import SUFFIX, Location, resolve
 
 
-def experiment(task, training, optimizer):
+def experiment(task: Task, training: TrainingConfig, optimizer: Any) -> tuple[Task, TrainingConfig, Any]:
     """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
     expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
     for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
         if not isinstance(value, tuple(kinds)):
-            kinds = " or ".join(f"@{kind.__name__}()" for kind in kinds)
-            raise InputError(f"experiment.{name} = {value!r}: expected {kinds}")
+            names = " or ".join(f"@{kind.__name__}()" for kind in kinds)
+            raise InputError(f"experiment.{name} = {value!r}: expected {names}")
     return task, training, optimizer
 
 
@@ -56,14 +61,14 @@ _BUILDERS = (
     BatchNormConfig,
     sample_data_dir,
     nuclei_data_dir,
-    *dict.fromkeys(config for task in TASKS for config in task.configures),
+    *dict.fromkeys(config for task in TASKS for config in task.configures),  # type: ignore[attr-defined]
 )
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 _loaded = [Statements()]  # those of the loaded configuration
 
 
-def load(files, bindings=()):
+def load(files: list[str], bindings: Sequence[str] = ()) -> None:
     """Parses gin files and bindings into gin's global configuration. They replace the configuration before.
 
     gin's parser reads each text once. The statements that are checked here are the statements that gin keeps, and gin
@@ -90,12 +95,12 @@ def _of_gin(value):
     return type(value)(map(_of_gin, value)) if isinstance(value, (list, tuple)) else value
 
 
-def text():
+def text() -> str:
     """The loaded configuration as the text of one gin file without includes."""
     return gin.config_str()
 
 
-def build(name="experiment", data_dir=None, spec=None):
+def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | None = None) -> Any:
     """Builds a configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
@@ -127,7 +132,7 @@ def _called(made):
         raise InputError(f"the gin configuration does not fit: {str(error).splitlines()[0]}") from None
 
 
-def with_macros(message):
+def with_macros(message: str) -> str:
     """A message with the macros of the loaded configuration that set the arguments it names, where macros do."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
     chains = {name: _loaded[0].chain(name) for name in names}
@@ -135,13 +140,13 @@ def with_macros(message):
     return f"{message} ({remarks})" if remarks else message
 
 
-def query(name, default):
+def query(name: str, default: Any) -> Any:
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
     return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
-def own_data_dir():
+def own_data_dir() -> str | None:
     """The folder of data that the loaded configuration itself names, as those of the sample do, or None."""
     return query(f"{_task()}.data_dir", None)
 
@@ -154,7 +159,16 @@ def _task():
     return name
 
 
-def restore_run(what, checkpoint=None, data_dir=None, bindings=(), *, average=1, arguments=(), splits=()):
+def restore_run(
+    what: Location,
+    checkpoint: str | None = None,
+    data_dir: str | None = None,
+    bindings: Sequence[str] = (),
+    *,
+    average: int = 1,
+    arguments: dict | tuple = (),
+    splits: Sequence[str | None] = (),
+) -> tuple[Task, Network]:
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
@@ -186,7 +200,7 @@ def restore_run(what, checkpoint=None, data_dir=None, bindings=(), *, average=1,
     return task, model
 
 
-def check_splits(task, splits):
+def check_splits(task: Task, splits: Sequence[str | None]) -> None:
     """Raises InputError unless the task's data has these splits; None is the one that it evaluates."""
     for split in splits:
         read_manifest(task.data_dir, split or _split(task, "eval_split"))
@@ -203,7 +217,9 @@ def _split(task, name):
     return of_task
 
 
-def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
+def task_of_weights(
+    files: list[str], card: WeightsCard | None, data_dir: str | None = None, bindings: Sequence[str] = (), *, path: str
+) -> Task:
     """The task of a recipe with the network that weights are of.
 
     Args:
@@ -228,7 +244,7 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
     return task
 
 
-def load_export(what):
+def load_export(what: Location) -> Predictor:
     """The `Predictor` of what axial-export wrote, a SavedModel or a file; see `resolve`. Raises InputError."""
     source = resolve(what)
     if not source.file:
@@ -242,12 +258,12 @@ def load_export(what):
     return Predictor.of_task(exported(task), model, objects=read_objects(source.extra))
 
 
-def exported(task):
+def exported(task: Task) -> Task:
     """The task of an export, where photos at their own scale all go on one canvas."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
-def load_folded(what):
+def load_folded(what: Location) -> tuple[Task, Network]:
     """(task, folded model with its weights) of a SavedModel of axial-export; see `resolve`.
 
     Raises:
@@ -273,7 +289,7 @@ def load_folded(what):
     return task, model
 
 
-def save(folder, spec, objects=None):
+def save(folder: str, spec: Spec, objects: Objects | None = None) -> None:
     """Writes the configuration of a run or an export into its folder.
 
     'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.

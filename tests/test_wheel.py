@@ -62,7 +62,7 @@ def test_the_wheel_has_every_file_that_axial_reads(installed):
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
     files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/**/*"), *ROOT.glob("axial/shipped/**/*")]
-    wanted = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
+    wanted = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.*")]
     wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
     assert len(wanted) > 600 and not wanted - found

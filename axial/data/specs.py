@@ -229,6 +229,9 @@ class TextSpec:
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
+Spec = DatasetSpec | TextSpec
+
+
 def difference(found, wanted):
     """The first field in which two specs differ, with both values; '' if records of one suit a model of the other.
 

@@ -1,7 +1,8 @@
 """The layers, to be imported from here: `from axial.layers import AxialAttention`.
 
 They are layers of tf_keras (`import tf_keras as keras`). TensorFlow is imported with the first of them. That imports
-all of them, so that tf_keras knows them when it loads a model. In a model of one's own:
+all of them, so that tf_keras knows them when it loads a model. The letters of their shapes are N images or sentences,
+h x w pixels, L or M tokens and C channels; a name stands for the constructor's argument. In a model of one's own:
 
     >>> import tensorflow as tf
     >>> import tf_keras as keras
@@ -14,8 +15,30 @@ all of them, so that tf_keras knows them when it loads a model. In a model of on
 """
 
 import importlib
+import typing
 
 from axial.errors import check_docstrings
+
+if typing.TYPE_CHECKING:  # what `__getattr__` imports
+    from axial.layers.attention.layer import AxialAttention as AxialAttention
+    from axial.layers.attention.layer import LocalAttention as LocalAttention
+    from axial.layers.batch_norm import BatchNorm as BatchNorm
+    from axial.layers.batch_norm import BatchNormConfig as BatchNormConfig
+    from axial.layers.blocks import AxialPair as AxialPair
+    from axial.layers.blocks import BasicBlock as BasicBlock
+    from axial.layers.blocks import Bottleneck as Bottleneck
+    from axial.layers.blocks import StridedLocalAttention as StridedLocalAttention
+    from axial.layers.conv import Conv as Conv
+    from axial.layers.conv import SeparableConv as SeparableConv
+    from axial.layers.spatial_attention.attended import Attended as Attended
+    from axial.layers.spatial_attention.attended import AttendedMiddle as AttendedMiddle
+    from axial.layers.spatial_attention.attended import Mechanism as Mechanism
+    from axial.layers.spatial_attention.deformable_conv import DeformableConv as DeformableConv
+    from axial.layers.spatial_attention.deformable_conv import DeformableConv1D as DeformableConv1D
+    from axial.layers.spatial_attention.dynamic_conv import DynamicConv as DynamicConv
+    from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention as GeneralizedAttention
+    from axial.layers.spatial_attention.transformer import DecoderLayer as DecoderLayer
+    from axial.layers.spatial_attention.transformer import EncoderLayer as EncoderLayer
 
 _MODULES = {
     "spatial_attention.attended": ("Attended", "AttendedMiddle", "Mechanism"),
@@ -31,7 +54,7 @@ _MODULES = {
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> typing.Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_docstrings()
@@ -41,5 +64,5 @@ def __getattr__(name):
     return globals()[name]
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.io.check import BelowOne, Checked, Natural, Positive
-from axial.layers.configured import Layer
+from axial.layers.configured import Initializer, Layer
 from axial.layers.precision import wide, widen
 from axial.layers.rematerialisation import are_statistics_kept
 
@@ -29,6 +29,9 @@ class BatchNormConfig(Checked):
     unbiased: bool = False
     group: Natural = 0
     frozen: bool = False
+
+
+Norm = BatchNormConfig | None  # None for a layer whose batch norms are folded
 
 
 def all_reduce_sums(*values, group=0):
@@ -117,7 +120,9 @@ class BatchNorm(Layer):
         config: `BatchNormConfig`.
         gamma_initializer: 'zeros' makes the output zero at the start of training, as in a residual branch.
 
-    Shapes: [..., C] -> [..., C].
+    Shapes:
+        x: [..., C]
+        output: [..., C]
 
     Example:
         >>> from axial.layers import BatchNorm, BatchNormConfig
@@ -125,18 +130,18 @@ class BatchNorm(Layer):
         >>> y = BatchNorm(BatchNormConfig())(x)
     """
 
-    def __init__(self, config, gamma_initializer="ones", **kwargs):
+    def __init__(self, config: BatchNormConfig, gamma_initializer: Initializer = "ones", **kwargs):
         super().__init__(**kwargs)
         self.config = config
         self.gamma_initializer = gamma_initializer
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         self.gamma, self.beta, self.moving_mean, self.moving_variance = add_norm_weights(
             self, [shape[-1]], wide(self.compute_dtype), self.gamma_initializer, beta=True
         )
         super().build(shape)
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable and not self.config.frozen
         if training and (tf.distribute.get_strategy().num_replicas_in_sync > 1 or x.dtype == tf.float64):
             return self._by_batch(x)
@@ -175,7 +180,7 @@ class BatchNorm(Layer):
         mean, scale = of_replicas(self, origin + mean, variance, count)
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
-    def affine(self, total, squares, count):
+    def affine(self, total: tf.Tensor, squares: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """(scale, shift), [C], of the batch norm in training. Updates the moving statistics.
 
         Args:
@@ -185,7 +190,7 @@ class BatchNorm(Layer):
         mean, scale = of_sums(self, total, squares, count)
         return scale, self.beta - mean * scale
 
-    def folded(self):
+    def folded(self) -> tuple[tf.Tensor, tf.Tensor]:
         """(scale, shift), [C], of the batch norm in inference."""
         scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
         return scale, self.beta - self.moving_mean * scale

@@ -7,6 +7,7 @@ import tensorflow as tf
 from axial.layers import random
 from axial.layers.attention.folded import FoldedAttention
 from axial.layers.attention.layer import Attention, AttentionOptions, AttentionSpec, local_options
+from axial.layers.batch_norm import Norm
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS, Conv, subsample
 from axial.layers.rematerialisation import rematerialised
@@ -39,7 +40,9 @@ class AxialPair(Layer):
         activation: see `Conv`.
         max_distance: see `AttentionSpec`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), value_channels].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), value_channels]
 
     Example:
         >>> from axial.layers import AxialPair, BatchNormConfig
@@ -49,14 +52,14 @@ class AxialPair(Layer):
 
     def __init__(
         self,
-        key_channels,
-        value_channels,
-        norm,
-        strides=1,
-        average_pool=False,
-        attention=None,
-        activation="relu",
-        max_distance=255,
+        key_channels: int,
+        value_channels: int,
+        norm: Norm,
+        strides: int = 1,
+        average_pool: bool = False,
+        attention: AttentionOptions | dict | None = None,
+        activation: str = "relu",
+        max_distance: int = 255,
         **kwargs,
     ):
         options, max_distance = _read_options(attention, AttentionOptions, "max_distance", max_distance)
@@ -69,10 +72,10 @@ class AxialPair(Layer):
             for axis in ("height", "width")
         )
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         return ACTIVATIONS[self.activation](self.before_relu(x, training))
 
-    def before_relu(self, x, training=False):
+    def before_relu(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         """The output before the activation."""
         training = training and self.trainable
         drop = 1 if self.average_pool else self.strides
@@ -93,7 +96,9 @@ class StridedLocalAttention(Layer):
         attention: `AttentionOptions`, or a dict of the arguments of `local_options`.
         batch_norm: see `LocalAttention`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), channels].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), channels]
 
     Example:
         >>> from axial.layers import BatchNormConfig, StridedLocalAttention
@@ -101,13 +106,21 @@ class StridedLocalAttention(Layer):
         >>> y = StridedLocalAttention(16, BatchNormConfig())(x)
     """
 
-    def __init__(self, channels, norm, strides=1, attention=None, batch_norm=True, **kwargs):
+    def __init__(
+        self,
+        channels: int,
+        norm: Norm,
+        strides: int = 1,
+        attention: AttentionOptions | dict | None = None,
+        batch_norm: bool = True,
+        **kwargs,
+    ):
         options, batch_norm = _read_options(attention, local_options, "batch_norm", batch_norm)
         super().__init__(**kwargs)
         self.strides = strides
         self.local = make_attention(AttentionSpec("square", channels, channels, options), norm, "local", batch_norm)
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
         return tf.nn.relu(subsample(self.local(x, training=training), self.strides, self.strides))
 
@@ -136,7 +149,9 @@ class ResidualBlock(Layer):
             call that builds the block never recomputes.
         activation: see `Conv`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Raises:
         InputError: drop_path is outside [0, 1).
@@ -148,7 +163,7 @@ class ResidualBlock(Layer):
         self.filters, self.strides, self.norm = filters, strides, norm
         self.drop_path, self.recompute, self.activation = drop_path, recompute, activation
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         self.shortcut = None
         if shape[-1] != self.filters:
             self.shortcut = Conv(
@@ -156,7 +171,7 @@ class ResidualBlock(Layer):
             )
         super().build(shape)
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
 
         def run(x, *share):
@@ -164,7 +179,7 @@ class ResidualBlock(Layer):
 
         return run_block(self, run, x, training=training, built=self.expand.built)
 
-    def before_relu(self, x, training=False, share=None):
+    def before_relu(self, x: tf.Tensor, training: bool = False, share: tf.Tensor | None = None) -> tf.Tensor:
         """The output before the activation. `share` [N, 1, 1, 1] multiplies the branch."""
         branch = self.branch(x, training)
         if share is not None:
@@ -184,6 +199,10 @@ class Bottleneck(ResidualBlock):
         stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
 
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
+
     Example:
         >>> from axial.layers import AxialPair, BatchNormConfig, Bottleneck
         >>> norm = BatchNormConfig()
@@ -191,7 +210,16 @@ class Bottleneck(ResidualBlock):
         >>> y = Bottleneck(16, 32, AxialPair(8, 16, norm), norm)(x)
     """
 
-    def __init__(self, inner_filters, filters, middle, norm, strides=1, stride_first=False, **kwargs):
+    def __init__(
+        self,
+        inner_filters: int,
+        filters: int,
+        middle: Layer,
+        norm: Norm,
+        strides: int = 1,
+        stride_first: bool = False,
+        **kwargs,
+    ):
         super().__init__(filters, norm, strides, **kwargs)
         first = strides if stride_first else 1
         self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce")
@@ -199,7 +227,7 @@ class Bottleneck(ResidualBlock):
         # The branch starts as zero, so that a deep stack starts as the identity.
         self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
 
-    def branch(self, x, training):
+    def branch(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         branch = self.reduce(x, training=training)
         return self.expand(self.middle(branch, training=training), training=training)
 
@@ -212,17 +240,21 @@ class BasicBlock(ResidualBlock):
         dilation: of both convolutions.
         **kwargs: further arguments of `ResidualBlock`.
 
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
+
     Example:
         >>> from axial.layers import BasicBlock, BatchNormConfig
         >>> x = tf.ones([2, 9, 7, 16])
         >>> y = BasicBlock(8, BatchNormConfig())(x)
     """
 
-    def __init__(self, filters, norm, strides=1, dilation=1, **kwargs):
+    def __init__(self, filters: int, norm: Norm, strides: int = 1, dilation: int = 1, **kwargs):
         super().__init__(filters, norm, strides, **kwargs)
         conv = functools.partial(Conv, filters, 3, norm, dilation=dilation)
         self.first = conv(strides=strides, activation=self.activation, name="first")
         self.expand = conv(relu=False, gamma_initializer="zeros", name="expand")
 
-    def branch(self, x, training):
+    def branch(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         return self.expand(self.first(x, training=training), training=training)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +28,8 @@ _KINDS = {
     "initializers": keras.initializers.Initializer,
     "regularizers": keras.regularizers.Regularizer,
 }
+
+Initializer: TypeAlias = str | keras.initializers.Initializer
 
 
 class NoConfig(InputError, NotImplementedError):
@@ -69,15 +72,15 @@ class Configured(metaclass=_Policies):
         defaults: the dataclass of the argument `options`, with its default values; None where there is none.
     """
 
-    defaults = None
+    defaults: Any = None
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("axial."):  # a user's subclass is the user's to register
             keras.saving.register_keras_serializable("axial")(cls)
 
-    def __new__(cls, *args, **kwargs):
-        layer = super().__new__(cls, *args, **kwargs)
+    def __new__(cls, *args, **kwargs) -> Any:
+        layer: Any = super().__new__(cls, *args, **kwargs)
         # A partial, because TensorFlow neither tracks nor wraps what is in it: keys of checkpoints stay.
         layer._made_by = functools.partial(cls, **_by_name(cls, args, kwargs))
         return layer
@@ -87,7 +90,7 @@ class Configured(metaclass=_Policies):
             _dtype.set(kwargs["dtype"])
         super().__init__(**{"dtype": _dtype.get(), **kwargs})
 
-    def get_config(self):
+    def get_config(self: Any) -> dict:
         """The arguments that the layer was made with, as JSON can hold them.
 
         Raises:
@@ -101,7 +104,7 @@ class Configured(metaclass=_Policies):
         return {**config, **keras.layers.Layer.get_config(self)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Any:
         """The layer that `get_config` describes, not built yet."""
         if "maker" in config:  # of axial 0.2, where functions made the backbones
             config = dict(config)
@@ -115,7 +118,7 @@ class Configured(metaclass=_Policies):
             rest = {name: value for name, value in arguments.items() if name not in flat}
             arguments = {"options": options.replace(cls.defaults, arguments), **rest}
         trainable = common.pop("trainable", True)
-        layer = cls(**arguments, **common)
+        layer: Any = cls(**arguments, **common)
         if not trainable:
             layer.trainable = False
         return layer
@@ -141,7 +144,7 @@ class Configured(metaclass=_Policies):
 class Unfolded:
     """Mixin of layers and models without a batch norm to fold."""
 
-    def folded_weights(self):
+    def folded_weights(self: Any) -> list[tf.Tensor]:
         """The weights as they are. A layer that may have a batch norm calls this where it has none."""
         return [tf.convert_to_tensor(w) for w in self.weights]
 
@@ -149,7 +152,7 @@ class Unfolded:
 class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
-    def sized(self, x, built=None):
+    def sized(self, x: tf.Tensor, built: Any = None) -> tf.Tensor:
         """x; if Keras has lost its size, as of what a generator yields, with the size that the layer was built for.
 
         `built` is the shape with that size, by default that of the layer's first input. While Keras makes a functional
@@ -164,11 +167,11 @@ class Layer(Configured, keras.layers.Layer):
 class Model(Configured, keras.Model):
     """A Keras model with a config. A model that is loaded is built for the inputs of its first call."""
 
-    def get_build_config(self):
+    def get_build_config(self) -> dict | None:
         spec = self.save_spec()
         return spec and {"inputs": tf.nest.map_structure(lambda x: [x.shape.as_list(), x.dtype.name], spec[0][0])}
 
-    def build_from_config(self, config):
+    def build_from_config(self, config: dict) -> None:
         tf.function(self).get_concrete_function(_inputs_spec(config["inputs"]))
 
 

@@ -8,8 +8,8 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.layers import device
-from axial.layers.batch_norm import BatchNorm
-from axial.layers.configured import Layer
+from axial.layers.batch_norm import BatchNorm, Norm
+from axial.layers.configured import Initializer, Layer
 from axial.layers.device import choose, import_kernels
 from axial.layers.precision import wide
 
@@ -139,7 +139,9 @@ class Conv(Layer):
         gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
         backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters or C].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters or C]
 
     Example:
         >>> from axial.layers import BatchNormConfig, Conv
@@ -149,17 +151,17 @@ class Conv(Layer):
 
     def __init__(
         self,
-        filters,
-        kernel,
-        norm,
-        strides=1,
-        dilation=1,
-        relu=True,
-        use_bias=True,
-        gamma_initializer="ones",
-        kernel_initializer="he_normal",
-        activation="relu",
-        backend="auto",
+        filters: int | None,
+        kernel: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
+        relu: bool = True,
+        use_bias: bool = True,
+        gamma_initializer: Initializer = "ones",
+        kernel_initializer: Initializer = "he_normal",
+        activation: str = "relu",
+        backend: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -182,9 +184,9 @@ class Conv(Layer):
             dtype=self.dtype_policy,
             name="conv",
         )
-        self.norm = norm and BatchNorm(norm, gamma_initializer, name="norm")
+        self.norm = None if norm is None else BatchNorm(norm, gamma_initializer, name="norm")
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         if self.pad:
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
         x, training = subsample(x, self.step, self.step), training and self.trainable
@@ -197,7 +199,7 @@ class Conv(Layer):
             x = self.norm(x, training=training)
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
-    def folded_weights(self):
+    def folded_weights(self) -> list[tf.Tensor]:
         """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
@@ -218,6 +220,10 @@ class SeparableConv(Layer):
         relu: whether a ReLU follows at the end.
         backend: see `RowsDepthwiseConv2D`.
 
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
+
     Example:
         >>> from axial.layers import BatchNormConfig, SeparableConv
         >>> x = tf.ones([2, 9, 7, 16])
@@ -226,15 +232,15 @@ class SeparableConv(Layer):
 
     def __init__(
         self,
-        filters,
-        kernel,
-        norm,
-        strides=1,
-        dilation=1,
-        inner_norm=False,
-        inner_relu=None,
-        relu=True,
-        backend="auto",
+        filters: int,
+        kernel: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
+        inner_norm: bool = False,
+        inner_relu: bool | None = None,
+        relu: bool = True,
+        backend: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -243,7 +249,7 @@ class SeparableConv(Layer):
         self.depthwise = depthwise(relu=inner_relu, use_bias=inner_norm, backend=backend, name="depthwise")
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
         return self.pointwise(self.depthwise(x, training=training), training=training)
 

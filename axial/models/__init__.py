@@ -5,18 +5,22 @@ models and layers, so that tf_keras knows them when it loads a model.
 """
 
 import importlib
+import typing
 
 from axial.errors import check_docstrings
+
+if typing.TYPE_CHECKING:  # what `__getattr__` imports
+    from axial.models.registry import VARIANTS, build_model
 
 __all__ = ["VARIANTS", "build_model"]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> typing.Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_docstrings()
     return getattr(importlib.import_module(f"{__name__}.registry"), name)
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -1,12 +1,15 @@
 """What every model of the registry has: a backbone, a head, what people and commands need to know of them, its line."""
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
+from axial.data.specs import Spec
 from axial.errors import InputError
 from axial.layers import options
-from axial.layers.configured import Model
+from axial.layers.batch_norm import Norm
+from axial.layers.configured import Layer, Model
 
 PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
 
@@ -45,37 +48,37 @@ class Network(Model):
     spec = photo_scale = predictor = None
     defaults = NetworkOptions()
 
-    def __init__(self, backbone, num_classes, norm, options, name):
+    def __init__(self, backbone: Layer, num_classes: int, norm: Norm, options: NetworkOptions, name: str):
         super().__init__(name=name)
         self.backbone, self.num_classes, self.options = backbone, num_classes, options
 
-    def know(self, spec, photo_scale, predictor=None):
+    def know(self, spec: Spec | None, photo_scale: float | None, predictor: Any = None) -> None:
         """Keeps what `axial.load` knows of the model: its classes, the scale of its photos, and what predicts."""
         self.spec, self.photo_scale, self.predictor = spec, photo_scale, predictor
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> "Network":
         """A copy of a model of `axial.load` predicts as well."""
         copied = super().__deepcopy__(memo)
         copied.know(self.spec, self.photo_scale, self.predictor and self.predictor.copied(copied))
         return copied
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         """What pickle stores. Raises InputError for a model that would forget how it predicts."""
         if self.predictor:
             raise InputError(f"{self.name}: a pickle forgets how to predict; call axial.load in each process")
         return super().__reduce__()
 
     @property
-    def output_stride(self):
+    def output_stride(self) -> int:
         """The factor between the input and the backbone's last map. No side of an input may be smaller."""
         return self.backbone.output_stride
 
     @staticmethod
-    def signature(size, batch=1):
+    def signature(size: tuple[int, ...], batch: int = 1) -> Any:
         """`tf.TensorSpec`s of the model's input: photos of `size`, (height, width)."""
         return tf.TensorSpec([batch, *size, 3])
 
-    def folding_units(self):
+    def folding_units(self) -> list[Layer]:
         """The layers that have `folded_weights`. Together they hold every weight of inference."""
         return [layer for layer in self.submodules if hasattr(layer, "folded_weights")]
 
@@ -90,39 +93,39 @@ class Variant:
         arguments: flat dict of the options of both. An option that both have goes to both.
     """
 
-    head: type
-    backbone: type
+    head: type[Any]
+    backbone: type[Any]
     arguments: dict
 
     @classmethod
-    def of(cls, head, backbone, **arguments):
+    def of(cls, head: type[Any], backbone: type[Any], **arguments) -> "Variant":
         """The variant with these arguments."""
         return cls(head, backbone, arguments)
 
     @property
-    def classes(self):
+    def classes(self) -> int:
         """Number of classes with which the paper counts the model, as its head says."""
         return self.head.classes
 
     @property
-    def task(self):
+    def task(self) -> str:
         """Name of the task that the model is for, as its head says."""
         return self.head.task
 
-    def parameters(self):
+    def parameters(self) -> list[str]:
         """Names of the arguments that the head or the backbone takes."""
         return sorted({**options.flatten(self.head.defaults), **options.flatten(self.backbone.defaults)})
 
-    def backbone_arguments(self, changes):
+    def backbone_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
         """dict of all arguments of the backbone. `changes` replace those of the variant."""
         return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
-    def all_arguments(self, changes):
+    def all_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
         """dict of all arguments of head and backbone. `changes` replace those of the variant."""
         head = options.flatten(options.replace(self.head.defaults, self.arguments | changes))
         return {**self.backbone_arguments(changes), **head}
 
-    def build(self, num_classes, norm, changes):
+    def build(self, num_classes: int, norm: Norm, changes: dict[str, Any]) -> "Network":
         """The model, not built yet. `changes` replace arguments of the variant."""
         arguments = self.arguments | changes
         backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)

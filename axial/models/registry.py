@@ -10,13 +10,14 @@ from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Checked, Name, shortened
 from axial.io.read import first_line
 from axial.layers import device
-from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.batch_norm import BatchNormConfig, Norm
 from axial.layers.device import BACKENDS
 from axial.layers.rematerialisation import RECOMPUTE
 from axial.models.attended_resnet import variants as attended_resnet
 from axial.models.attended_resnet.network import AttendedResNet
 from axial.models.attention_resnet import variants as attention_resnet
 from axial.models.axial_deeplab import variants as axial_deeplab
+from axial.models.base import Network, Variant
 from axial.models.classifier import Classifier
 from axial.models.faster_rcnn import variants as faster_rcnn
 from axial.models.panoptic_deeplab import variants as panoptic_deeplab
@@ -36,16 +37,16 @@ VARIANTS = {
 # Arguments of a backbone that change no weight.
 FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 # Backbones that are another one with modules in it that start as the identity.
-PLAIN = {AttendedResNet: ConvResNet}
+PLAIN: dict[type, type] = {AttendedResNet: ConvResNet}
 
 
-def find_variant(name, where=""):
+def find_variant(name: str, where: str = "") -> Variant:
     """The `Variant` of that name. If none has it, raises InputError, which begins with `where`."""
     check_model_name(name, VARIANTS, where)
     return VARIANTS[name]
 
 
-def plain_classifier(name):
+def plain_classifier(name: str) -> tuple[str, dict]:
     """(name, further arguments) of the ImageNet classifier that a model's backbone starts from.
 
     Its backbone is the model's one without modules that start as the identity. It has the same weights, and may have
@@ -72,12 +73,12 @@ def plain_classifier(name):
     return min(found.items(), key=lambda item: len(item[1]))
 
 
-def zeros(signature):
+def zeros(signature: typing.Any) -> typing.Any:
     """Inputs of zeros for some `tf.TensorSpec`s, to build a model with."""
     return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature)
 
 
-def build_model(name, num_classes, norm=BatchNormConfig(), **changes):
+def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **changes) -> Network:
     """A registered model, not built yet.
 
     Args:
@@ -141,18 +142,18 @@ class ModelConfig(Checked):
     name: Name
     norm: BatchNormConfig = BatchNormConfig()
     drop_path: BelowOne = 0.0
-    recompute: typing.Literal[("auto", *RECOMPUTE)] = "none"
-    backend: typing.Literal[BACKENDS] = "auto"
+    recompute: typing.Literal[("auto", *RECOMPUTE)] = "none"  # type: ignore[valid-type]
+    backend: typing.Literal[BACKENDS] = "auto"  # type: ignore[valid-type]
     arguments: dict = dataclasses.field(default_factory=dict)
     whole_up_to_span: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         find_variant(self.name)
         if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
             object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
 
-    def settings(self):
+    def settings(self) -> dict:
         """dict for JSON of what the model computes: its name, its batch norms and all arguments, with their defaults.
 
         `recompute` and `backend` are not among them: they decide how that is computed.
@@ -162,7 +163,9 @@ class ModelConfig(Checked):
         arguments = {name: value for name, value in arguments.items() if name not in ("recompute", "backend")}
         return {"name": self.name, "norm": dataclasses.asdict(self.norm), "arguments": arguments}
 
-    def build(self, num_classes, image, folded=False, changes=()):
+    def build(
+        self, num_classes: int, image: tuple[int, ...], folded: bool = False, changes: dict | tuple = ()
+    ) -> Network:
         """The model, built.
 
         Args:
@@ -196,7 +199,7 @@ class ModelConfig(Checked):
         return model
 
 
-def check_model(config, *tasks):
+def check_model(config: ModelConfig, *tasks: str) -> None:
     """Raises InputError unless the model of a `ModelConfig` is for one of the tasks."""
     own = find_variant(config.name).task
     if own not in tasks:

@@ -9,8 +9,12 @@ from PIL import Image
 
 from axial.data.labels import colors_of
 from axial.data.objects import diameters, grey_level
+from axial.data.specs import Spec
 from axial.errors import InputError
+from axial.io.schemas import Objects
 from axial.io.write import write_image, write_text
+from axial.serving.predictor import Predictor
+from axial.tasks.base import Evaluation
 
 # A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more
 # than this ratio and this difference.
@@ -42,13 +46,22 @@ class Result:
         InputError: more segments than a panoptic PNG has numbers.
     """
 
-    def __init__(self, image, prediction, *, evaluation, spec, photo=None, objects=None):
+    def __init__(
+        self,
+        image: np.ndarray | str,
+        prediction: dict,
+        *,
+        evaluation: Evaluation,
+        spec: Spec,
+        photo: str | None = None,
+        objects: Objects | None = None,
+    ):
         self.image, self.prediction, self.evaluation, self.spec, self.photo = image, prediction, evaluation, spec, photo
         self._said = evaluation.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
-        self._about = {"photo": photo} if photo is not None else {}
+        self._about: dict = {"photo": photo} if photo is not None else {}
         if evaluation.takes == "photo":
-            self._about |= {"height": image.shape[0], "width": image.shape[1]}
+            self._about |= {"height": image.shape[0], "width": image.shape[1]}  # type: ignore[union-attr]
         if "zoom" in prediction:
             self._about["zoom"] = prediction["zoom"]
         note = _note(image, self.segments, objects, prediction.get("zoom")) if objects else ""
@@ -57,21 +70,21 @@ class Result:
             self._about["warnings"] = self.warnings
 
     @classmethod
-    def of(cls, predictor, image, photo=None):
+    def of(cls, predictor: Predictor, image: np.ndarray | str, photo: str | None = None) -> "Result":
         """The one of a predictor's prediction of a photo or text."""
         evaluation, spec, objects = predictor.evaluation, predictor.spec, predictor.objects
         return cls(image, predictor(image), evaluation=evaluation, spec=spec, objects=objects, photo=photo)
 
-    def json(self):
+    def json(self) -> dict:
         """dict of what PHOTO.json holds, but for the names of other files."""
         return {**self._about, **self._said.content}
 
-    def overlay(self):
+    def overlay(self) -> np.ndarray:
         """uint8 [h, w, 3]: the photo with what is predicted drawn on it. Below a classified photo is its class."""
         return self._said.draw()
 
     @functools.cached_property
-    def labels(self):
+    def labels(self) -> np.ndarray | None:
         """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
 
         Instances are the segments of things. Of detected objects they are the masks of those that are drawn; where
@@ -90,7 +103,7 @@ class Result:
             raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
         return labels.astype(np.uint16)
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike) -> None:
         """Writes the `overlay` as a picture, whole or not at all. The suffix of the path says the format.
 
         Raises:
@@ -105,7 +118,7 @@ class Result:
             raise InputError(f"{path}: JPEG holds at most {LONGEST_JPEG} pixels along a side; save it as PNG")
         write_image(path, Image.fromarray(pixels), format)
 
-    def paths(self, stem, label_image=None):
+    def paths(self, stem: str | os.PathLike, label_image: str | None = None) -> dict[str, str]:
         """The paths that `write` writes: a dict from their keys in the JSON. That of the JSON is 'json', the last.
 
         Raises:
@@ -133,7 +146,7 @@ class Result:
         }
         return {key: (ending, pixels) for key, (ending, pixels) in pictures.items() if pixels}
 
-    def write(self, stem, label_image=None):
+    def write(self, stem: str | os.PathLike, label_image: str | None = None) -> list[str]:
         """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
 
         - STEM.panoptic.png of a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import itertools
 import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from axial.data.specs import DatasetSpec, TextSpec
+from axial.data.specs import Spec
 from axial.data.streams import Stream, decode_photo, evaluation_stream, photo_of, spec_of, training_stream
 from axial.data.tfrecord import find_splits
 from axial.io.check import Checked
@@ -22,9 +23,13 @@ from axial.io.show import counted, percent
 from axial.layers import device
 from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.device import has_tpu, local_replicas
+from axial.models.base import Network
 from axial.models.registry import ModelConfig, check_model
+from axial.tasks.scores import Results, Scores
 
 MOST_NAMED = 6  # classes or objects in one line
+# What makes predictions: it takes examples and yields (example, prediction) for each.
+Predictions = Callable[[Iterable[dict]], Iterator[tuple[dict, dict]]]
 
 # === Evaluation ===
 
@@ -77,13 +82,29 @@ class Evaluation(abc.ABC):
         confused: what a result's 'confusions' count, rows (truth, prediction, number), where it has some.
     """
 
+    name: str
+    labels: str | tuple[str, ...]
+    scores: type[Scores]
+    quality: str
+    results: type[Results]
+    pictures: tuple[str, ...]
+    shown: tuple[str, ...]
     one_file = True
     studies = ()
     takes = unit = "photo"
     main = briefly = None
     confused = "photos"
 
-    def examples(self, data_dir, split, spec, look=None, *, shard=(0, 1), skip=0):
+    def examples(
+        self,
+        data_dir: str,
+        split: str,
+        spec: Spec,
+        look: Callable | None = None,
+        *,
+        shard: tuple[int, int] = (0, 1),
+        skip: int = 0,
+    ) -> tf.data.Dataset:
         """A `tf.data.Dataset` of the evaluation examples of a converted split, in order: records and their `truth`.
 
         Args:
@@ -100,20 +121,20 @@ class Evaluation(abc.ABC):
 
         return evaluation_stream(data_dir, split, spec, example, labels=self.labels, shard=shard, skip=skip)
 
-    def truth(self, record, spec):
+    def truth(self, record: dict[str, tf.Tensor], spec: Spec) -> dict[str, tf.Tensor]:
         """dict of what `scores` needs of a record beside it: of a photo, its 'size', int32 [2]."""
         del spec
         return {"size": tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)}
 
-    def given(self, example):
+    def given(self, example: dict) -> typing.Any:
         """What a predictor takes of an evaluation example: a photo, uint8 [h, w, 3], or a text."""
         return photo_of(example)
 
-    def example(self, given):
+    def example(self, given: typing.Any) -> dict:
         """An example of a photo, uint8 [h, w, 3], or of a text, for `predictions`. `given` gives it back."""
         return {"photo": given, "size": given.shape[:2]}
 
-    def predictions(self, signatures, spec, about):
+    def predictions(self, signatures: typing.Any, spec: Spec, about: dict) -> Predictions:
         """A function of examples that yields (example, prediction of an export) for each, in order.
 
         Args:
@@ -127,39 +148,39 @@ class Evaluation(abc.ABC):
         )
 
     @abc.abstractmethod
-    def draw(self, example, seen, spec):
+    def draw(self, example: dict, seen: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:
         """A tuple of pictures, uint8 [h, w, 3], of an example and its prediction; see `pictures`."""
 
     @abc.abstractmethod
-    def describe(self, given, prediction, spec):
+    def describe(self, given: typing.Any, prediction: dict, spec: Spec) -> Description:
         """The `Description` of a photo, uint8 [h, w, 3], or of a text, and a predictor's prediction of it."""
 
-    def headline(self, result):
+    def headline(self, result: dict) -> dict[str, float]:
         """dict of the main scores of a result, from 0 to 1."""
         return {name: result[name] for name in self.shown}
 
-    def columns(self, result):
+    def columns(self, result: dict) -> dict[str, float]:
         """dict of all scores of a CSV's row, from 0 to 1."""
         return self.headline(result)
 
-    def summaries(self, result):
+    def summaries(self, result: dict) -> dict[str, float]:
         """dict of the scores that are plotted over training, in percent, without NaNs."""
         return {name: 100 * value for name, value in self.columns(result).items() if value == value}
 
-    def brief(self, result):
+    def brief(self, result: dict) -> str:
         """The main scores as a short text, in percent, without NaNs."""
         scores = {name: value for name, value in self.headline(result).items() if value == value}
         return scores_line(scores, self.briefly or self.main)
 
     @abc.abstractmethod
-    def classes(self, result):
+    def classes(self, result: dict) -> tuple[Sequence[str], list, list]:
         """A table of the classes, as texts.
 
         Returns:
             its header, its rows for the classes, and its last rows for groups of classes.
         """
 
-    def lines(self, result):
+    def lines(self, result: dict) -> list[str]:
         """List of the lines below the table of `classes`. The last one names the main scores."""
         mistakes, last = self.mistakes(result), scores_line(self.headline(result), self.main)
         if mistakes is None:
@@ -167,20 +188,20 @@ class Evaluation(abc.ABC):
         taken = [f"{truth} for {guess} ({number})" for truth, guess, number in mistakes[1][:5]]
         return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", last]
 
-    def mistakes(self, result):
+    def mistakes(self, result: dict) -> tuple[list[str], list] | None:
         """Header and rows of the most frequent confusions of a result; None for a task without classes to confuse."""
         if "confusions" not in result:
             return None
         return [f"{self.confused} of", "taken for", self.confused], result["confusions"][:20]
 
 
-def scores_line(scores, names=None):
+def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | None = None) -> str:
     """Scores from 0 to 1 in a line, in percent. `names` has pairs of those that are shown, and how; None shows all."""
     names = names or zip(scores, scores)
     return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
 
 
-def summary_line(count, unit, parts):
+def summary_line(count: int, unit: str, parts: Sequence[str]) -> str:
     """How many segments or objects a prediction has, and what they are, in a line.
 
     >>> summary_line(17, "segment", ["16 nucleus", "1 background"]), summary_line(0, "object", [])
@@ -254,8 +275,12 @@ class Task(Checked, abc.ABC):
     model: ModelConfig
     data: typing.Any
     data_dir: str
-    spec: DatasetSpec | TextSpec | None = None
+    spec: Spec | None = None
 
+    evaluation: typing.ClassVar[Evaluation]
+    models: typing.ClassVar[tuple[str, ...]]
+    configures: typing.ClassVar[tuple[type, ...]]
+    canvas: typing.ClassVar[tuple[int, ...]]
     trained_by = served = ()
     finish = scale = server = None
     loss_names = ("total",)
@@ -264,7 +289,7 @@ class Task(Checked, abc.ABC):
     row = 1
     counted = branched = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_model(self.model, *self.models)
         splits = find_splits(self.data_dir, {"train": self.data.train_split, "val": self.data.eval_split})
@@ -275,11 +300,13 @@ class Task(Checked, abc.ABC):
 
     # === Training ===
 
-    def build_model(self, folded=False):
+    def build_model(self, folded: bool = False) -> Network:
         """The model with its weights. With `folded` it has no batch norms."""
         return self.model.build(self.num_classes, self.canvas, folded=folded)
 
-    def train_dataset(self, batch, seed, first_step=0, context=None, service=None):
+    def train_dataset(
+        self, batch: int, seed: int, first_step: int = 0, context: typing.Any = None, service: typing.Any = None
+    ) -> tf.data.Dataset:
         """The endless stream of training batches; see `streams.training_stream`."""
         return training_stream(
             self.data_dir,
@@ -292,12 +319,12 @@ class Task(Checked, abc.ABC):
             finish=self.finish,
         )
 
-    def training_example(self, record, seed):
+    def training_example(self, record: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
         """The network's input and targets of a parsed record, as a dict. `seed`, int [2], decides what is random."""
         raise NotImplementedError
 
     @abc.abstractmethod
-    def losses(self, model, batch, whole=None):
+    def losses(self, model: Network, batch: dict, whole: tuple | None = None) -> dict[str, tf.Tensor]:
         """dict of the losses of a training step, float32 scalars, and of their sum 'total'.
 
         Args:
@@ -306,31 +333,33 @@ class Task(Checked, abc.ABC):
             whole: `whole_batch` of the `counts`; None where the part is all that this replica has.
         """
 
-    def counts(self, model, batch):
+    def counts(self, model: Network, batch: dict) -> dict[str, tf.Tensor]:
         """dict of what `losses` divide by in a part of a batch, float32 scalars, of a task that is `counted`."""
         raise NotImplementedError
 
-    def by_shape(self, compute, batch):
+    def by_shape(self, compute: Callable[[dict], typing.Any], batch: dict) -> typing.Any:
         """compute(batch). A task that is `branched` has a branch for each shape that a batch can have."""
         return compute(batch)
 
     @abc.abstractmethod
-    def main_score(self, scores):
+    def main_score(self, scores: dict) -> float:
         """The number from 0 to 1 by which checkpoints are compared, of a result."""
 
     # === Prediction ===
 
-    def eval_dataset(self, split=None, data_dir=None, *, shard=(0, 1), skip=0):
+    def eval_dataset(
+        self, split: str | None = None, data_dir: str | None = None, *, shard: tuple[int, int] = (0, 1), skip: int = 0
+    ) -> tf.data.Dataset:
         """The examples of a split, by default of the evaluation split; see `Evaluation.examples`."""
         data_dir, split = data_dir or self.data_dir, split or self.data.eval_split
-        return self.evaluation.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)
+        return self.evaluation.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)  # type: ignore[arg-type]
 
-    def look(self, record):
+    def look(self, record: dict[str, tf.Tensor]) -> dict:
         """What `predictions` takes of a parsed record: `example` of its photo."""
         return self.example(decode_photo(record))
 
     @abc.abstractmethod
-    def predictions(self, model, inference=Inference()):
+    def predictions(self, model: Network, inference: Inference = Inference()) -> Predictions:
         """A function of an iterable of examples that yields (example, prediction) for each, in order.
 
         Args:
@@ -342,18 +371,18 @@ class Task(Checked, abc.ABC):
         """
 
     @abc.abstractmethod
-    def example(self, given):
+    def example(self, given: typing.Any) -> dict:
         """A photo, uint8 [h, w, 3], or a text, string [], as `predictions` takes it."""
 
     @abc.abstractmethod
-    def serve(self, model, image):
+    def serve(self, model: Network, image: tf.Tensor) -> dict[str, tf.Tensor]:
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
 
         What it takes and returns with another `server` is up to that.
         """
 
 
-def whole_batch(counts, parts=1):
+def whole_batch(counts: dict[str, tf.Tensor], parts: int = 1) -> tuple[dict[str, tf.Tensor], int]:
     """What a loss needs so that its mean over all parts of a batch is that of the whole batch.
 
     A part whose sum is s has the loss s x parts / count.

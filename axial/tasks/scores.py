@@ -2,9 +2,11 @@
 
 import abc
 import collections
+from typing import Any
 
 import numpy as np
 
+from axial.data.specs import Spec
 from axial.io.read import convert
 from axial.io.write import make_folder, output_file
 
@@ -23,19 +25,19 @@ class Scores(abc.ABC):
 
     parts: tuple[str, ...] = ()
 
-    def __init__(self, spec, shard=(0, 1)):
+    def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
         self.spec, self.shard, self.photos = spec, shard, []
 
-    def next_number(self):
+    def next_number(self) -> int:
         """The number in the split of the next photo that is added."""
         return self.shard[0] + self.shard[1] * len(self.photos)
 
-    def add_photo(self, name, quality):
+    def add_photo(self, name: str, quality: float | None) -> None:
         """Adds the next photo to `photos`; see there."""
         self.photos.append([self.next_number(), name, quality])
 
     @abc.abstractmethod
-    def update(self, example, prediction):
+    def update(self, example: dict, prediction: dict) -> Any:
         """Adds one photo, and its entry by `add_photo`.
 
         Args:
@@ -46,25 +48,25 @@ class Scores(abc.ABC):
             The prediction in a short form, which `Results.add` and `Evaluation.draw` take as `seen`.
         """
 
-    def merge(self, other):
+    def merge(self, other: "Scores") -> None:
         """Adds another part of the split."""
         for name in self.parts:
             getattr(self, name).merge(getattr(other, name))
         in_order = self.photos[-1:] <= other.photos[:1]  # as when a split goes on
         self.photos = self.photos + other.photos if in_order else sorted(self.photos + other.photos)
 
-    def state(self):
+    def state(self) -> dict:
         """The sums as a dict that JSON can hold."""
         return {**{name: getattr(self, name).state() for name in self.parts}, "photos": self.photos}
 
-    def restore(self, state):
+    def restore(self, state: dict) -> None:
         """Sets the sums to those of a `state`. Raises KeyError, TypeError, ValueError or IndexError for another."""
         for name in self.parts:
             getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
 
     @abc.abstractmethod
-    def result(self):
+    def result(self) -> dict:
         """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
 
 
@@ -76,30 +78,30 @@ class PairScores(Scores):
         kinds: number of predicted classes.
     """
 
-    def __init__(self, spec, shard=(0, 1)):
+    def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
         super().__init__(spec, shard)
         self.pairs, self.kinds = collections.Counter(), spec.num_classes
 
-    def merge(self, other):
+    def merge(self, other: "PairScores") -> None:
         super().merge(other)
         self.pairs += other.pairs
 
-    def state(self):
+    def state(self) -> dict:
         return {"pairs": [[*pair, count] for pair, count in self.pairs.items()], **super().state()}
 
-    def restore(self, state):
+    def restore(self, state: dict) -> None:
         self.pairs = collections.Counter({(int(t), int(p)): int(count) for t, p, count in state["pairs"]})
         super().restore(state)
 
     @property
-    def confusion(self):
+    def confusion(self) -> np.ndarray:
         """int [classes, kinds]: rows are true classes, columns predicted ones."""
         matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
         for pair, count in self.pairs.items():
             matrix[pair] = count
         return matrix
 
-    def mistakes(self, names):
+    def mistakes(self, names: list[str] | tuple[str, ...]) -> list[list]:
         """List of [true name, predicted name, number] of the pairs that are wrong, the most frequent first."""
         wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
         return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
@@ -120,33 +122,36 @@ class Results(abc.ABC):
         annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
     """
 
-    def __init__(self, folder, spec, split, data_dir=None):
+    kind: str
+    schema: type
+
+    def __init__(self, folder: str, spec: Spec, split: str, data_dir: str | None = None):
         self.folder, self.spec, self.split, self.data_dir = folder, spec, split, data_dir
         self.path, self.annotations = self.path_of(folder, split), []
         make_folder(folder)
 
     @classmethod
-    def path_of(cls, folder, split):
+    def path_of(cls, folder: str, split: str) -> str:
         """Path of the JSON of a split's results. An evaluation does not replace such a file."""
         return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
-    def restore(self, path, annotations):
+    def restore(self, path: str, annotations: list) -> None:
         """Goes on from the annotations in the state `path`. Raises InputError for others."""
-        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))
+        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))  # type: ignore[name-defined]
         self.annotations = annotations
 
-    def check(self, where, annotations):
+    def check(self, where: str, annotations: list) -> None:
         """Raises InputError, which begins with `where`, unless annotations of the schema suit the spec."""
         del where, annotations  # here all of them do
 
     @abc.abstractmethod
-    def add(self, example, seen):
+    def add(self, example: dict, seen: Any) -> None:
         """Adds one photo. `seen` is what `Scores.update` returned for it."""
 
     @abc.abstractmethod
-    def seen(self, index):
+    def seen(self, index: int) -> Any:
         """What `add` was given for photo number `index`."""
 
     @abc.abstractmethod
-    def close(self):
+    def close(self) -> None:
         """Writes the JSON."""

@@ -10,6 +10,7 @@ import re
 
 import msgspec
 import tensorflow as tf
+import tf_keras as keras
 
 from axial.errors import InputError, nearest
 from axial.io import gfile
@@ -17,6 +18,7 @@ from axial.io.schemas import WeightsCard
 from axial.io.show import counted
 from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.base import Network
 from axial.models.panoptic_deeplab.network import CHANNELS
 from axial.models.registry import ModelConfig, find_variant
 from axial.weights import names
@@ -43,7 +45,7 @@ class Conversion:
     card: WeightsCard
     values: dict
 
-    def build(self):
+    def build(self) -> Network:
         """The model with these weights. Those that the source has not stay random. Raises InputError unless all fit."""
         model = built_of_card(self.card, self.card.source)
         weights = names.weight_names(model)
@@ -62,7 +64,7 @@ _AXIALNETS = {
 }
 
 
-def csrhddlam(path, name=None):
+def csrhddlam(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a PyTorch file of csrhddlam/axial-deeplab.
 
     Args:
@@ -96,7 +98,7 @@ def _check_like(arrays, network, unused):
         raise InputError(f"it has no tensor {min(missing)!r}, and lacks {len(missing)} of {len(network)}")
 
 
-def write_csrhddlam(folder, output):
+def write_csrhddlam(folder: str, output: str) -> int:
     """Writes converted weights back as a PyTorch file of csrhddlam/axial-deeplab, {'net': ...} left out.
 
     Args:
@@ -110,6 +112,7 @@ def write_csrhddlam(folder, output):
         InputError: the model is not one of its networks.
     """
     model, card = load_weights(folder)
+    assert card  # without one, weights need a name
     arguments = {**find_variant(card.model).arguments, **card.arguments}
     for name, value in dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32).items():
         if arguments.get(name) != value:
@@ -138,7 +141,7 @@ _DECODERS = {
 }
 
 
-def deeplab2(path, name=None):
+def deeplab2(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a checkpoint of google-research/deeplab2: MaX-DeepLab-S's backbone, or an Axial-SWideRNet.
 
     A checkpoint of ImageNet holds the encoder alone; decoders and heads stay random.
@@ -190,7 +193,7 @@ _KERAS_NORM = BatchNormConfig(momentum=0.99, epsilon=1.001e-5, unbiased=True)
 _RESNETS = {(3, 4, 6, 3): "resnet_50", (3, 4, 23, 3): "resnet_101", (3, 8, 36, 3): "resnet_152"}
 
 
-def keras_applications(path, name=None):
+def keras_applications(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a weights file (.h5) of ResNet-50, 101 or 152 of tf_keras.applications, version 1.
 
     A file without the top gives the backbone; the last layer stays random.
@@ -255,7 +258,7 @@ SOURCES = {"csrhddlam": csrhddlam, "deeplab2": deeplab2, "keras_applications": k
 TARGETS = {"csrhddlam": write_csrhddlam}
 
 
-def convert(source, path, output, name=None):
+def convert(source: str, path: str, output: str, name: str | None = None) -> tuple[Conversion, Network]:
     """Writes the checkpoint of a file of another implementation.
 
     The folder `output` appears when it is complete. It holds a checkpoint for `init_checkpoint`, `model.json` for
@@ -291,7 +294,7 @@ def convert(source, path, output, name=None):
     return conversion, model
 
 
-def input_hashes(path):
+def input_hashes(path: str) -> dict[str, str]:
     """dict from the names of the files at a path, a prefix or a folder, to their SHA-256."""
     if tf.io.gfile.isdir(path):
         path = os.path.join(path, "")
@@ -299,7 +302,7 @@ def input_hashes(path):
     return {os.path.basename(file): file_digest(file)[1] for file in sorted(files) if not tf.io.gfile.isdir(file)}
 
 
-def gin_text(card):
+def gin_text(card: WeightsCard) -> str:
     """model.gin: the model of a `WeightsCard`, for the commands."""
     return f"""\
 # Weights of {card.source}: name this file after a recipe's, and its folder as init_checkpoint.
@@ -312,7 +315,7 @@ BatchNormConfig.unbiased = {card.norm.unbiased!r}
 """
 
 
-def summary(conversion, model):
+def summary(conversion: Conversion, model: keras.Model) -> list[str]:
     """Lines that say what was taken, left out and left random."""
     card, groups = conversion.card, {}
     for name, reason in card.unused.items():

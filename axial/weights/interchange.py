@@ -14,13 +14,16 @@ import safetensors.numpy
 import tensorflow as tf
 
 from axial.data.preprocess import SCALE
-from axial.data.specs import DatasetSpec, field_difference
+from axial.data.specs import DatasetSpec, Spec, field_difference
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import convert, decode_json, first_line, read_file
+from axial.io.schemas import WeightsCard
 from axial.io.write import write_bytes
-from axial.layers.batch_norm import BatchNormConfig
-from axial.models.registry import build_model, find_variant, zeros
+from axial.layers.batch_norm import BatchNormConfig, Norm
+from axial.layers.configured import Model
+from axial.models.base import Network
+from axial.models.registry import ModelConfig, build_model, find_variant, zeros
 from axial.models.resnet.network import PIXELS
 from axial.weights.names import assign_weights, weight_names
 
@@ -29,12 +32,20 @@ METADATA = "axial"  # the key of our card in the metadata of a file
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 
 
-def count_parameters(model):
+def count_parameters(model: Model) -> int:
     """Number of a built model's trainable numbers."""
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
-def make_card(config, num_classes, photo=None, *, spec=None, scale=None, source="axial"):
+def make_card(
+    config: ModelConfig,
+    num_classes: int,
+    photo: int | tuple[int, int] | None = None,
+    *,
+    spec: Spec | None = None,
+    scale: float | None = None,
+    source: str = "axial",
+) -> WeightsCard:
     """The `WeightsCard` of a model.
 
     Args:
@@ -64,14 +75,16 @@ def make_card(config, num_classes, photo=None, *, spec=None, scale=None, source=
     return convert(f"{config.name}: ", msgspec.to_builtins(card), schemas.WeightsCard)
 
 
-def built(name, num_classes, norm, arguments):
+def built(name: str, num_classes: int, norm: Norm, arguments: dict) -> Network:
     """A registered model with its weights made; see `build_model`."""
     model = build_model(name, num_classes, norm, **arguments)
     model(zeros(find_variant(name).head.signature((SIDE, SIDE))))
     return model
 
 
-def built_of_card(card, path, arguments=(), *, arrays=None):
+def built_of_card(
+    card: WeightsCard, path: str, arguments: dict | tuple = (), *, arrays: dict[str, np.ndarray] | None = None
+) -> Network:
     """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path.
 
     Args:
@@ -97,7 +110,7 @@ def built_of_card(card, path, arguments=(), *, arrays=None):
         raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
 
 
-def write_safetensors(model, path, card):
+def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard:
     """Writes a model's weights and its card in one file, which is there complete or not at all.
 
     Args:
@@ -114,7 +127,7 @@ def write_safetensors(model, path, card):
     return card
 
 
-def read_safetensors(path):
+def read_safetensors(path: str) -> tuple[WeightsCard, dict[str, np.ndarray]]:
     """(`WeightsCard`, dict from names to float32 arrays) of a file of `write_safetensors`.
 
     Raises:
@@ -135,7 +148,7 @@ def read_safetensors(path):
     return card, arrays
 
 
-def restore_tensors(model, path, name, spec):
+def restore_tensors(model: Model, path: str, name: str, spec: Spec) -> None:
     """Loads a built model's weights from a safetensors file.
 
     Args:
@@ -156,7 +169,7 @@ def restore_tensors(model, path, name, spec):
     assign_tensors(model, path, arrays)
 
 
-def assign_tensors(model, path, arrays):
+def assign_tensors(model: Model, path: str, arrays: dict[str, np.ndarray]) -> None:
     """`assign_weights` of the arrays of a file, which the message of an InputError names."""
     try:
         assign_weights(model, arrays)
@@ -164,7 +177,7 @@ def assign_tensors(model, path, arrays):
         raise InputError(f"{path}: {error}") from None
 
 
-def weights_digest(arrays):
+def weights_digest(arrays: dict[str, np.ndarray]) -> str:
     """SHA-256 of named arrays, as text: of their names, shapes and bytes in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(arrays):

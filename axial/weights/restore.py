@@ -5,6 +5,7 @@
 
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,20 +14,22 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from axial.errors import InputError
 from axial.io import gfile, schemas
 from axial.io.read import read_json
+from axial.io.schemas import WeightsCard
 from axial.io.show import counted, say
 from axial.layers.batch_norm import BatchNormConfig
-from axial.layers.configured import Model
+from axial.layers.configured import Layer, Model
 from axial.layers.spatial_attention.attended import Attended
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
-from axial.models.registry import FREE, PLAIN, find_variant
+from axial.models.base import Network
+from axial.models.registry import FREE, PLAIN, ModelConfig, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
 from axial.weights.interchange import assign_tensors, built, built_of_card, read_safetensors
-from axial.weights.source import CARD, SUFFIX, find_tensors, no_checkpoint, resolve
+from axial.weights.source import CARD, SUFFIX, Location, find_tensors, no_checkpoint, resolve
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
 
 
-def find_checkpoint(path):
+def find_checkpoint(path: str) -> str:
     """The prefix of the checkpoint at `path`, which is this prefix or a folder.
 
     Of a folder it is the best checkpoint, or the latest if there is no best one.
@@ -51,7 +54,7 @@ def find_checkpoint(path):
     raise problem or InputError(f"{path}: no checkpoint here")
 
 
-def find_weights(what, count=1):
+def find_weights(what: Location, count: int = 1) -> list[str]:
     """The files whose weights are averaged: the one of a `Source`, or the latest checkpoints of a run.
 
     Args:
@@ -80,7 +83,7 @@ def find_weights(what, count=1):
     return [tensors or find_checkpoint(source.path)]
 
 
-def latest_checkpoint(folder):
+def latest_checkpoint(folder: str) -> str | None:
     """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
 
     It is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on standard
@@ -99,15 +102,15 @@ def latest_checkpoint(folder):
             if not is_unfinished(prefix) and prefix in run_checkpoints(folder, with_index=False):
                 problems.append(error)
             continue
-        for error in problems:
-            say(f"{error}; {prefix} is taken in its place", error=True)
+        for problem in problems:
+            say(f"{problem}; {prefix} is taken in its place", error=True)
         return prefix
     if problems:
         raise InputError(f"{problems[0]}{'; no other one there is whole' if len(problems) > 1 else ''}")
     return None
 
 
-def restore_model(model, prefix):
+def restore_model(model: Model, prefix: str) -> None:
     """Loads a built model's weights from a checkpoint of the trainer: their moving averages, if it has any.
 
     Raises:
@@ -123,9 +126,9 @@ def restore_model(model, prefix):
                 variable.assign(reader.get_tensor(f"averages/{i}{VALUE}"))
 
 
-def restore_average(model, prefixes):
+def restore_average(model: Model, prefixes: Sequence[str]) -> None:
     """Loads the mean of the weights of some checkpoints; see `restore_model`."""
-    sums = [0.0] * len(model.weights)
+    sums: list = [0.0] * len(model.weights)
     for prefix in prefixes:
         restore_model(model, prefix)
         sums = [total + weight.numpy().astype("float64") for total, weight in zip(sums, model.weights)]
@@ -133,7 +136,7 @@ def restore_average(model, prefixes):
         weight.assign((total / len(prefixes)).astype(weight.dtype.as_numpy_dtype))
 
 
-def check_fits(model, prefix):
+def check_fits(model: Model, prefix: str) -> None:
     """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
     with refused(prefix, "not a whole checkpoint"):
         stored = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map()
@@ -145,7 +148,7 @@ def check_fits(model, prefix):
             raise InputError(f"{prefix}: of another model or another number of classes, {has}")
 
 
-def stored_optimizer(prefix):
+def stored_optimizer(prefix: str) -> tuple[list[str], int]:
     """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
     with refused(prefix, "cannot be restored"):
         reader, steps = tf.compat.v1.train.NewCheckpointReader(prefix), f"optimizer/_iterations{VALUE}"
@@ -160,12 +163,12 @@ def _stored_names(reader):
     return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
-def slot_names(names):
+def slot_names(names: Iterable[str]) -> list[str]:
     """The kinds of slots, in alphabetical order, of names like 'velocity/model/conv/kernel'."""
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
-def initialize(model, path, config=None, random_frozen=True):
+def initialize(model: Model, path: str, config: ModelConfig | None = None, random_frozen: bool = True) -> str:
     """Loads every weight that a checkpoint or a safetensors file has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
@@ -197,7 +200,7 @@ def initialize(model, path, config=None, random_frozen=True):
         taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
         _check_backbone(found, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
         if not random_frozen:
-            check_frozen(model, config, found, [weights[name] for name in taken])
+            check_frozen(model, config, found, [weights[name] for name in taken])  # type: ignore[arg-type]
         for name in taken:
             weights[name].assign(stored[name])
     return "\n".join([f"init_checkpoint: {found}{remark}", *_summary(weights, stored, taken, new)])
@@ -235,7 +238,7 @@ def _of_checkpoint(prefix, config):
     return stored, remark
 
 
-def check_frozen(model, config, path=None, taken=()):
+def check_frozen(model: Model, config: ModelConfig, path: str | None = None, taken: Sequence[tf.Variable] = ()) -> None:
     """Raises InputError if weights that training never changes would stay random.
 
     These are the parameters of frozen layers, and all moving statistics where `BatchNormConfig.frozen` is set.
@@ -256,7 +259,7 @@ def check_frozen(model, config, path=None, taken=()):
         )
 
 
-def plain_path(path):
+def plain_path(path: str) -> str:
     """The path that a weight has in a network without modules that start as the identity.
 
     The 3x3 convolution of an `AttendedMiddle` is at '.../middle/conv', that of a plain block at '.../middle'. The
@@ -323,7 +326,7 @@ def _parts(paths, known, most=6):
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def check_card(path, card, config):
+def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None:
     """Raises InputError if a card says that its weights were computed with by another network.
 
     Args:
@@ -346,7 +349,7 @@ def check_card(path, card, config):
         raise InputError(f'{path}: these weights need --gin_binding="BatchNormConfig.epsilon = {card.norm.epsilon}"')
 
 
-def object_paths(model, root):
+def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
     """Dict from checkpoint keys to the weights of a built model."""
     queue, seen = [(root, model)], {id(model)}
     for path, node in queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
@@ -361,7 +364,9 @@ def object_paths(model, root):
 # === Models of weights ===
 
 
-def load_weights(what, name=None, *, num_classes=None, arguments=()):
+def load_weights(
+    what: Location, name: str | None = None, *, num_classes: int | None = None, arguments: dict | tuple = ()
+) -> tuple[Network, WeightsCard | None]:
     """A registered model, built, with the weights of a path.
 
     Args:
@@ -377,18 +382,18 @@ def load_weights(what, name=None, *, num_classes=None, arguments=()):
         InputError: there are no weights at the path, they are damaged, or they are those of another model.
     """
     path, card, arrays, fill = _read(what)
-    if not card and not name:
-        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
     if card:
         check_asked(path, card.model, card.num_classes, (name, num_classes))
         model = built_of_card(card, path, arguments, arrays=arrays)
-    else:
+    elif name:
         model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
+    else:
+        raise InputError(f"{path}: has no {CARD} beside it that names its model; say which, as model='NAME'")
     fill(model)
     return model, card
 
 
-def read_weights(what):
+def read_weights(what: Location) -> tuple[WeightsCard | None, Callable[[Model], None]]:
     """The card of weights, and a function that gives them to a model.
 
     Args:
@@ -418,7 +423,7 @@ def _read(what):
     return path, card, None, lambda model: restore_model(model, file)
 
 
-def check_asked(path, model, num_classes, asked):
+def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None, int | None]) -> None:
     """Raises InputError unless a model with weights is the one that is asked for.
 
     Args:
@@ -439,16 +444,16 @@ class Features(Model):
     A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
     """
 
-    def __init__(self, backbone, name="features"):
+    def __init__(self, backbone: Layer, name: str = "features"):
         super().__init__(name=name)
         self.backbone = backbone
 
     @property
-    def strides(self):
+    def strides(self) -> dict[str, int]:
         """dict from the names of the maps to their strides."""
         last = self.backbone.output_stride
         return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
 
-    def call(self, images, training=False):
+    def call(self, images: tf.Tensor, training: bool = False) -> dict[str, tf.Tensor]:
         maps = self.backbone(images, training=training and self.trainable)
         return {name: maps[name] for name in self.strides}

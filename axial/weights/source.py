@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 import re
+from collections.abc import Callable
 
 from axial.builders import model_names
 from axial.errors import InputError, check_installed, nearest
@@ -50,12 +51,15 @@ class Source:
     card: str | None = None
 
     @property
-    def extra(self):
+    def extra(self) -> str:
         """The folder of an export that says what it was made of."""
         return os.path.join(self.folder, "assets.extra")
 
 
-def unknown(name):
+Location = str | os.PathLike | Source
+
+
+def unknown(name: str) -> str:
     """The message on a name that no shipped model has, and nothing on disk. A registered model may have it."""
     shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
@@ -67,12 +71,12 @@ def unknown(name):
     )
 
 
-def no_checkpoint(path):
+def no_checkpoint(path: str) -> str:
     """The message on a path where weights are expected and nothing is."""
     return f"{path}: no such checkpoint{nearest(path, shipped_names())}"
 
 
-def without_recipe(where):
+def without_recipe(where: str) -> str:
     """The message on weights that cannot predict."""
     return (
         f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
@@ -81,7 +85,7 @@ def without_recipe(where):
     )
 
 
-def resolve(what, missing=unknown):
+def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
     """The `Source` of what `axial.load` takes: a path, the name of a shipped model, or an hf:// path.
 
     Args:
@@ -143,7 +147,7 @@ def _weights(path, is_checkpoint):
     return Source("run" if run else "weights", path, run or folders[0], file=file, card=card)
 
 
-def find_tensors(folder):
+def find_tensors(folder: str) -> str | None:
     """The only safetensors file of a folder; None if there is none. Raises InputError if there are several."""
     files = gfile.glob(os.path.join(folder, ""), f"*{SUFFIX}") if gfile.isdir(folder) else []
     if len(files) > 1:
@@ -154,12 +158,12 @@ def find_tensors(folder):
 # === Models that axial ships, by name: a folder each, as axial-export --format=safetensors writes it ===
 
 
-def shipped_names():
+def shipped_names() -> list[str]:
     """Names of the shipped models."""
     return sorted(entry.name for entry in os.scandir(SHIPPED_DIR) if entry.is_dir())
 
 
-def shipped_folder(what):
+def shipped_folder(what: str) -> str:
     """The folder of the shipped model of this name; any other name or path as it is.
 
     A folder of the user's that has a shipped model's name is './NAME'.
@@ -170,7 +174,7 @@ def shipped_folder(what):
 # === Hugging Face's hub ===
 
 
-def download(path):
+def download(path: str) -> str:
     """Where Hugging Face's client puts what an hf:// path names, and what lies beside it and in the folders above."""
     parts = _HUB.fullmatch(path)
     if not parts:

@@ -1,7 +1,11 @@
 """Every public layer in a user's own tf_keras model: saved and loaded, cloned, trained, frozen, of unknown sizes."""
 
 import contextlib
+import dataclasses
+import inspect
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -84,6 +88,25 @@ def test_all_are_here():
     public = {*axial.layers.__all__} - {"BatchNormConfig", "Mechanism"}
     assert public == {name for name in LAYERS if "folded" not in name}
     assert {*axial.layers.__all__} <= {*dir(axial.layers)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_shapes_of_docstrings(name):
+    """Tensors have the shapes of the docstring: the same letter is the same size, and a name is an argument's value."""
+    layer, x = LAYERS[name][0](), inputs_of(name)
+    (section,) = re.findall(r"^Shapes:\n((?:    .+\n?)+)", inspect.getdoc(type(layer)), re.MULTILINE)
+    lines = dict(re.findall(r"^    (\w+): (.+)$", section, re.MULTILINE))
+    assert [*lines] == [*inspect.signature(layer.call).parameters][: len(x)] + ["output"]
+    sizes = {"ceil": math.ceil, **layer.get_config(), **dataclasses.asdict(getattr(layer, "spec", NORM))}
+    for line, tensor in zip(lines.values(), [*x, layer(*x)]):
+        shapes = [[axis.strip() for axis in shape.split(",")] for shape in re.findall(r"\[(.+?)\]", line)]
+        shapes = [["*"] * (tensor.ndim - 1) + axes[1:] if axes[0] == "..." else axes for axes in shapes]
+        (axes,) = [axes for axes in shapes if len(axes) == tensor.ndim]
+        for place, (axis, size) in enumerate(zip(axes, tensor.shape)):
+            if len(axis) == 1:
+                assert sizes.setdefault(axis if axis != "*" else place, size) == size, line
+            else:
+                assert eval(axis, {}, sizes) == size, line  # noqa: S307
 
 
 ANY_SIZE = {"BatchNorm", "Conv", "SeparableConv", "BasicBlock"}

@@ -24,7 +24,9 @@ class FoldedAttention(Unfolded, Layer):
     Args:
         spec: `AttentionSpec`.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
     """
 
     def __init__(self, spec, name=None):

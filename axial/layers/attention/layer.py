@@ -71,7 +71,7 @@ class AttentionOptions:
     recompute: str = "none"
     backend: str = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_span(self.span)
         check_choice("recompute", self.recompute, RECOMPUTE)
         check_choice("backend", self.backend, BACKENDS)
@@ -80,7 +80,9 @@ class AttentionOptions:
         object.__setattr__(self, "terms", tuple(term for term in TERMS if term in self.terms))
 
 
-def local_options(span=7, heads=8, position_sensitive=False, recompute="none", backend="auto"):
+def local_options(
+    span: int = 7, heads: int = 8, position_sensitive: bool = False, recompute: str = "none", backend: str = "auto"
+) -> AttentionOptions:
     """`AttentionOptions` of Eq. 3, or of Ramachandran et al., NeurIPS 2019 (Eq. 2), which have r^q alone."""
     terms = TERMS if position_sensitive else TERMS[:2]
     return AttentionOptions(heads, span, terms, position_sensitive, recompute=recompute, backend=backend)
@@ -109,7 +111,7 @@ class AttentionSpec:
     options: AttentionOptions = AttentionOptions()
     max_distance: int = 255
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         heads = self.options.heads
         check_choice("axis", self.axis, ("height", "width", "square"))
         if self.axis == "square" and self.options.span is None:
@@ -123,16 +125,16 @@ class AttentionSpec:
             )
 
     @property
-    def sizes(self):
+    def sizes(self) -> tuple[int, int, int]:
         """Channels of q, k and v."""
         return self.key_channels, self.key_channels, self.value_channels
 
     @property
-    def uses(self):
+    def uses(self) -> list[str]:
         """What position tables are used for, of 'query', 'key' and 'value'."""
         return [term for term in self.options.terms if term != "content"] + ["value"] * self.options.value_position
 
-    def windows(self, x):
+    def windows(self, x: tf.Tensor) -> Windows | SquareWindows:
         """The windows of an image [N, h, w, C]. Raises InputError unless h and w are static."""
         _, height, width, _ = x.shape
         if height is None or width is None:
@@ -147,7 +149,7 @@ class AttentionSpec:
         whole = self.options.whole_up_to_span and span is not None and length <= span
         return Windows(height, width, self.axis, None if whole else span)
 
-    def add_tables(self, layer):
+    def add_tables(self, layer: Layer) -> dict[str, tf.Variable]:
         """Adds the position tables to a layer that is being built. Returns them as a dict by name.
 
         A square has two tables for each use, one for rows and one for columns: r_{p-o} is the sum of their rows.
@@ -286,7 +288,9 @@ class Attention(Layer):
         norm: `BatchNormConfig`.
         inner_norm: whether q, k, v and the logit terms have batch norms. The outputs always have them.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
     """
 
     def __init__(self, spec, norm=BatchNormConfig(), inner_norm=True, **kwargs):
@@ -301,12 +305,12 @@ class Attention(Layer):
         if spec.options.value_position:
             self.position_output_norm = BatchNorm(norm, name="position_output_norm")
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         qkv, values = sum(self.spec.sizes), self.spec.value_channels
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [shape[-1], qkv], initializer=scaled)
         self.tables = self.spec.add_tables(self)
-        norms = [(self.content_output_norm, values)]
+        norms: list[tuple[Layer, int | None]] = [(self.content_output_norm, values)]
         if self.inner_norm:
             norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
         if self.position_output_norm is not None:
@@ -316,7 +320,7 @@ class Attention(Layer):
                 norm.build([channels])
         super().build(shape)
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)  # [N, h, w, C]
         learns = training and self.trainable and not self.norm.frozen
         windows, options = self.spec.windows(x), self.spec.options
@@ -373,7 +377,7 @@ class Attention(Layer):
 
     # === Folding ===
 
-    def folded_weights(self):
+    def folded_weights(self) -> list[tf.Tensor]:
         """Values for the weights of a `FoldedAttention` of the same spec, in their order.
 
         - The batch norm of q, k and v goes into the projections and their biases.
@@ -401,7 +405,7 @@ class Attention(Layer):
     # === Config ===
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> "Attention":
         """See `Configured`. A file of axial 0.2 holds the settings of its batch norms alone."""
         norm = config.get("norm")
         if isinstance(norm, dict) and "axial" not in norm:
@@ -419,7 +423,9 @@ class AxialAttention(Attention):
         heads, span, terms, value_position, whole_up_to_span, recompute, backend: see `AttentionOptions`.
         norm: `BatchNormConfig`.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, there is no logit term, or a name is
@@ -433,18 +439,18 @@ class AxialAttention(Attention):
 
     def __init__(
         self,
-        key_channels,
-        value_channels,
-        axis,
-        heads=8,
-        span=None,
-        terms=TERMS,
-        value_position=True,
-        max_distance=255,
-        whole_up_to_span=False,
-        norm=BatchNormConfig(),
-        recompute="none",
-        backend="auto",
+        key_channels: int,
+        value_channels: int,
+        axis: str,
+        heads: int = 8,
+        span: int | None = None,
+        terms: tuple[str, ...] = TERMS,
+        value_position: bool = True,
+        max_distance: int = 255,
+        whole_up_to_span: bool = False,
+        norm: BatchNormConfig = BatchNormConfig(),
+        recompute: str = "none",
+        backend: str = "auto",
         **kwargs,
     ):
         options = AttentionOptions(
@@ -469,7 +475,9 @@ class LocalAttention(Attention):
             it is that of the 3x3 convolution which the layer replaces.
         norm: `BatchNormConfig`.
 
-    Shapes: [N, h, w, C] -> [N, h, w, value_channels]; h and w must be static.
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, h, w, value_channels]
 
     Raises:
         InputError: the span is even, the heads do not divide the channels, or a name is unknown.
@@ -482,15 +490,15 @@ class LocalAttention(Attention):
 
     def __init__(
         self,
-        key_channels,
-        value_channels,
-        heads=8,
-        span=7,
-        position_sensitive=False,
-        batch_norm=True,
-        norm=BatchNormConfig(),
-        recompute="none",
-        backend="auto",
+        key_channels: int,
+        value_channels: int,
+        heads: int = 8,
+        span: int = 7,
+        position_sensitive: bool = False,
+        batch_norm: bool = True,
+        norm: BatchNormConfig = BatchNormConfig(),
+        recompute: str = "none",
+        backend: str = "auto",
         **kwargs,
     ):
         options = local_options(span, heads, position_sensitive, recompute, backend=backend)

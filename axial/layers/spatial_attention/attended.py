@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from axial.errors import InputError, nearest
 from axial.io.check import check_choice
+from axial.layers.batch_norm import Norm
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.conv import Conv, subsample
 from axial.layers.spatial_attention.deformable_conv import DeformableConv
@@ -45,7 +46,7 @@ class Mechanism:
     groups: int = 16
     recompute: str = "none"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (self.name in ("none", "dynamic") or re.fullmatch(r"\d+", str(self.name))):
             raise InputError(
                 f"mechanism = {self.name!r}: expected four bits such as '0010', 'dynamic' or 'none'"
@@ -53,7 +54,9 @@ class Mechanism:
             )
         self.layer()  # refuses what the mechanism refuses, before any other layer is made
 
-    def layer(self, axes=2, causal=False, scaled=False, wavelength=1000.0):
+    def layer(
+        self, axes: int = 2, causal: bool = False, scaled: bool = False, wavelength: float = 1000.0
+    ) -> DynamicConv | GeneralizedAttention | None:
         """The layer that attends, or None. For the arguments see `GeneralizedAttention`."""
         if self.name == "none":
             return None
@@ -74,10 +77,14 @@ class Mechanism:
 
 
 class Attended(Unfolded, Layer):
-    """x + gamma A(x), with gamma zero at the start: [N, h, w, C] -> the same.
+    """x + gamma A(x), with gamma zero at the start.
 
     Args:
         attention: the layer A.
+
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]
+        output: [N, h, w, C] or [N, L, C]
 
     Example:
         >>> from axial.layers import Attended, GeneralizedAttention
@@ -85,22 +92,22 @@ class Attended(Unfolded, Layer):
         >>> y = Attended(GeneralizedAttention())(x)
     """
 
-    def __init__(self, attention, **kwargs):
+    def __init__(self, attention: Layer, **kwargs):
         super().__init__(**kwargs)
         self.attention = attention
         self.supports_masking = attention.supports_masking
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         self.gamma = self.add_weight("gamma", [], initializer="zeros")
         super().build(shape)
 
-    def call(self, x, training=False, mask=None):
+    def call(self, x: tf.Tensor, training: bool = False, mask: tf.Tensor | None = None) -> tf.Tensor:
         """The output; Keras' `mask` of x goes to the attention."""
         masked = {} if mask is None else {"mask": mask}
         return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable, **masked)
 
     @property
-    def added_weights(self):
+    def added_weights(self) -> list[tf.Variable]:
         """The weights that a network without this module does not have; see `weights.restore.initialize`."""
         return self.weights
 
@@ -116,7 +123,9 @@ class AttendedMiddle(Layer):
         spatial: the 3x3 convolution, of `SPATIAL`.
         deformable: further arguments of `DeformableConv`.
 
-    Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters].
+    Shapes:
+        x: [N, h, w, C]
+        output: [N, ceil(h / strides), ceil(w / strides), filters]
 
     Example:
         >>> from axial.layers import AttendedMiddle, Mechanism
@@ -126,14 +135,14 @@ class AttendedMiddle(Layer):
 
     def __init__(
         self,
-        filters,
-        norm,
-        strides=1,
-        dilation=1,
+        filters: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
         *,
-        mechanism=Mechanism(),
-        spatial="regular",
-        deformable=None,
+        mechanism: Mechanism = Mechanism(),
+        spatial: str = "regular",
+        deformable: dict | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -146,7 +155,7 @@ class AttendedMiddle(Layer):
         attention = mechanism.layer(**VISION)
         self.attended = None if attention is None else Attended(attention, name="attended")
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
         x = subsample(x, self.strides, self.strides) if self.spatial == "none" else self.conv(x, training=training)
         return x if self.attended is None else self.attended(x, training=training)

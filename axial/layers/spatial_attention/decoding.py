@@ -1,10 +1,13 @@
 """What layers of sequences share: caches of decoding, masks of keys, and checks of arguments."""
 
 import functools
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from axial.errors import InputError
+
+Mask: TypeAlias = tf.Tensor | None  # bool, which elements are real; None if all are
 
 
 def check_odd(name, value):

@@ -21,11 +21,11 @@ import tf_keras as keras
 
 from axial.errors import InputError
 from axial.io.check import check_choice
-from axial.layers.batch_norm import BatchNorm
-from axial.layers.configured import Layer
+from axial.layers.batch_norm import BatchNorm, Norm
+from axial.layers.configured import Initializer, Layer
 from axial.layers.conv import of_any_batch
 from axial.layers.precision import widen
-from axial.layers.spatial_attention.decoding import check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import Mask, check_index, check_odd, joined_masks, written
 
 FORMS = ("gather", "hat")
 
@@ -229,7 +229,9 @@ class DeformableConv(Layer):
         offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
         form: of `FORMS`.
 
-    Shapes: [B, H, W, C] -> [B, h, w, filters].
+    Shapes:
+        x: [N, h, w, C], h and w static
+        output: [N, ceil(h / strides), ceil(w / strides), filters] with the default padding
 
     Raises:
         InputError: the kernel is even, groups do not divide channels, or a name is unknown.
@@ -242,20 +244,20 @@ class DeformableConv(Layer):
 
     def __init__(
         self,
-        filters,
-        kernel,
-        norm,
-        strides=1,
-        dilation=1,
-        groups=1,
-        offset_groups=1,
-        modulation="none",
-        padding=None,
-        relu=True,
-        use_bias=True,
-        offset_rate=0.1,
-        kernel_initializer="he_normal",
-        form="gather",
+        filters: int,
+        kernel: int,
+        norm: Norm,
+        strides: int = 1,
+        dilation: int = 1,
+        groups: int = 1,
+        offset_groups: int = 1,
+        modulation: str = "none",
+        padding: int | None = None,
+        relu: bool = True,
+        use_bias: bool = True,
+        offset_rate: float = 0.1,
+        kernel_initializer: Initializer = "he_normal",
+        form: str = "gather",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -269,9 +271,9 @@ class DeformableConv(Layer):
         self.padding = dilation * (kernel - 1) // 2 if padding is None else padding
         self.relu, self.use_bias, self.offset_rate, self.form = relu, use_bias, offset_rate, form
         self.kernel_initializer = kernel_initializer
-        self.norm = norm and BatchNorm(norm, name="norm")
+        self.norm = None if norm is None else BatchNorm(norm, name="norm")
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         channels, taps = shape[-1], self.side**2
         for name, count in (("groups", self.groups), ("offset_groups", self.offset_groups)):
             if count < 1 or channels % count:
@@ -288,7 +290,7 @@ class DeformableConv(Layer):
         self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 
-    def offsets(self, x):
+    def offsets(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
         if self.padding:
             x = tf.pad(x, [[0, 0], [self.padding] * 2, [self.padding] * 2, [0, 0]])
@@ -302,7 +304,7 @@ class DeformableConv(Layer):
         offsets, masks = tf.split(y, [y.shape[3] * 2 // 3, y.shape[3] // 3], 3)
         return offsets, MODULATIONS[self.modulation] * tf.sigmoid(masks)
 
-    def call(self, x, training=False):
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.sized(x)
         offsets, masks = self.offsets(x)
         y = deformable_conv(
@@ -322,11 +324,11 @@ class DeformableConv(Layer):
         return tf.nn.relu(y) if self.relu else y
 
     @property
-    def added_weights(self):
+    def added_weights(self) -> list[tf.Variable]:
         """The weights that a regular convolution does not have; see `weights.restore.initialize`."""
         return [self.offset_kernel, self.offset_bias]
 
-    def folded_weights(self):
+    def folded_weights(self) -> list[tf.Tensor]:
         """Values for the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
@@ -335,7 +337,7 @@ class DeformableConv(Layer):
 
 
 class DeformableConv1D(Layer):
-    """Deformable convolution of a sequence, without bias: [B, L, C] -> [B, L, filters].
+    """Deformable convolution of a sequence, without bias.
 
     Args:
         filters: output channels.
@@ -343,6 +345,10 @@ class DeformableConv1D(Layer):
         causal: whether the taps are at the token and before it, and no position is later than the token. A later token
             then gets a gradient of exactly zero, through the offsets too.
         offset_rate, form: see `DeformableConv`.
+
+    Shapes:
+        x: [N, L, C], L static
+        output: [N, L, filters]
 
     Raises:
         InputError: the kernel is even, or a name is unknown.
@@ -353,7 +359,15 @@ class DeformableConv1D(Layer):
         >>> y = DeformableConv1D(8)(x)
     """
 
-    def __init__(self, filters, kernel=3, causal=False, offset_rate=0.1, form="gather", **kwargs):
+    def __init__(
+        self,
+        filters: int,
+        kernel: int = 3,
+        causal: bool = False,
+        offset_rate: float = 0.1,
+        form: str = "gather",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         check_odd("kernel", kernel)
         check_choice("form", form, FORMS)
@@ -362,14 +376,14 @@ class DeformableConv1D(Layer):
         self.offset_rate, self.form = offset_rate, form
         self.before = kernel - 1 if causal else kernel // 2
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in", "uniform")
         self.kernel = self.add_weight("kernel", [self.taps, shape[-1], self.filters], initializer=scaled)
         offsets = [self.taps, shape[-1], self.taps]
         self.offset_kernel, self.offset_bias = add_offset_weights(self, offsets, self.offset_rate)
         super().build(shape)
 
-    def call(self, x, key_mask=None, training=False, mask=None):
+    def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
         """The convolution of x; tokens where `key_mask` [B, L] or Keras' `mask` is False count as zero."""
         del training
         key_mask = joined_masks(key_mask, mask)
@@ -397,11 +411,13 @@ class DeformableConv1D(Layer):
 
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length):
+    def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
         """The empty cache of a layer that is built: the inputs so far, [B, L, C]."""
         return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
-    def step(self, x, index, cache):
+    def step(
+        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The output of the token x [B, 1, C] at `index`, and the new cache.
 
         Raises:

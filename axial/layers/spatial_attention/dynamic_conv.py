@@ -7,7 +7,7 @@
 h is zero outside the map and at padded tokens. The softmax takes in the taps there too, so what falls outside lessens
 the output, as in the published code.
 
-Letters of the shapes: B images, L tokens or H x W pixels, G groups, N taps along an axis, C channels.
+Letters of the shapes: B images, L tokens or H x W pixels, G groups, T taps along an axis, C channels.
 """
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ import tf_keras as keras
 from axial.errors import InputError
 from axial.layers.configured import Layer, Unfolded
 from axial.layers.precision import widen
-from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import Mask, check_axes, check_index, check_odd, joined_masks, written
 
 GROUPS = 16
 
@@ -26,7 +26,7 @@ def convolve_line(h, weights, before):
 
     Args:
         h: [B, L, C].
-        weights: [B, L, G, N]; the channels of a group are contiguous.
+        weights: [B, L, G, T]; the channels of a group are contiguous.
         before: taps before the query.
 
     Returns:
@@ -43,7 +43,7 @@ def convolve_map(h, weights):
 
     Args:
         h: [B, H, W, C].
-        weights: [B, H, W, G, N * N].
+        weights: [B, H, W, G, T * T].
 
     Returns:
         [B, H, W, C].
@@ -53,7 +53,7 @@ def convolve_map(h, weights):
     reach, depth = side // 2, h.shape[3] // groups
     padded = tf.reshape(h, [-1, height, width, groups, depth])
     padded = tf.pad(padded, [[0, 0], [reach, reach], [0, 0], [0, 0], [0, 0]])
-    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, N * N]
+    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, T * T]
     total = 0.0
     for row in range(max(0, reach - height + 1), min(side, reach + height)):  # other rows of taps see zeros alone
         band = _band(weights[..., row * side : (row + 1) * side], reach)
@@ -62,9 +62,9 @@ def convolve_map(h, weights):
 
 
 def _band(weights, before):
-    """[..., W, N] -> [..., W, W]: row w holds its N weights from column w - before on; those outside are dropped.
+    """[..., W, T] -> [..., W, W]: row w holds its T weights from column w - before on; those outside are dropped.
 
-    A row that is padded to W + N numbers and read as one of W + N - 1 starts one place later than the row before.
+    A row that is padded to W + T numbers and read as one of W + T - 1 starts one place later than the row before.
     """
     *lead, width, taps = weights.shape
     lead = [-1, *lead[1:]]
@@ -82,7 +82,9 @@ class DynamicConv(Unfolded, Layer):
         axes: 2 for maps, 1 for sequences.
         causal: whether the taps are at the token and before it.
 
-    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]; h, w and L static
+        output: [N, h, w, C] or [N, L, C]
 
     Raises:
         InputError: the kernel is even, the groups do not divide the channels, or a map is causal.
@@ -93,7 +95,7 @@ class DynamicConv(Unfolded, Layer):
         TensorShape([2, 5, 8])
     """
 
-    def __init__(self, kernel=3, groups=GROUPS, axes=2, causal=False, **kwargs):
+    def __init__(self, kernel: int = 3, groups: int = GROUPS, axes: int = 2, causal: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
         check_odd("kernel", kernel)
@@ -101,7 +103,7 @@ class DynamicConv(Unfolded, Layer):
         self.side, self.groups, self.axes, self.causal = kernel, groups, axes, causal
         self.before = kernel - 1 if causal else kernel // 2
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         channels = shape[-1]
         if self.groups < 1 or channels % self.groups:
             raise InputError(f"groups = {self.groups}: expected a divisor of the {channels} channels")
@@ -117,7 +119,7 @@ class DynamicConv(Unfolded, Layer):
         self.output_bias = weight("output_bias", [channels], "zeros")
         super().build(shape)
 
-    def call(self, x, key_mask=None, training=False, mask=None):
+    def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
         """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
         del training
         key_mask = joined_masks(key_mask, mask)
@@ -135,23 +137,25 @@ class DynamicConv(Unfolded, Layer):
         value, gate = tf.split(_linear(x, self.input_kernel, self.input_bias), 2, -1)
         return value * tf.sigmoid(gate)
 
-    def kernels(self, h):
+    def kernels(self, h: tf.Tensor) -> tf.Tensor:
         """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32, or float64."""
         logits = widen(_linear(h, self.tap_kernel))
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 
-    def query_kernels(self, x):
+    def query_kernels(self, x: tf.Tensor) -> tf.Tensor:
         """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
         return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
 
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length):
+    def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
         """The empty cache of a layer that is built: h of the tokens so far, [B, L, C]."""
         return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
-    def step(self, x, index, cache):
+    def step(
+        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The output of the token x [B, 1, C] at `index`, and the new cache.
 
         Raises:

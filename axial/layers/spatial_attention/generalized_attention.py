@@ -5,6 +5,7 @@ E1 to E4 are and computes them. Only the weights that a setting needs exist.
 """
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -16,12 +17,12 @@ from axial.layers.conv import product, subsample
 from axial.layers.precision import wide, widen
 from axial.layers.rematerialisation import RECOMPUTE
 from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, attend, encode, logits, weigh
-from axial.layers.spatial_attention.decoding import check_axes, check_index, check_odd, joined_masks, written
+from axial.layers.spatial_attention.decoding import Mask, check_axes, check_index, check_odd, joined_masks, written
 from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
 
 # How the paper's systems use the layer: maps of pixels, or sequences of tokens.
-VISION = dict(axes=2, scaled=False, wavelength=1000.0)
-TEXT = dict(axes=1, scaled=True, wavelength=10000.0)
+VISION: dict = dict(axes=2, scaled=False, wavelength=1000.0)
+TEXT: dict = dict(axes=1, scaled=True, wavelength=10000.0)
 
 
 def split_heads(x, heads):
@@ -51,7 +52,9 @@ class GeneralizedAttention(Unfolded, Layer):
             Transformer-XL 10000 for sequences.
         recompute: 'softmax' recomputes the weights in the backward pass. Large maps always do.
 
-    Shapes: [B, H, W, C] or [B, L, C] -> the same. Heights, widths and lengths must be static.
+    Shapes:
+        x: [N, h, w, C] or [N, L, C]; h, w and L static
+        output: [N, h, w, C] or [N, L, C]
 
     The layer honours Keras' masks: a key that is masked has no weight. The mask goes on to the next layer.
 
@@ -67,16 +70,16 @@ class GeneralizedAttention(Unfolded, Layer):
 
     def __init__(
         self,
-        setting="1111",
-        heads=8,
-        axes=2,
+        setting: str = "1111",
+        heads: int = 8,
+        axes: int = 2,
         *,
-        key_stride=1,
-        window=None,
-        causal=False,
-        scaled=False,
-        wavelength=1000.0,
-        recompute="none",
+        key_stride: int = 1,
+        window: int | None = None,
+        causal: bool = False,
+        scaled: bool = False,
+        wavelength: float = 1000.0,
+        recompute: str = "none",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -98,7 +101,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === Weights ===
 
-    def build(self, shape):
+    def build(self, shape: tf.TensorShape) -> None:
         channels, terms = shape[-1], self.terms
         if self.heads < 1 or channels % self.heads:
             raise InputError(f"heads = {self.heads}: expected a divisor of the {channels} channels")
@@ -130,7 +133,14 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === The forward pass ===
 
-    def call(self, x, keys=None, key_mask=None, training=False, mask=None):
+    def call(
+        self,
+        x: tf.Tensor,
+        keys: tf.Tensor | None = None,
+        key_mask: Mask = None,
+        training: bool = False,
+        mask: Mask = None,
+    ) -> tf.Tensor:
         """The attention of the elements of x.
 
         Args:
@@ -163,7 +173,7 @@ class GeneralizedAttention(Unfolded, Layer):
     def _from_map(self, y):
         return tf.squeeze(y, 2) if self.axes == 1 else y
 
-    def grid(self, queries, keys):
+    def grid(self, queries: tuple[int, int], keys: tuple[int, int]) -> Grid:
         """The `Grid` of a map of queries and a map of keys; sizes (height, width)."""
         rows = Axis(queries[0], keys[0], self.key_stride, *self.reach)
         columns = Axis(queries[1], keys[1], self.key_stride, *self.reach) if self.axes == 2 else Axis(1, 1)
@@ -201,7 +211,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === The weights of one query ===
 
-    def query_weights(self, x, place, *, terms=None):
+    def query_weights(self, x: tf.Tensor, place: Any, *, terms: str | None = None) -> tf.Tensor:
         """float32 [B, M, Y, X]: the weights of one query over all keys, in raster order; they sum to one.
 
         Only this query's logits are made.
@@ -235,7 +245,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === Decoding, a token at a time ===
 
-    def new_cache(self, images, length):
+    def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
         """The empty cache of self-attention: what the keys of `length` tokens give, with the images first.
 
         With a key stride s, every s-th token gives keys.
@@ -253,7 +263,7 @@ class GeneralizedAttention(Unfolded, Layer):
             cache["saliency"] = tf.zeros([images, length, self.heads], wide(self.compute_dtype))
         return cache
 
-    def memory_cache(self, keys, key_mask=None):
+    def memory_cache(self, keys: tf.Tensor, key_mask: Mask = None) -> dict[str, tf.Tensor]:
         """The cache of encoder-decoder attention: what the keys [B, L, C] give. `step` leaves it as it is."""
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
         cache = Operands(self, self.terms).of_keys(keys)
@@ -261,7 +271,7 @@ class GeneralizedAttention(Unfolded, Layer):
             cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
         return cache
 
-    def positions(self, length, keys=None):
+    def positions(self, length: int, keys: int | None = None) -> dict:
         """The relative positions that `step` needs. They depend on the weights alone.
 
         Args:
@@ -272,7 +282,9 @@ class GeneralizedAttention(Unfolded, Layer):
         grid = self.grid((length, 1), (keys, 1))
         return {"axis": grid.rows, **Operands(self, self.terms).tables(grid)}
 
-    def step(self, x, index, cache, positions):
+    def step(
+        self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor], positions: dict
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The attention of the token at `index`, and the new cache.
 
         Args:

@@ -17,7 +17,7 @@ from axial.layers import random
 from axial.layers.configured import Layer
 from axial.layers.precision import wide, widen
 from axial.layers.spatial_attention.attended import Mechanism
-from axial.layers.spatial_attention.decoding import joined_masks
+from axial.layers.spatial_attention.decoding import Mask, joined_masks
 from axial.layers.spatial_attention.deformable_conv import DeformableConv1D
 from axial.layers.spatial_attention.generalized_attention import TEXT, GeneralizedAttention
 
@@ -108,7 +108,7 @@ class SelfAttention(Layer):
 
 
 class EncoderLayer(Layer):
-    """A layer of the encoder: [B, L, C] -> the same.
+    """A layer of the encoder.
 
     Args:
         channels: C.
@@ -116,6 +116,10 @@ class EncoderLayer(Layer):
         mechanism: `Mechanism` of the self-attention.
         deformable: whether a deformable convolution comes before it.
         dropout: of each residual branch.
+
+    Shapes:
+        x: [N, L, channels], L static
+        output: [N, L, channels]
 
     Example:
         >>> from axial.layers import EncoderLayer
@@ -125,7 +129,15 @@ class EncoderLayer(Layer):
 
     causal = False
 
-    def __init__(self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, **kwargs):
+    def __init__(
+        self,
+        channels: int = 512,
+        inner: int = 2048,
+        mechanism: Mechanism = FULL,
+        deformable: bool = False,
+        dropout: float = 0.1,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.attention = None
@@ -135,7 +147,7 @@ class EncoderLayer(Layer):
         self.feed_forward = FeedForward(channels, inner, name="feed_forward")
         self.after_feed_forward = Residual(dropout, name="after_feed_forward")
 
-    def call(self, x, key_mask=None, training=False, mask=None):
+    def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
         """The layer's output. `key_mask` and Keras' `mask` are bool [B, L], which tokens are real."""
         training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
         x = self._attend(x, key_mask, training)
@@ -154,6 +166,11 @@ class DecoderLayer(EncoderLayer):
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
         memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
 
+    Shapes:
+        x: [N, L, channels], L static
+        memory: [N, M, C], M static
+        output: [N, L, channels]
+
     Example:
         >>> from axial.layers import DecoderLayer
         >>> tokens, memory = tf.ones([2, 9, 16]), tf.ones([2, 5, 16])
@@ -163,14 +180,24 @@ class DecoderLayer(EncoderLayer):
     causal = True
 
     def __init__(
-        self, channels=512, inner=2048, mechanism=FULL, deformable=False, dropout=0.1, *, memory=FULL, **kwargs
+        self,
+        channels: int = 512,
+        inner: int = 2048,
+        mechanism: Mechanism = FULL,
+        deformable: bool = False,
+        dropout: float = 0.1,
+        *,
+        memory: Mechanism = FULL,
+        **kwargs,
     ):
         super().__init__(channels, inner, mechanism, deformable, dropout=dropout, **kwargs)
         self.memory = GeneralizedAttention(memory.name, memory.heads, name="memory", **TEXT)
         self.after_memory = Residual(dropout, name="after_memory")
         self._memory_shape = None
 
-    def call(self, x, memory, memory_mask=None, training=False, mask=None):
+    def call(
+        self, x: tf.Tensor, memory: tf.Tensor, memory_mask: Mask = None, training: bool = False, mask: Mask = None
+    ) -> tf.Tensor:
         """The layer's output.
 
         Args:
@@ -188,7 +215,7 @@ class DecoderLayer(EncoderLayer):
         x = self.after_memory(x, found, training=training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
 
-    def new_cache(self, memory, length, memory_mask=None):
+    def new_cache(self, memory: tf.Tensor, length: int, memory_mask: Mask = None) -> dict:
         """The cache of `step` for `length` tokens: a dict of tensors whose first axis is that of the images.
 
         Args:
@@ -200,12 +227,12 @@ class DecoderLayer(EncoderLayer):
             cache["self"] = self.attention.new_cache(tf.shape(memory)[0], length)
         return cache
 
-    def constants(self, length, memory_length):
+    def constants(self, length: int, memory_length: int) -> dict:
         """What `step` needs that depends on the weights alone."""
         attention = {} if self.attention is None else self.attention.constants(length)
         return {"self": attention, "memory": self.memory.positions(length, memory_length)}
 
-    def step(self, x, index, cache, constants):
+    def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict, constants: dict) -> tuple[tf.Tensor, dict]:
         """(output, new cache) of one token.
 
         Args:
