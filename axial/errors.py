@@ -39,21 +39,21 @@ def bounded(message):
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1000]} ... {message[-900:]}"
 
 
-def nearest(name, known):
+def nearest(name, candidates):
     """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near.
 
     Names that look alike have several forms in Unicode: "\\xe9" is "e\\u0301" too. Of such a pair escapes are shown.
     A name with a backslash is of a system where that separates folders.
     """
-    name, known = str(name)[:LONGEST], [str(k) for k in known]
+    name, candidates = str(name)[:LONGEST], [str(k) for k in candidates]
     if "\\" in name:
         return " (a backslash separates no folders here; write /)"
     form = unicodedata.normalize("NFC", name)
-    for other in known:
+    for other in candidates:
         if other != name and unicodedata.normalize("NFC", other) == form:
             return f" (did you mean {other!a}? {name!a} looks alike and is another name)"
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def pip_install(extra):
@@ -62,11 +62,11 @@ def pip_install(extra):
     It names these packages, not axial: axial is on no index, so a package of its name there would be a stranger's.
     """
     try:
-        found = importlib.metadata.requires(DISTRIBUTION) or []
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:  # sources that nobody has installed
         return f"pip install '.[{extra}]' in axial's checkout"
-    wanted = [r for r in map(Requirement, found) if f'extra == "{extra}"' in str(r.marker)]
-    return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in wanted)])
+    selected = [r for r in map(Requirement, requirements) if f'extra == "{extra}"' in str(r.marker)]
+    return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in selected)])
 
 
 def check_installed(what, extra, *packages):

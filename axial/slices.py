@@ -124,15 +124,15 @@ def find_slice(name):
     if re.match(r"(tpu|v)?[78]", generation):
         raise InputError(f"--slice={name}: TensorFlow on TPUs ends at v6e ({NO_TENSORFLOW_PAGE})")
     by_topology = [s for s in SLICES.values() if (s.generation, s.topology) == (generation, size)]
-    found = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
-    if found is None:
-        own = [s.name for s in SLICES.values() if s.generation == generation]
+    slice_ = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
+    if slice_ is None:
+        names = [s.name for s in SLICES.values() if s.generation == generation]
         near = nearest(f"{generation}-{size}", SLICES)
-        if own and size.isdigit():
-            best = min(own, key=lambda known: abs(int(known.rpartition("-")[2]) - int(size)))
+        if names and size.isdigit():
+            best = min(names, key=lambda candidate: abs(int(candidate.rpartition("-")[2]) - int(size)))
             near = f" (did you mean {best!r}?)"
-        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(own or _EXAMPLES)}")
-    return found
+        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(names or _EXAMPLES)}")
+    return slice_
 
 
 # === Software ===
@@ -144,8 +144,8 @@ def tensorflow_of(runtime):
     >>> tensorflow_of("tpu-vm-tf-2.18.0-pod-pjrt"), tensorflow_of("v2-alpha-tpuv6e")
     ((2, 18, 0), None)
     """
-    found = re.match(r"tpu-vm-tf-(\d+)\.(\d+)\.(\d+)", runtime)
-    return tuple(map(int, found.groups())) if found else None
+    match = re.match(r"tpu-vm-tf-(\d+)\.(\d+)\.(\d+)", runtime)
+    return tuple(map(int, match.groups())) if match else None
 
 
 def default_runtime(slice_):

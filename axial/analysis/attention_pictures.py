@@ -98,7 +98,7 @@ def _recorded(layer, inputs):
 # === Weights ===
 
 
-def query_weights(layer, x, place):
+def query_weights(layer, x, pixel):
     """float32 [heads, Y, X]: the weights of one query of any layer that attends, over its keys; they sum to one.
 
     Only the logits of this query are made. Y x X is the whole map, or a column or a row of it.
@@ -109,23 +109,23 @@ def query_weights(layer, x, place):
         place: (row, column) of the query.
     """
     if isinstance(layer, GeneralizedAttention):
-        return layer.query_weights(x, place)[0]
-    row, column = place
-    part, index = {
+        return layer.query_weights(x, pixel)[0]
+    row, column = pixel
+    lines, index = {
         "height": (x[:, :, column : column + 1], row),
         "width": (x[:, row : row + 1], column),
         "square": (x, row * x.shape[2] + column),
     }[layer.spec.axis]
-    return _lines(layer, part, index)
+    return _lines(layer, lines, index)
 
 
-def line_weights(layer, x, place):
+def line_weights(layer, x, pixel):
     """float32 [heads, H, W]: the weights of a line of queries of axial attention, one query for each row or column.
 
     Of a layer along the height, the queries are the row of `place`, and a column of the map is what the query in it
     weighs its column with. Of a layer along the width it is the other way round.
     """
-    return _lines(layer, x, place[0] if layer.spec.axis == "height" else place[1])
+    return _lines(layer, x, pixel[0] if layer.spec.axis == "height" else pixel[1])
 
 
 def _lines(layer, x, index):
@@ -138,7 +138,7 @@ def _lines(layer, x, index):
     return layer.query_weights(x, index)[0]
 
 
-def term_maps(layer, x, place):
+def term_maps(layer, x, pixel):
     """{name: float32 [Y, X]}: the weights of a query by each term of the setting alone, and by all, mean of the heads.
 
     Args:
@@ -146,13 +146,13 @@ def term_maps(layer, x, place):
         x: [1, H, W, C], what the layer takes.
         place: (row, column) of the query.
     """
-    own = [bits for bits in TERM_NAMES if int(bits, 2) & int(layer.setting, 2)]
-    maps = {TERM_NAMES[bits]: layer.query_weights(x, place, terms=bits) for bits in own}
-    maps[f"setting {layer.setting}"] = layer.query_weights(x, place)
+    term_bits = [bits for bits in TERM_NAMES if int(bits, 2) & int(layer.setting, 2)]
+    maps = {TERM_NAMES[bits]: layer.query_weights(x, pixel, terms=bits) for bits in term_bits}
+    maps[f"setting {layer.setting}"] = layer.query_weights(x, pixel)
     return {name: tf.reduce_mean(weights[0], 0).numpy() for name, weights in maps.items()}
 
 
-def sampling_points(layer, x, place):
+def sampling_points(layer, x, pixel):
     """(rows, columns, masks), float32 [K, O] each: where the taps of one output pixel sample the map.
 
     Args:
@@ -163,14 +163,14 @@ def sampling_points(layer, x, place):
     offsets, masks = layer.offsets(x)
     sides = [layer.side] * 2
     rows, columns = positions(offsets, sides, layer.strides, dilation=layer.dilation, padding=layer.padding)
-    pixel = place[0] * offsets.shape[2] + place[1]
-    rows, columns = rows[0, pixel].numpy(), columns[0, pixel].numpy()
+    index = pixel[0] * offsets.shape[2] + pixel[1]
+    rows, columns = rows[0, index].numpy(), columns[0, index].numpy()
     if masks is None:
         return rows, columns, np.ones_like(rows)
-    return rows, columns, masks[0, place[0], place[1]].numpy().reshape(rows.shape[::-1]).T
+    return rows, columns, masks[0, pixel[0], pixel[1]].numpy().reshape(rows.shape[::-1]).T
 
 
-def query_kernels(layer, x, place):
+def query_kernels(layer, x, pixel):
     """float32 [G, N, N]: the kernels of one query.
 
     Args:
@@ -178,7 +178,7 @@ def query_kernels(layer, x, place):
         x: [1, H, W, C], what the layer takes.
         place: (row, column) of the query.
     """
-    kernels = layer.query_kernels(x)[0, place[0], place[1]].numpy()
+    kernels = layer.query_kernels(x)[0, pixel[0], pixel[1]].numpy()
     return kernels.reshape(-1, layer.side, layer.side)
 
 
@@ -205,7 +205,7 @@ def draw_block(stem, model, layers, example, *, fractions):
         if isinstance(layer, DeformableConv):
             output = tuple(i // layer.strides for i in pixel)
             tap = tuple(i * layer.strides for i in output)
-            draw_points(name, photo, sampling_points(layer, x, output), place=tap, size=size)
+            draw_points(name, photo, sampling_points(layer, x, output), pixel=tap, size=size)
         elif isinstance(layer, DynamicConv):
             draw_kernels(name, query_kernels(layer, x, pixel))
         elif isinstance(layer, GeneralizedAttention):
@@ -223,7 +223,7 @@ def draw_block(stem, model, layers, example, *, fractions):
         yield name
 
 
-def draw_maps(path, photo, maps, place):
+def draw_maps(path, photo, maps, pixel):
     """Draws weights over a photo, a picture for each map, with the query marked.
 
     Args:
@@ -236,7 +236,7 @@ def draw_maps(path, photo, maps, place):
     for axes, (title, weights) in zip(np.atleast_1d(figure.subplots(1, len(maps))), maps.items()):
         _show(axes, photo, title)
         axes.imshow(_enlarged(weights, photo), cmap="inferno", alpha=0.6)
-        axes.plot(*_middle(place, weights.shape, photo), **_MARK)
+        axes.plot(*_middle(pixel, weights.shape, photo), **_MARK)
     _save(figure, path)
 
 
@@ -251,20 +251,20 @@ def draw_lines(path, photo, lines):
     heads = max(len(weights) for weights, _ in lines.values())
     shape = photo.shape[0] / photo.shape[1]
     figure = Figure(figsize=(2.2 * heads, (2.2 * shape + 0.3) * len(lines)), layout="constrained")
-    for of_axis, (axis, (weights, place)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
-        for axes in of_axis:
+    for row, (axis, (weights, pixel)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
+        for axes in row:
             axes.set_axis_off()
-        for head, (axes, line) in enumerate(zip(of_axis, weights), 1):
+        for head, (axes, line) in enumerate(zip(row, weights), 1):
             _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head}")
             # Each line has its own largest weight: a query that spreads its weights is as visible as one that does not.
             large = _enlarged(line / line.max(0 if axis == "height" else 1, keepdims=True), photo)
             axes.imshow(large, cmap="Reds", vmin=0, alpha=large.clip(0, 1) * 0.85)
-            x, y = _middle(place, line.shape, photo)
+            x, y = _middle(pixel, line.shape, photo)
             (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
     _save(figure, path)
 
 
-def draw_points(path, photo, points, place, size):
+def draw_points(path, photo, points, pixel, size):
     """Draws the samples of one output pixel of a deformable convolution on a photo.
 
     Args:
@@ -279,7 +279,7 @@ def draw_points(path, photo, points, place, size):
     _show(axes, photo, "samples of one pixel")
     rows, columns, masks = map(np.ravel, points)
     axes.scatter(*_middle((rows, columns), size, photo), 60 * masks, color="red", edgecolors="white")
-    axes.plot(*_middle(place, size, photo), **_MARK)
+    axes.plot(*_middle(pixel, size, photo), **_MARK)
     axes.set(xlim=(0, photo.shape[1]), ylim=(photo.shape[0], 0))  # samples may lie outside the photo
     _save(figure, path)
 
@@ -310,7 +310,7 @@ def _enlarged(weights, photo):
     return np.asarray(Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR))
 
 
-def _middle(place, size, photo):
+def _middle(pixel, size, photo):
     """(x, y) on the photo of the middle of a map's pixel."""
-    rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(place, photo.shape, size))
+    rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(pixel, photo.shape, size))
     return columns, rows

@@ -63,10 +63,10 @@ def count_parameters(model):
     inside = set()
     for layer in model.submodules:
         if isinstance(layer, Attention):
-            own = [layer.kernel, *layer.tables.values()]
+            counted = [layer.kernel, *layer.tables.values()]
             if layer.spec.axis == "square":  # its output norm belongs to the residual block
-                own += layer.content_output_norm.trainable_weights
-            inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
+                counted += layer.content_output_norm.trainable_weights
+            inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in counted}
     parts, norms = collections.Counter(), collections.Counter()
     for weight in model.trainable_weights:
         counter = norms if id(weight) in inside else parts

@@ -131,10 +131,10 @@ class SplitCheck:
         self.photos_of[np.unique(classes)] += 1
         np.add.at(self.segments_of, classes, 1)
         np.add.at(self.pixels_of, classes, areas)
-        of_things = np.array(self.spec.things)[classes]
-        things = of_things & (crowd == 0)
-        self.numbers["things"] += of_things.any()
-        self.numbers["crowd"] += (of_things & ~things).any()
+        is_thing = np.array(self.spec.things)[classes]
+        things = is_thing & (crowd == 0)
+        self.numbers["things"] += is_thing.any()
+        self.numbers["crowd"] += (is_thing & ~things).any()
         alone = np.flatnonzero(things) + 1 if len(set(classes[things])) == things.sum() else ()
         self.numbers["joined"] += any(label(segments == i, np.ones([3, 3]))[1] > 1 for i in alone)
         divisor = self.spec.label_divisor
@@ -181,8 +181,8 @@ class SplitCheck:
 
     def classes(self):
         """Rows of the classes: name, photos, segments and percent of the labelled pixels."""
-        shares = [f"{share:.2f}" for share in 100 * self.pixels_of / max(self.pixels_of.sum(), 1)]
-        return list(zip(self.class_names, self.photos_of, self.segments_of, shares))
+        percents = [f"{percent:.2f}" for percent in 100 * self.pixels_of / max(self.pixels_of.sum(), 1)]
+        return list(zip(self.class_names, self.photos_of, self.segments_of, percents))
 
 
 def check_split(data_dir, split, sample=20, seed=0):
@@ -216,12 +216,12 @@ def check_split(data_dir, split, sample=20, seed=0):
 
 def across_splits(checks):
     """Adds photos that occur in two splits to the check of the later one."""
-    seen = {}
+    first_names = {}
     for check in checks:
         for digest, name in check.hashes.items():
-            if digest in seen:
-                check.add("photo in two splits", name, f"the same file as {seen[digest]}")
-        seen |= {digest: f"{check.split} {name}" for digest, name in check.hashes.items()}
+            if digest in first_names:
+                check.add("photo in two splits", name, f"the same file as {first_names[digest]}")
+        first_names |= {digest: f"{check.split} {name}" for digest, name in check.hashes.items()}
 
 
 # === Output ===

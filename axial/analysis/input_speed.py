@@ -84,7 +84,7 @@ class Slice:
     cores: int
 
 
-def demand(task, speed, slice_, own_cores=None):
+def demand(task, speed, slice_, local_cores=None):
     """What a slice needs of its input, and how many machines give it.
 
     The prepared images are counted as they enter the devices, or as data-service workers send them before they are
@@ -100,35 +100,35 @@ def demand(task, speed, slice_, own_cores=None):
         dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second' that the slice needs,
         'images_per_core_second' that was measured, 'images_per_host_second', and 'hosts'.
     """
-    per_core = speed / (own_cores or joblib.cpu_count())
+    per_core = speed / (local_cores or joblib.cpu_count())
     count = task.row
     spec = task.train_dataset(count, 0).element_spec
     prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
     # At least, of texts: a pair is at most a row's tokens.
-    of_record = sum(size for _, _, size in manifest["shards"]) / manifest["examples"] / count
-    needed, of_host = slice_.batch / slice_.step_seconds, per_core * slice_.cores
+    record_bytes = sum(size for _, _, size in manifest["shards"]) / manifest["examples"] / count
+    needed, host_speed = slice_.batch / slice_.step_seconds, per_core * slice_.cores
     return {
         "images_per_second": needed,
-        "shard_bytes_per_second": needed * of_record,
+        "shard_bytes_per_second": needed * record_bytes,
         "batch_bytes_per_second": needed * prepared,
         "images_per_core_second": per_core,
-        "images_per_host_second": of_host,
-        "hosts": math.ceil(needed / of_host),
+        "images_per_host_second": host_speed,
+        "hosts": math.ceil(needed / host_speed),
     }
 
 
-def demand_lines(found, slice_, unit="images"):
+def demand_lines(demanded, slice_, unit="images"):
     """Lines that say what `demand` found."""
     yield (
         f"a step of {slice_.batch} {unit} in {slice_.step_seconds:.4g} s needs "
-        f"{found['images_per_second']:.1f} {unit}/s: {found['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
-        f"{found['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
+        f"{demanded['images_per_second']:.1f} {unit}/s: {demanded['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
+        f"{demanded['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
     )
-    yield f"this machine's pipeline gives {found['images_per_core_second']:.1f} {unit}/s a core"
+    yield f"this machine's pipeline gives {demanded['images_per_core_second']:.1f} {unit}/s a core"
     yield (
-        f"a machine of {slice_.cores} such cores gives {found['images_per_host_second']:.1f} {unit}/s: "
-        f"the slice needs {found['hosts']} of them, its own hosts or data-service workers"
+        f"a machine of {slice_.cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: "
+        f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
     )
 
 

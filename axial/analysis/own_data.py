@@ -74,8 +74,8 @@ def advise(checks, names):
         crop = bindings["CANVAS"] = _canvas(check)
         small = f", on which small objects have {SMALL} pixels or as many as there is room for" if objects else ""
         why = f"photos are fitted to a canvas of their median shape{small}"
-    own = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
-    bindings |= {name: split for name, split in own.items() if split != SPLITS[name]}
+    splits_used = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
+    bindings |= {name: split for name, split in splits_used.items() if split != SPLITS[name]}
     return Advice(bindings, crop, bindings["STEPS"], why)
 
 
@@ -110,9 +110,9 @@ def _canvas(check):
     height, width = np.median(np.array(check.sizes), 0)
     sides = np.concatenate([*check.objects, []])
     longer = max(height, width)
-    wanted = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
-    wanted = min(max(wanted, SHORT), LONG, longer)
-    return tuple(_on_grid(side * wanted / longer) for side in (height, width))
+    target = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
+    target = min(max(target, SHORT), LONG, longer)
+    return tuple(_on_grid(side * target / longer) for side in (height, width))
 
 
 def _on_grid(side):

@@ -19,8 +19,8 @@ def part_of(name, sub=False):
         sub: whether attention, resizing and the choice of the hardest pixels are parts of their own, such as
             'stage2 attention'.
     """
-    found = _PART.search(name)
-    if not found:
+    match = _PART.search(name)
+    if not match:
         return REST
-    inner = _SUB.search(name, found.end()) if sub else None
-    return f"{found[1]} {inner[1]}" if inner else found[1]
+    inner = _SUB.search(name, match.end()) if sub else None
+    return f"{match[1]} {inner[1]}" if inner else match[1]

@@ -36,10 +36,10 @@ def read_curves(model_dir):
     Raises:
         InputError: the folder is not a run of axial-train, or the run has no summaries yet.
     """
-    found = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
-    if not found:
+    curves = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
+    if not curves:
         raise InputError(f"{model_dir}: no summaries yet")
-    return found
+    return curves
 
 
 def read_events(model_dir):

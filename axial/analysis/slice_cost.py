@@ -27,10 +27,10 @@ class Price(Struct):
 
 def prices():
     """dict from generations to dicts from regions to `Price`s."""
-    found = {}
+    table = {}
     for _, row in read_rows(os.path.join(experiments_dir(), PRICES), Price):
-        found.setdefault(row.generation, {})[row.region] = row
-    return found
+        table.setdefault(row.generation, {})[row.region] = row
+    return table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +111,12 @@ def describe(slice_, region, *, steps_left, time, limit):
     else:
         yield what + "; no step time is known, so no estimate of the cost: give --seconds_per_step"
     if table := prices().get(slice_.generation):
-        found = table.get(region) or next(iter(table.values()))
-        rate = float(found.usd) * slice_.chips
+        price = table.get(region) or next(iter(table.values()))
+        rate = float(price.usd) * slice_.chips
         yield (
             f"list price: {f'about {hours * rate:.0f} USD, ' if time else ''}at most {limit * rate:.0f} USD until the "
-            f"deadline in {limit:g} hours: {found.usd} USD a chip-hour on demand in {found.region}"
-            f"{'' if found.region == region else '; your region may differ'} ({found.source}, read {found.read})"
+            f"deadline in {limit:g} hours: {price.usd} USD a chip-hour on demand in {price.region}"
+            f"{'' if price.region == region else '; your region may differ'} ({price.source}, read {price.read})"
         )
     else:
         yield f"list price: none is known of a {slice_.generation}: {PRICES_PAGE}"

@@ -40,8 +40,8 @@ def stages(name, num_classes, *, batch, height, width):
     params = counted.parts
 
     def part_with_weights(op):
-        part = part_of(op)
-        return part if part in params else REST
+        name = part_of(op)
+        return name if name in params else REST
 
     macs = collections.Counter()
     for product in count_multiply_adds(graph):

@@ -246,8 +246,8 @@ class OnVirtualMachines(Engine):
         # How TensorFlow of Google's images finds the TPU of its own host, by "TensorFlow PJRT support" in
         # https://docs.cloud.google.com/tpu/docs/runtimes. On several hosts they start servers.
         library = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
-        of_image = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
-        return super().run_options() | ({} if self.kernels else of_image)
+        image_options = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
+        return super().run_options() | ({} if self.kernels else image_options)
 
     def installation(self):
         """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""

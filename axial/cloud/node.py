@@ -27,12 +27,12 @@ def make_client(name, project, zone, endpoint=""):
         flags.FLAGS.mark_as_parsed()
     try:
         anonymous = endpoint.startswith("http://")
-        own = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
+        auth = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
     except exceptions.GoogleAuthError as error:
         raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
     options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
     # by the description of the API that came with the package
-    service = discovery.build("tpu", "v1", credentials=own, cache_discovery=False, static_discovery=True, **options)
+    service = discovery.build("tpu", "v1", credentials=auth, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 
 

@@ -41,8 +41,8 @@ LOOK, STOP = 0.5, b"stop\n"  # between two looks; what a host that gets SIGTERM 
 # (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first (python/tpu/client/client.py), libtpu
 # those that begin like the others: a server and a trainer without one need them, a trainer beside a server must not
 # have them.
-OF_TENSORFLOW = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
-OF_LIBTPU = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
+TENSORFLOW_VARIABLES = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
+LIBTPU_PREFIXES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 
 
 class End(Exception):
@@ -108,13 +108,13 @@ class Supervisor:
         """Returns when this host's TensorFlow server listens."""
         if self.run.own_server:
             words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
-            self._server = _start(words, _without(OF_TENSORFLOW))
+            self._server = _start(words, _without(TENSORFLOW_VARIABLES))
         self._until(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
-    def _until(self, found, why):
+    def _until(self, condition, why):
         """The first true value of found(). Raises End after `GATHER`."""
         end = time.monotonic() + GATHER * self.run.pace
-        while not (value := found()):
+        while not (value := condition()):
             self._look()
             if time.monotonic() > end:
                 raise End(runs.PREEMPTED, why)
@@ -255,8 +255,8 @@ def _command(run, hosts, folder):
 def _environment(run):
     """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
-    own = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
-    return {**_without(OF_TENSORFLOW, OF_LIBTPU if beside else ()), **beside, **own}
+    variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
+    return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}
 
 
 def _checkpoint(run):

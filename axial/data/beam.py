@@ -35,18 +35,18 @@ def make_options(runner, texts):
     Raises:
         InputError: an option that Beam does not have, or a value that it does not take.
     """
-    known = PipelineOptions([]).get_all_options()
+    defaults = PipelineOptions([]).get_all_options()
     for text in texts:
         name = text.partition("=")[0]
-        if name.removeprefix("no_") not in known:
-            raise InputError(f"--beam_option={text}: Beam has no option {name!r}{nearest(name, known)}")
-    said = io.StringIO()
+        if name.removeprefix("no_") not in defaults:
+            raise InputError(f"--beam_option={text}: Beam has no option {name!r}{nearest(name, defaults)}")
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             options = PipelineOptions([f"--{text}" for text in texts], runner=runner)
             options.get_all_options()
     except SystemExit:
-        reason = (said.getvalue().strip().splitlines() or ["a wrong value"])[-1]
+        reason = (stderr.getvalue().strip().splitlines() or ["a wrong value"])[-1]
         raise InputError(f"--beam_option: {reason.partition('error: ')[2] or reason}") from None
     return options
 

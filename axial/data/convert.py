@@ -66,25 +66,25 @@ def encode_item(item):
         seconds[stage] += now - last
         last = now
 
-    path, found = item["photo"], None
+    path, label = item["photo"], None
     if "read" in item:
-        photo, found = item["read"]()
+        photo, label = item["read"]()
     else:
         photo = read_file(path)
         lap("read the photo")
     if item.get("labels"):
-        found = item["labels"]()
+        label = item["labels"]()
         lap("read the labels")
-    fields, remarks = photo_fields(path, photo, found.size if found else None, item.get("stored", False))
+    fields, remarks = photo_fields(path, photo, label.size if label else None, item.get("stored", False))
     size = fields["image/width"], fields["image/height"]
     fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
     lap("decode the photo")
     if "class" in item:
         fields["image/class"] = item["class"]
     else:
-        found = found or labels.blank(size)
-        ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
-        fields |= {"panoptic/encoded": found.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
+        label = label or labels.blank(size)
+        ids, classes, crowd = zip(*label.segments) if label.segments else ((), (), ())
+        fields |= {"panoptic/encoded": label.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
         fields |= item["boxes"](size) if "boxes" in item else {}
     lap("read the labels")
     return fields, seconds, remarks
@@ -187,7 +187,7 @@ def convert_split(conversion, write=None):
         for path in set(conversion.shards_there()) - set(kept):
             tf.io.gfile.remove(path)
         write_json(conversion.plan, plan)
-    todo = {path: part for path, part in bounds.items() if path not in kept}
+    todo = {path: limits for path, limits in bounds.items() if path not in kept}
     converted, start, written = sum(last - first for first, last in todo.values()), time.perf_counter(), []
     with show.progress(
         None, conversion.split, total=total, unit=conversion.unit, disable=not conversion.progress
@@ -234,7 +234,7 @@ def convert_sample(name, splits, listing, spec):
     return path
 
 
-def of_stored_pixels(listing):
+def as_stored(listing):
     """What a function that lists items returns, for labels that are of the photos as they are stored."""
     items, source = listing()
     return [{**item, "stored": True} for item in items], source + b" labels of stored pixels"
@@ -308,7 +308,7 @@ def _kept(conversion, earlier, plan, order):
         )
     sizes, kept = {name: size for name, _, size in earlier.shards}, {}
     for i, (path, (first, last)) in enumerate(conversion.bounds().items()):
-        broken = [(place, reasons[n]) for place, n in enumerate(order[first:last]) if n in reasons]
+        broken = [(position, reasons[n]) for position, n in enumerate(order[first:last]) if n in reasons]
         unchanged = not earlier.stamps or earlier.stamps[i] == now.stamps[i]  # an older version wrote none
         if not unchanged or (broken and not conversion.skip_broken):
             continue
@@ -369,7 +369,7 @@ def _write_here(conversion, todo, bar):
     """Writes shards one after the other; see `convert_split`."""
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [write_items(conversion, path, items[slice(*part)], pool, bar=bar) for path, part in todo.items()]
+        return [write_items(conversion, path, items[slice(*limits)], pool, bar=bar) for path, limits in todo.items()]
 
 
 class _Incomplete(Exception):
@@ -390,15 +390,15 @@ def write_items(conversion, path, items, pool, *, bar=None):
     stages, broken, remarks = collections.Counter(), [], []
 
     def records():
-        for place, (record, seconds, said) in enumerate(_in_order(pool, conversion.encode, items)):
+        for position, (record, seconds, notes) in enumerate(_in_order(pool, conversion.encode, items)):
             if record is None:
-                broken.append((place, said))
+                broken.append((position, notes))
             else:
                 start = time.perf_counter()
                 yield record
                 stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
                 stages.update(seconds)
-                remarks.extend((text, str(items[place]["photo"])) for text in said)
+                remarks.extend((text, str(items[position]["photo"])) for text in notes)
             if bar is not None:
                 bar.update()
         if broken and not (conversion.skip_broken and len(broken) < len(items)):

@@ -31,7 +31,7 @@ def decode(encoded, levels=DEPTH):
     `open_image` for the pixels of a PNG and the scans of a JPEG.
     """
     is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
-    image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _of_another_format(encoded, levels))
+    image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _not_jpeg(encoded, levels))
     return tf.ensure_shape(image, [None, None, 3])
 
 
@@ -47,7 +47,7 @@ def _rare(function):
 
 
 @_rare
-def _of_another_format(encoded, levels):
+def _not_jpeg(encoded, levels):
     decoders = {_PNG: functools.partial(_png, levels=levels), _GIF: _gif, _BMP: _bmp, _WEBP: _webp, _OTHER: _other}
     branches = {key: functools.partial(one, encoded) for key, one in decoders.items()}
     return tf.switch_case(_format(encoded), {**branches, _JPEG: branches[_OTHER]})
@@ -72,9 +72,9 @@ def _turn(image, orientation):
 
 def _format(encoded):
     """int32 []: the format that the first bytes are of."""
-    found = [_slice(encoded, 0, len(start)) == start for start in _SIGNATURES]
+    matches = [_slice(encoded, 0, len(start)) == start for start in _SIGNATURES]
     webp = (_slice(encoded, 0, 4) == b"RIFF") & (_slice(encoded, 8, 4) == b"WEBP")
-    return tf.argmax(tf.cast(tf.stack([*found, webp, True]), tf.int32), output_type=tf.int32)
+    return tf.argmax(tf.cast(tf.stack([*matches, webp, True]), tf.int32), output_type=tf.int32)
 
 
 # === Pixels ===
@@ -87,9 +87,9 @@ def _refuse(unless, text):
 def _jpeg(encoded):
     height, width, inks = tf.unstack(tf.cast(tf.io.extract_jpeg_shape(encoded), tf.int64))
     data = tf.io.decode_raw(encoded, tf.uint8)
-    few = tf.math.count_nonzero(_found(data, b"\xff\xda")) * height * width <= MOST_SCANNED
-    told = tf.cond(inks == 4, lambda: tf.reduce_any(_found(data, _ADOBE)), lambda: True)
-    with _refuse(told, "a CMYK JPEG without the marker of Adobe"), _refuse(few, "a JPEG of too many scans"):
+    few = tf.math.count_nonzero(_matches(data, b"\xff\xda")) * height * width <= MOST_SCANNED
+    has_adobe = tf.cond(inks == 4, lambda: tf.reduce_any(_matches(data, _ADOBE)), lambda: True)
+    with _refuse(has_adobe, "a CMYK JPEG without the marker of Adobe"), _refuse(few, "a JPEG of too many scans"):
         return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
 
 
@@ -102,7 +102,7 @@ def _png(encoded, levels):
         beyond = tf.reduce_max(values) >= [256 * divisor for divisor in DEEP_DIVISORS[:-1]]
         return tf.cast(values // tf.gather(DEEP_DIVISORS, tf.math.count_nonzero(beyond)), tf.uint8)
 
-    pixels = tf.reduce_prod([tf.cast(_number(encoded, place, big=True), tf.int64) for place in (16, 20)])
+    pixels = tf.reduce_prod([tf.cast(_number(encoded, offset, big=True), tf.int64) for offset in (16, 20)])
     with _refuse(pixels <= LARGEST_PIXELS, "a PNG of too many pixels"):
         return tf.cond(_bytes(encoded, 24, 1)[0] == 16, deep, lambda: tf.io.decode_png(encoded, channels=3))
 
@@ -130,24 +130,24 @@ def _ranked(values, ranks):
 def _gif(encoded):
     """The first picture. TensorFlow paints a transparent colour black, so the flag of one is taken away."""
 
-    def step(place, skipping, flag):
-        head = _bytes(encoded, place, 2)
+    def step(offset, skipping, flag):
+        head = _bytes(encoded, offset, 2)
         extension = (head[0] == 0x21) & ~skipping
-        flag = tf.where(extension & (head[1] == 0xF9), place + 3, flag)
-        return place + tf.where(extension, 2, 1 + head[0]), extension | (skipping & (head[0] > 0)), flag
+        flag = tf.where(extension & (head[1] == 0xF9), offset + 3, flag)
+        return offset + tf.where(extension, 2, 1 + head[0]), extension | (skipping & (head[0] > 0)), flag
 
     size, table = tf.strings.length(encoded), _bytes(encoded, 10, 1)[0]
     start = 13 + tf.where(table >= 128, tf.bitwise.left_shift(6, table & 7), 0)  # the table has 3 x 2^(n + 1) bytes
     picture, _, flag = tf.while_loop(
-        lambda place, skipping, _: (place < size) & (skipping | (_bytes(encoded, place, 1)[0] != 0x2C)),
+        lambda offset, skipping, _: (offset < size) & (skipping | (_bytes(encoded, offset, 1)[0] != 0x2C)),
         step,
         (start, tf.constant(False), size),  # no flag is one behind the end
         maximum_iterations=_MOST_PARTS,
     )
-    own, canvas = _bytes(encoded, picture + 1, 8), _bytes(encoded, 6, 4)
+    frame, canvas = _bytes(encoded, picture + 1, 8), _bytes(encoded, 6, 4)
     opaque = tf.gather(tf.constant([bytes([i & 0xFE]) for i in range(256)]), _bytes(encoded, flag, 1)[0])
     parts = _slice(encoded, 0, flag), tf.where(flag < size, opaque, b""), _slice(encoded, flag + 1, size)
-    with _refuse(tf.reduce_all(own == tf.concat([[0] * 4, canvas], 0)), "a GIF whose first picture does not fill it"):
+    with _refuse(tf.reduce_all(frame == tf.concat([[0] * 4, canvas], 0)), "a GIF whose first picture does not fill it"):
         return tf.io.decode_image(tf.strings.join(parts), channels=3, expand_animations=False)
 
 
@@ -193,56 +193,56 @@ def orientation(encoded):
     """
     blocks = {_JPEG: _jpeg_block, _PNG: _png_block, _WEBP: _webp_block}
     searches = {key: functools.partial(blocks.get(key, _no_block), encoded) for key in range(_OTHER + 1)}
-    found = _exif_orientation(tf.switch_case(_format(encoded), searches))
-    return tf.where((found >= 1) & (found <= 8), found, 1)
+    value = _exif_orientation(tf.switch_case(_format(encoded), searches))
+    return tf.where((value >= 1) & (value <= 8), value, 1)
 
 
 def _no_block(_):
     return tf.constant(b"")
 
 
-def _walk(encoded, step, place):
+def _walk(encoded, step, offset):
     """The block that `step` of (place, block) finds in the parts of a file, from a place on."""
-    size, start = tf.strings.length(encoded), (place, tf.constant(b""))
-    place, block = tf.while_loop(lambda place, _: place < size, step, start, maximum_iterations=_MOST_PARTS)
-    with _refuse(place >= size, f"a file of more than {_MOST_PARTS} parts"):
+    size, start = tf.strings.length(encoded), (offset, tf.constant(b""))
+    offset, block = tf.while_loop(lambda offset, _: offset < size, step, start, maximum_iterations=_MOST_PARTS)
+    with _refuse(offset >= size, f"a file of more than {_MOST_PARTS} parts"):
         return tf.identity(block)
 
 
 def _jpeg_block(encoded):
     """The EXIF block of a JPEG. One in several segments is joined."""
 
-    def step(place, exif):
-        head = _bytes(encoded, place, 4)
+    def step(offset, exif):
+        head = _bytes(encoded, offset, 4)
         code, length = head[1], 256 * head[2] + head[3]
-        segment = _slice(encoded, place + 4, tf.where(code == 0xE1, length - 2, 0))
+        segment = _slice(encoded, offset + 4, tf.where(code == 0xE1, length - 2, 0))
         exif = tf.where(_slice(segment, 0, 6) == _EXIF, exif + _slice(segment, 6, length), exif)
         alone = (code <= 1) | ((code >= 0xD0) & (code <= 0xD8))  # a marker without a segment
         filling = (head[0] != 0xFF) | (code == 0xFF)
-        place += tf.where(filling, 1, tf.where(alone, 2, 2 + tf.maximum(length, 1)))
+        offset += tf.where(filling, 1, tf.where(alone, 2, 2 + tf.maximum(length, 1)))
         scan = ~filling & ((code == 0xDA) | (code == 0xD9))
-        return tf.where(scan, size, place), exif
+        return tf.where(scan, size, offset), exif
 
     size = tf.strings.length(encoded)
     return _walk(encoded, step, 2)
 
 
 def _png_block(encoded):
-    def step(place, exif):
-        length = tf.minimum(_number(encoded, place, big=True), size)
-        named = _slice(encoded, place + 4, 4) == b"eXIf"
-        return tf.minimum(place + 12 + length, size), tf.where(named, _slice(encoded, place + 8, length), exif)
+    def step(offset, exif):
+        length = tf.minimum(_number(encoded, offset, big=True), size)
+        named = _slice(encoded, offset + 4, 4) == b"eXIf"
+        return tf.minimum(offset + 12 + length, size), tf.where(named, _slice(encoded, offset + 8, length), exif)
 
     size = tf.strings.length(encoded)
     return _walk(encoded, step, 8)
 
 
 def _webp_block(encoded):
-    def step(place, exif):
-        length = tf.minimum(_number(encoded, place + 4), size)
-        first = (_slice(encoded, place, 4) == b"EXIF") & (exif == b"")
-        exif = tf.where(first, _slice(encoded, place + 8, length), exif)
-        return tf.minimum(place + 8 + length + length % 2, size), exif
+    def step(offset, exif):
+        length = tf.minimum(_number(encoded, offset + 4), size)
+        first = (_slice(encoded, offset, 4) == b"EXIF") & (exif == b"")
+        exif = tf.where(first, _slice(encoded, offset + 8, length), exif)
+        return tf.minimum(offset + 8 + length + length % 2, size), exif
 
     size = tf.strings.length(encoded)
     return _walk(encoded, step, 12)
@@ -254,12 +254,12 @@ def _exif_orientation(block):
         block = tf.where(_slice(block, 0, 6) == _EXIF, _slice(block, 6, tf.strings.length(block)), block)
     order, size = _slice(block, 0, 4), tf.strings.length(block)
     little = _slice(order, 0, 2) == b"II"
-    known = tf.reduce_any(tf.stack([b"II*\0", b"II\0*", b"MM\0*", b"MM*\0"]) == order)
+    is_exif = tf.reduce_any(tf.stack([b"II*\0", b"II\0*", b"MM\0*", b"MM*\0"]) == order)
 
-    def number(places, count):
+    def number(offsets, count):
         """int32: numbers of some bytes each, at places of the block."""
         data = tf.cast(tf.pad(tf.io.decode_raw(block, tf.uint8), [[0, 16]]), tf.int64)
-        data = tf.gather(data, tf.clip_by_value(places, 0, size)[..., None] + tf.range(count))
+        data = tf.gather(data, tf.clip_by_value(offsets, 0, size)[..., None] + tf.range(count))
         data = tf.where(little, data[..., ::-1], data)
         powers = tf.constant([256**i for i in reversed(range(count))], tf.int64)
         return tf.cast(tf.clip_by_value(tf.reduce_sum(data * powers, -1), 0, 2**30), tf.int32)
@@ -267,39 +267,39 @@ def _exif_orientation(block):
     first = number(tf.constant(4), 4)
     entries = first + 2 + 12 * tf.range(number(first, 2))
     entries = tf.boolean_mask(entries, entries + 12 <= size)
-    kinds, place = number(entries + 2, 2), number(entries + 8, 4)
+    kinds, offset = number(entries + 2, 2), number(entries + 8, 4)
     unit = tf.gather(tf.constant(_UNITS), tf.minimum(kinds, len(_UNITS) - 1))
     length = unit * tf.minimum(number(entries + 4, 4), 2**26)
-    there = (length > 0) & ((length <= 4) | (place <= size - length)) & (number(entries, 2) == 0x0112)
-    place = tf.where(length > 4, place, entries + 8)
-    values = tf.reduce_sum([tf.where(unit == count, number(place, count), 0) for count in (1, 2, 4, 8)], 0)
+    there = (length > 0) & ((length <= 4) | (offset <= size - length)) & (number(entries, 2) == 0x0112)
+    offset = tf.where(length > 4, offset, entries + 8)
+    values = tf.reduce_sum([tf.where(unit == count, number(offset, count), 0) for count in (1, 2, 4, 8)], 0)
     whole = tf.reduce_any([kinds == kind for kind in (3, 4, 6, 8, 9, 13, 16)], 0)
     values = tf.boolean_mask(tf.where(whole & (values > 0), values, 9), there)
     value = tf.concat([values, [0]], 0)[0]
-    return tf.where(known | (size == 0), value, 9)
+    return tf.where(is_exif | (size == 0), value, 9)
 
 
 # === Bytes ===
 
 
-def _slice(text, place, length):
+def _slice(text, offset, length):
     """`length` bytes of a string [] from `place` on, or those that there are."""
-    return tf.strings.substr(text, tf.clip_by_value(place, 0, tf.strings.length(text)), tf.maximum(length, 0))
+    return tf.strings.substr(text, tf.clip_by_value(offset, 0, tf.strings.length(text)), tf.maximum(length, 0))
 
 
-def _bytes(text, place, count):
+def _bytes(text, offset, count):
     """int32 [count]: bytes of a string [] from `place` on. They are 0 behind its end."""
-    return tf.cast(tf.io.decode_raw(_slice(text, place, count), tf.uint8, fixed_length=count), tf.int32)
+    return tf.cast(tf.io.decode_raw(_slice(text, offset, count), tf.uint8, fixed_length=count), tf.int32)
 
 
-def _number(text, place, big=False):
+def _number(text, offset, big=False):
     """int32 []: four bytes from `place` on as a number, at most 2^30."""
-    data = tf.cast(_bytes(text, place, 4), tf.int64)
+    data = tf.cast(_bytes(text, offset, 4), tf.int64)
     powers = tf.constant([256 ** (3 - i if big else i) for i in range(4)], tf.int64)
     return tf.cast(tf.minimum(tf.reduce_sum(data * powers), 2**30), tf.int32)
 
 
-def _found(data, pattern):
+def _matches(data, pattern):
     """bool, of the shape of uint8 [n]: where a pattern begins."""
     padded = tf.pad(data, [[0, len(pattern)]])
     return tf.reduce_all([padded[i : i + tf.size(data)] == byte for i, byte in enumerate(pattern)], 0)

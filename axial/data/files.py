@@ -43,12 +43,12 @@ def names_below(folder, names):
     """
     if not gfile.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    found = set(names_in(folder))
+    present = set(names_in(folder))
     for below in sorted({os.path.dirname(name) for name in names} - {""}):
         path = os.path.join(folder, below)
         if gfile.isdir(path):
-            found.update(f"{below}/{name}" for name in names_in(path))
-    return found
+            present.update(f"{below}/{name}" for name in names_in(path))
+    return present
 
 
 def find_manifest(data_dir, split):
@@ -57,8 +57,8 @@ def find_manifest(data_dir, split):
         raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
     path = inside(data_dir, f"{split}.json", f"{data_dir}: split")
     if not gfile.exists(path):
-        found = [name.removesuffix(".json") for name in names_in(data_dir) if name.endswith(".json")]
-        has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
+        splits = [name.removesuffix(".json") for name in names_in(data_dir) if name.endswith(".json")]
+        has = f"has {', '.join(splits)}{nearest(split, splits)}" if splits else "has no converted split"
         raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
     return path
 
@@ -101,8 +101,8 @@ def folders_in(path, others):
 
 def split_folder(folder, split):
     """Path of the folder of a split. Raises InputError, which names the nearest split, if there is none."""
-    if split not in (found := list_folder(folder)):
-        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+    if split not in (splits := list_folder(folder)):
+        has = f"the splits here are {', '.join(splits)}{nearest(split, splits)}" if splits else "the folder is empty"
         raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
     return os.path.join(folder, split)
 
@@ -118,18 +118,18 @@ def by_name(folder, suffixes, beside=()):
     Raises:
         InputError: two files have the same name without suffix.
     """
-    found, others = {}, []
+    paths, others = {}, []
     for name in list_folder(folder):
         stem, suffix = os.path.splitext(name)
         if suffix.lower() in suffixes:
-            if stem in found:
-                raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
-            found[stem] = os.path.join(folder, name)
+            if stem in paths:
+                raise InputError(f"{os.path.join(folder, name)}: {paths[stem]} has the same name")
+            paths[stem] = os.path.join(folder, name)
         else:
             others.append(name)
-    others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in found)]
+    others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in paths)]
     tell_left_out(folder, f"what does not end in {', '.join(suffixes)}", others)
-    return found
+    return paths
 
 
 def check_paired(photos, labels, photo_folder, label_folder, *, ending=".png"):
@@ -287,12 +287,12 @@ def find_photos(arguments):
             photos.append(argument)
             continue
         names = list_folder(argument)
-        found = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
-        rest = [name for name in names if name not in set(found)]
+        photo_names = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
+        rest = [name for name in names if name not in set(photo_names)]
         tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}, or what axial-predict has written", rest)
-        if not found:
+        if not photo_names:
             raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-        photos += [os.path.join(argument, name) for name in found]
+        photos += [os.path.join(argument, name) for name in photo_names]
     return list({os.path.abspath(photo): photo for photo in photos}.values())
 
 

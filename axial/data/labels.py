@@ -53,17 +53,17 @@ def decode_rgb(label):
     return rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
 
 
-def numbered(ids, known):
+def numbered(ids, segment_ids):
     """int [h, w]: i + 1 where `ids` is known[i], 0 where it is none of the known ones.
 
     Args:
         ids: int [h, w], at least 0.
         known: list of different numbers from 1, in any order.
     """
-    order = np.argsort(np.array(known, np.int64))
-    ranked = np.concatenate([[0], np.array(known, np.int64)[order]])
-    place = np.minimum(np.searchsorted(ranked, ids), len(known))
-    return np.where(ranked[place] == ids, np.concatenate([[0], order + 1])[place], 0)
+    order = np.argsort(np.array(segment_ids, np.int64))
+    ranked = np.concatenate([[0], np.array(segment_ids, np.int64)[order]])
+    index = np.minimum(np.searchsorted(ranked, ids), len(segment_ids))
+    return np.where(ranked[index] == ids, np.concatenate([[0], order + 1])[index], 0)
 
 
 def nth_of_class(classes):
@@ -137,7 +137,7 @@ def labels_of(keys, describe):
     """
     if keys.max(initial=0) >= 1 << 22:  # a table of all keys would be too large
         present, dense = np.unique(keys, return_inverse=True)
-        return labels_of(dense.reshape(keys.shape), lambda place: describe(int(present[place])))
+        return labels_of(dense.reshape(keys.shape), lambda index: describe(int(present[index])))
     present = np.flatnonzero(np.bincount(keys.ravel()))
     segments = [describe(int(key)) for key in present]
     table = np.zeros([keys.max(initial=0) + 1, 3], np.uint8)
@@ -164,8 +164,8 @@ def segment(spec, path, category, instance, *, identity=None, pixel=None):
     index = spec.class_index(category)
     if index is None:
         where = "" if pixel in (None, category) else f" (of pixels that are {pixel})"
-        known = f"its classes are {shortened(spec.category_ids)}, ignored are {shortened(spec.ignored_ids)}"
-        raise InputError(f"{path}: label {category}{where}, which the spec {spec.name!r} does not have; {known}")
+        classes = f"its classes are {shortened(spec.category_ids)}, ignored are {shortened(spec.ignored_ids)}"
+        raise InputError(f"{path}: label {category}{where}, which the spec {spec.name!r} does not have; {classes}")
     if index == spec.ignore:
         return 0, index, 0
     instance = instance if spec.things[index] else 0

@@ -40,7 +40,7 @@ def objects_of(data_dir, split):
     manifest = tfrecord.read_manifest(data_dir, split)
     if manifest["labels"] != "panoptic":
         return None
-    things, found, levels = np.array(manifest["spec"].things), [np.zeros(0)], []
+    things, sizes, levels = np.array(manifest["spec"].things), [np.zeros(0)], []
 
     def parse(serialized):
         record = tfrecord.parse_example(serialized)
@@ -50,15 +50,15 @@ def objects_of(data_dir, split):
     records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(MOST_PHOTOS)
     with name_damaged_records(data_dir, split):
         for photo, ids, *segments in records.map(parse, tf.data.AUTOTUNE):
-            known, classes, crowd = (x.numpy() for x in segments)
-            areas = np.bincount(numbered(ids.numpy(), known).ravel(), minlength=len(known) + 1)[1:]
-            found.append(diameters(areas[things[classes] & (crowd == 0) & (areas > 0)]))
+            segment_ids, classes, crowd = (x.numpy() for x in segments)
+            areas = np.bincount(numbered(ids.numpy(), segment_ids).ravel(), minlength=len(segment_ids) + 1)[1:]
+            sizes.append(diameters(areas[things[classes] & (crowd == 0) & (areas > 0)]))
             levels.append(grey_level(photo))
-    found = np.concatenate(found)
-    if not len(found):
+    sizes = np.concatenate(sizes)
+    if not len(sizes):
         return None
-    ranges = [np.percentile(values, PERCENTILES).round(2).tolist() for values in (found, levels)]
-    return schemas.Objects(len(levels), len(found), *map(tuple, ranges))
+    ranges = [np.percentile(values, PERCENTILES).round(2).tolist() for values in (sizes, levels)]
+    return schemas.Objects(len(levels), len(sizes), *map(tuple, ranges))
 
 
 def read_objects(folder):

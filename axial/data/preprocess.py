@@ -145,8 +145,8 @@ def place_image(image, content, canvas, corner=(0, 0)):
         corner: (y, x) of the canvas' upper left corner on the scaled photo. It is negative if padding comes before the
             photo.
     """
-    first, seen, before = _seen(content, canvas, corner)
-    return _padded(_resized(image, content, first, seen) / 127.5 - 1, canvas, before, 0.0)
+    first, extent, before = _shown_region(content, canvas, corner)
+    return _padded(_resized(image, content, first, extent) / 127.5 - 1, canvas, before, 0.0)
 
 
 def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
@@ -154,20 +154,20 @@ def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
 
     The other arguments are those of `place_image`.
     """
-    first, seen, before = _seen(content, canvas, corner)
+    first, extent, before = _shown_region(content, canvas, corner)
     sides = tf.unstack(tf.shape(labels))
-    rows, columns = (_nearest(first[i], seen[i], content[i], side) for i, side in enumerate(sides))
+    rows, columns = (_nearest(first[i], extent[i], content[i], side) for i, side in enumerate(sides))
     return _padded(tf.gather(tf.gather(labels, rows), columns, axis=1)[..., None], canvas, before, fill)[..., 0]
 
 
-def _seen(content, canvas, corner):
+def _shown_region(content, canvas, corner):
     """What a canvas shows of a scaled photo, as its first pixel and its size, and its place there: int32 [2] each."""
     corner, canvas = tf.convert_to_tensor(corner), tf.stack([*canvas])
     first, before = tf.maximum(corner, 0), tf.minimum(tf.maximum(-corner, 0), canvas)
     return first, tf.maximum(tf.minimum(tf.cast(content, tf.int32) - first, canvas - before), 0), before
 
 
-def _resized(image, content, first, seen):
+def _resized(image, content, first, extent):
     """float32 [*seen, 3]: a part of the photo scaled to `content`.
 
     It is that part of `tf.image.resize(image, content, "bilinear", antialias=True)`, but for rounding. Only the pixels
@@ -176,14 +176,14 @@ def _resized(image, content, first, seen):
     size = tf.cast(tf.shape(image)[:2], tf.float64)
     scale = tf.cast(content, tf.float64) / size
     reach = tf.maximum(1 / scale, 1) + 1  # of the kernel, in pixels of the photo, and one for rounding
-    first, seen = tf.cast(first, tf.float64), tf.cast(seen, tf.float64)
+    first, extent = tf.cast(first, tf.float64), tf.cast(extent, tf.float64)
     start = tf.clip_by_value(tf.floor(first / scale - reach), 0, size - 1)
-    end = tf.cast(tf.minimum(tf.math.ceil((first + seen) / scale + reach), size), tf.int32)
+    end = tf.cast(tf.minimum(tf.math.ceil((first + extent) / scale + reach), size), tf.int32)
     top, left = tf.unstack(tf.cast(start, tf.int32))
-    rows, columns = tf.unstack(tf.cast(seen, tf.int32))
+    rows, columns = tf.unstack(tf.cast(extent, tf.int32))
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
-        size=tf.maximum(tf.cast(seen, tf.int32), 1),  # the operation makes no empty image
+        size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the operation makes no empty image
         scale=tf.cast(content, tf.float32) / tf.cast(size, tf.float32),
         translation=tf.cast(start * scale - first, tf.float32),
         kernel_type="triangle",
@@ -192,11 +192,11 @@ def _resized(image, content, first, seen):
     return resized[0, :rows, :columns]
 
 
-def _nearest(first, seen, content, side):
+def _nearest(first, extent, content, side):
     """int32 [seen]: the pixels of a side that are nearest to some of the `content` pixels that it is scaled to."""
     scale = tf.cast(side, tf.float32) / tf.cast(content, tf.float32)
-    places = (tf.cast(tf.range(first, first + seen), tf.float32) + 0.5) * scale  # as `tf.image.resize` rounds
-    return tf.minimum(tf.cast(tf.floor(places), tf.int32), side - 1)
+    centres = (tf.cast(tf.range(first, first + extent), tf.float32) + 0.5) * scale  # as `tf.image.resize` rounds
+    return tf.minimum(tf.cast(tf.floor(centres), tf.int32), side - 1)
 
 
 def _padded(x, canvas, before, fill):

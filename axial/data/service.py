@@ -93,29 +93,29 @@ class Tickets:
         wanted: bool [records]: whether a record becomes an example; None if all do.
     """
 
-    def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
+    def __init__(self, data_dir, manifest, *, seed, shuffle, keep_mask=None):
         # Workers run in folders of their own.
         folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
         counts = [count for _, count, _ in manifest["shards"]]
         self._files, self._seed, self._shuffle = shard_paths(folder, manifest), seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self.records = int(self._starts[-1])
-        self._wanted = np.ones(self.records, bool) if wanted is None else np.asarray(wanted, bool)
-        self._parts = min(-(-TICKETS // len(counts)), max(counts))  # of each shard
-        self.an_epoch = self._parts * len(counts)
+        self._keep_mask = np.ones(self.records, bool) if keep_mask is None else np.asarray(keep_mask, bool)
+        self._stride = min(-(-TICKETS // len(counts)), max(counts))  # of each shard
+        self.an_epoch = self._stride * len(counts)
 
     def after(self, used):
         """(first ticket that `used` records have not used up, examples of its epoch in the tickets before it)."""
-        epoch, place = divmod(used, self.records)
+        epoch, position = divmod(used, self.records)
         tickets = epoch * self.an_epoch + np.arange(self.an_epoch)
-        members = [self._members(*self._part(tf.constant(ticket))) for ticket in tickets] if place else []
-        whole = int(np.searchsorted(np.cumsum([len(part) for part in members]), place, "right"))
-        examples = sum(int(self._wanted[part].sum()) for part in members[:whole])
+        members = [self._members(*self._locate(tf.constant(ticket))) for ticket in tickets] if position else []
+        whole = int(np.searchsorted(np.cumsum([len(rows) for rows in members]), position, "right"))
+        examples = sum(int(self._keep_mask[rows].sum()) for rows in members[:whole])
         return epoch * self.an_epoch + whole, examples
 
     def examples(self):
         """How many examples an epoch has."""
-        return int(self._wanted.sum())
+        return int(self._keep_mask.sum())
 
     def dataset(self, first=0, last=tf.int64.max):
         """(number, serialised record) of the tickets from `first` to `last` - 1.
@@ -124,23 +124,23 @@ class Tickets:
         """
         return tf.data.Dataset.range(first, last).interleave(self._read, OPEN, 1)
 
-    def _part(self, ticket):
+    def _locate(self, ticket):
         """(shard, part of it) of a ticket."""
         epoch, unit = ticket // self.an_epoch, ticket % self.an_epoch
         if self._shuffle:
             key = tf.stack([tf.constant(self._seed, tf.int64), epoch])
             unit = tf.random.experimental.index_shuffle(unit, key, tf.constant(self.an_epoch - 1, tf.int64))
-        return unit // self._parts, unit % self._parts
+        return unit // self._stride, unit % self._stride
 
-    def _members(self, shard, part):
-        return np.arange(self._starts[int(shard)] + int(part), self._starts[int(shard) + 1], self._parts)
+    def _members(self, shard, offset):
+        return np.arange(self._starts[int(shard)] + int(offset), self._starts[int(shard) + 1], self._stride)
 
     def _read(self, ticket):
         """The dataset of one ticket."""
-        shard, part = self._part(ticket)
+        shard, offset = self._locate(ticket)
         first = tf.gather(tf.constant(self._starts), shard) + ticket // self.an_epoch * self.records
         records = tf.data.TFRecordDataset(tf.gather(tf.constant(self._files), shard)).enumerate(first)
-        records = records.shard(self._parts, part)
+        records = records.shard(self._stride, offset)
         if not self._shuffle:
             return records
         key = tf.random.experimental.stateless_fold_in([self._seed, 0], ticket)
@@ -263,7 +263,7 @@ def read_arrivals(folder):
 def _summed(reports):
     """A list of dicts, of the reports of all hosts."""
     first, rows = reports[0], []
-    counts = [sum(of_epoch) for of_epoch in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
+    counts = [sum(by_host) for by_host in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
     for i, arrived in enumerate(counts):
         examples = first.examples - (0 if i else first.skipped)
         is_open = (i + 2 >= len(counts) and arrived < examples) or len(reports) < first.hosts

@@ -229,7 +229,7 @@ class TextSpec:
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
-def difference(found, wanted):
+def difference(spec, expected):
     """The first field in which two specs differ, with both values; '' if records of one suit a model of the other.
 
     A record has class indices, its own table of segments, 0 where it has no label, and a photo of 8 bits. So the fields
@@ -240,12 +240,12 @@ def difference(found, wanted):
     >>> difference(NUCLEI, dataclasses.replace(NUCLEI, name="cells", label_divisor=1000))
     ''
     """
-    one, other = _of_records(found), _of_records(wanted)
+    one, other = _record_fields(spec), _record_fields(expected)
     differences = (field_difference(name, values, other.get(name)) for name, values in one.items())
     return next(filter(None, differences), "")
 
 
-def _of_records(spec):
+def _record_fields(spec):
     """dict of the fields that what a record means depends on."""
     if isinstance(spec, TextSpec):
         return {"languages": spec.languages, "vocabulary": spec.vocabulary}
@@ -320,14 +320,14 @@ def _bare(name):
     return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
-def _of_file(*names):
+def _packaged_spec(*names):
     """The spec of a file beside this one, in the form of the user's own (see above)."""
     return DatasetSpec.from_yaml(os.path.join(os.path.dirname(__file__), *names))
 
 
-COCO, CITYSCAPES, CAMVID = (_of_file("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
+COCO, CITYSCAPES, CAMVID = (_packaged_spec("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
 # Tiles of a large photo are joined to one: thousands of nuclei have ids of their own.
-NUCLEI = _of_file("nuclei_sample", "spec.yaml")
+NUCLEI = _packaged_spec("nuclei_sample", "spec.yaml")
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
 

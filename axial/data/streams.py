@@ -162,10 +162,10 @@ def _host_records(data_dir, manifest, stream, shuffle):
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = stream.first_step * (stream.batch // hosts)
-    place = used + records * host // hosts  # in the endless sequence of parts
-    turn = ((place + 1) * hosts - 1) // records
+    position = used + records * host // hosts  # in the endless sequence of parts
+    turn = ((position + 1) * hosts - 1) // records
     turns = tf.data.Dataset.range(turn, tf.int64.max)
-    return turns.flat_map(turn_records).skip(place - records * turn // hosts).enumerate(used)
+    return turns.flat_map(turn_records).skip(position - records * turn // hosts).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
@@ -211,8 +211,8 @@ def check_spec(manifest, spec, data_dir, labels="panoptic"):
     if manifest["labels"] not in labels:
         expected = " or ".join(map(repr, labels))
         raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {expected}")
-    if found := difference(manifest["spec"], spec):
-        raise InputError(f"{data_dir}: converted for another spec: {found}")
+    if mismatch := difference(manifest["spec"], spec):
+        raise InputError(f"{data_dir}: converted for another spec: {mismatch}")
 
 
 _MARK = "<axial>"  # around the message of an operation
@@ -262,8 +262,8 @@ def record_fault(serialized, spec, labels="panoptic"):
     """What is wrong with a serialised record, after the name of its photo where that is known; '' if nothing is."""
     name = ""
     try:
-        found = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
-        name = f" ({found[0].decode(errors='replace')})" if found else ""
+        names = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
+        name = f" ({names[0].decode(errors='replace')})" if names else ""
         record = tfrecord.parse_example(serialized, labels)
         for right, text in (*class_checks(record, spec), *field_checks(record), *picture_checks(record)):
             if not right:
@@ -290,10 +290,10 @@ def whole_record(record, spec, pictures=False):
 
 
 def class_checks(record, spec):
-    known = tf.constant(spec.num_classes, tf.int64)
+    num_classes = tf.constant(spec.num_classes, tf.int64)
     for key in ("image/class", "segment/class", "box/class", "source/ids", "target/ids"):
         if key in record:
-            right = tf.reduce_all((record[key] >= 0) & (record[key] < known))
+            right = tf.reduce_all((record[key] >= 0) & (record[key] < num_classes))
             yield right, f"{key}: a number that the spec {spec.name!r} does not have"
 
 
@@ -306,8 +306,8 @@ def field_checks(record):
         if key in record:
             yield tf.size(record[key]) > 0, f"{key}: empty"
     if "image/orientation" in record:
-        known = (record["image/orientation"] >= 1) & (record["image/orientation"] <= 8)
-        yield known, "image/orientation: expected 1 to 8"
+        valid = (record["image/orientation"] >= 1) & (record["image/orientation"] <= 8)
+        yield valid, "image/orientation: expected 1 to 8"
     counts = {key: tf.size(record[key]) for key in record if key.startswith(("segment/", "box/"))}
     if "segment/id" in record:
         ids = tf.concat([[0], tf.sort(record["segment/id"]), [2**24]], 0)

@@ -191,7 +191,7 @@ def is_labelled(data_dir, split):
     try:
         records = tf.data.TFRecordDataset(shard_paths(data_dir, manifest))
         features = (tf.train.Example.FromString(record.numpy()).features.feature for record in records)
-        return any(found[name].int64_list.value for found in features for name in ("segment/id", "box/class"))
+        return any(feature[name].int64_list.value for feature in features for name in ("segment/id", "box/class"))
     except (tf.errors.OpError, DecodeError):  # whoever needs the record names it
         return True
 

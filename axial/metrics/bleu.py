@@ -26,7 +26,7 @@ def scores(translations, references):
     texts["tokenized_bleu"] = tuple([compound_split(text) for text in side] for side in texts["bleu"])
     result = {name: metric.corpus_score(texts[name][0], [texts[name][1]]) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-    return {**{name: found.score / 100 for name, found in result.items()}, "signatures": signatures}
+    return {**{name: score.score / 100 for name, score in result.items()}, "signatures": signatures}
 
 
 def compound_split(text):

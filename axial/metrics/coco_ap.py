@@ -32,7 +32,7 @@ class CocoAP:
         self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
         self.images = 0
 
-    def add(self, true, found, *, size, image):
+    def add(self, true, predicted, *, size, image):
         """Adds one image.
 
         Args:
@@ -43,19 +43,19 @@ class CocoAP:
             image: number of the image in the data set.
         """
         self.images += 1
-        classes = sorted({a["category_id"] for a in [*true, *found]})
+        classes = sorted({a["category_id"] for a in [*true, *predicted]})
         if not classes:
             return
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(self._index(true, size), self._index(found, size), self.kind)
+            evaluation = COCOeval(self._index(true, size), self._index(predicted, size), self.kind)
             evaluation.params.catIds = classes
             evaluation.evaluate()
         ranges = len(evaluation.params.areaRng)
-        for place, one in enumerate(evaluation.evalImgs):
+        for index, one in enumerate(evaluation.evalImgs):
             if one is not None:
                 kept = {key: np.asarray(one[key]) for key in KEPT}
                 kept["dtMatches"] = kept["dtMatches"] > 0
-                self.matches[classes[place // ranges], place % ranges][image] = kept
+                self.matches[classes[index // ranges], index % ranges][image] = kept
 
     def _index(self, annotations, size):
         coco = COCO()
@@ -141,8 +141,8 @@ class InstanceAP(CocoAP):
         """Adds the true and the predicted `Segments` of an image, whose number in the data set is `image`."""
         crowd = np.zeros(len(truth.classes)) if truth.crowd is None else truth.crowd
         true = self._annotations(truth, [{"iscrowd": int(c)} for c in crowd])
-        found = self._annotations(predicted, [{"iscrowd": 0, "score": float(s)} for s in predicted.scores])
-        self.add(true, found, size=truth.ids.shape, image=image)
+        detections = self._annotations(predicted, [{"iscrowd": 0, "score": float(s)} for s in predicted.scores])
+        self.add(true, detections, size=truth.ids.shape, image=image)
 
     def _annotations(self, segments, extra):
         """COCO's annotations of the things among the segments, with further fields from `extra`."""
@@ -157,7 +157,7 @@ class InstanceAP(CocoAP):
         return dict(zip(FIGURES[:6], self.figures().values()))
 
 
-def run_lengths(segments, wanted):
+def run_lengths(segments, numbers):
     """COCO's run-length encodings of some segments of a map, in one pass over it.
 
     Args:
@@ -169,7 +169,7 @@ def run_lengths(segments, wanted):
     edges_of_run = np.stack([starts, np.append(starts[1:], flat.size)], 1)
     owner = flat[starts]
     order = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[order], np.stack([wanted, wanted]).T + [1, 2])
+    bounds = np.searchsorted(owner[order], np.stack([numbers, numbers]).T + [1, 2])
     encodings = []
     for first, last in bounds:
         runs = order[first:last]

@@ -40,12 +40,12 @@ class MatchingAccuracy:
         for k, threshold in enumerate(self.thresholds):
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
-            found, _ = largest_matching(i, j)
+            matched, _ = largest_matching(i, j)
             # A largest matching of some predictions extends to one of all that keeps them. So few of these stay alone.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
-            missed, wrong = pairs.errors(found, right)
-            for row, classes in enumerate((pairs.true_classes[found], wrong, missed)):
+            missed, wrong = pairs.errors(matched, right)
+            for row, classes in enumerate((pairs.true_classes[matched], wrong, missed)):
                 self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
 
     def merge(self, other):
@@ -76,8 +76,8 @@ class MatchingAccuracy:
         result = {}
         for k, threshold in enumerate(self.thresholds):
             counts = self.counts[:, k]
-            seen = np.nonzero(counts.sum(0))[0]
-            per_class = {names[c]: _accuracy(counts[:, c]) for c in seen}
+            present = np.nonzero(counts.sum(0))[0]
+            per_class = {names[c]: _accuracy(counts[:, c]) for c in present}
             result[str(threshold)] = {**_accuracy(counts.sum(1)), "per_class": per_class}
         return result
 

@@ -47,12 +47,12 @@ class MeanIoU:
         square = self.confusion[:, :-1]
         hit = np.diag(square)
         union = square.sum(0) + self.confusion.sum(1) - hit
-        seen = union > 0
+        present = union > 0
         iou = hit / np.maximum(union, 1)
         names = [*self.spec.class_names, "void"]
         return {
-            "miou": float(iou[seen].mean()) if seen.any() else math.nan,
-            "per_class": {names[i]: float(iou[i]) for i in np.nonzero(seen)[0]},
+            "miou": float(iou[present].mean()) if present.any() else math.nan,
+            "per_class": {names[i]: float(iou[i]) for i in np.nonzero(present)[0]},
             "confusion": {
                 names[i]: {names[j]: int(row[j]) for j in np.nonzero(row)[0]}
                 for i, row in enumerate(self.confusion)

@@ -45,12 +45,12 @@ class Pairs(typing.NamedTuple):
     iou: np.ndarray
     true_classes: np.ndarray
     predicted_classes: np.ndarray
-    wanted: np.ndarray
+    required: np.ndarray
     unexcused: np.ndarray
 
     def errors(self, true, predicted):
         """Classes of the false negatives, and of the false positives, if these numbers have matches."""
-        missed, wrong = self.wanted.copy(), self.unexcused.copy()
+        missed, wrong = self.required.copy(), self.unexcused.copy()
         missed[true], wrong[predicted] = False, False
         return self.true_classes[missed], self.predicted_classes[wrong]
 
@@ -81,8 +81,8 @@ def compare(truth, predicted):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    classes, wanted = (true_classes, predicted_classes), ~crowd & (true_area > 0)
-    return Pairs(i, j, overlap / union, *classes, wanted=wanted, unexcused=unexcused)
+    classes, required = (true_classes, predicted_classes), ~crowd & (true_area > 0)
+    return Pairs(i, j, overlap / union, *classes, required=required, unexcused=unexcused)
 
 
 class PanopticQuality:
@@ -143,12 +143,12 @@ class PanopticQuality:
         their number. Without such a class a mean is NaN.
         """
         iou, tp = self.iou, self.tp
-        seen = tp + self.fp + self.fn > 0
+        present = tp + self.fp + self.fn > 0
         sq = iou / np.maximum(tp, 1)
         rq = tp / np.maximum(tp + 0.5 * self.fp + 0.5 * self.fn, 0.5)
         pq = sq * rq
         things = np.array(self.spec.things)
-        groups = {"all": seen, "things": seen & things, "stuff": seen & ~things}
+        groups = {"all": present, "things": present & things, "stuff": present & ~things}
 
         quality = {"pq": pq, "sq": sq, "rq": rq}
         every = quality | {"tp": tp, "fp": self.fp, "fn": self.fn}
@@ -158,7 +158,7 @@ class PanopticQuality:
             for name, group in groups.items()
         }
         names = self.spec.class_names
-        result["per_class"] = {names[i]: {key: x[i].item() for key, x in every.items()} for i in np.nonzero(seen)[0]}
+        result["per_class"] = {names[i]: {key: x[i].item() for key, x in every.items()} for i in np.nonzero(present)[0]}
         return result
 
 

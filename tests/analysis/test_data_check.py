@@ -66,8 +66,8 @@ def findings(tmp_path, *records):
 def test_a_sound_split_counts_its_classes(tmp_path):
     hole = halves()
     hole[:, -6:] = 0
-    report, found = findings(tmp_path, record("b.png", hole, ROWS))
-    assert not found and not report.errors() and report.photos == 2
+    report, faults = findings(tmp_path, record("b.png", hole, ROWS))
+    assert not faults and not report.errors() and report.photos == 2
     assert report.photos_of.tolist() == report.segments_of.tolist() == [2, 2, 0]
     assert report.pixels_of.tolist() == [600, 300 + 180, 0]
     assert report.unlabelled == 120 / 1200
@@ -94,9 +94,9 @@ def dot():
     ],
 )
 def test_oddities_are_named(tmp_path, kind, errors, made):
-    report, found = findings(tmp_path, made())
+    report, faults = findings(tmp_path, made())
     places = {"photo twice": "good.png", "unreadable": "train-00000-of-00001.tfrecord: record 1"}
-    assert found == [(kind, places.get(kind, "x.png"))]
+    assert faults == [(kind, places.get(kind, "x.png"))]
     assert report.errors() == errors
 
 
@@ -147,8 +147,8 @@ def test_turned_and_ambiguous_photos_are_counted(tmp_path, way, side, kinds):
     stored = (20, side) if way in (None, 2, 3) else (side, 20)
     Image.new("RGB", stored).save(photo, "JPEG", exif=exif)
     turn = {"image/orientation": way} if way else {}
-    report, found = findings(tmp_path, record("x.jpg", ids, ROWS, **{"image/encoded": photo.getvalue()}, **turn))
-    assert found == [(kind, "x.jpg") for kind in kinds] and not report.errors()
+    report, faults = findings(tmp_path, record("x.jpg", ids, ROWS, **{"image/encoded": photo.getvalue()}, **turn))
+    assert faults == [(kind, "x.jpg") for kind in kinds] and not report.errors()
 
 
 def test_photos_in_two_splits(tmp_path):

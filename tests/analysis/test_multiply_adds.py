@@ -33,9 +33,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("function,shapes,wanted", CASES.values(), ids=CASES)
-def test_hand_worked(function, shapes, wanted):
-    assert count(function, *shapes) == wanted
+@pytest.mark.parametrize("function,shapes,expected", CASES.values(), ids=CASES)
+def test_hand_worked(function, shapes, expected):
+    assert count(function, *shapes) == expected
 
 
 def test_functions_are_followed():

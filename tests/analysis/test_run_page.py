@@ -37,7 +37,7 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
     write_json(str(run / schemas.STATUS), status(input_bound=0.25))
     write_page(str(run), str(tmp_path / "run.html"))
     text = (tmp_path / "run.html").read_text()
-    for part in (
+    for snippet in (
         "a &lt;run&gt;",
         "20 of 30",
         "25.0 %",
@@ -45,14 +45,14 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
         "photo at step 30",
         "STEPS = 30 # &lt;&amp;&gt;",
     ):
-        assert part in text, part
+        assert snippet in text, snippet
     assert "http" not in text  # it needs no network
 
 
 def test_in_a_browser(run, tmp_path):
     write_page(str(run), str(tmp_path / "run.html"))
-    found = look(tmp_path / "run.html", tmp_path / "profile")
-    assert "<title>images=4 broken=0 level=0 wide=false</title>" in found  # losses, scores, speed and the photo
+    document = look(tmp_path / "run.html", tmp_path / "profile")
+    assert "<title>images=4 broken=0 level=0 wide=false</title>" in document  # losses, scores, speed and the photo
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have

@@ -30,9 +30,9 @@ def request(**more):
 
 
 def body(**more):
-    wanted = request(**more)
+    wish = request(**more)
     values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
-    return yaml.safe_load(Gke(wanted).text(runs.Run(**values, hosts=wanted.slice.hosts, generation="v5e")))
+    return yaml.safe_load(Gke(wish).text(runs.Run(**values, hosts=wish.slice.hosts, generation="v5e")))
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +50,12 @@ def definition():
 def closed(schema):
     """A structural schema that refuses a field that it does not name, as the API server does."""
     if isinstance(schema, list):
-        return [closed(part) for part in schema]
+        return [closed(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     is_closed = "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields")
-    found = {"additionalProperties": False} if is_closed else {}
-    return found | {name: closed(part) for name, part in schema.items()}
+    refusal = {"additionalProperties": False} if is_closed else {}
+    return refusal | {name: closed(entry) for name, entry in schema.items()}
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
     """By JobSet's pkg/controllers/failure_policy.go (v0.10.1): the first rule that matches acts, else it restarts."""
     spec = body()["spec"]
     assert spec["failurePolicy"]["maxRestarts"] == 3 and spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-    of_pods = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    pod_rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     if "DisruptionTarget" in said:
-        assert of_pods[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        assert pod_rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     elif "exit code" in said:  # the rule that the message names is the first with the code
         code, index = map(int, re.search(r"code (\d+) .* (\d)$", said).groups())
-        exits = [rule.get("onExitCodes", {"values": []}) for rule in of_pods]
+        exits = [rule.get("onExitCodes", {"values": []}) for rule in pod_rules]
         assert [code in values["values"] for values in exits].index(True) == index
         assert exits[index]["containerName"] == "axial"
     patterns = "onJobFailureMessagePatterns"
-    found = (
+    actions = (
         rule["action"]
         for rule in spec["failurePolicy"]["rules"]
-        if reason in rule["onJobFailureReasons"] and any(re.search(part, said) for part in rule.get(patterns, [""]))
+        if reason in rule["onJobFailureReasons"] and any(re.search(text, said) for text in rule.get(patterns, [""]))
     )
-    assert next(found, "RestartJobSet") == action
+    assert next(actions, "RestartJobSet") == action
 
 
 def test_what_a_pod_gets():

@@ -29,8 +29,8 @@ def test_doctor_names_an_image_that_does_not_fit():
         ("tpu-vm-tf-2.18.0-pjrt", "v4-32", "2.18.1", "image tpu-vm-tf-2.18.0-pjrt: v4-32 has 4 hosts"),
         ("tpu-vm-tf-2.12.0-pjrt", "v4-8", "2.12.0", "2.18 to 2.20"),
     ):
-        found = doctor.image_problems({"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_}, tensorflow)
-        assert found == [] if said is None else len(found) == 1 and said in found[0]
+        problems = doctor.image_problems({"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_}, tensorflow)
+        assert problems == [] if said is None else len(problems) == 1 and said in problems[0]
 
 
 def test_a_node_as_cloud_tpu_client_tells_it():
@@ -44,22 +44,22 @@ def test_a_node_as_cloud_tpu_client_tells_it():
         "tensorflowVersion": "tpu-vm-tf-2.18.0-pod-pjrt",
         "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": 8470}, {"ipAddress": "10.0.0.2", "port": 8470}],
     }
-    found = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
+    states = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
 
     def node():
-        return json.dumps(found.pop(0) if len(found) > 1 else found[0])
+        return json.dumps(states.pop(0) if len(states) > 1 else states[0])
 
     answers = {"/v1/projects/p/locations/us-west4-a/nodes/n": node}
     with answering(answers, NOT_FOUND) as address:
-        place = {"endpoint": f"http://{address}", "poll": 0.01}
-        text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **place))
+        endpoint = {"endpoint": f"http://{address}", "poll": 0.01}
+        text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **endpoint))
         assert "node n: READY, HEALTHY" in text and "v4-16, software tpu-vm-tf-2.18.0-pod-pjrt" in text
         assert "recoverable: yes" in text
         assert "--tpu=grpc://10.0.0.1:8470,grpc://10.0.0.2:8470" in text
-        found[:] = [{**ready, "state": "PREEMPTED"}]
-        assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **place))
+        states[:] = [{**ready, "state": "PREEMPTED"}]
+        assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **endpoint))
         with pytest.raises(InputError, match="--node=x: .*not found"):
-            list(describe("x", "p", "us-west4-a", **place))
+            list(describe("x", "p", "us-west4-a", **endpoint))
 
 
 def test_no_credentials_for_a_node_are_one_line(monkeypatch, tmp_path):
@@ -104,9 +104,9 @@ def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
         assert died.returncode == -9  # as a trainer that the supervisor starts again
         done = subprocess.run(client, check=False, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
-        found = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
-        assert [(task, total) for task, _, total in found] == [("0", "6"), ("1", "10")]
-        assert [place.endswith(f"task:{task}") for task, place, _ in found] == [True, True]
+        lines = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
+        assert [(task, total) for task, _, total in lines] == [("0", "6"), ("1", "10")]
+        assert [device.endswith(f"task:{task}") for task, device, _ in lines] == [True, True]
     finally:
         for server in servers:
             server.kill()
@@ -145,8 +145,8 @@ def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version,
     assert pip == "pip install pip>=25"
     if version is None:
         with_kernels = sys.version_info >= (3, 11)
-        of_tpu = "libtpu==0.0.24 jax==0.7.2" if with_kernels else "libtpu==0.0.14"
-        assert first == f"pip install tensorflow-tpu==2.20.0 {of_tpu}"
+        tpu_packages = "libtpu==0.0.24 jax==0.7.2" if with_kernels else "libtpu==0.0.14"
+        assert first == f"pip install tensorflow-tpu==2.20.0 {tpu_packages}"
         (first,) = rest
     else:
         assert not rest

@@ -27,10 +27,10 @@ class Tools:
             path.write_text(SCRIPT.format(name=name, folder=folder))
             path.chmod(0o755)
 
-    def answers(self, name, part, does):
+    def answers(self, name, text, does):
         """A tool does this, shell commands, when it is called with some text among its arguments."""
         with open(self._folder / "bin" / name, "a", encoding="utf-8") as file:
-            file.write(f"if [[ $call == *{_quoted(part)}* ]]; then {does}; exit; fi\n")
+            file.write(f"if [[ $call == *{_quoted(text)}* ]]; then {does}; exit; fi\n")
 
     def calls(self):
         path = self._folder / "calls"

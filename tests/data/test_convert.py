@@ -119,8 +119,8 @@ def broken_folder(root, count=12, broken=(2, 3, 7), bad_labels=(9,)):
 def mend(folder):
     for number in (2, 3, 7, 9):
         folder.content["images"], folder.content["annotations"] = (
-            [row for row in folder.content[part] if row[key] != number]
-            for part, key in (("images", "id"), ("annotations", "image_id"))
+            [row for row in folder.content[field] if row[key] != number]
+            for field, key in (("images", "id"), ("annotations", "image_id"))
         )
         folder.add(number, stripes(20, 40, [5]), {5: SKY})
 

@@ -29,8 +29,8 @@ def expected(data, levels=images.DEPTH):
 def png_with(chunks, before=b"IDAT"):
     """A PNG with further chunks before one of its own, or at its end."""
     data = encoded(picture("RGB"), "PNG")
-    place = data.index(before) - 4
-    return data[:place] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[place:]
+    start = data.index(before) - 4
+    return data[:start] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[start:]
 
 
 def jpeg_with(*segments):
@@ -57,7 +57,7 @@ def more_photos():
     low = Image.fromarray(np.arange(61 * 40, dtype=np.uint16).reshape(40, 61) % 256)
     transparent = encoded(colours.quantize(16), "GIF", transparency=3)
     assert b"\x21\xf9" in transparent
-    found = {
+    photos = {
         "JPEG, progressive": encoded(colours, "JPEG", progressive=True),
         "JPEG, RGB": encoded(colours, "JPEG", keep_rgb=True),
         "JPEG, CMYK": encoded(colours.convert("CMYK"), "JPEG"),
@@ -75,12 +75,12 @@ def more_photos():
     }
     for subsampling, quality in (("4:4:4", 95), ("4:2:2", 75), ("4:2:0", 30), ("4:2:0", 95)):
         data = encoded(colours, "JPEG", subsampling=subsampling, quality=quality)
-        found[f"JPEG, {subsampling}, {quality}"] = data
+        photos[f"JPEG, {subsampling}, {quality}"] = data
     for bits in (8, 10, 12, 15, 16):
         for channels in range(1, 5):
             levels = np.random.default_rng(bits).integers(0, 2**bits, [*size[::-1], channels])
-            found[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
-    return found | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
+            photos[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
+    return photos | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
 
 
 @pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
@@ -89,12 +89,12 @@ def test_each_value_equals_pillows():
     refused = []
     for name, data in {**samples(), **more_photos()}.items():
         try:
-            found = pixels(data)
+            actual = pixels(data)
         except tf.errors.InvalidArgumentError as error:
             assert "save the photo as a PNG or RGB JPEG" in str(error), name
             refused.append(name)
         else:
-            np.testing.assert_array_equal(found, expected(data), str(name))
+            np.testing.assert_array_equal(actual, expected(data), str(name))
             np.testing.assert_array_equal(by_percentiles(data), expected(data, images.PERCENTILES), str(name))
     one_bit = {("BMP", "1", "")}
     assert {name for name in refused if name[0] != "TIFF"} == one_bit
@@ -165,16 +165,16 @@ def placed(way):
 @pytest.mark.parametrize("way", [0, 6, 9])
 def test_the_orientation_is_the_one_that_pillow_finds(way):
     for name, data in placed(way).items():
-        found = int(orientation(data))
-        assert found == images.orientation(images.open_image("photo", data)), name
-        assert found == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
+        actual = int(orientation(data))
+        assert actual == images.orientation(images.open_image("photo", data)), name
+        assert actual == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
 
 
 def test_the_tag_may_have_other_types():
     for kind, order in [*((kind, "<") for kind in KINDS), (3, ">"), (9, ">")]:
         photo = jpeg_with((0xE1, block(6, order, kind)))
-        found = images.orientation(images.open_image("photo", photo))
-        assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
+        by_pillow = images.orientation(images.open_image("photo", photo))
+        assert int(orientation(photo)) == by_pillow == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
 
 
 def test_a_block_that_ends_early_is_no_error():

@@ -39,7 +39,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
     data = encoded(picture("RGB", sides), format, exif=exif, **options)
     upright = np.asarray(images.upright(open_image("photo", data)))
-    for size, stored, wanted in (
+    for size, stored, expected in (
         (None, False, way),
         (turned, False, way),
         (sides, True, 1),
@@ -48,11 +48,11 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         (turned, True, way if way > 4 else 1),
     ):
         fields, _ = photo_fields("photo", data, size, stored)
-        assert fields.get("image/orientation", 1) == wanted
+        assert fields.get("image/orientation", 1) == expected
         assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
         photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
         assert photo.shape[:2] == (fields["image/height"], fields["image/width"])
-        if wanted == way:
+        if expected == way:
             np.testing.assert_array_equal(photo, upright)
         else:
             np.testing.assert_array_equal(photo, open_photo("photo", data).rgb())
@@ -66,10 +66,10 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
     for (format, mode, _), data in samples().items():
         image = open_photo("photo", data).rgb()
         stored = photo_fields("photo", data, image.size, stored=True)[0]["image/encoded"]
-        found = decode(stored).numpy()
-        assert found.shape == (*image.size[::-1], 3)
+        actual = decode(stored).numpy()
+        assert actual.shape == (*image.size[::-1], 3)
         if format not in ("JPEG", "MPO"):
-            assert (found == np.asarray(image)).all(), (format, mode)
+            assert (actual == np.asarray(image)).all(), (format, mode)
 
 
 def test_what_pillow_reads_but_training_does_not_is_broken():
@@ -100,11 +100,11 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
     if channels % 2 == 0:
         levels[..., -1] = 65535
     (tmp_path / "a.png").write_bytes(deep_png(levels))
-    wanted = {
+    expected = {
         "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # the least of 8, 10, 12, 14 and 16 that it fits
         "percentiles": images.eight_bits(colours, "percentiles"),
     }
-    for rule, values in wanted.items():
+    for rule, values in expected.items():
         values = np.broadcast_to(values, [9, 70, 3])
         np.testing.assert_array_equal(load_photo(tmp_path / "a.png", rule), values)
         np.testing.assert_array_equal(decode(deep_png(levels), rule), values)
@@ -115,8 +115,8 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     assert (images.eight_bits(shares, images.DEPTH) == np.arange(256)).all()
-    for odd, wanted in (
+    for odd, expected in (
         ([-1, np.nan, 2 / 255], [0, 0, 2]),
         ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
     ):
-        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == wanted
+        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == expected

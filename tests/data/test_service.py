@@ -61,10 +61,10 @@ def batches_of_numbers(records):
 def arrived(dataset, after=None, then=None):
     """Counter of the numbers of a stream. `then` is called when `after` batches have come."""
     counter = collections.Counter()
-    for place, (numbers, texts) in enumerate(dataset):
+    for position, (numbers, texts) in enumerate(dataset):
         assert [number % RECORDS for number in numbers.numpy()] == [int(text) for text in texts.numpy()]
         counter.update(numbers.numpy().tolist())
-        if place == after:
+        if position == after:
             then()
     return counter
 
@@ -75,12 +75,12 @@ def arrived(dataset, after=None, then=None):
 @pytest.mark.parametrize("shuffle,tickets", [(0, 1), (200, 24)])
 def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets, monkeypatch):
     monkeypatch.setattr(service_module, "TICKETS", tickets)
-    found = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
-    assert found.an_epoch == SHARDS * -(-tickets // SHARDS)
+    made = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
+    assert made.an_epoch == SHARDS * -(-tickets // SHARDS)
     epochs = []
     for epoch in (0, 5):
-        first = epoch * found.an_epoch
-        pairs = [(int(n), int(t)) for n, t in found.dataset(first, first + found.an_epoch).as_numpy_iterator()]
+        first = epoch * made.an_epoch
+        pairs = [(int(n), int(t)) for n, t in made.dataset(first, first + made.an_epoch).as_numpy_iterator()]
         assert all(number == epoch * RECORDS + text for number, text in pairs)
         epochs.append([text for _, text in pairs])
         assert sorted(epochs[-1]) == list(range(RECORDS))
@@ -89,13 +89,13 @@ def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets
 
 @pytest.mark.parametrize("used", [0, 3 * RECORDS + 450])
 def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used):
-    wanted = np.arange(RECORDS) % 3 > 0
-    tickets = Tickets(*numbers_dir, seed=1, shuffle=8, wanted=wanted)
+    keep_mask = np.arange(RECORDS) % 3 > 0
+    tickets = Tickets(*numbers_dir, seed=1, shuffle=8, keep_mask=keep_mask)
     first, skipped = tickets.after(used)
     left = list(tickets.dataset(first, (used // RECORDS + 1) * tickets.an_epoch).as_numpy_iterator())
     largest = -(-A_SHARD // (tickets.an_epoch // SHARDS))
     assert 0 <= len(left) - (RECORDS - used % RECORDS) < largest
-    assert skipped == wanted.sum() - sum(wanted[int(text)] for _, text in left)
+    assert skipped == keep_mask.sum() - sum(keep_mask[int(text)] for _, text in left)
 
 
 # === With workers ===
@@ -127,12 +127,12 @@ def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers
 def test_a_task_has_the_same_batches_with_a_service(address, colours_dir):
     data = ClassificationData("train", "val", (32, 32), mixup=0.2)
     task = ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours_dir)
-    own, found = task.train_dataset(4, seed=0), task.train_dataset(4, seed=0, service=Service(address, "run"))
-    assert found.element_spec == own.element_spec
-    for dataset in (own, found, task.eval_dataset()):
+    local, remote = task.train_dataset(4, seed=0), task.train_dataset(4, seed=0, service=Service(address, "run"))
+    assert remote.element_spec == local.element_spec
+    for dataset in (local, remote, task.eval_dataset()):
         assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
-    for name, x in next(iter(found)).items():
-        assert x.shape == own.element_spec[name].shape and np.isfinite(x).all(), name
+    for name, x in next(iter(remote)).items():
+        assert x.shape == local.element_spec[name].shape and np.isfinite(x).all(), name
 
 
 # === The commands ===
@@ -200,12 +200,12 @@ def test_what_the_commands_are_given_is_checked(command, address):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
         try:
             probe.connect(("192.0.2.200", 9))
-            own = probe.getsockname()[0]
+            public_address = probe.getsockname()[0]
         except OSError:  # this machine has no address for others
-            own = None
-    with socket.create_server((own or "127.0.0.1", 0)) as server:
-        if own:
-            other = f"grpc://{own}:{server.getsockname()[1]}"
+            public_address = None
+    with socket.create_server((public_address or "127.0.0.1", 0)) as server:
+        if public_address:
+            other = f"grpc://{public_address}:{server.getsockname()[1]}"
             cases.append((["worker", f"--dispatcher={other}"], f"--dispatcher={other}: serves other machines"))
         for arguments, words in cases:
             done = command("data_service", *arguments)
@@ -247,8 +247,8 @@ def kill_a_worker(servers, numbers_dir, tmp_path, after):
     counted = sum(row["arrived"] for row in rows)
     counter += arrived(itertools.islice(stream, (counted - counter.total()) // 4))
     assert set(counter.values()) == {1} and counter.total() == counted
-    of_epochs = collections.Counter(number // RECORDS for number in counter)
-    assert [row["arrived"] for row in rows] == [of_epochs[row["epoch"]] for row in rows]
+    per_epoch = collections.Counter(number // RECORDS for number in counter)
+    assert [row["arrived"] for row in rows] == [per_epoch[row["epoch"]] for row in rows]
     lost = sum(row["examples"] - row["arrived"] for row in rows if not row["open"])
     assert 0 <= lost <= 3 * service_module.OPEN * A_SHARD
     assert f"{lost} did not" in arrival_lines(report)[0]

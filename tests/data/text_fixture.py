@@ -24,8 +24,8 @@ def convert_texts(folder, output, splits=("train", "val")):
     pairs = {split: text.read_pairs(str(folder), split, ("en", "de")) for split in splits}
     model = text.find_vocabulary(str(output), None, lambda: pairs[splits[0]], SIZE)
     spec = text.text_spec("mirror", ("en", "de"), model)
-    for split, (found, _, digest) in pairs.items():
-        listed, encode = (text.pair_items(found, spec), digest), text.encode_pair
+    for split, (rows, _, digest) in pairs.items():
+        listed, encode = (text.pair_items(rows, spec), digest), text.encode_pair
         convert_split(Conversion(*listed, spec, split, str(output), shards=2, encode=encode, progress=False))
     return spec
 

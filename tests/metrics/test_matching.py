@@ -70,7 +70,7 @@ def test_things_match_their_own_class_and_stuff_is_left_out():
     add(metric, strips(4, 4, 9), [0, 1, 2], strips(4, 4, 9), [1, 1, 2])
     (row,) = metric.result().values()
     assert counts_of(row) == [1, 1, 1] and row["accuracy"] == 1 / 3
-    assert {name: counts_of(of_class) for name, of_class in row["per_class"].items()} == {
+    assert {name: counts_of(class_row) for name, class_row in row["per_class"].items()} == {
         "car": [0, 0, 1],
         "dog": [1, 1, 0],
     }

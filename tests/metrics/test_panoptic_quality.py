@@ -22,9 +22,9 @@ def test_golden(name):
     quality = PanopticQuality(spec)
     for truth, prediction in zip(arrays["ground_truth"], arrays["prediction"]):
         quality.update(*(split_segments(panoptic, spec) for panoptic in (truth, prediction)))
-    found = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
-    np.testing.assert_allclose(found, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
-    np.testing.assert_allclose(found, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)
+    actual = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
+    np.testing.assert_allclose(actual, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
+    np.testing.assert_allclose(actual, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)
     result = quality.result()
     rows = [[result[g][q] for q in ("pq", "sq", "rq")] for g in ("all", "things", "stuff")]
     np.testing.assert_allclose(rows, arrays["panopticapi_pq_sq_rq_all_things_stuff"], atol=1e-9)

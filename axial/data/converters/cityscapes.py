@@ -68,10 +68,10 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
         )
     files = {}
     if split != "test":
-        truth, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
-        found = _frames(truth, ending, (".png",))
-        check_paired(photos, found, folder, truth, ending=f"{ending}.png")
-        files = {frame: [path] for frame, path in found.items()}
+        label_folder, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
+        label_paths = _frames(label_folder, ending, (".png",))
+        check_paired(photos, label_paths, folder, label_folder, ending=f"{ending}.png")
+        files = {frame: [path] for frame, path in label_paths.items()}
     items = labelled_items(photos, files, functools.partial(read_instance_labels, spec))
     names = [os.path.relpath(path, input_dir) for path in photos.values()]
     return items, "\n".join([labels, kind, *names]).encode()
@@ -79,18 +79,18 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
 
 def _frames(folder, ending, suffixes):
     """dict from CITY/CITY_SEQUENCE_FRAME to paths, of the files below a folder whose names have an ending."""
-    found = {}
+    paths = {}
     for city in folders_in(folder, NO_CITIES):
         path, rest = os.path.join(folder, city), []
         for name in list_folder(path):
             stem, suffix = os.path.splitext(name)
             if suffix.lower() in suffixes and stem.endswith(ending):
-                found[f"{city}/{stem.removesuffix(ending)}"] = os.path.join(path, name)
+                paths[f"{city}/{stem.removesuffix(ending)}"] = os.path.join(path, name)
             else:
                 rest.append(name)
         if suffixes == PHOTOS:  # folders of labels have several kinds of them
             tell_left_out(path, f"what does not end in {ending} and {', '.join(PHOTOS)}", rest)
-    return {frame: found[frame] for frame in sorted(found, key=lambda frame: frame.split("/"))}
+    return {frame: paths[frame] for frame in sorted(paths, key=lambda frame: frame.split("/"))}
 
 
 def read_instance_labels(spec, _, path):

@@ -47,12 +47,12 @@ def coco_items(input_dir, split, spec=COCO):
         return _unlabelled_items(path, inside(input_dir, split.replace("-dev", ""), "--split"))
     path = inside(folder, f"panoptic_{split}.json", "--split")
     if not tf.io.gfile.exists(path):
-        found = sorted(
+        splits = sorted(
             os.path.basename(p)[len(kind) : -len(".json")]
             for kind in ("panoptic_", "image_info_")
             for p in gfile.glob(os.path.join(folder, kind), "*.json")
         )
-        has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
+        has = f"splits here: {', '.join(splits)}{nearest(split, splits)}" if splits else "no split is here"
         raise InputError(f"{path}: no such file{boxes_alone(input_dir, split) or f'; {has}'}")
     items, source = panoptic_items(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")
@@ -80,14 +80,14 @@ def panoptic_content(path, spec):
     return data, content
 
 
-def check_annotations(path, annotations, spec, known):
+def check_annotations(path, annotations, spec, category_ids):
     """Raises InputError if annotations name an image or a segment twice, or a category that is none of the `known`."""
     check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
     for annotation in annotations:
         where = f"{path}: image {annotation.image_id}"
         check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
         for segment in annotation.segments_info:
-            if segment.category_id not in known:
+            if segment.category_id not in category_ids:
                 raise InputError(
                     f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
                 )
@@ -115,8 +115,8 @@ def panoptic_items(path, photos, labels, spec):
     if unknown := [image_id for image_id in annotations if image_id not in images]:
         raise InputError(f"{path}: an annotation names image {unknown[0]!r}, images do not")
     annotated = sorted((image for image in content.images if image.id in annotations), key=lambda image: image.id)
-    photo_of, others = _found(path, "images", photos, annotated)
-    png_of, _ = _found(path, "annotations", labels, content.annotations)
+    photo_of, others = _listed_paths(path, "images", photos, annotated)
+    png_of, _ = _listed_paths(path, "annotations", labels, content.annotations)
     listed = {image.file_name: image.id for image in content.images}
     rest = [name for name, image_id in listed.items() if image_id not in annotations]
     rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
@@ -143,7 +143,7 @@ def _items(images, paths):
     ]
 
 
-def _found(path, field, folder, entries):
+def _listed_paths(path, field, folder, entries):
     """Dict from the file names of a JSON's entries to their paths in a folder, and a list of the folder's other names.
 
     Raises:
@@ -160,7 +160,7 @@ def _found(path, field, folder, entries):
 def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
     check_ids(path, content.images)
-    photo_of, _ = _found(path, "images", photos, content.images)
+    photo_of, _ = _listed_paths(path, "images", photos, content.images)
     return _items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 

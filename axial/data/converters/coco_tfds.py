@@ -45,16 +45,16 @@ def tfds_items(input_dir, split, spec=COCO):
     builder = tfds.builder_from_directory(os.path.dirname(newest))
     if SPLITS[split] not in builder.info.splits:
         raise InputError(f"{builder.data_dir}: the split {SPLITS[split]!r} is not prepared")
-    known = dict(zip(spec.class_names, spec.category_ids))
+    category_of = dict(zip(spec.class_names, spec.category_ids))
     names = builder.info.features["panoptic_objects"].feature["label"].names
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if name not in category_of]:
         raise InputError(f"{builder.data_dir}: class {unknown[0]!r}, which the spec {spec.name!r} does not have")
-    read, items = _Reader(builder.info.features, [known[name] for name in names], spec), []
+    read, items = _Reader(builder.info.features, [category_of[name] for name in names], spec), []
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
-        for place, fields in record_fields(path, ("image/id", "image/filename")):
+        for extent, fields in record_fields(path, ("image/id", "image/filename")):
             photo = inside(path, fields["image/filename"].bytes_list.value[0].decode(), f"{path}: image/filename")
             number = fields["image/id"].int64_list.value[0]
-            items.append({"photo": photo, "id": number, "read": functools.partial(read, photo, path, *place)})
+            items.append({"photo": photo, "id": number, "read": functools.partial(read, photo, path, *extent)})
     items.sort(key=lambda item: item["id"])
     return items, f"{builder.info.full_name} {split} {len(items)}".encode()
 
@@ -101,10 +101,10 @@ def record_fields(path, names):
     offset = 0
     try:
         for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
-            found = tf.train.Example.FromString(record).features.feature
-            if not all(found[name].WhichOneof("kind") for name in names):
+            features = tf.train.Example.FromString(record).features.feature
+            if not all(features[name].WhichOneof("kind") for name in names):
                 raise DecodeError
-            yield (offset + 12, len(record)), found
+            yield (offset + 12, len(record)), features
             offset += 16 + len(record)
     except (tf.errors.DataLossError, DecodeError):
         words = f"the record at byte {offset} is damaged, or does not have {' and '.join(names)}"

@@ -48,10 +48,10 @@ def _classes(input_dir):
     splits = [os.path.join(input_dir, split) for split in list_folder(input_dir)]
     folders = [os.path.join(split, name) for split in filter(tf.io.gfile.isdir, splits) for name in list_folder(split)]
     folders = [folder for folder in folders if tf.io.gfile.isdir(folder)]
-    found = {os.path.basename(folder) for folder in folders if _photos(folder)}
-    if not found:
+    classes = {os.path.basename(folder) for folder in folders if _photos(folder)}
+    if not classes:
         raise InputError(f"{input_dir}: no split here has folders of classes with photos, as in train/n01440764/")
-    return found, {*map(os.path.basename, folders)} - found
+    return classes, {*map(os.path.basename, folders)} - classes
 
 
 def imagenet_spec(input_dir):
@@ -72,20 +72,20 @@ def imagenet_items(input_dir, split):
     classes, empty = _classes(input_dir)
     tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
     index, names = {name: i for i, name in enumerate(sorted(classes))}, list_folder(folder)
-    flat, found = _photos(folder), []
+    flat, labelled = _photos(folder), []
     others = [name for name in names if name not in {*flat, *index, *empty}]
     for name in (name for name in names if name in index):
         photos = _photos(os.path.join(folder, name))
-        found += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
+        labelled += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
         others += [f"{name}/{other}" for other in list_folder(os.path.join(folder, name)) if other not in set(photos)]
     tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
-    known = _listed(input_dir, split, index) if flat else {}
+    listed = _listed(input_dir, split, index) if flat else {}
     for photo in flat:
-        label = known.get(photo, known.get(os.path.splitext(photo)[0]))
+        label = listed.get(photo, listed.get(os.path.splitext(photo)[0]))
         if label is None:
-            raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
-        found.append((label, os.path.join(folder, photo)))
-    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
+            raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, listed)}")
+        labelled.append((label, os.path.join(folder, photo)))
+    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(labelled))]
     names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
     return items, "\n".join(names).encode()
 
@@ -101,7 +101,7 @@ def _listed(input_dir, split, index):
     path = next((path for path in paths if tf.io.gfile.exists(path)), None)
     if path is None:
         raise InputError(f"{os.path.join(input_dir, split)}: photos without folders of classes need {paths[0]}")
-    known = {}
+    labels = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         words = re.split(r"[,\s]+", line.strip())
         if words in ([""], ["ImageId", "PredictionString"]):
@@ -111,5 +111,5 @@ def _listed(input_dir, split, index):
         label = index.get(words[1], int(words[1]) if words[1].isdigit() else -1)
         if not 0 <= label < len(index):
             raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
-        known[words[0]] = label
-    return known
+        labels[words[0]] = label
+    return labels

@@ -55,7 +55,7 @@ def read_instances(path, spec):
                     f"{spec.name!r}; move the file away to convert without boxes"
                 )
             objects[annotation.image_id].append((index, annotation))
-    kept = [one for of_image in objects.values() for _, one in of_image]
+    kept = [one for annotated in objects.values() for _, one in annotated]
     short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
     tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
@@ -75,8 +75,8 @@ def _check_box(where, box, image):
 
 def _short(one):
     """The polygons of a `schemas.Instance` that are too short. What is no list of numbers is none; `_mask` names it."""
-    lists = [part for part in one.segmentation or () if isinstance(part, list) and len(part) < SHORTEST]
-    return [part for part in lists if all(type(number) in (int, float) for number in part)]
+    lists = [polygon for polygon in one.segmentation or () if isinstance(polygon, list) and len(polygon) < SHORTEST]
+    return [polygon for polygon in lists if all(type(number) in (int, float) for number in polygon)]
 
 
 def _has_mask(one):
@@ -137,8 +137,8 @@ def as_json(runs):
 def check_runs(where, runs, size):
     """Raises InputError unless a `schemas.AnyRunLengths` is of an image's (height, width), and fills it."""
     if runs.size != tuple(size):
-        found, wanted = (f"{width}x{height}" for height, width in (runs.size, size))
-        raise InputError(f"{where}: of {found} pixels, the photo has {wanted}")
+        mask_size, photo_size = (f"{width}x{height}" for height, width in (runs.size, size))
+        raise InputError(f"{where}: of {mask_size} pixels, the photo has {photo_size}")
     counts = runs.counts if isinstance(runs.counts, list) else _unpacked(where, runs.counts)
     if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
         raise InputError(f"{where}: counts: run lengths of {sum(counts)} pixels, the photo has {size[0] * size[1]}")

@@ -71,7 +71,7 @@ def mapillary_items(input_dir, split, spec, version):
     photos, labelled = os.path.join(folder, "images"), os.path.join(folder, version)
     panoptic = os.path.join(labelled if tf.io.gfile.isdir(labelled) else folder, "panoptic")
     if split == "testing":
-        found = by_name(photos, PHOTOS)
-        return labelled_items(found, {}, None), "\n".join([version, "False", *found]).encode()
+        paths = by_name(photos, PHOTOS)
+        return labelled_items(paths, {}, None), "\n".join([version, "False", *paths]).encode()
     items, source = panoptic_items(os.path.join(panoptic, f"panoptic_{year}.json"), photos, panoptic, spec)
     return list(items.values()), source

@@ -70,8 +70,8 @@ def _folders(input_dir, split):
         return folders
     if split not in here:
         folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
-        found = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
-        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+        splits = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
+        has = f"the splits here are {', '.join(splits)}{nearest(split, splits)}" if splits else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
     path = os.path.join(input_dir, split)
     return [os.path.join(path, name) for name in folders_in(path, "what is no folder")]
@@ -99,11 +99,11 @@ def read_masks(spec, photo, *masks):
     for number, path in enumerate(masks, 1):
         values = read_ids(path)
         same_size(path, values, photo, keys)
-        inside_it = values[values > 0]
-        if not inside_it.size:
+        nucleus = values[values > 0]
+        if not nucleus.size:
             raise InputError(f"{path}: an empty mask; a mask has the pixels of one nucleus")
-        if np.ptp(inside_it):
-            raise InputError(f"{path}: {inside_it.min()} and {inside_it.max()}, a mask has 0 and one other value")
+        if np.ptp(nucleus):
+            raise InputError(f"{path}: {nucleus.min()} and {nucleus.max()}, a mask has 0 and one other value")
         keys[values > 0] = number
     return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
 

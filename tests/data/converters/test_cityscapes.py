@@ -77,11 +77,11 @@ def test_segments_are_those_of_cityscapesscripts(tmp_path):
     work.mkdir()
     convert2panoptic(str(tmp_path / "cs" / "gtFine"), str(work), setNames=["val"])
     content = json.loads((work / "cityscapes_panoptic_val.json").read_text())
-    wanted = {annotation["image_id"]: annotation for annotation in content["annotations"]}
-    found = records(tmp_path / "out")
-    assert len(found) == len(wanted) == 6
-    for record in found:
-        annotation = wanted[record["image/file_name"].numpy().decode().partition("_leftImg8bit")[0]]
+    annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    actual = records(tmp_path / "out")
+    assert len(actual) == len(annotations) == 6
+    for record in actual:
+        annotation = annotations[record["image/file_name"].numpy().decode().partition("_leftImg8bit")[0]]
         png = np.asarray(Image.open(work / "cityscapes_panoptic_val" / annotation["file_name"]))
         np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), decode_rgb(png))
         segments = sorted(annotation["segments_info"], key=lambda segment: segment["id"])
@@ -118,9 +118,9 @@ def test_a_spec_without_things_reads_the_semantic_labels_alone(tmp_path):
     (record,) = records(tmp_path / "out")
     assert record["segment/id"].numpy().tolist() == list(CITYSCAPES.category_ids)
     assert not record["segment/crowd"].numpy().any()
-    wanted = np.where(street() >= 1000, street() // 1000, street())
-    wanted[~np.isin(wanted, CITYSCAPES.category_ids)] = 0
-    np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), wanted)
+    expected = np.where(street() >= 1000, street() // 1000, street())
+    expected[~np.isin(expected, CITYSCAPES.category_ids)] = 0
+    np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), expected)
 
 
 # === Input that is wrong ===

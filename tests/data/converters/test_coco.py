@@ -51,13 +51,13 @@ def test_segments_keep_the_order_of_the_json(ignored):
     ids = stripes(4, 8, [0, 5, 7, 9, 70000])
     categories = {9: PERSON, 5: PERSON, 70000: SKY, 7: GRASS}
     segments = [schemas.Segment(id=i, category_id=category) for i, category in categories.items()]
-    found = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
+    labels = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
     kept = [i for i, category in categories.items() if category != ignored]
-    assert [identity for identity, *_ in found.segments] == kept
-    wanted = sum(number * (ids == identity) for number, identity in enumerate(kept, 1))
-    record = {"panoptic/encoded": found.png, "segment/id": np.array(kept, np.int64)}
-    np.testing.assert_array_equal(segment_map(record), wanted)
-    np.testing.assert_array_equal(numbered(ids, kept), wanted)
+    assert [identity for identity, *_ in labels.segments] == kept
+    expected = sum(number * (ids == identity) for number, identity in enumerate(kept, 1))
+    record = {"panoptic/encoded": labels.png, "segment/id": np.array(kept, np.int64)}
+    np.testing.assert_array_equal(segment_map(record), expected)
+    np.testing.assert_array_equal(numbered(ids, kept), expected)
 
 
 def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
@@ -68,9 +68,9 @@ def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
     folder.json.unlink()
     (folder.json.parent / "image_info_test-dev2017.json").write_text(json.dumps(info))
     convert(folder.root, tmp_path / "out", "test-dev2017")
-    found = records(tmp_path / "out", "test-dev2017")
-    assert [int(r["image/id"]) for r in found] == [4, 9]
-    assert found[0]["segment/id"].shape == (0,) and segment_map(found[0]).shape == (20, 40)
+    actual = records(tmp_path / "out", "test-dev2017")
+    assert [int(r["image/id"]) for r in actual] == [4, 9]
+    assert actual[0]["segment/id"].shape == (0,) and segment_map(actual[0]).shape == (20, 40)
     with pytest.raises(InputError, match="did you mean 'test-dev2017'"):
         coco_items(str(folder.root), "testdev2017")
     (folder.photos / "000000000009.jpg").unlink()
@@ -80,10 +80,10 @@ def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
 
 def test_files_lie_in_folders_of_their_own(folder, tmp_path):
     folder.add(2, stripes(20, 40, [5]), {5: SKY})
-    for kind, place, suffix in (("images", folder.photos, "jpg"), ("annotations", folder.labels, "png")):
+    for kind, directory, suffix in (("images", folder.photos, "jpg"), ("annotations", folder.labels, "png")):
         name = f"000000000002.{suffix}"
-        (place / "a" / "b").mkdir(parents=True)
-        (place / name).rename(place / "a" / "b" / name)
+        (directory / "a" / "b").mkdir(parents=True)
+        (directory / name).rename(directory / "a" / "b" / name)
         folder.content[kind][1]["file_name"] = f"a/b/{name}"
     folder.write()
     convert(folder.root, tmp_path / "out")

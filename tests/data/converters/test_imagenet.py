@@ -52,12 +52,12 @@ def test_classes_are_the_folders_and_names_differ(folder):
 @pytest.mark.parametrize("split,count", [("train", 6), ("val", 3)])
 def test_folders_and_a_flat_folder_with_a_list(folder, tmp_path, split, count):
     manifest = convert(folder, split, tmp_path / "out", shards=2)
-    found = records(tmp_path / "out", split)
-    assert manifest["examples"] == len(found) == count and manifest["labels"] == "class"
-    for record in found:
+    actual = records(tmp_path / "out", split)
+    assert manifest["examples"] == len(actual) == count and manifest["labels"] == "class"
+    for record in actual:
         colour = decode_photo(record).numpy()[0, 0].astype(int)
         assert abs(colour[0] - 40 * int(record["image/class"])) <= 6
-    assert sorted(int(record["image/id"]) for record in found) == list(range(count))
+    assert sorted(int(record["image/id"]) for record in actual) == list(range(count))
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def numbers_of(record):
     """int [h, w]: the numbers of a record's nuclei, 0 for background."""
     classes = np.concatenate([[NUCLEI.ignore], record["segment/class"]])
     ids = np.concatenate([[0], record["segment/id"]])
-    place = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
-    assert set(np.unique(classes[place])) <= {0, 1} and not np.any(record["segment/crowd"])
-    return np.where(classes[place] == 1, ids[place] % NUCLEI.label_divisor, 0)
+    index = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
+    assert set(np.unique(classes[index])) <= {0, 1} and not np.any(record["segment/crowd"])
+    return np.where(classes[index] == 1, ids[index] % NUCLEI.label_divisor, 0)
 
 
 def photo_of(record):
@@ -124,10 +124,10 @@ def test_a_list_names_the_photos_of_a_split(tmp_path):
     Release(tmp_path, "d", "stage1_test")
     (tmp_path / "stage1_train" / "notes.txt").write_text("no photo")
     (tmp_path / "train.txt").write_text("\ufeffstage1_train/c\r\n\r\nstage1_test/d \nstage1_train/a")
-    found = {split: nuclei_items(str(tmp_path), split) for split in ("train", "stage1_train", "stage1_test")}
-    assert [item["name"] for item in found["train"][0]] == ["c.png", "d.png", "a.png"]
-    assert [item["name"] for item in found["stage1_train"][0]] == ["a.png", "b.png", "c.png"]
-    assert len({source for _, source in found.values()}) == 3
+    listed = {split: nuclei_items(str(tmp_path), split) for split in ("train", "stage1_train", "stage1_test")}
+    assert [item["name"] for item in listed["train"][0]] == ["c.png", "d.png", "a.png"]
+    assert [item["name"] for item in listed["stage1_train"][0]] == ["a.png", "b.png", "c.png"]
+    assert len({source for _, source in listed.values()}) == 3
 
 
 def test_photos_without_masks_are_a_split_without_labels(tmp_path):

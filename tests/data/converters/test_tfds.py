@@ -20,9 +20,9 @@ class Coco(tfds_coco.Coco, skip_registration=True):
     name = "coco"
 
     def _split_generators(self, dl_manager):
-        place = dict(image_dir=SAMPLE_DIR, annotation_dir=SAMPLE_DIR, split_name="val2017", annotation_type="panoptic")
-        place["panoptic_dir"] = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
-        return [tfds.core.SplitGenerator(name="validation", gen_kwargs=place)]
+        paths = dict(image_dir=SAMPLE_DIR, annotation_dir=SAMPLE_DIR, split_name="val2017", annotation_type="panoptic")
+        paths["panoptic_dir"] = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
+        return [tfds.core.SplitGenerator(name="validation", gen_kwargs=paths)]
 
 
 @pytest.fixture(scope="module")
