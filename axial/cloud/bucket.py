@@ -1,4 +1,4 @@
-"""Where a bucket is: reading photos from another region is slow and costs."""
+"""Finds the region of a bucket: reading photos from another region is slow and costs money."""
 
 import subprocess
 
@@ -9,12 +9,12 @@ CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 
 def names(paths):
-    """The buckets of gs:// paths, each once; other paths have none."""
+    """Buckets of gs:// paths, each once. Other paths have none."""
     return list(dict.fromkeys(path[5:].partition("/")[0] for path in paths if path.startswith("gs://")))
 
 
 def warning(name, region):
-    """A line if a bucket is in another region than a slice or if that cannot be known, else None.
+    """A line if a bucket's region is unknown or differs from a slice's region; else None.
 
     Raises:
         InputError: gcloud has no credentials, or there is no such bucket.

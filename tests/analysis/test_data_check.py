@@ -111,7 +111,7 @@ ROAD, CAR = (100_000, 200_000)
         (NUMBERED, [ROAD, CAR + 1, CAR + 1, 0], None),
         (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* none is car; .* the spec, 1 to 2\?"),
         (FROM_0, [CAR + 1, CAR + 1, CAR + 2, CAR + 2], "the number 0 never occurs; are the label images numbered from"),
-        (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo of things has a crowd.* numbered from 0"),
+        (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo with things has a crowd.* numbered from 0"),
         (NUMBERED, [CAR + 1, ROAD, CAR + 1, ROAD], "no photo has two objects of a class, but some are in pieces"),
         (NUMBERED, [ROAD, CAR + 1, CAR + 255, CAR + 255], "255 is an object in 1 photo; does it stand for no object"),
         (NUMBERED, [ROAD, CAR + 254, CAR + 255, CAR + 255], None),

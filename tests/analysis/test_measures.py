@@ -34,7 +34,7 @@ def test_devices_of_a_slice():
     assert chips.replicas_of("v5e:4x4") == 16
     assert chips.replicas_of("v4:2x2x2") == 8
     assert chips.replicas_of("v3:2x2", partitions=4) == 2
-    for name, words in (("v5e:4xx", "wants a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
+    for name, words in (("v5e:4xx", "expected a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
         with pytest.raises(InputError, match=words):
             chips.replicas_of(name, 2)
 

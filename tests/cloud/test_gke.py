@@ -163,14 +163,14 @@ def test_states():
         rows = [{"type": kind, "status": "True", "message": f"why {kind}"} for kind in conditions]
         return engine.describe(json.dumps({"status": {"conditions": rows, **status}}))
 
-    assert line() == ("waits for its hosts; made again 0 times, 0 of them of 3", True)
+    assert line() == ("waits for its hosts; recreated 0 times, 0 of 3 allowed", True)
     ready = [{"name": "slice", "ready": 1}]
     assert line(replicatedJobsStatus=ready, restarts=4, restartsCountTowardsMax=1) == (
-        "runs; made again 4 times, 1 of them of 3",
+        "runs; recreated 4 times, 1 of 3 allowed",
         True,
     )
     assert line("Suspended")[0].startswith("suspended: why Suspended") and line("Suspended")[1]
-    assert line("Failed") == ("failed: why Failed; made again 0 times, 0 of them of 3", False)
+    assert line("Failed") == ("failed: why Failed; recreated 0 times, 0 of 3 allowed", False)
     assert line("Completed", "StartupPolicyCompleted")[0].startswith("completed") and not line("Completed")[1]
 
 

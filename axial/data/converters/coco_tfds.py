@@ -1,7 +1,7 @@
-"""COCO as tensorflow-datasets prepares it (coco/2017_panoptic), as items for `convert_split`.
+"""Lists items of COCO as tensorflow-datasets prepares it (coco/2017_panoptic), for `convert_split`.
 
 Records equal those from COCO's own files, byte for byte, because tensorflow-datasets keeps the encoded images. It has
-no masks of objects.
+no object masks.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ _DECODERS = {"image": tfds.decode.SkipDecoding(), "panoptic_image": tfds.decode.
 
 
 def tfds_items(input_dir, split, spec=COCO):
-    """Items of a split in the order of their image ids, and bytes that identify this input.
+    """Items of a split in order of their image ids, and bytes that identify this input.
 
     Args:
-        input_dir: tensorflow-datasets' data_dir, in which coco/2017_panoptic is prepared.
+        input_dir: tensorflow-datasets' data_dir, with coco/2017_panoptic prepared.
         split: one of `SPLITS`.
-        spec: `DatasetSpec` whose class names are those of the data set.
+        spec: `DatasetSpec` with the data set's class names.
 
     Raises:
-        InputError: an unknown split, or one that is not prepared; classes that the spec does not have.
+        InputError: the split is unknown or not prepared; the spec lacks a class.
     """
     if split not in SPLITS:
         raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
@@ -61,11 +61,11 @@ def tfds_items(input_dir, split, spec=COCO):
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Reads a record: the photo's bytes, and its `Labels`.
+    """Reads a record: the bytes of the photo, and its `Labels`.
 
     Attributes:
-        features: of tensorflow-datasets' builder.
-        categories: the category id of each of its labels.
+        features: features of tensorflow-datasets' builder.
+        categories: category id of each of its labels.
         spec: `DatasetSpec`.
     """
 
@@ -87,16 +87,16 @@ class _Reader:
 
 
 def record_fields(path, names):
-    """Yields ((offset, length) of its data, dict of some features) of every record in a TFRecord file.
+    """Yields ((offset, length) of the data, dict of features) of every record in a TFRecord file.
 
-    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
+    A record consists of its length as uint64, a 4-byte checksum, the data, and another 4-byte checksum.
 
     Args:
-        path: of the file.
-        names: of the features, each of which has a value.
+        path: path of the file.
+        names: names of features that must have a value.
 
     Raises:
-        InputError: a damaged record, or one without the features.
+        InputError: a record is damaged or lacks one of the features.
     """
     offset = 0
     try:

@@ -1,11 +1,11 @@
-"""ImageNet, or any folder of folders, as items for `convert_split`.
+"""Lists items of ImageNet, or of any folder of class folders, for `convert_split`.
 
-    input_dir/SPLIT/CLASS/PHOTO         the names of the folders that have photos, in order, are the classes
+    input_dir/SPLIT/CLASS/PHOTO         the classes are the sorted names of the folders with photos
     or
     input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
-The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
-are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there.
+The list is input_dir/SPLIT.txt or Kaggle's input_dir/LOC_SPLIT_solution.csv. If input_dir/LOC_synset_mapping.txt
+exists, its lines 'FOLDER name' give readable class names.
 """
 
 import collections
@@ -28,8 +28,8 @@ def classes_spec(name, folders, names=None):
     """The `DatasetSpec` of a classification data set.
 
     Args:
-        name: of the data set.
-        folders: names of the classes' folders, in order.
+        name: name of the data set.
+        folders: names of the class folders, in order.
         names: dict from folders to readable names.
     """
     readable = [(names or {}).get(folder, folder) for folder in folders]
@@ -40,7 +40,7 @@ def classes_spec(name, folders, names=None):
 
 
 def _classes(input_dir):
-    """The sets of the folders that have photos in a split, the classes, and of those that have none in any.
+    """Two sets of folder names: those with photos in some split, which are the classes, and the others.
 
     Raises:
         InputError: no split of `input_dir` has folders of photos.
@@ -63,14 +63,14 @@ def imagenet_spec(input_dir):
 
 
 def imagenet_items(input_dir, split):
-    """Items of a split in the order of classes and names, and bytes that identify this input.
+    """Items of a split in order of classes and names, and bytes that identify this input.
 
     Raises:
-        InputError: no such split; no photos; a photo that the list lacks, or that is not there.
+        InputError: there is no such split; there are no photos; the list lacks a photo, or a photo is missing.
     """
     folder = split_folder(input_dir, split)
     classes, empty = _classes(input_dir)
-    tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
+    tell_left_out(input_dir, "folders without photos, which are not classes", sorted(empty))
     index, names = {name: i for i, name in enumerate(sorted(classes))}, list_folder(folder)
     flat, labelled = _photos(folder), []
     others = [name for name in names if name not in {*flat, *index, *empty}]
@@ -78,7 +78,7 @@ def imagenet_items(input_dir, split):
         photos = _photos(os.path.join(folder, name))
         labelled += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
         others += [f"{name}/{other}" for other in list_folder(os.path.join(folder, name)) if other not in set(photos)]
-    tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
+    tell_left_out(folder, f"names that do not end in {', '.join(PHOTOS)}", others)
     listed = _listed(input_dir, split, index) if flat else {}
     for photo in flat:
         label = listed.get(photo, listed.get(os.path.splitext(photo)[0]))
@@ -96,7 +96,7 @@ def _photos(folder):
 
 
 def _listed(input_dir, split, index):
-    """Dict from the photos that a list has to class indices. Raises InputError."""
+    """Dict from a list's photos to class indices. Raises InputError."""
     paths = [inside(input_dir, name, "--split") for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
     path = next((path for path in paths if tf.io.gfile.exists(path)), None)
     if path is None:

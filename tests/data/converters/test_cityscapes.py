@@ -36,7 +36,7 @@ def test_stray_files_are_no_cities(tmp_path, capsys):
     (photos / "mine" / "notes.txt").write_bytes(b"x")
     assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition("left out: ")[2][:5] for line in said] == ["files", "what "]
+    assert [line.partition("left out: ")[2][:5] for line in said] == ["files", "names"]
     assert "(2, first Thumbs.db)" in said[0] and "(1, first notes.txt)" in said[1]
     (labels / "Thumbs.db").write_bytes(b"x")
     assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1

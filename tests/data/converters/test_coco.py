@@ -210,7 +210,7 @@ BAD = [
     (content(text_ids), r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),
     (
         content(lambda c: c["annotations"][-1].update(image_id="2")),
-        r"names image '2', images do not",
+        r"image_id '2', which is not in images",
     ),
     (replace(png, lambda image: image, format="JPEG"), r"000000000002.png: its content is JPEG"),
     (

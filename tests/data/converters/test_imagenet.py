@@ -88,7 +88,7 @@ def test_an_empty_folder_is_no_class_and_what_is_left_out_is_said(folder, capsys
     items, _ = imagenet.imagenet_items(str(folder), "train")
     assert len(items) == 6 and {item["class"] for item in items} == {0, 1, 2}
     classes, photos = capsys.readouterr().err.splitlines()
-    assert "folders without photos, which are no classes (2, first empty)" in classes
+    assert "folders without photos, which are not classes (2, first empty)" in classes
     assert f"(1, first {CLASSES[1]}/a.heic)" in photos
 
 

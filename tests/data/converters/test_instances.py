@@ -142,7 +142,7 @@ def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
     path = str(folder.path)
     assert capsys.readouterr().err.splitlines() == [
         f"{path}: left out: polygons of fewer than 6 numbers (4, first annotation 7)",
-        f"{path}: left out: objects without a mask, in what needs masks (4, first annotation 5)",
+        f"{path}: left out: objects without a mask, where masks are needed (4, first annotation 5)",
     ]
     first, *_ = DETECTION.examples(data_dir, "val", COCO)
     masks, has_mask = (x.numpy() for x in record_masks(first, COCO))
@@ -187,8 +187,8 @@ BAD = {
     ),
     "outside": (put(1, "bbox", [90, 30, 20, 10]), "annotation 2: bbox .* inside its image of 96x64"),
     "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which the spec 'coco' lacks"),
-    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is no thing of 'coco'"),
-    "image": (put(0, "image_id", 9), "annotation 1: of image 9, which images do not have"),
+    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is not a thing of 'coco'"),
+    "image": (put(0, "image_id", 9), "annotation 1: image_id 9 is not in images"),
     "an image less": (
         lambda folder: folder.save(images=folder.content["images"][:1], annotations=folder.objects[:3]),
         "image 2 of the panoptic JSON is missing",
