@@ -12,8 +12,8 @@ from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 RECIPE = "own/axial_deeplab_nano.gin"
 SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # splits of the recipe
 BATCH = 8  # batch of the recipe
-_KNOB = f"{PostprocessConfig.__name__}."  # prefix of its bindings
-SEEN = 40  # epochs; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
+_SCOPE = f"{PostprocessConfig.__name__}."  # prefix of its bindings
+EPOCHS = 40  # epochs; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
 LEAST_STEPS, MOST_STEPS = 500, 20_000
 OBJECT = 24  # object side on the canvas, in pixels, if photos have one scale; as in nuclei/panoptic.gin
 SMALL = 16  # side of small objects on the canvas, in pixels: four of the network's output pixels
@@ -61,7 +61,7 @@ def advise(checks, names):
     others = [split for split in [*splits, *others] if split != train]
     evaluated = next((split for split in others if split.startswith("val")), others[0] if others else train)
     check = splits[train]
-    steps = math.ceil(SEEN * check.photos / BATCH / 100) * 100
+    steps = math.ceil(EPOCHS * check.photos / BATCH / 100) * 100
     bindings = {"STEPS": min(max(steps, LEAST_STEPS), MOST_STEPS)}
     sizes = np.sqrt([height * width for height, width in check.sizes])
     objects = [np.median(sides) for sides in check.objects if len(sides)]
@@ -93,7 +93,7 @@ def crowding(checks, canvas, recipe):
         The line, and whether the photo has more.
     """
     most = max((len(sides) for check in checks for sides in check.objects), default=0)
-    knobs = {name.removeprefix(_KNOB): value for name, value in recipe.bindings.items() if name.startswith(_KNOB)}
+    knobs = {name.removeprefix(_SCOPE): value for name, value in recipe.bindings.items() if name.startswith(_SCOPE)}
     config, spec = dataclasses.replace(PostprocessConfig(), **knobs), checks[0].spec
     room = most_centers(canvas, config, spec)
     why = f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"

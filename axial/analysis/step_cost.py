@@ -98,8 +98,8 @@ def device_memory():
         return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
-        return "GPU", int(told.split()[0]) * 2**20
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+        return "GPU", int(output.split()[0]) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "GPU", None
 

@@ -19,19 +19,19 @@ def warning(name, region):
     Raises:
         InputError: gcloud has no credentials, or there is no such bucket.
     """
-    words = ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=value(location,location_type)"]
+    command = ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=value(location,location_type)"]
     try:
-        done = subprocess.run(words, check=False, capture_output=True, text=True, errors="replace", timeout=120)
+        result = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"gs://{name}: its region is not known ({type(error).__name__} of gcloud)"
-    said = " ".join(done.stderr.split())
-    if "not found: 404" in said:
+    message = " ".join(result.stderr.split())
+    if "not found: 404" in message:
         raise InputError(f"gs://{name}: there is no such bucket")
-    if "active account" in said or "gcloud auth" in said:
+    if "active account" in message or "gcloud auth" in message:
         raise InputError("no credentials: gcloud auth login")
-    location, _, kind = done.stdout.strip().partition("\t")
-    if done.returncode or not kind:
-        return f"gs://{name}: its region is not known ({said[:200]})"
+    location, _, kind = result.stdout.strip().partition("\t")
+    if result.returncode or not kind:
+        return f"gs://{name}: its region is not known ({message[:200]})"
     near = region.startswith(CONTINENTS.get(location, region)) if kind == "multi-region" else location.lower() == region
     if near or kind == "dual-region":
         return None

@@ -94,12 +94,12 @@ class Engine:
     def not_installed(self):
         return InputError(f"--engine={self.name} needs {self.tool}: {self.install}")
 
-    def explain(self, said):
+    def explain(self, output):
         """Translates the tool's output into an InputError."""
         for pattern, meaning in self.refusals:
-            if re.search(pattern, said):
+            if re.search(pattern, output):
                 return InputError(meaning.format(**dataclasses.asdict(self.request)))
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         marked = [line for line in lines if re.match(r"(?i)error", line)]
         return InputError(f"{self.tool}: {(marked or lines or ['no reason given'])[0][:400]}")
 
@@ -224,8 +224,8 @@ class Gke(Engine):
         restarts, counted = status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
         state = next((kind for kind in ("Completed", "Failed", "Suspended") if kind in true), "")
         ready = sum(job.get("ready", 0) for job in status.get("replicatedJobsStatus", []))
-        said = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
-        return f"{said}; recreated {restarts} times, {counted} of 3 allowed", state in ("", "Suspended")
+        summary = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
+        return f"{summary}; recreated {restarts} times, {counted} of 3 allowed", state in ("", "Suspended")
 
 
 # === TPU VMs ===
@@ -290,20 +290,20 @@ class SkyPilot(OnVirtualMachines):
     def checks(self):
         return [(["sky", "--version"], self._check_version), (["sky", "jobs", "queue", "-s", "-v"], self._check_name)]
 
-    def _check_version(self, said):
-        version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    def _check_version(self, output):
+        version = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
         if not version or tuple(map(int, version.groups())) < (0, 11, 2):
-            needed = f"{said.strip()} is installed, 0.11.2 or later is needed: {self.install}"
+            needed = f"{output.strip()} is installed, 0.11.2 or later is needed: {self.install}"
             raise InputError(f"--engine=skypilot: {needed}")
 
-    def _check_name(self, said):
-        if self._rows(said):
+    def _check_name(self, output):
+        if self._rows(output):
             name = f"--name={self.request.name}"
             raise InputError(f"{name}: is in use; axial-tpu delete --engine=skypilot {name} frees it")
 
-    def _rows(self, said):
+    def _rows(self, output):
         """Lines of a table of jobs with this name."""
-        return [line for line in said.splitlines() if self.request.name in line.split()]
+        return [line for line in output.splitlines() if self.request.name in line.split()]
 
     def launch(self, path, run):
         return ["sky", "jobs", "launch", "--yes", "--detach-run", f"--name={self.request.name}", path]

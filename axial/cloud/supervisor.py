@@ -35,8 +35,8 @@ LEASE = 60.0  # until a silent holder loses a folder
 PATIENCE = 300.0  # wait for another run in the folder to end
 GATHER = 1800.0  # wait for all hosts
 SAVE = 120.0  # wait for the trainer to save at the deadline
-AGAIN = 10.0  # pause before a restart of the trainer
-LOOK, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
+PAUSE = 10.0  # pause before a restart of the trainer
+INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
 # Variables that tell a process which slice it belongs to. A stale one in an image can hang the start on another slice
 # (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group (python/tpu/client/client.py),
 # libtpu the variables with these prefixes. A server needs libtpu's, and so does a trainer without a server; a trainer
@@ -56,7 +56,7 @@ class Supervisor:
         self.run, self.host, self.hosts = run, host, hosts
         self.stopped = ""  # name of the signal that asked to stop
         self._server = self._trainer = self._lease = None
-        self._others, self._pause = [], LOOK * min(run.pace, 1.0)  # connections to other supervisors
+        self._others, self._pause = [], INTERVAL * min(run.pace, 1.0)  # connections to other supervisors
 
     def main(self):
         """Runs on this host until the end, and returns the exit code."""
@@ -65,8 +65,8 @@ class Supervisor:
             signal.signal(number, self._stop)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                self._look()
-                self._first(folder) if self.host == 0 else self._other()
+                self._check()
+                self._run_first(folder) if self.host == 0 else self._run_other()
         except End as end:
             code, why = end.args
         except InputError as error:
@@ -75,7 +75,7 @@ class Supervisor:
             _kill(process)
         if self._lease:
             self._lease.release()
-        self._say(f"{why}; ends with {code}")
+        self._log(f"{why}; ends with {code}")
         for other in self._others:
             with contextlib.suppress(OSError):
                 if self.host == 0:
@@ -89,14 +89,14 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._trainer.send_signal(signal.SIGTERM)
 
-    def _say(self, line):
+    def _log(self, line):
         say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
 
-    def _look(self, saves=False):
-        """Raises End if this host is done; with `saves`, not while a trainer may need it to save."""
-        if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saves else 0.0):
+    def _check(self, saving=False):
+        """Raises End if this host is done; with `saving`, not while a trainer may need it to save."""
+        if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saving else 0.0):
             raise End(runs.DEADLINE, "the deadline has passed")
-        if self.stopped and not saves and not self._trainer:
+        if self.stopped and not saving and not self._trainer:
             raise End(runs.PREEMPTED, self.stopped)
         if self._server and self._server.poll() is not None:
             raise End(runs.PREEMPTED, f"TensorFlow's server has ended with {_code(self._server)}")
@@ -109,29 +109,29 @@ class Supervisor:
         if self.run.own_server:
             words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
             self._server = _start(words, _without(TENSORFLOW_VARIABLES))
-        self._until(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
+        self._wait_for(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
-    def _until(self, condition, why):
+    def _wait_for(self, condition, why):
         """The first true value of condition(). Raises End after `GATHER`."""
         end = time.monotonic() + GATHER * self.run.pace
         while not (value := condition()):
-            self._look()
+            self._check()
             if time.monotonic() > end:
                 raise End(runs.PREEMPTED, why)
             time.sleep(self._pause)
         return value
 
-    def _other(self):
+    def _run_other(self):
         self._start_server()
-        first = self._until(lambda: _connected(self.hosts[0], self.run.port - 1), "the first host does not come")
+        first = self._wait_for(lambda: _connected(self.hosts[0], self.run.port - 1), "the first host does not come")
         self._hold(first)
         first.sendall(f"{self.run.name} {self.host}\n".encode())
-        self._say("waits for the end of the first host")
-        told = False
+        self._log("waits for the end of the first host")
+        stop_sent = False
         while True:
-            self._look(saves=True)
-            if self.stopped and not told:  # the first host's trainer also saves this host's state
-                told = True
+            self._check(saving=True)
+            if self.stopped and not stop_sent:  # the first host's trainer also saves this host's state
+                stop_sent = True
                 with contextlib.suppress(OSError):
                     first.sendall(STOP)
             try:
@@ -171,11 +171,11 @@ class Supervisor:
             return not missing
 
         with contextlib.closing(listener):
-            listener.settimeout(LOOK)
-            self._until(all_here, "some hosts do not come")
+            listener.settimeout(INTERVAL)
+            self._wait_for(all_here, "some hosts do not come")
 
-    def _is_complete(self, asks=False):
-        """Whether all other supervisors, and with `asks` their servers, are there. Handles their requests to stop."""
+    def _is_complete(self, with_servers=False):
+        """Whether all other supervisors (and their servers) are connected. Handles their requests to stop."""
         for other in self._others:
             other.setblocking(False)
             try:
@@ -186,13 +186,13 @@ class Supervisor:
                 pass
             except OSError:
                 return False
-        return not asks or all(_listens(host, self.run.port) for host in self.hosts[1:])
+        return not with_servers or all(_listens(host, self.run.port) for host in self.hosts[1:])
 
-    def _first(self, folder):
+    def _run_first(self, folder):
         lease, patience = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), PATIENCE * self.run.pace
         if not lease.take(patience):
-            self._say("waits for the lease of the folder")
-            self._until(lambda: lease.take(patience), "the lease of the folder is not released")
+            self._log("waits for the lease of the folder")
+            self._wait_for(lambda: lease.take(patience), "the lease of the folder is not released")
         self._lease = lease
         if self.run.hosts > 1:
             self._start_server()
@@ -204,10 +204,10 @@ class Supervisor:
             tries = 1 if checkpoint != before else tries + 1
             if tries >= TRIES:
                 raise End(code, f"the trainer has ended with {code}, {TRIES} times without a new checkpoint")
-            self._say(f"the trainer has ended with {code}; it is started again")
-            end = time.monotonic() + AGAIN * self.run.pace
+            self._log(f"the trainer has ended with {code}; it is started again")
+            end = time.monotonic() + PAUSE * self.run.pace
             while time.monotonic() < end:
-                self._look()
+                self._check()
                 time.sleep(self._pause)
 
     def _train(self, folder):
@@ -217,13 +217,13 @@ class Supervisor:
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
             try:
-                self._look()
+                self._check()
                 if not self._is_complete():
                     raise End(runs.PREEMPTED, "a host is lost")
                 time.sleep(self._pause)
             except End as end:
                 if end.args[0] == runs.DEADLINE:
-                    self._say("the deadline has passed; the trainer saves")
+                    self._log("the deadline has passed; the trainer saves")
                     self._trainer.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._trainer.wait(SAVE * self.run.pace)
@@ -232,7 +232,7 @@ class Supervisor:
         code = _code(self._trainer)
         _kill(self._trainer)  # its remaining processes
         self._trainer = None
-        if code and not self._is_complete(asks=True):
+        if code and not self._is_complete(with_servers=True):
             raise End(runs.PREEMPTED, f"a host is lost, the trainer has ended with {code}")
         if code in (0, runs.BAD_INPUT, runs.FAULT, runs.PREEMPTED):
             raise End(code, "the trainer has ended" if code else "the last step is reached")

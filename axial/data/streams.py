@@ -236,8 +236,8 @@ def name_damaged_records(data_dir, split):
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        if len(said := str(error).split(_MARK)) > 2:
-            raise InputError(said[1]) from None
+        if len(message := str(error).split(_MARK)) > 2:
+            raise InputError(message[1]) from None
         if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
             check_records(data_dir, split)
         raise

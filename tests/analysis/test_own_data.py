@@ -29,7 +29,7 @@ def test_photos_of_several_sizes_with_objects_of_one_keep_their_scale():
     sizes = [(256, 256), (520, 696), (1024, 1024)] * 100
     advice = advise([check(sizes, lambda i: 15 + i % 3)], ["train", "val"])
     assert advice.bindings["PHOTO_SCALE"] == 1.5 == own_data.OBJECT / 16 and advice.crop == (193, 193)
-    assert advice.steps == 1500 == own_data.SEEN * 300 / own_data.BATCH
+    assert advice.steps == 1500 == own_data.EPOCHS * 300 / own_data.BATCH
 
 
 @pytest.mark.parametrize(
