@@ -69,9 +69,7 @@ def advise(checks, names):
         scale = float(f"{min(max(OBJECT / np.median(objects), 0.1), 2.0):.2g}")
         bindings |= {"PHOTO_SCALE": scale, "CROP": CROP, "CANVAS": TILE}
         crop = CROP
-        why = (
-            f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all photos get one scale"
-        )
+        why = f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all get one scale"
     else:
         crop = bindings["CANVAS"] = _canvas(check)
         small = f", on which small objects have {SMALL} pixels if there is room" if objects else ""

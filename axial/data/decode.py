@@ -136,9 +136,7 @@ def _gif(encoded):
         return offset + tf.where(extension, 2, 1 + head[0]), extension | (skipping & (head[0] > 0)), flag
 
     size, table = tf.strings.length(encoded), _bytes(encoded, 10, 1)[0]
-    start = 13 + tf.where(
-        table >= 128, tf.bitwise.left_shift(6, table & 7), 0
-    )  # the colour table has 3 x 2^(n + 1) bytes
+    start = 13 + tf.where(table >= 128, tf.bitwise.left_shift(6, table & 7), 0)  # the palette has 3 x 2^(n + 1) bytes
     picture, _, flag = tf.while_loop(
         lambda offset, skipping, _: (offset < size) & (skipping | (_bytes(encoded, offset, 1)[0] != 0x2C)),
         step,

@@ -1,4 +1,4 @@
-"""The check of a converted data set finds each fault that a test puts into it."""
+"""The check of a converted data set finds the faults that a test puts into it."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, Fa
 
 
 def record(name, ids, segments, photo=None, **changes):
-    """A serialised record; segments are rows of (id, class, crowd)."""
+    """A serialised record of ids, int [h, w], with segments as rows (id, class, crowd) and, if given, a photo."""
     encoded = io.BytesIO()
     if photo is None:
         seed = sum(map(ord, name))
@@ -40,6 +40,7 @@ def record(name, ids, segments, photo=None, **changes):
 
 
 def write(folder, split, records, spec=SPEC):
+    """Writes a split of one shard with these serialised records, and its manifest."""
     name = tfrecord.shard_name(split, 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     size = (folder / name).stat().st_size

@@ -1,4 +1,4 @@
-"""What a data set's photos and objects say of its training: steps, canvas or scale, splits, and a command that runs."""
+"""Advice for a data set: steps, canvas or scale, splits, and a command that runs."""
 
 import shlex
 import types
@@ -14,7 +14,7 @@ from axial.statements import read_recipe
 
 
 def check(sizes, side, split="train"):
-    """A `SplitCheck` of photos of given sizes, each with four objects whose sides are a function of its number."""
+    """A `SplitCheck` of photos with the given sizes; photo i has four objects of side `side(i)`, or none."""
     objects = [np.full(4, side(i)) if side else np.zeros(0) for i in range(len(sizes))]
     return types.SimpleNamespace(split=split, photos=len(sizes), sizes=sizes, objects=objects)
 
@@ -35,11 +35,11 @@ def test_photos_of_several_sizes_with_objects_of_one_keep_their_scale():
 @pytest.mark.parametrize(
     "sizes,side,canvas",
     [
-        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # large objects: the smallest canvas
-        ([(480, 640)] * 50, lambda i: 25, (305, 417)),  # 16 of 25 pixels are left of an object
+        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # large objects get the smallest canvas
+        ([(480, 640)] * 50, lambda i: 25, (305, 417)),  # an object shrinks from 25 to 16 pixels
         ([(480, 640)] * 50, None, (193, 257)),  # no things
-        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # never larger than the photos, but for the least side
-        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # both differ
+        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # no larger than the photos, except for the smallest side
+        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # objects differ in size too
     ],
 )
 def test_other_photos_are_fitted_to_a_canvas(sizes, side, canvas):

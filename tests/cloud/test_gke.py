@@ -1,4 +1,4 @@
-"""The JobSet that axial writes: held to JobSet's own definition, and to Kubernetes' of a Job."""
+"""The JobSet that axial writes, validated against JobSet's own definition and Kubernetes' Job."""
 
 import dataclasses
 import gzip
@@ -37,7 +37,7 @@ def body(**more):
 
 @pytest.fixture(scope="module")
 def definition():
-    """A validator of a JobSet."""
+    """Validator of a JobSet."""
     jsonschema = pytest.importorskip("jsonschema")
     text = gzip.decompress(CRD.read_bytes())
     assert hashlib.sha256(text).hexdigest() == CRD_SHA256
@@ -48,7 +48,7 @@ def definition():
 
 
 def closed(schema):
-    """A structural schema that refuses a field that it does not name, as the API server does."""
+    """Makes a structural schema refuse unknown fields, as the API server does."""
     if isinstance(schema, list):
         return [closed(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -93,7 +93,7 @@ def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
     pod_rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     if "DisruptionTarget" in said:
         assert pod_rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    elif "exit code" in said:  # the rule that the message names is the first with the code
+    elif "exit code" in said:  # the message names the first rule with this code
         code, index = map(int, re.search(r"code (\d+) .* (\d)$", said).groups())
         exits = [rule.get("onExitCodes", {"values": []}) for rule in pod_rules]
         assert [code in values["values"] for values in exits].index(True) == index
@@ -133,7 +133,7 @@ def test_what_a_pod_gets():
     assert made["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == str(job["activeDeadlineSeconds"])
 
 
-# What kubectl and the API server say: kubernetes' staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and
+# Messages of kubectl and the API server: kubernetes' staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and
 # pkg/explain/v2 (95f0849), staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go.
 REFUSALS = {
     '(AlreadyExists): error when creating "x"': "--name=run: is in use; axial-tpu delete --engine=gke --name=run frees",

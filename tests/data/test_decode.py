@@ -1,4 +1,4 @@
-"""Photos as TensorFlow decodes and turns them, against Pillow, which reads them for axial-predict."""
+"""TensorFlow decodes and turns photos exactly like Pillow, which reads them for axial-predict."""
 
 import functools
 import pathlib
@@ -27,30 +27,30 @@ def expected(data, levels=images.DEPTH):
 
 
 def png_with(chunks, before=b"IDAT"):
-    """A PNG with further chunks before one of its own, or at its end."""
+    """A PNG with additional chunks before one of its own, or at its end."""
     data = encoded(picture("RGB"), "PNG")
     start = data.index(before) - 4
     return data[:start] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[start:]
 
 
 def jpeg_with(*segments):
-    """A JPEG with segments (marker's code, content) before its own."""
+    """A JPEG with additional segments (marker code, content) before its own."""
     data = encoded(picture("RGB"), "JPEG")
     added = (bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body for code, body in segments)
     return data[:2] + b"".join(added) + data[2:]
 
 
 def webp_with(*chunks):
-    """A WebP with further chunks at its end."""
-    exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # which makes it an extended one
+    """A WebP with additional chunks at its end."""
+    exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # EXIF makes it an extended WebP
     body = exif[12 : exif.index(b"EXIF")]
-    body = body[:8] + bytes([0x0C]) + body[9:]  # it says that it has EXIF and XMP
+    body = body[:8] + bytes([0x0C]) + body[9:]  # flags: it has EXIF and XMP
     body += b"".join(name + struct.pack("<I", len(text)) + text + b"\0" * (len(text) % 2) for name, text in chunks)
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
 
 
 def more_photos():
-    """dict from descriptions to files of kinds that `samples` does not have."""
+    """dict from descriptions to files of kinds that `samples` lacks."""
     colours, size = picture("RGB", (61, 40)), (61, 40)
     alpha = colours.copy()
     alpha.putalpha(Image.linear_gradient("L").resize(size))
@@ -85,7 +85,7 @@ def more_photos():
 
 @pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
 def test_each_value_equals_pillows():
-    """Of all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
+    """For all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
     refused = []
     for name, data in {**samples(), **more_photos()}.items():
         try:
@@ -136,12 +136,12 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
 # === Orientation ===
 
 
-# struct's letters of the types of TIFF.
+# Format letters of struct, by TIFF type.
 KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
 
 
 def block(way, order="<", kind=3):
-    """An EXIF block whose tag has a type of `KINDS`, as SHORT."""
+    """An EXIF block whose orientation tag has a type of `KINDS`, by default SHORT."""
     value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
     far = value[4:] and value
     head = b"II*\0" if order == "<" else b"MM\0*"
@@ -151,7 +151,7 @@ def block(way, order="<", kind=3):
 
 
 def placed(way):
-    """dict from descriptions to files that say their orientation in one place."""
+    """dict from descriptions to files with the orientation in one place."""
     return {
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),

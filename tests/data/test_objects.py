@@ -1,4 +1,4 @@
-"""What the objects of a training looked like, against the label images that the records were converted from."""
+"""Measured objects of a training, against the label images of the conversion."""
 
 import os
 

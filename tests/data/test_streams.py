@@ -1,4 +1,4 @@
-"""The order of training records: mixed as by a uniform shuffle, seen equally often by several hosts, resumable."""
+"""The order of training records: as mixed as by a uniform shuffle, equally often on several hosts, resumable."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from axial.data.streams import Stream, evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class is in an eighth of a shard; ImageNet's are each in one
+CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class fills an eighth of a shard; each of ImageNet's is in one shard
 BATCH = 256
 
 
 def stream(folder, *, batch, hosts=1, host=0, seed=0, first_step=0, shuffle=1024):
-    """The training stream of a host as a dataset of {'id', 'class'}, with a replica on each host."""
+    """Training stream of a host, with one replica on each host: a dataset of {'id', 'class'}."""
     spec = tfrecord.read_manifest(str(folder), "train")["spec"]
     host_stream = Stream(batch, seed, first_step, tf.distribute.InputContext(hosts, host, hosts))
     return training_stream(str(folder), "train", spec, label_of, stream=host_stream, shuffle=shuffle, labels="class")
 
 
 def ids(folder, steps, **options):
-    """The ids of the first batches of a host, int [steps, n]."""
+    """int [steps, n]: ids of a host's first batches."""
     return np.array([batch["id"] for batch in stream(folder, **options).take(steps).as_numpy_iterator()])
 
 
@@ -34,7 +34,7 @@ def ids(folder, steps, **options):
 
 @pytest.fixture(scope="module")
 def sorted_dir(tmp_path_factory):
-    """A data set in the order of its classes."""
+    """A data set whose items are ordered by class."""
     folder = tmp_path_factory.mktemp("sorted")
     convert_labels(folder, np.repeat(np.arange(CLASSES), OF_CLASS), SHARDS)
     return folder
@@ -94,7 +94,7 @@ def test_more_hosts_than_records_are_refused(tmp_path):
 
 @pytest.fixture
 def older_dir(tmp_path):
-    """A data set as older versions wrote it: in the order of its items, without the manifest's field."""
+    """A data set as written by older versions: in item order, and without 'permutation' in the manifest."""
     convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5, permutation=None)
     path = tmp_path / "older" / "train.json"
     manifest = json.loads(path.read_text())
@@ -104,7 +104,7 @@ def older_dir(tmp_path):
 
 
 def older_stream(folder, seed, shuffle):
-    """The records of a host alone, in the order that older versions read them."""
+    """Records of a single host, in the order of older versions."""
     files = [os.path.join(folder, name) for name, *_ in tfrecord.read_manifest(folder, "train")["shards"]]
 
     def epoch_records(epoch):
@@ -131,12 +131,12 @@ def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
 
     line = said(older_dir, shuffle=8)
     assert line.count("\n") == 1 and "'train' has the order that an older version wrote: neighbours may be" in line
-    assert not said(older_dir, shuffle=80)  # the buffer mixes all of them
+    assert not said(older_dir, shuffle=80)  # the buffer holds all records
     assert not said(sorted_dir, shuffle=8)
 
 
 def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
-    """A shard that is missing is written again as it was, and so is what a killed conversion left."""
+    """A missing shard is rewritten as before, and so are the remains of a killed conversion."""
     folder = pathlib.Path(older_dir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
     for begun in (False, True):

@@ -1,4 +1,4 @@
-"""Sentence pairs: what conversion refuses and leaves out, and batches that are static, complete and resumable."""
+"""Sentence pairs: refused and omitted lines, and batches that are static, complete and resumable."""
 
 import os
 
@@ -34,7 +34,7 @@ def evaluated(folder, split, length, reverse=False, **options):
 
 
 def sentences(batch, lengths=LENGTHS):
-    """The (source, target) ids of a batch, without padding."""
+    """(source ids, target ids) of each pair in a batch, without padding."""
     length = lengths[batch["bucket"][0]]
     sides = (feed.unfolded(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
@@ -79,7 +79,7 @@ def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):
 
 
 def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):
-    """A folder that kept it would refuse the right one."""
+    """If the folder kept it, it would refuse the right one."""
     picture, stored = tmp_path / "picture.png", tmp_path / "data" / text.VOCABULARY
     picture.write_bytes(b"a picture")
     with pytest.raises(InputError, match="--vocabulary=.*picture.png: not a SentencePiece model"):
@@ -166,7 +166,7 @@ def test_a_resumed_stream_goes_on(texts_dir):
 
 
 def test_replicas_and_hosts_share_the_steps(texts_dir):
-    """Four replicas on two hosts see the batches of one host with four replicas."""
+    """Four replicas on two hosts get the same batches as four replicas on one host."""
 
     def host(number, hosts):
         context = tf.distribute.InputContext(hosts, number, 4)

@@ -1,4 +1,4 @@
-"""BLEU: sacrebleu's own commands' values, and tokenised BLEU as papers compute it."""
+"""BLEU equals sacrebleu's commands, and tokenised BLEU the papers' definition."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""On random photos the metrics equal the official tools or a definition, and depend on nothing but the photos."""
+"""On random photos, metrics equal the official tools or a definition, whatever the order and the shards."""
 
 import contextlib
 import copy
@@ -31,7 +31,7 @@ LONG = [60, pytest.param(3000, marks=pytest.mark.slow)]
 
 
 class Photo(typing.NamedTuple):
-    """Truth and prediction of a photo: maps (0 without a label, i + 1 for segment i) and the segments' classes."""
+    """Ground truth and prediction of a photo: maps (0 unlabelled, i + 1 for segment i) and classes of the segments."""
 
     truth: np.ndarray
     classes: list
@@ -43,7 +43,7 @@ class Photo(typing.NamedTuple):
 
 @st.composite
 def painted(draw, canvas, first):
-    """The map with up to six rectangles painted over it, numbered from `first`. Some have one pixel."""
+    """The map with up to six rectangles painted on it, numbered from `first`. Some have one pixel."""
     canvas = canvas.copy()
     for number in range(first, first + draw(st.integers(0, 6))):
         (top, bottom), (left, right) = (sorted(draw(st.tuples(*[st.integers(0, s - 1)] * 2))) for s in canvas.shape)
@@ -52,7 +52,7 @@ def painted(draw, canvas, first):
 
 
 def numbered(canvas):
-    """The map with its labels numbered from 1 without gaps, and the old label of each. 0 stays 0."""
+    """The map with labels renumbered from 1 without gaps, and the old label of each. 0 stays 0."""
     old, new = np.unique(np.append(0, canvas), return_inverse=True)
     return new[1:].reshape(canvas.shape), old[1:]
 
@@ -63,7 +63,7 @@ def several(values, count):
 
 @st.composite
 def photos(draw):
-    """Photos of 1 to 40 pixels a side, with crowds and void. Some have no segment. Predictions are partly right."""
+    """Photos of 1 to 40 pixels a side, with crowds and void, some without segments. Predictions are partly right."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     kinds = st.integers(0, SPEC.num_classes - 1)
@@ -78,7 +78,7 @@ def photos(draw):
 
 @st.composite
 def semantic_maps(draw):
-    """Class indices of Cityscapes, truth and prediction, each int [h, w], with pixels of no class."""
+    """(ground truth, prediction), int [h, w] each: class indices of Cityscapes, with void pixels."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     predicted = draw(painted(draw(st.sampled_from([truth, np.zeros_like(truth)])), len(labels) + 1))
@@ -123,7 +123,7 @@ def mean_iou(pairs):
 
 
 def official_counts(folder, samples):
-    """[iou, tp, fp, fn] of each class, by cityscapesscripts from PNGs. It has panopticapi's rule."""
+    """[iou, tp, fp, fn] of each class, and mean qualities, by cityscapesscripts from PNGs, with panopticapi's rule."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     pairs = []
     for number, photo in enumerate(samples):
@@ -155,7 +155,7 @@ def official_counts(folder, samples):
 
 
 def annotations_of(segments, classes, number):
-    """Entries of COCO's instance JSON for the things of a map."""
+    """COCO's annotations for the things of a map: yields (segment index, entry)."""
     for i, category in enumerate(classes):
         if SPEC.things[category]:
             mask = np.asfortranarray(segments == i + 1, np.uint8)
@@ -165,7 +165,7 @@ def annotations_of(segments, classes, number):
 
 
 def official_ap(path, samples):
-    """The six APs of pycocotools, which reads the truth from a JSON file and the results from COCO's list."""
+    """pycocotools' six APs, with the ground truth from a JSON file and the results from a list."""
     truth, predicted = [], []
     for number, photo in enumerate(samples):
         for i, entry in annotations_of(photo.truth, photo.classes, number):
@@ -275,7 +275,7 @@ def test_miou_is_cityscapesscripts(tmp_path, examples):
 @RUNS
 @given(SETS, st.data())
 def test_order_and_shards_of_photos_change_nothing(samples, data):
-    """To the last bit. Shards travel as JSON. Photos keep their numbers, by which AP ranks equal scores."""
+    """Equal to the last bit. Shards travel as JSON. Photos keep their numbers, which rank equal scores in AP."""
     samples = 3 * samples  # enough matches for a rounded sum to depend on their order
     order = data.draw(st.permutations(list(enumerate(samples))))
     shards = data.draw(several(st.integers(0, 2), len(order)))
@@ -287,7 +287,7 @@ def test_order_and_shards_of_photos_change_nothing(samples, data):
 
 
 def parts(items, shards):
-    """The items of each of three shards. A shard may be empty."""
+    """Items of each of three shards, which may be empty."""
     return [[item for item, shard in zip(items, shards) if shard == number] for number in range(3)]
 
 

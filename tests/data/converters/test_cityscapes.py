@@ -85,12 +85,9 @@ def test_segments_are_those_of_cityscapesscripts(tmp_path):
         png = np.asarray(Image.open(work / "cityscapes_panoptic_val" / annotation["file_name"]))
         np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), decode_rgb(png))
         segments = sorted(annotation["segments_info"], key=lambda segment: segment["id"])
-        columns = [
-            [segment["id"] for segment in segments],
-            [CITYSCAPES.class_of_category[segment["category_id"]] for segment in segments],
-            [segment["iscrowd"] for segment in segments],
-        ]
-        assert [record[f"segment/{key}"].numpy().tolist() for key in ("id", "class", "crowd")] == columns
+        rows = [(s["id"], CITYSCAPES.class_of_category[s["category_id"]], s["iscrowd"]) for s in segments]
+        columns = (record[f"segment/{key}"].numpy().tolist() for key in ("id", "class", "crowd"))
+        assert list(zip(*columns)) == rows
         areas = np.bincount(segment_map(record).numpy().ravel(), minlength=len(segments) + 1)[1:]
         assert areas.tolist() == [segment["area"] for segment in segments]
 

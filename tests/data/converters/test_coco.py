@@ -1,4 +1,4 @@
-"""Conversion of COCO's layout to TFRecords: what the records have, and the messages for wrong input."""
+"""Conversion of COCO's layout to TFRecords: contents of the records, and messages for wrong input."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ GRASS, PERSON, SKY = 193, 1, 187
 
 @pytest.fixture
 def folder(tmp_path):
-    """One photo of the sky."""
+    """Folder with one photo of the sky."""
     folder = CocoFolder(tmp_path / "coco")
     folder.add(1, stripes(20, 40, [5]), {5: SKY})
     return folder
@@ -44,7 +44,7 @@ def test_ids_beyond_255_crowds_and_void(tmp_path):
 
 @pytest.mark.parametrize("ignored", [None, SKY])
 def test_segments_keep_the_order_of_the_json(ignored):
-    """So does a spec that ignores one of them. The map numbers them in this order."""
+    """Also if the spec ignores a segment. The segment map numbers them in this order."""
     rows = [row for row in zip(COCO.class_names, COCO.category_ids, COCO.things) if row[1] != ignored]
     fields = dict(zip(("class_names", "category_ids", "things"), zip(*rows)))
     spec = dataclasses.replace(COCO, name="less", **fields, ignored_ids=(ignored,)) if ignored else COCO
@@ -121,11 +121,11 @@ FLAT = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things)
         ({"id": 1, "name": "weed", "isthing": 0}, r"category 1 is .weed. \(stuff\), .*calls it .person. \(thing\)"),
         ({"id": SKY, "isthing": 1}, r"category 187 is None \(thing\)"),
         ({"id": SKY, "name": "Sky_other merged", "isthing": False}, None),
-        ({"id": 12, "name": "street sign", "isthing": 1}, None),  # of COCO's gaps, which no annotation has
+        ({"id": 12, "name": "street sign", "isthing": 1}, None),  # a gap in COCO's ids, which no annotation uses
     ],
 )
 def test_categories_that_are_not_the_specs_are_named(folder, category, words):
-    """Those that say the same as the spec, or nothing, are taken. A spec without things merges them."""
+    """Categories that agree with the spec or leave fields out are accepted. A spec without things merges them."""
     folder.content["categories"] = [category]
     folder.write()
     if words is None:

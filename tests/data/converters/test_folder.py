@@ -40,7 +40,7 @@ CLASSES = [0, 1, 1, 1, 2]
 
 
 class Folder:
-    """One split with one photo of `COLUMNS`."""
+    """A split with one photo whose columns are `COLUMNS`."""
 
     def __init__(self, root, *layers, spec=SPEC):
         self.split, self.spec = root / "train", spec

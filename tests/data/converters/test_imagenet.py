@@ -1,4 +1,4 @@
-"""Conversion of folders of folders."""
+"""Conversion of class folders."""
 
 import shutil
 
@@ -16,7 +16,7 @@ NAMES = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "
 
 
 def save(path, number, **options):
-    """A photo of one colour, which `number` decides."""
+    """Writes a photo of one colour, chosen by `number`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"format": "JPEG", "quality": 95, **options}
     Image.new("RGB", (24, 16), (40 * number, 90, 20)).convert(options.pop("mode", "RGB")).save(path, **options)
@@ -24,7 +24,7 @@ def save(path, number, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two photos of each class for training, and one of each for validation, in one folder with a list."""
+    """Two training photos of each class, and one validation photo of each in a flat folder with a list."""
     root = tmp_path / "imagenet"
     for number, name in enumerate(CLASSES):
         for photo in range(2):

@@ -1,4 +1,4 @@
-"""The layout of the 2018 Data Science Bowl, and the sample of it that ships with axial."""
+"""The layout of the 2018 Data Science Bowl, and the sample that ships with axial."""
 
 import pathlib
 import shutil
@@ -36,13 +36,13 @@ def nuclei():
 
 
 def fluorescence():
-    """uint8 [h, w]: bright nuclei on a dark ground."""
+    """uint8 [h, w]: bright nuclei on a dark background."""
     noise = np.random.default_rng(0).integers(0, 20, SIZE)
     return (noise + np.where(nuclei() > 0, 120, 5)).astype(np.uint8)
 
 
 class Release:
-    """A folder in the release's layout, with a photo of `nuclei`."""
+    """A folder in the release's layout, with a photo of `nuclei()`."""
 
     def __init__(self, root, identity="f00d", split="stage1_train"):
         self.root, self.split, self.identity = root, split, identity
@@ -68,7 +68,7 @@ class Release:
 
 
 def numbers_of(record):
-    """int [h, w]: the numbers of a record's nuclei, 0 for background."""
+    """int [h, w]: numbers of a record's nuclei, 0 for background."""
     classes = np.concatenate([[NUCLEI.ignore], record["segment/class"]])
     ids = np.concatenate([[0], record["segment/id"]])
     index = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
@@ -95,7 +95,7 @@ PHOTOS = {
 
 @pytest.mark.parametrize("name", PHOTOS)
 def test_training_prediction_and_the_layout_of_folders_see_the_same(tmp_path, name):
-    """The photos, and the labels: nuclei are numbered and keep their holes and pieces."""
+    """Same photos and same labels: nuclei are numbered, and keep their holes and pieces."""
     suffix, data, levels = PHOTOS[name]
     release = Release(tmp_path / "release")
     (release.photos / "f00d.png").unlink()
@@ -157,7 +157,7 @@ def no_masks(release):
 
 
 def tiff(data):
-    """Damage: a TIFF in the place of the photo."""
+    """Damage: replaces the photo by a TIFF."""
 
     def damage(release):
         photo(release).unlink()

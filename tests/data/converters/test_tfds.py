@@ -1,4 +1,4 @@
-"""Data sets that tensorflow-datasets has prepared give the records of their own files."""
+"""Data sets prepared by tensorflow-datasets give the same records as their own files."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.data.conversion import convert
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):
-    """The published builder, on the validation split of the sample in place of a download."""
+    """The published builder, reading the sample's validation split instead of a download."""
 
     name = "coco"
 
