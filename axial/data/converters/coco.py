@@ -104,7 +104,7 @@ def panoptic_items(path, photos, labels, spec):
         spec: `DatasetSpec`; segments with its ignored_ids are dropped.
 
     Returns:
-        dict from the JSON's image id to the item. If the ids are text, an item's own id is its position. And the bytes.
+        dict from the JSON's image ids to items, and the bytes. If the ids are text, an item's own id is its position.
 
     Raises:
         InputError: an annotation has no image; a photo or PNG is missing; see also `panoptic_content`.
