@@ -1,9 +1,10 @@
 """Published figures of Google's TPUs.
 
 From https://cloud.google.com/tpu/docs/v3 and its pages for v4, v5e, v5p and v6e, read in November 2026. The clock is
-not published: it is the peak of a chip divided by its products a cycle (the number and size of matrix units there). The
-page of v6e names two units of 256x256, with which its peak would need 3.5 GHz. libtpu's cost model gives a v6e 3.4
-times as many products a cycle as a v5e for a product of 8192x8192 matrices. So four units' worth is assumed here.
+not published. It is the peak of a chip divided by its products a cycle, from the published number and size of its
+matrix units. The page of v6e names two units of 256x256, which would need 3.5 GHz for its peak. For a product of
+8192x8192 matrices, libtpu's cost model gives a v6e 3.4 times as many products a cycle as a v5e. So this file assumes
+four units.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ class Chip:
 
     Attributes:
         peak: floating-point operations a second in bfloat16.
-        products: multiply-adds a cycle, of all its matrix units. Two cores share them, and the memory, on a v3.
-        memory: bytes a second to and from its memory.
+        products: multiply-adds a cycle, of all its matrix units. On a v3, two cores share them and the memory.
+        memory: bytes a second between the chip and its memory.
     """
 
     peak: float
@@ -44,14 +45,14 @@ CHIPS = {
 
 
 def replicas_of(slice_name, partitions=1):
-    """Number of replicas on a slice like 'v5e:4x4'.
+    """Number of replicas on a slice such as 'v5e:4x4'.
 
     Args:
         slice_name: generation and shape.
-        partitions: devices that share a replica; see `TrainingConfig`.
+        partitions: cores per replica; see `TrainingConfig`.
 
     Raises:
-        InputError: the name is not a slice, or its devices cannot be shared so.
+        InputError: the name is not a slice, or its devices cannot be divided by `partitions`.
     """
     generation, _, shape = slice_name.partition(":")
     sides = shape.split("x")
@@ -61,7 +62,7 @@ def replicas_of(slice_name, partitions=1):
             f"{', '.join(GENERATIONS)}"
         )
     if not all(side.isdigit() and int(side) for side in sides):
-        raise InputError(f"--slice={slice_name}: wants a shape after the name, like 'v5e:4x4'")
+        raise InputError(f"--slice={slice_name}: expected a shape after the name, as in 'v5e:4x4'")
     devices = math.prod(map(int, sides)) * (2 if generation in ("v2", "v3") else 1)
     if devices % partitions:
         raise InputError(f"TrainingConfig.partitions = {partitions}: {slice_name} has {devices} devices")

@@ -1,4 +1,4 @@
-"""The package's exceptions, suggestions for misspelled names, and commands that install what is missing."""
+"""The package's exceptions, suggestions for misspelled names, and commands that install missing packages."""
 
 import difflib
 import importlib.metadata
@@ -10,23 +10,23 @@ import unicodedata
 
 from packaging.requirements import Requirement
 
-DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is a package of somebody else
-LONGEST = 4000  # characters of a message
-# What a name is that Python cannot encode. Where the locale has few letters, these are most names.
+DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is somebody else's package
+LONGEST = 4000  # most characters of a message
+# Describes a name that Python cannot encode. In a locale with few letters, these are most names.
 NOT_UTF8 = "not UTF-8" if sys.getfilesystemencoding() == "utf-8" else "not of the locale's letters; set PYTHONUTF8=1"
 
 
 class InputError(ValueError):
-    """Something that the user gave is wrong. The message names it and says what was expected.
+    """The user gave wrong input. The message names it and says what was expected.
 
     A command prints the message as one line and exits with 2.
     """
 
-    _keras_call_info_injected = True  # so that Keras adds no lines to what a layer's call raises
-    __init__ = Exception.__init__  # AutoGraph raises an error again as its own type only with this constructor
+    _keras_call_info_injected = True  # so that Keras adds no lines to errors of a layer's call
+    __init__ = Exception.__init__  # AutoGraph re-raises an error with its type only if it has this constructor
 
     def __str__(self):
-        """The message, `bounded`. AutoGraph puts the lines of code before it that led there."""
+        """The message, `bounded`. AutoGraph's lines of code before it are removed."""
         message = super().__str__()
         if message.startswith("in user code:"):
             message = message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
@@ -34,50 +34,50 @@ class InputError(ValueError):
 
 
 def bounded(message):
-    """A message without the ends of long words, and without its middle if it is long. The names of all models fit."""
+    """Shortens long words and long messages, which lose their middle. The names of all models fit."""
     message = re.sub(r"(\S{500})\S+", r"\1...", message)
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1000]} ... {message[-900:]}"
 
 
-def nearest(name, known):
-    """' (did you mean ...?)' for the nearest of the `known` names, or '' if none is near.
+def nearest(name, candidates):
+    """' (did you mean ...?)' with the nearest of the candidate names, or '' if none is near.
 
-    Names that look alike have several forms in Unicode: "\\xe9" is "e\\u0301" too. Of such a pair escapes are shown.
-    A name with a backslash is of a system where that separates folders.
+    Unicode can write the same letter in several ways: "\\xe9" and "e\\u0301". Such a pair is shown with escapes.
+    A name with a backslash comes from a system on which it separates folders.
     """
-    name, known = str(name)[:LONGEST], [str(k) for k in known]
+    name, candidates = str(name)[:LONGEST], [str(k) for k in candidates]
     if "\\" in name:
         return " (a backslash separates no folders here; write /)"
     form = unicodedata.normalize("NFC", name)
-    for other in known:
+    for other in candidates:
         if other != name and unicodedata.normalize("NFC", other) == form:
             return f" (did you mean {other!a}? {name!a} looks alike and is another name)"
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def pip_install(extra):
     """The command that installs the packages of an extra of setup.py.
 
-    It names these packages, not axial: axial is on no index, so a package of its name there would be a stranger's.
+    It names these packages, not axial: axial is not on PyPI, so a package of that name would be a stranger's.
     """
     try:
-        found = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # sources that nobody has installed
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # sources that are not installed
         return f"pip install '.[{extra}]' in axial's checkout"
-    wanted = [r for r in map(Requirement, found) if f'extra == "{extra}"' in str(r.marker)]
-    return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in wanted)])
+    selected = [r for r in map(Requirement, requirements) if f'extra == "{extra}"' in str(r.marker)]
+    return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in selected)])
 
 
 def check_installed(what, extra, *packages):
-    """Raises InputError, which begins with `what`, unless packages of an extra are there. Imports none of them."""
+    """Raises InputError, which begins with `what`, unless an extra's packages exist. Imports none of them."""
     missing = [name for name in packages if sys.modules.get(name) is None and importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{what} {pip_install(extra)} (there is no {', '.join(missing)})")
 
 
 def check_docstrings():
-    """Raises InputError under `python -OO`, under which TensorFlow cannot be imported."""
+    """Raises InputError under `python -OO`, with which TensorFlow cannot be imported."""
     if sys.flags.optimize > 1:
         raise InputError(
             "python -OO (PYTHONOPTIMIZE=2) leaves out docstrings, which TensorFlow reads: use -O, or neither"
@@ -89,4 +89,4 @@ class Preempted(Exception):
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or gradient is not finite. The message names the first such tensors."""
+    """A loss or gradient is not finite. The message names the first tensors that are not."""

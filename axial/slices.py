@@ -1,11 +1,11 @@
-"""TPU slices, as users of Cloud TPU name them, and the software that they boot.
+"""TPU slices, named as on Cloud TPU, and the software that they boot.
 
-A *slice* is what is rented: chips of one generation, their hosts, and the network between the chips.
+A *slice* is the unit that is rented: chips of one generation, their hosts, and the network between the chips.
 
-Sources, of https://docs.cloud.google.com unless named:
-- Topologies and hosts: /tpu/docs/v2 to /tpu/docs/v6e, each with its table of configurations, and
+Sources, at https://docs.cloud.google.com unless another address is given:
+- Topologies and hosts: /tpu/docs/v2 to /tpu/docs/v6e, each with a table of configurations, and
   /tpu/docs/supported-tpu-configurations.
-- Numbers in names: TensorCores for v2, v3, v4 and v5p, chips for v5e and v6e, the same pages.
+- Numbers in names: TensorCores for v2, v3, v4 and v5p, chips for v5e and v6e; same pages.
 - Labels of GKE: /kubernetes-engine/docs/concepts/plan-tpus, and https://github.com/AI-Hypercomputer/xpk,
   system_characteristics.py.
 - TPU software versions: `RUNTIMES_PAGE`.
@@ -20,18 +20,18 @@ from axial.errors import InputError, nearest
 
 RUNTIMES_PAGE = "https://docs.cloud.google.com/tpu/docs/runtimes"
 NO_TENSORFLOW_PAGE = "https://docs.cloud.google.com/tpu/docs/tpu7x"
-# The newest TPU software version with TensorFlow that the page supports.
+# The newest supported TPU software version with TensorFlow, according to the page.
 TENSORFLOW_RUNTIME = "2.18.0"
 OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = (2, 18), (2, 20)
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What the slices of a TPU generation share.
+    """Properties of all slices of a TPU generation.
 
     Attributes:
-        cores: TensorCores of a chip that the number in a slice's name counts; 1 where it counts chips.
-        topologies: of its slices, with spaces between them.
+        cores: TensorCores of a chip if the number in a slice's name counts them; 1 if it counts chips.
+        topologies: topologies of its slices, separated by spaces.
         api: prefix of its accelerator types in the Cloud TPU API.
         base: TPU software version without a framework.
         gke: label cloud.google.com/gke-tpu-accelerator; '' if GKE does not have it.
@@ -66,11 +66,11 @@ class Slice:
     """A slice.
 
     Attributes:
-        name: like 'v5e-16'.
+        name: name such as 'v5e-16'.
         generation: key of `GENERATIONS`.
-        topology: chips along each axis of the torus, '4x4'.
-        chips, cores, hosts: how many; cores are TensorCores.
-        accelerator_type: its name in the Cloud TPU API, 'v5litepod-16'.
+        topology: chips along each axis of the torus, such as '4x4'.
+        chips, cores, hosts: numbers of chips, TensorCores and hosts.
+        accelerator_type: its name in the Cloud TPU API, such as 'v5litepod-16'.
     """
 
     name: str
@@ -108,13 +108,13 @@ SLICES = {
 
 
 def find_slice(name):
-    """A `Slice`.
+    """The `Slice` of a name.
 
     Args:
-        name: like 'v5e-16', 'v5litepod-16' or, with a topology, 'v5e-4x4'.
+        name: 'v5e-16', 'v5litepod-16' or, with a topology, 'v5e-4x4'.
 
     Raises:
-        InputError: no such slice, with the nearest name.
+        InputError: there is no such slice; the message suggests the nearest name.
 
     >>> find_slice("v5e-16").hosts, find_slice("v4-32").topology, find_slice("v5p-2x2x1").name
     (4, '2x2x4', 'v5p-8')
@@ -124,15 +124,15 @@ def find_slice(name):
     if re.match(r"(tpu|v)?[78]", generation):
         raise InputError(f"--slice={name}: TensorFlow on TPUs ends at v6e ({NO_TENSORFLOW_PAGE})")
     by_topology = [s for s in SLICES.values() if (s.generation, s.topology) == (generation, size)]
-    found = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
-    if found is None:
-        own = [s.name for s in SLICES.values() if s.generation == generation]
+    slice_ = by_topology[0] if by_topology else SLICES.get(f"{generation}-{size}")
+    if slice_ is None:
+        names = [s.name for s in SLICES.values() if s.generation == generation]
         near = nearest(f"{generation}-{size}", SLICES)
-        if own and size.isdigit():
-            best = min(own, key=lambda known: abs(int(known.rpartition("-")[2]) - int(size)))
+        if names and size.isdigit():
+            best = min(names, key=lambda candidate: abs(int(candidate.rpartition("-")[2]) - int(size)))
             near = f" (did you mean {best!r}?)"
-        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(own or _EXAMPLES)}")
-    return found
+        raise InputError(f"--slice={name}: no such slice{near}; for example {', '.join(names or _EXAMPLES)}")
+    return slice_
 
 
 # === Software ===
@@ -144,17 +144,17 @@ def tensorflow_of(runtime):
     >>> tensorflow_of("tpu-vm-tf-2.18.0-pod-pjrt"), tensorflow_of("v2-alpha-tpuv6e")
     ((2, 18, 0), None)
     """
-    found = re.match(r"tpu-vm-tf-(\d+)\.(\d+)\.(\d+)", runtime)
-    return tuple(map(int, found.groups())) if found else None
+    match = re.match(r"tpu-vm-tf-(\d+)\.(\d+)\.(\d+)", runtime)
+    return tuple(map(int, match.groups())) if match else None
 
 
 def default_runtime(slice_):
-    """TPU software version of a slice's VMs, with TensorFlow: the only documented one for several hosts."""
+    """TPU software version with TensorFlow for a slice's VMs: the only documented one for several hosts."""
     return f"tpu-vm-tf-{TENSORFLOW_RUNTIME}{'-pod' if slice_.hosts > 1 else ''}-pjrt"
 
 
 def supported_runtimes(slice_):
-    """TPU software versions that axial runs on: with TensorFlow, and without, where axial installs its own."""
+    """TPU software versions that axial supports: one with TensorFlow, and one on which axial installs its own."""
     return default_runtime(slice_), slice_.kind.base
 
 

@@ -20,16 +20,16 @@ from axial.errors import InputError
     ],
 )
 def test_slices_are_those_of_the_tables(name, topology, chips, hosts, accelerator):
-    found = slices.find_slice(name)
-    assert (found.topology, found.chips, found.hosts) == (topology, chips, hosts)
-    assert found.accelerator_type == accelerator
+    slice_ = slices.find_slice(name)
+    assert (slice_.topology, slice_.chips, slice_.hosts) == (topology, chips, hosts)
+    assert slice_.accelerator_type == accelerator
 
 
 def test_every_slice_is_consistent():
-    for name, found in slices.SLICES.items():
-        assert found.name == name and slices.find_slice(name) is found
-        assert math.prod(map(int, found.topology.split("x"))) == found.chips and found.chips % found.hosts == 0
-        assert slices.find_slice(f"{found.generation}-{found.topology}") is found
+    for name, slice_ in slices.SLICES.items():
+        assert slice_.name == name and slices.find_slice(name) is slice_
+        assert math.prod(map(int, slice_.topology.split("x"))) == slice_.chips and slice_.chips % slice_.hosts == 0
+        assert slices.find_slice(f"{slice_.generation}-{slice_.topology}") is slice_
 
 
 NEAREST = [("v6-16", "v6e-16"), ("v5e-17", "v5e-16")]

@@ -1,10 +1,10 @@
-"""Pictures of where the attention of a model looks from one pixel of a photo.
+"""Draws where a model's attention looks from one pixel of a photo.
 
-Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8), the mechanisms of the
-spatial-attention study (Zhu et al., ICCV 2019) by their terms, samples and kernels.
+Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8). The mechanisms of the
+spatial-attention study (Zhu et al., ICCV 2019) are drawn as terms, samples and kernels.
 
-The features that a layer takes are smaller than the photo. A pixel of them stands for a patch of the photo, and the
-pictures mark the middle of the patch.
+A layer's input has fewer pixels than the photo. A pixel of it stands for a patch of the photo, and the pictures mark
+the centre of the patch.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ TERM_NAMES = {
 }
 
 
-# === The layers of a model ===
+# === Layers ===
 
 
 def find_layers(model, block=None):
-    """{path: layer} of what a block attends with.
+    """{path: layer} of a block's attention layers.
 
     Args:
         model: a built model.
-        block: part of the layers' paths, such as 'stage4_block1'; by default that of the last layer.
+        block: component of the layers' paths, such as 'stage4_block1'; by default the last layer's block.
 
     Raises:
-        InputError: no layer has such a path, or the model does not attend at all.
+        InputError: no layer has such a path, or the model has no attention.
     """
     paths = {id(weight): name.rpartition("/")[0] for name, weight in weight_names(model).items()}
     layers = {paths[id(x.weights[0])]: x for x in model.submodules if isinstance(x, LAYERS)}
@@ -59,17 +59,17 @@ def find_layers(model, block=None):
 
 
 def block_of(path):
-    """Name of the block that the layer at a path is in, such as 'stage4_block1'."""
+    """Name of the block that contains the layer at a path, such as 'stage4_block1'."""
     return path.removeprefix("backbone/").split("/")[0]
 
 
 def layer_inputs(model, images, layers):
-    """What each of some layers takes while the model computes the images: list of tensors [N, h, w, C]."""
+    """Inputs of some layers when the model processes the images: list of tensors [N, h, w, C]."""
     inside = {id(layer) for layer in model.backbone.submodules}
     network = model.backbone if all(id(layer) in inside for layer in layers) else model
 
     @tf.function(autograph=False)
-    def run(images):  # a graph, because it leaves out all that comes after these layers
+    def run(images):  # a graph, which skips everything after these layers
         inputs = {}
         with contextlib.ExitStack() as stack:
             for layer in layers:
@@ -88,7 +88,7 @@ def _recorded(layer, inputs):
         inputs[id(layer)] = x
         return call(x, training=training)
 
-    layer.__dict__["call"] = record  # not setattr, with which Keras would track it
+    layer.__dict__["call"] = record  # not setattr, because Keras would track it
     try:
         yield
     finally:
@@ -98,34 +98,34 @@ def _recorded(layer, inputs):
 # === Weights ===
 
 
-def query_weights(layer, x, place):
-    """float32 [heads, Y, X]: the weights of one query of any layer that attends, over its keys; they sum to one.
+def query_weights(layer, x, pixel):
+    """float32 [heads, Y, X]: weights of one query over its keys, for any attention layer; they sum to one.
 
-    Only the logits of this query are made. Y x X is the whole map, or a column or a row of it.
+    Only this query's logits are computed. Y x X is the whole map, or a column or row of it.
 
     Args:
-        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or `GeneralizedAttention` of maps.
-        x: [1, H, W, C], what the layer takes.
-        place: (row, column) of the query.
+        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or a `GeneralizedAttention` of maps.
+        x: [1, H, W, C], the layer's input.
+        pixel: (row, column) of the query.
     """
     if isinstance(layer, GeneralizedAttention):
-        return layer.query_weights(x, place)[0]
-    row, column = place
-    part, index = {
+        return layer.query_weights(x, pixel)[0]
+    row, column = pixel
+    lines, index = {
         "height": (x[:, :, column : column + 1], row),
         "width": (x[:, row : row + 1], column),
         "square": (x, row * x.shape[2] + column),
     }[layer.spec.axis]
-    return _lines(layer, part, index)
+    return _lines(layer, lines, index)
 
 
-def line_weights(layer, x, place):
-    """float32 [heads, H, W]: the weights of a line of queries of axial attention, one query for each row or column.
+def line_weights(layer, x, pixel):
+    """float32 [heads, H, W]: weights of a line of axial queries, one for each row or column.
 
-    Of a layer along the height, the queries are the row of `place`, and a column of the map is what the query in it
-    weighs its column with. Of a layer along the width it is the other way round.
+    For a layer along the height, the queries are the row of `pixel`. A column of the map has the weights of the query
+    in that column. For a layer along the width, rows and columns are swapped.
     """
-    return _lines(layer, x, place[0] if layer.spec.axis == "height" else place[1])
+    return _lines(layer, x, pixel[0] if layer.spec.axis == "height" else pixel[1])
 
 
 def _lines(layer, x, index):
@@ -138,47 +138,47 @@ def _lines(layer, x, index):
     return layer.query_weights(x, index)[0]
 
 
-def term_maps(layer, x, place):
-    """{name: float32 [Y, X]}: the weights of a query by each term of the setting alone, and by all, mean of the heads.
+def term_maps(layer, x, pixel):
+    """{name: float32 [Y, X]}: a query's weights by each term of the attention type and by all; mean of the heads.
 
     Args:
         layer: a built `GeneralizedAttention` of maps.
-        x: [1, H, W, C], what the layer takes.
-        place: (row, column) of the query.
+        x: [1, H, W, C], the layer's input.
+        pixel: (row, column) of the query.
     """
-    own = [bits for bits in TERM_NAMES if int(bits, 2) & int(layer.setting, 2)]
-    maps = {TERM_NAMES[bits]: layer.query_weights(x, place, terms=bits) for bits in own}
-    maps[f"setting {layer.setting}"] = layer.query_weights(x, place)
+    term_bits = [bits for bits in TERM_NAMES if int(bits, 2) & int(layer.setting, 2)]
+    maps = {TERM_NAMES[bits]: layer.query_weights(x, pixel, terms=bits) for bits in term_bits}
+    maps[f"setting {layer.setting}"] = layer.query_weights(x, pixel)
     return {name: tf.reduce_mean(weights[0], 0).numpy() for name, weights in maps.items()}
 
 
-def sampling_points(layer, x, place):
+def sampling_points(layer, x, pixel):
     """(rows, columns, masks), float32 [K, O] each: where the taps of one output pixel sample the map.
 
     Args:
         layer: a built `DeformableConv`.
-        x: [1, H, W, C], what the layer takes.
-        place: (row, column) of the output pixel.
+        x: [1, H, W, C], the layer's input.
+        pixel: (row, column) of the output pixel.
     """
     offsets, masks = layer.offsets(x)
     sides = [layer.side] * 2
     rows, columns = positions(offsets, sides, layer.strides, dilation=layer.dilation, padding=layer.padding)
-    pixel = place[0] * offsets.shape[2] + place[1]
-    rows, columns = rows[0, pixel].numpy(), columns[0, pixel].numpy()
+    index = pixel[0] * offsets.shape[2] + pixel[1]
+    rows, columns = rows[0, index].numpy(), columns[0, index].numpy()
     if masks is None:
         return rows, columns, np.ones_like(rows)
-    return rows, columns, masks[0, place[0], place[1]].numpy().reshape(rows.shape[::-1]).T
+    return rows, columns, masks[0, pixel[0], pixel[1]].numpy().reshape(rows.shape[::-1]).T
 
 
-def query_kernels(layer, x, place):
-    """float32 [G, N, N]: the kernels of one query.
+def query_kernels(layer, x, pixel):
+    """float32 [G, N, N]: kernels of one query.
 
     Args:
         layer: a built `DynamicConv` of maps.
-        x: [1, H, W, C], what the layer takes.
-        place: (row, column) of the query.
+        x: [1, H, W, C], the layer's input.
+        pixel: (row, column) of the query.
     """
-    kernels = layer.query_kernels(x)[0, place[0], place[1]].numpy()
+    kernels = layer.query_kernels(x)[0, pixel[0], pixel[1]].numpy()
     return kernels.reshape(-1, layer.side, layer.side)
 
 
@@ -190,10 +190,10 @@ def draw_block(stem, model, layers, example, *, fractions):
 
     Args:
         stem: path that the names begin with.
-        model: the model of the layers.
-        layers: of `find_layers`.
-        example: of `Task.example`: the photo on its canvas, and how many rows and columns of it the photo fills.
-        fractions: (row, column) of the query, from 0 to 1 of the sides of the photo.
+        model: model that contains the layers.
+        layers: layers from `find_layers`.
+        example: result of `Task.example`: the photo on its canvas, and its valid size.
+        fractions: (row, column) of the query, as fractions of the photo's sides.
     """
     image, lines = example["image"], {}
     photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
@@ -205,7 +205,7 @@ def draw_block(stem, model, layers, example, *, fractions):
         if isinstance(layer, DeformableConv):
             output = tuple(i // layer.strides for i in pixel)
             tap = tuple(i * layer.strides for i in output)
-            draw_points(name, photo, sampling_points(layer, x, output), place=tap, size=size)
+            draw_points(name, photo, sampling_points(layer, x, output), pixel=tap, size=size)
         elif isinstance(layer, DynamicConv):
             draw_kernels(name, query_kernels(layer, x, pixel))
         elif isinstance(layer, GeneralizedAttention):
@@ -223,20 +223,20 @@ def draw_block(stem, model, layers, example, *, fractions):
         yield name
 
 
-def draw_maps(path, photo, maps, place):
-    """Draws weights over a photo, a picture for each map, with the query marked.
+def draw_maps(path, photo, maps, pixel):
+    """Draws weights over a photo, one picture for each map, and marks the query.
 
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
         maps: dict from titles to [Y, X].
-        place: (row, column) of the query on a map of as many pixels.
+        pixel: (row, column) of the query on a map.
     """
     figure = Figure(figsize=(3.2 * len(maps), 3.4), layout="constrained")
     for axes, (title, weights) in zip(np.atleast_1d(figure.subplots(1, len(maps))), maps.items()):
         _show(axes, photo, title)
         axes.imshow(_enlarged(weights, photo), cmap="inferno", alpha=0.6)
-        axes.plot(*_middle(place, weights.shape, photo), **_MARK)
+        axes.plot(*_middle(pixel, weights.shape, photo), **_MARK)
     _save(figure, path)
 
 
@@ -246,32 +246,32 @@ def draw_lines(path, photo, lines):
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
-        lines: dict from 'height' and 'width' to ([heads, Y, X] of `line_weights`, its place).
+        lines: dict from 'height' and 'width' to ([heads, Y, X] from `line_weights`, its pixel).
     """
     heads = max(len(weights) for weights, _ in lines.values())
     shape = photo.shape[0] / photo.shape[1]
     figure = Figure(figsize=(2.2 * heads, (2.2 * shape + 0.3) * len(lines)), layout="constrained")
-    for of_axis, (axis, (weights, place)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
-        for axes in of_axis:
+    for row, (axis, (weights, pixel)) in zip(figure.subplots(len(lines), heads, squeeze=False), lines.items()):
+        for axes in row:
             axes.set_axis_off()
-        for head, (axes, line) in enumerate(zip(of_axis, weights), 1):
+        for head, (axes, line) in enumerate(zip(row, weights), 1):
             _show(axes, photo, f"{'column' if axis == 'height' else 'row'} head {head}")
-            # Each line has its own largest weight: a query that spreads its weights is as visible as one that does not.
+            # Each line is divided by its largest weight, so that a query with spread-out weights is visible too.
             large = _enlarged(line / line.max(0 if axis == "height" else 1, keepdims=True), photo)
             axes.imshow(large, cmap="Reds", vmin=0, alpha=large.clip(0, 1) * 0.85)
-            x, y = _middle(place, line.shape, photo)
+            x, y = _middle(pixel, line.shape, photo)
             (axes.axhline if axis == "height" else axes.axvline)(y if axis == "height" else x, color="blue", lw=1.5)
     _save(figure, path)
 
 
-def draw_points(path, photo, points, place, size):
+def draw_points(path, photo, points, pixel, size):
     """Draws the samples of one output pixel of a deformable convolution on a photo.
 
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
-        points: of `sampling_points`; the area of a dot is its mask.
-        place: (row, column) of the output pixel, on a map of the input's stride.
+        points: result of `sampling_points`; a dot's area is its mask.
+        pixel: (row, column) of the output pixel, on a map with the input's stride.
         size: (rows, columns) of the map.
     """
     figure = Figure(figsize=(5, 5 * photo.shape[0] / photo.shape[1]), layout="constrained")
@@ -279,13 +279,13 @@ def draw_points(path, photo, points, place, size):
     _show(axes, photo, "samples of one pixel")
     rows, columns, masks = map(np.ravel, points)
     axes.scatter(*_middle((rows, columns), size, photo), 60 * masks, color="red", edgecolors="white")
-    axes.plot(*_middle(place, size, photo), **_MARK)
+    axes.plot(*_middle(pixel, size, photo), **_MARK)
     axes.set(xlim=(0, photo.shape[1]), ylim=(photo.shape[0], 0))  # samples may lie outside the photo
     _save(figure, path)
 
 
 def draw_kernels(path, kernels):
-    """Draws the kernels [G, N, N] of one query of a dynamic convolution, a picture for each group."""
+    """Draws the kernels [G, N, N] of one query of a dynamic convolution, one picture for each group."""
     figure = Figure(figsize=(1.6 * len(kernels), 1.9), layout="constrained")
     for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels), 1):
         _show(axes, kernel, f"group {group}", cmap="inferno", vmin=0)
@@ -306,11 +306,11 @@ def _save(figure, path):
 
 
 def _enlarged(weights, photo):
-    """A map in the size of a photo."""
+    """A map, resized to a photo."""
     return np.asarray(Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR))
 
 
-def _middle(place, size, photo):
-    """(x, y) on the photo of the middle of a map's pixel."""
-    rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(place, photo.shape, size))
+def _middle(pixel, size, photo):
+    """(x, y) on the photo of the centre of a map's pixel."""
+    rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(pixel, photo.shape, size))
     return columns, rows

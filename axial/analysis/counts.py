@@ -1,4 +1,4 @@
-"""Parameters, counted as the paper's tables count them."""
+"""Counts parameters as the paper's tables do."""
 
 import collections
 import dataclasses
@@ -16,11 +16,11 @@ class ParameterCount:
     """Parameters of a model.
 
     Attributes:
-        counted: the number that the paper's tables print: kernels, biases, position tables, and two parameters for
-            each channel of a batch norm outside attention.
+        counted: the number in the paper's tables: kernels, biases, position tables, and two parameters for each channel
+            of a batch norm outside attention.
         attention_norms: scales and offsets of the batch norms inside attention layers.
-        parts: `counted` by part; see `part_of`.
-        norm_parts: `attention_norms` by part.
+        parts: `counted`, by part; see `part_of`.
+        norm_parts: `attention_norms`, by part.
     """
 
     counted: int
@@ -30,12 +30,12 @@ class ParameterCount:
 
 
 def trace(name, num_classes, height, width, *, batch=1, changes=None):
-    """Traces a registered model in inference. Neither its weights nor its maps take memory.
+    """Traces a registered model in inference, without memory for weights or maps.
 
     Args:
-        name, num_classes: of the model.
-        height, width, batch: of the images.
-        changes: dict of arguments that replace those of the variant.
+        name, num_classes: arguments of the model.
+        height, width, batch: size and number of the images.
+        changes: dict of arguments that replace the variant's.
 
     Returns:
         the model, the traced tf.Graph, and the placeholder of its input, such as float32 [batch, height, width, 3].
@@ -59,14 +59,14 @@ def trace(name, num_classes, height, width, *, batch=1, changes=None):
 
 
 def count_parameters(model):
-    """`ParameterCount` of a built model; moving statistics are not parameters."""
+    """`ParameterCount` of a built model. Moving statistics are not parameters."""
     inside = set()
     for layer in model.submodules:
         if isinstance(layer, Attention):
-            own = [layer.kernel, *layer.tables.values()]
+            counted = [layer.kernel, *layer.tables.values()]
             if layer.spec.axis == "square":  # its output norm belongs to the residual block
-                own += layer.content_output_norm.trainable_weights
-            inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in own}
+                counted += layer.content_output_norm.trainable_weights
+            inside |= {id(w) for w in layer.trainable_weights} - {id(w) for w in counted}
     parts, norms = collections.Counter(), collections.Counter()
     for weight in model.trainable_weights:
         counter = norms if id(weight) in inside else parts

@@ -1,4 +1,4 @@
-"""Checks a converted data set before training and reports what is wrong with it."""
+"""Checks a converted data set before training, and reports its faults."""
 
 import collections
 import hashlib
@@ -28,24 +28,24 @@ VOID = (255, 65535)  # numbers that many programs write for "no object"
 
 
 class SplitCheck:
-    """What the check of one split has found so far.
+    """Findings of the check of one split, so far.
 
     Attributes:
         split: its name.
         spec: `DatasetSpec` or `TextSpec`.
-        labels: what its records hold; see `tfrecord.SCHEMAS`.
+        labels: schema of its records; see `tfrecord.SCHEMAS`.
         photos: number of records.
         findings: list of (kind, photo, detail).
-        photos_of: int [classes], in how many photos each class occurs. Pairs of sentences have no classes.
-        segments_of: int [classes], how many segments or objects it has there; zeros for labels of whole photos.
-        pixels_of: int [classes], how many pixels it has; zeros but for 'panoptic' labels.
-        void, pixels: pixels without a label, and all pixels, of 'panoptic' labels.
+        photos_of: int [classes], number of photos with each class. Sentence pairs have no classes.
+        segments_of: int [classes], number of its segments or objects; zeros for labels of whole photos.
+        pixels_of: int [classes], number of its pixels; zeros except for 'panoptic' labels.
+        void, pixels: number of unlabelled pixels and of all pixels, for 'panoptic' labels.
         hashes: dict from a digest of the encoded photo to its name.
-        sample: random photos, with their segments painted if they have some, (name, uint8 [h, w, 3]).
-        sizes: (height, width) of each photo without an error that has 'panoptic' labels.
-        objects: for each of these photos the sides of its things in pixels, the roots of their areas.
-        numbers: how many of these photos have 'things', a 'crowd', objects in pieces but no two of a class ('joined'),
-            and an object whose number is one of `VOID` without one before it.
+        sample: random photos with their segments drawn on them, (name, uint8 [h, w, 3]).
+        sizes: (height, width) of each sound photo with 'panoptic' labels.
+        objects: for each of these photos, the square roots of its things' areas, in pixels.
+        numbers: how many of these photos have 'things'; a 'crowd'; objects in pieces, but no two of a class ('joined');
+            an object numbered as in `VOID` without a preceding number.
     """
 
     def __init__(self, split, spec, labels):
@@ -59,7 +59,7 @@ class SplitCheck:
 
     @property
     def unlabelled(self):
-        """Share of pixels without a label; None but for 'panoptic' labels."""
+        """Fraction of unlabelled pixels; None except for 'panoptic' labels."""
         return self.void / max(self.pixels, 1) if self.labels == "panoptic" else None
 
     @property
@@ -74,7 +74,7 @@ class SplitCheck:
         self.findings.append((kind, photo, detail))
 
     def counts(self):
-        """dict from kinds to their numbers, errors first."""
+        """dict from kinds to numbers of findings, errors first."""
         counts = collections.Counter(kind for kind, *_ in self.findings)
         return dict(sorted(counts.items(), key=lambda item: (item[0] not in ERRORS, -item[1])))
 
@@ -82,7 +82,7 @@ class SplitCheck:
         return sum(number for kind, number in self.counts().items() if kind in ERRORS)
 
     def add_record(self, serialized, where, draw):
-        """Adds a serialised record; `draw`: to the sample too."""
+        """Adds a serialised record; if `draw`, also to the sample."""
         self.photos += 1
         if fault := record_fault(serialized.numpy(), self.spec, self.labels):
             self.add("unreadable", where, fault.lstrip(": "))
@@ -107,14 +107,14 @@ class SplitCheck:
             self.sample.append((name, photo))
 
     def _add_segments(self, record, name, photo):
-        """Adds the segments of a record. Returns the photo with them drawn on it, if there is one."""
+        """Adds the segments of a record. Returns the photo, if given, with the segments drawn on it."""
         way, tag = int(record["image/orientation"]), int(orientation(record["image/encoded"]))
         if way == 1 and tag > 1:
             self.add("lies as stored", name, f"EXIF orientation {tag}, which its labels do not follow")
         if way > 1:
             self.add("turned", name, f"EXIF orientation {way}")
         if way in (2, 3, 4) or (way > 4 and int(record["image/height"]) == int(record["image/width"])):
-            detail = "its labels fit the stored pixels too; if they are of these, --labels=stored"
+            detail = "its labels fit the stored pixels too; if they match these, convert with --labels=stored"
             self.add("ambiguous turn", name, detail)
         ids = tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
         listed, classes, crowd = (record[f"segment/{key}"].numpy() for key in ("id", "class", "crowd"))
@@ -131,10 +131,10 @@ class SplitCheck:
         self.photos_of[np.unique(classes)] += 1
         np.add.at(self.segments_of, classes, 1)
         np.add.at(self.pixels_of, classes, areas)
-        of_things = np.array(self.spec.things)[classes]
-        things = of_things & (crowd == 0)
-        self.numbers["things"] += of_things.any()
-        self.numbers["crowd"] += (of_things & ~things).any()
+        is_thing = np.array(self.spec.things)[classes]
+        things = is_thing & (crowd == 0)
+        self.numbers["things"] += is_thing.any()
+        self.numbers["crowd"] += (is_thing & ~things).any()
         alone = np.flatnonzero(things) + 1 if len(set(classes[things])) == things.sum() else ()
         self.numbers["joined"] += any(label(segments == i, np.ones([3, 3]))[1] > 1 for i in alone)
         divisor = self.spec.label_divisor
@@ -146,7 +146,7 @@ class SplitCheck:
         return None if photo is None else overlay(photo, segments, classes, self.spec)
 
     def end(self, written):
-        """Adds what all records together show; `written` is their number in the manifest."""
+        """Adds the findings on the whole split; `written` is the manifest's number of records."""
         if self.photos != written and not self.errors():
             self.add("unreadable", self.split, f"{counted(self.photos, 'record')} where {written} were written")
         for index in np.flatnonzero(self.photos_of == 0):
@@ -158,7 +158,7 @@ class SplitCheck:
                 self.add("numbering?", self.split, detail)
 
     def _misnumbered(self):
-        """Yields what looks as if the numbers in label images were not those that the spec and the layout mean."""
+        """Yields signs that label images use other numbers than the spec and the layout."""
         spec, never, void, numbers = self.spec, self.photos_of == 0, self.unlabelled, self.numbers
         first, last, things = min(spec.category_ids), max(spec.category_ids), numbers["things"]
         in_a_row = last - first + 1 == spec.num_classes
@@ -166,13 +166,13 @@ class SplitCheck:
         if spec.ignored_ids and (last_is_lost or (never.mean() >= 0.5 and void > 0.25)):
             yield (
                 f"{100 * void:.1f} % of the pixels are {shortened(spec.ignored_ids)}, which the spec ignores, and none "
-                f"is {spec.class_names[never.argmax()]}; are label images numbered otherwise than the spec, {first} to "
+                f"is {spec.class_names[never.argmax()]}; do label images use other numbers than the spec, {first} to "
                 f"{last}?"
             )
         if in_a_row and first == 0 and never[spec.class_index(0)]:
             yield "the class of the number 0 never occurs; are the label images numbered from 1?"
         if 0 < things == numbers["crowd"]:
-            yield "each photo of things has a crowd, which is their number 0; are objects numbered from 0?"
+            yield "each photo with things has a crowd, which is instance 0; are objects numbered from 0?"
         if 0 < things == numbers["joined"]:
             yield "no photo has two objects of a class, but some are in pieces; do all objects have one number?"
         for number in VOID:
@@ -180,17 +180,17 @@ class SplitCheck:
                 yield f"{number} is an object in {counted(numbers[number], 'photo')}; does it stand for no object?"
 
     def classes(self):
-        """Rows of the classes: name, photos, segments and percent of the labelled pixels."""
-        shares = [f"{share:.2f}" for share in 100 * self.pixels_of / max(self.pixels_of.sum(), 1)]
-        return list(zip(self.class_names, self.photos_of, self.segments_of, shares))
+        """Rows of the classes: name, photos, segments and percentage of the labelled pixels."""
+        percents = [f"{percent:.2f}" for percent in 100 * self.pixels_of / max(self.pixels_of.sum(), 1)]
+        return list(zip(self.class_names, self.photos_of, self.segments_of, percents))
 
 
 def check_split(data_dir, split, sample=20, seed=0):
-    """The `SplitCheck` of one split; reads every record, one at a time.
+    """The `SplitCheck` of one split. Reads every record, one at a time.
 
     Args:
-        data_dir, split: of a converted data set.
-        sample: how many random photos are drawn with their labels.
+        data_dir, split: a converted data set and its split.
+        sample: number of random photos to draw with their labels.
         seed: seed that selects these photos.
 
     Raises:
@@ -215,13 +215,13 @@ def check_split(data_dir, split, sample=20, seed=0):
 
 
 def across_splits(checks):
-    """Adds photos that occur in two splits to the check of the later one."""
-    seen = {}
+    """Adds photos that occur in two splits to the check of the later split."""
+    first_names = {}
     for check in checks:
         for digest, name in check.hashes.items():
-            if digest in seen:
-                check.add("photo in two splits", name, f"the same file as {seen[digest]}")
-        seen |= {digest: f"{check.split} {name}" for digest, name in check.hashes.items()}
+            if digest in first_names:
+                check.add("photo in two splits", name, f"the same file as {first_names[digest]}")
+        first_names |= {digest: f"{check.split} {name}" for digest, name in check.hashes.items()}
 
 
 # === Output ===
@@ -244,7 +244,7 @@ def print_report(check, most=12):
 
 
 def page(checks):
-    """One self-contained HTML page: findings, classes and the painted photos of every check."""
+    """One self-contained HTML page with the findings, classes and drawn photos of every check."""
     sections = {}
     for check in checks:
         firsts = {kind: f"{photo} {detail}" for kind, photo, detail in reversed(check.findings)}

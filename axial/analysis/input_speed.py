@@ -1,6 +1,6 @@
-"""Images a second of each stage of the input pipeline alone, of the whole pipeline, and of a model in training.
+"""Measures images a second: of each stage of the input pipeline, of the whole pipeline, and of a model in training.
 
-With the time of a training step it says how many machines prepare the images of a slice.
+From the time of a training step it derives how many machines can prepare the images of a slice.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):
-    """Images a second of a dataset whose elements have `images` each. Measured for about `seconds` after a warm-up."""
+    """Images a second of a dataset with `images` an element, measured for about `seconds` after a warm-up."""
 
     @tf.function(autograph=False)
     def consume(iterator, count):
@@ -41,13 +41,13 @@ def _speed(dataset, images, seconds):
 def measure(task, quick=False, report=lambda line: None, batch=8):
     """dict of images (or tokens) a second of each stage alone, on one thread, with its input in memory.
 
-    'pipeline' is all stages together, from shards to batches as training runs them, on all threads. 'model' is a
-    training step of the task's model on a batch in memory. 'pipeline / model' is the number of such models that the
-    pipeline could feed. Of another task than segmentation there is only 'pipeline'.
+    'pipeline' is all stages together, from shards to training batches, on all threads. 'model' is a training step of
+    the task's model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed.
+    Tasks other than segmentation have only 'pipeline'.
 
     Args:
-        task: with a converted data set.
-        quick: for less time each.
+        task: task with a converted data set.
+        quick: whether to measure each stage for a shorter time.
         report: function that is called with a line of progress.
         batch: photos of a batch.
     """
@@ -72,63 +72,62 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
     return speeds
 
 
-# === What a slice needs ===
+# === Input of a slice ===
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """What a slice asks of its input: images of a step over all replicas, its seconds, cores of a host or worker."""
+    """A slice's demand: global batch size, seconds of a step, cores of a host or worker."""
 
     batch: int
     step_seconds: float
     cores: int
 
 
-def demand(task, speed, slice_, own_cores=None):
-    """What a slice needs of its input, and how many machines give it.
+def demand(task, speed, slice_, local_cores=None):
+    """The input that a slice needs, and how many machines provide it.
 
-    The prepared images are counted as they enter the devices, or as data-service workers send them before they are
-    compressed.
+    Prepared images are counted as they enter the devices, or as data-service workers send them before compression.
 
     Args:
-        task: with a converted data set.
+        task: task with a converted data set.
         speed: images a second of the pipeline on this machine; see `measure`.
         slice_: `Slice`.
-        own_cores: of this machine; by default those that this process may use.
+        local_cores: cores of this machine; by default those that this process may use.
 
     Returns:
-        dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second' that the slice needs,
-        'images_per_core_second' that was measured, 'images_per_host_second', and 'hosts'.
+        dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second', which the slice needs;
+        'images_per_core_second', which was measured; 'images_per_host_second', and 'hosts'.
     """
-    per_core = speed / (own_cores or joblib.cpu_count())
+    per_core = speed / (local_cores or joblib.cpu_count())
     count = task.row
     spec = task.train_dataset(count, 0).element_spec
     prepared = sum(x.shape.num_elements() * x.dtype.size for x in tf.nest.flatten(spec)) / count
     manifest = tfrecord.read_manifest(task.data_dir, task.data.train_split)
-    # At least, of texts: a pair is at most a row's tokens.
-    of_record = sum(size for _, _, size in manifest["shards"]) / manifest["examples"] / count
-    needed, of_host = slice_.batch / slice_.step_seconds, per_core * slice_.cores
+    # A lower bound for sentence pairs: a pair has at most a row's tokens.
+    record_bytes = sum(size for _, _, size in manifest["shards"]) / manifest["examples"] / count
+    needed, host_speed = slice_.batch / slice_.step_seconds, per_core * slice_.cores
     return {
         "images_per_second": needed,
-        "shard_bytes_per_second": needed * of_record,
+        "shard_bytes_per_second": needed * record_bytes,
         "batch_bytes_per_second": needed * prepared,
         "images_per_core_second": per_core,
-        "images_per_host_second": of_host,
-        "hosts": math.ceil(needed / of_host),
+        "images_per_host_second": host_speed,
+        "hosts": math.ceil(needed / host_speed),
     }
 
 
-def demand_lines(found, slice_, unit="images"):
-    """Lines that say what `demand` found."""
+def demand_lines(demanded, slice_, unit="images"):
+    """Lines that describe the result of `demand`."""
     yield (
         f"a step of {slice_.batch} {unit} in {slice_.step_seconds:.4g} s needs "
-        f"{found['images_per_second']:.1f} {unit}/s: {found['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
-        f"{found['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
+        f"{demanded['images_per_second']:.1f} {unit}/s: {demanded['shard_bytes_per_second'] / 1e6:.1f} MB/s of shards, "
+        f"{demanded['batch_bytes_per_second'] / 1e6:.1f} MB/s of prepared batches"
     )
-    yield f"this machine's pipeline gives {found['images_per_core_second']:.1f} {unit}/s a core"
+    yield f"this machine's pipeline gives {demanded['images_per_core_second']:.1f} {unit}/s a core"
     yield (
-        f"a machine of {slice_.cores} such cores gives {found['images_per_host_second']:.1f} {unit}/s: "
-        f"the slice needs {found['hosts']} of them, its own hosts or data-service workers"
+        f"a machine of {slice_.cores} such cores gives {demanded['images_per_host_second']:.1f} {unit}/s: "
+        f"the slice needs {demanded['hosts']} of them, its own hosts or data-service workers"
     )
 
 

@@ -1,4 +1,4 @@
-"""The parameters of every registered model. Counting them takes minutes, so experiments/models.csv keeps them."""
+"""Reads the parameters of every registered model from experiments/models.csv: counting them takes minutes."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ COLUMNS = ("model", "task", "classes", "parameters", "with attention's batch nor
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a registered model has.
+    """The size of a registered model.
 
     Attributes:
         model: its name.
-        task: what it is for, like 'panoptic'.
-        classes: number of classes that it is counted with; pieces of the vocabulary of a translator.
-        parameters: trainable numbers without those of batch norms in attention, as the paper counts.
-        attention_norms: trainable numbers of these.
+        task: its task, such as 'panoptic'.
+        classes: number of classes that it is counted with; for a translator, the vocabulary's pieces.
+        parameters: trainable numbers without those of attention's batch norms, as the paper counts.
+        attention_norms: trainable numbers of attention's batch norms.
     """
 
     model: str
@@ -26,11 +26,11 @@ class Counts:
     attention_norms: int
 
     def cells(self):
-        """The strings of the model's row, in the order of `COLUMNS`."""
+        """Strings of the model's row, in the order of `COLUMNS`."""
         numbers = (self.parameters, self.parameters + self.attention_norms)
         return self.model, self.task, self.classes, *(f"{number / 1e6:.3f} M" for number in numbers)
 
 
 def read_models(path):
-    """List of the `Counts` of a CSV that `experiments/paper/counts.py` writes. Raises InputError."""
+    """List of `Counts` from a CSV that `experiments/paper/counts.py` writes. Raises InputError."""
     return [row for _, row in read_rows(path, Counts)]

@@ -1,11 +1,11 @@
-"""Multiply-adds, counted from the operations of a traced graph and their static shapes.
+"""Counts multiply-adds from the ops of a traced graph and their static shapes.
 
-Convolutions, matrix products and einsums count, as in the paper's tables. Element-wise work does not. A function counts
-wherever it is called. A loop counts the most times that it can run. Of a branch, the more expensive side counts.
+It counts convolutions, matrix products and einsums, like the paper's tables, and no element-wise work. A function
+counts at each call. A loop counts its maximum number of iterations. A conditional counts its most expensive branch.
 
-Attention within windows is computed in blocks, whose products hold more pairs of query and key than the equation
-needs. Such products stand under a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation
-needs A of them. Both are counted.
+Attention within windows is computed in blocks, which hold more pairs of query and key than the equation needs. Their
+products have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A. Both are
+counted.
 """
 
 import collections
@@ -19,12 +19,12 @@ _PAIRS = re.compile(r"(?:^|/)pairs_(\d+)_of_(\d+)(?:_\d+)?/")
 
 
 class Product(typing.NamedTuple):
-    """One operation that multiplies and adds.
+    """One op that multiplies and adds.
 
     Attributes:
-        name: the operation's name, after those of the calls that lead to it.
+        name: name of the op, after the names of the calls that lead to it.
         computed: its multiply-adds.
-        needed: those of them that the equation needs.
+        needed: multiply-adds that the equation needs.
     """
 
     name: str
@@ -39,7 +39,7 @@ def count_multiply_adds(graph):
         graph: a tf.Graph whose products all have static shapes.
 
     Raises:
-        ValueError: the shape of a product is not static, or the length of a loop with products.
+        ValueError: the shape of a product, or the length of a loop with products, is not static.
     """
     products = []
     for name, count in _walk(graph, ""):
@@ -73,9 +73,9 @@ def _walk(graph, prefix):
 
 
 def _function(graph, name):
-    """The graph of a function that `graph` calls."""
+    """The graph of a function called by `graph`."""
     while graph is not None:
-        function = graph._get_function(name)  # no public way from a name to a traced graph
+        function = graph._get_function(name)  # no public API leads from a name to a traced graph
         if function is not None:
             return function.graph
         graph = getattr(graph, "outer_graph", None)
@@ -83,7 +83,7 @@ def _function(graph, name):
 
 
 def _iterations(op):
-    """The most runs of a loop's body: the `maximum_iterations` of tf.while_loop, an input of the operation."""
+    """Maximum iterations of a loop: the `maximum_iterations` of tf.while_loop, an input of the op."""
     most = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else None
     if most is None or most.ndim or most < 0:
         raise ValueError(f"loop {op.name!r} has no static maximum_iterations")
@@ -97,7 +97,7 @@ def _shape(tensor):
 
 
 def _convolution(op):
-    """An output value takes (kernel size) x (channels of its group). The kernel's shape has both."""
+    """An output value takes (kernel size) x (channels of its group), both from the kernel's shape."""
     kernel = _shape(op.inputs[1])
     return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
 
@@ -113,7 +113,7 @@ def _matmul(op):
 
 
 def _einsum(op):
-    """The product of the sizes of all letters and of the broadcast axes of an ellipsis."""
+    """The product of the sizes of all letters and of an ellipsis's broadcast axes."""
     operands = op.get_attr("equation").decode().split("->")[0].split(",")
     sizes, ellipsis = {}, ()
     for letters, tensor in zip(operands, op.inputs):
@@ -130,19 +130,19 @@ _COUNTERS = dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMu
 _COUNTERS |= {"Conv2D": _convolution, "Conv3D": _convolution, "DepthwiseConv2dNative": _depthwise, "Einsum": _einsum}
 
 
-# === By part of a model ===
+# === Parts of a model ===
 
-# Operations that make no new tensor.
+# Ops that make no new tensor.
 _VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadVariableOp", "Const", "Shape")
 
 
 def activation_bytes(graph, inputs, part_of):
-    """Bytes of all tensors that are computed from `inputs`, by part: the most that a forward pass writes.
+    """Bytes of all tensors computed from `inputs`, by part: the most that a forward pass writes.
 
     Args:
         graph: a tf.Graph with static shapes.
         inputs: list of its placeholders.
-        part_of: function from an operation's name to its part.
+        part_of: function from an op's name to its part.
     """
     reached = {id(tensor) for tensor in inputs}
     counter = collections.Counter()

@@ -1,4 +1,4 @@
-"""How to train on a data set of one's own: what the recipe `RECIPE` is to be told, from the photos themselves."""
+"""Advises how to train on a user's data set: bindings of the recipe `RECIPE`, derived from the photos."""
 
 import dataclasses
 import json
@@ -10,27 +10,27 @@ import numpy as np
 from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 
 RECIPE = "own/axial_deeplab_nano.gin"
-SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # of the recipe
-BATCH = 8  # of the recipe
-_KNOB = f"{PostprocessConfig.__name__}."  # before the names of its bindings
-SEEN = 40  # times that training sees each photo; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
+SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # splits of the recipe
+BATCH = 8  # batch of the recipe
+_SCOPE = f"{PostprocessConfig.__name__}."  # prefix of its bindings
+EPOCHS = 40  # epochs; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
 LEAST_STEPS, MOST_STEPS = 500, 20_000
-OBJECT = 24  # pixels of an object's side on the network's input where photos are scaled; as in nuclei/panoptic.gin
-SMALL = 16  # pixels of the side of small objects on the canvas: four of the network's own outputs
-SHORT, LONG = 257, 513  # sides that the canvas' longer one lies between
-TILE, CROP = (641, 641), (193, 193)  # the largest canvas, and the training crop, of photos at their own scale
-ALIKE, VARIED = 2.0, 1.5  # ratio of the 90th to the 10th percentile: of object sizes at most, of photo sizes at least
+OBJECT = 24  # object side on the canvas, in pixels, if photos have one scale; as in nuclei/panoptic.gin
+SMALL = 16  # side of small objects on the canvas, in pixels: four of the network's output pixels
+SHORT, LONG = 257, 513  # bounds of the canvas's longer side
+TILE, CROP = (641, 641), (193, 193)  # largest canvas and training crop, if photos have one scale
+ALIKE, VARIED = 2.0, 1.5  # ratio of the 90th to the 10th percentile: most for object sizes, least for photo sizes
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What suits a data set.
+    """Settings that suit a data set.
 
     Attributes:
         bindings: dict from macros of the recipe to values.
         crop: (height, width) of the network's input in training.
-        steps: of the training.
-        why: how the canvas or the scale was found.
+        steps: steps of the training.
+        why: reason for the canvas or the scale.
     """
 
     bindings: dict
@@ -39,7 +39,7 @@ class Advice:
     why: str
 
     def command(self, data_dir, model_dir="RUN"):
-        """The command that trains."""
+        """The training command."""
         values = {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in self.bindings.items()}
         bindings = [f"--gin_binding={shlex.quote(f'{name} = {value}')}" for name, value in values.items()]
         folders = f"--data_dir={shlex.quote(data_dir)}", f"--model_dir={model_dir}"
@@ -49,19 +49,19 @@ class Advice:
 def advise(checks, names):
     """`Advice` on a data set.
 
-    Photos of objects of about one size, which themselves differ in size, keep their scale: a microscope or a drone
-    decides how many pixels an object has. All others are fitted to a canvas on which small objects can be seen.
+    If objects have about one size and photos have several, all photos get one scale: a microscope or a drone decides
+    how many pixels an object has. Otherwise photos are fitted to a canvas on which small objects are visible.
 
     Args:
-        checks: `SplitCheck`s, without errors, of some splits.
-        names: of all splits of the data set.
+        checks: `SplitCheck`s of some splits, without errors.
+        names: names of all splits of the data set.
     """
     splits = {check.split: check for check in checks}
     train, others = next((split for split in splits if split.startswith("train")), checks[0].split), sorted(names)
     others = [split for split in [*splits, *others] if split != train]
     evaluated = next((split for split in others if split.startswith("val")), others[0] if others else train)
     check = splits[train]
-    steps = math.ceil(SEEN * check.photos / BATCH / 100) * 100
+    steps = math.ceil(EPOCHS * check.photos / BATCH / 100) * 100
     bindings = {"STEPS": min(max(steps, LEAST_STEPS), MOST_STEPS)}
     sizes = np.sqrt([height * width for height, width in check.sizes])
     objects = [np.median(sides) for sides in check.objects if len(sides)]
@@ -69,18 +69,18 @@ def advise(checks, names):
         scale = float(f"{min(max(OBJECT / np.median(objects), 0.1), 2.0):.2g}")
         bindings |= {"PHOTO_SCALE": scale, "CROP": CROP, "CANVAS": TILE}
         crop = CROP
-        why = f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all are scaled alike"
+        why = f"objects have about one size, {np.median(objects):.0f} pixels, and photos do not: all get one scale"
     else:
         crop = bindings["CANVAS"] = _canvas(check)
-        small = f", on which small objects have {SMALL} pixels or as many as there is room for" if objects else ""
+        small = f", on which small objects have {SMALL} pixels if there is room" if objects else ""
         why = f"photos are fitted to a canvas of their median shape{small}"
-    own = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
-    bindings |= {name: split for name, split in own.items() if split != SPLITS[name]}
+    splits_used = {"TRAIN_SPLIT": train, "EVAL_SPLIT": evaluated}
+    bindings |= {name: split for name, split in splits_used.items() if split != SPLITS[name]}
     return Advice(bindings, crop, bindings["STEPS"], why)
 
 
 def crowding(checks, canvas, recipe):
-    """A line on the photo that has the most objects, and on how many of them the recipe can find.
+    """A line that compares the most objects in a photo with the number that the recipe can find.
 
     Args:
         checks: see `advise`.
@@ -88,10 +88,10 @@ def crowding(checks, canvas, recipe):
         recipe: `Recipe`.
 
     Returns:
-        The line, and whether they are more.
+        The line, and whether the photo has more.
     """
     most = max((len(sides) for check in checks for sides in check.objects), default=0)
-    knobs = {name.removeprefix(_KNOB): value for name, value in recipe.bindings.items() if name.startswith(_KNOB)}
+    knobs = {name.removeprefix(_SCOPE): value for name, value in recipe.bindings.items() if name.startswith(_SCOPE)}
     config, spec = dataclasses.replace(PostprocessConfig(), **knobs), checks[0].spec
     room = most_centers(canvas, config, spec)
     why = f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
@@ -106,15 +106,15 @@ def _spread(values):
 
 
 def _canvas(check):
-    """(height, width) that the photos of a split are fitted to."""
+    """(height, width) of the canvas for the photos of a split."""
     height, width = np.median(np.array(check.sizes), 0)
     sides = np.concatenate([*check.objects, []])
     longer = max(height, width)
-    wanted = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
-    wanted = min(max(wanted, SHORT), LONG, longer)
-    return tuple(_on_grid(side * wanted / longer) for side in (height, width))
+    target = longer * SMALL / np.percentile(sides, 25) if len(sides) else SHORT
+    target = min(max(target, SHORT), LONG, longer)
+    return tuple(_on_grid(side * target / longer) for side in (height, width))
 
 
 def _on_grid(side):
-    """The nearest 16 k + 1, which strides of 2 and the output stride of 16 divide evenly, from 65 on."""
+    """The nearest 16 k + 1, at least 65: strides of 2 and the output stride of 16 divide it evenly."""
     return max(16 * round((side - 1) / 16) + 1, 65)

@@ -1,8 +1,8 @@
-"""Which part of a model a weight or an operation belongs to, by its name."""
+"""Derives the part of a model from the name of a weight or an op."""
 
 import re
 
-REST = "rest"  # what belongs to no part
+REST = "rest"  # the part of everything else
 
 _PART = re.compile(
     r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits"
@@ -15,12 +15,12 @@ def part_of(name, sub=False):
     """The part that a name belongs to: 'stem', 'stage2', 'semantic_decoder', ..., or `REST`.
 
     Args:
-        name: name of a weight or an operation, with its scopes.
-        sub: whether attention, resizing and the choice of the hardest pixels are parts of their own, such as
-            'stage2 attention'.
+        name: name of a weight or an op, with its scopes.
+        sub: whether attention, resizing and the choice of the hardest pixels are separate parts, such as 'stage2
+            attention'.
     """
-    found = _PART.search(name)
-    if not found:
+    match = _PART.search(name)
+    if not match:
         return REST
-    inner = _SUB.search(name, found.end()) if sub else None
-    return f"{found[1]} {inner[1]}" if inner else found[1]
+    inner = _SUB.search(name, match.end()) if sub else None
+    return f"{match[1]} {inner[1]}" if inner else match[1]

@@ -1,7 +1,7 @@
-"""What a training run has written: its curves beside those of others, and all of it as one HTML page.
+"""Shows what a training run has written: curves beside other runs' curves, and everything as one HTML page.
 
-The page has losses, scores, pictures, speed, configuration and machine. It holds its pictures itself, so that it needs
-neither a network nor the run's folder.
+The page has losses, scores, pictures, speed, configuration and machine. It embeds its pictures, so it needs neither a
+network nor the run's folder.
 """
 
 import io
@@ -31,22 +31,22 @@ SPEED = (
 
 
 def read_curves(model_dir):
-    """dict from each of `CURVES` that a run has to its steps and values.
+    """dict from each of a run's `CURVES` to its steps and values.
 
     Raises:
         InputError: the folder is not a run of axial-train, or the run has no summaries yet.
     """
-    found = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
-    if not found:
+    curves = {name: curve for name, curve in read_events(model_dir)[0].items() if name in CURVES}
+    if not curves:
         raise InputError(f"{model_dir}: no summaries yet")
-    return found
+    return curves
 
 
 def read_events(model_dir):
-    """What a run has written for TensorBoard.
+    """Reads a run's TensorBoard summaries.
 
     Returns:
-        dict from the names of scalars to their steps and values, and dict from the names of pictures to the last one's
+        dict from names of scalars to their steps and values, and dict from names of pictures to the last picture's
         (step, PNG as bytes).
 
     Raises:
@@ -59,7 +59,7 @@ def read_events(model_dir):
     for name in events.Tags()["tensors"]:
         if events.SummaryMetadata(name).plugin_data.plugin_name == "images":
             last = events.Tensors(name)[-1]
-            pictures[name] = last.step, tf.make_ndarray(last.tensor_proto)[2]  # after the width and the height
+            pictures[name] = last.step, tf.make_ndarray(last.tensor_proto)[2]  # entries 0 and 1 are width and height
             continue
         # A killed and resumed run may have written a step twice; the later value counts.
         points = {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
@@ -72,8 +72,8 @@ def draw_curves(runs, path):
     """Writes a picture with one plot for each curve and one line for each run.
 
     Args:
-        runs: dict from names to what `read_curves` returns.
-        path: PNG or JPEG.
+        runs: dict from names to the results of `read_curves`.
+        path: PNG or JPEG to write.
     """
     names = [name for name in CURVES if any(name in curves for curves in runs.values())]
     plots = _plots(runs, names, len(names))
@@ -82,7 +82,7 @@ def draw_curves(runs, path):
 
 
 def _plots(runs, names, columns=4):
-    """A figure with a plot for each name of a curve, with a line for each run that has it. Losses are logarithmic."""
+    """A figure with a plot for each named curve and a line for each run. Losses are logarithmic."""
     rows = -(-len(names) // columns)
     plots = Figure([3.4 * columns, 3 * rows], layout="constrained", facecolor="white")
     for axes, name in zip(plots.subplots(rows, columns, squeeze=False).flat, names):
@@ -111,7 +111,7 @@ def write_page(model_dir, path):
 
     Args:
         model_dir: folder of a run of axial-train.
-        path: of the HTML file.
+        path: HTML file to write.
 
     Raises:
         InputError: the folder is not a run, or has no summaries yet.
@@ -135,7 +135,7 @@ def write_page(model_dir, path):
 
 
 def _status(model_dir):
-    """dict from words to what status.json says; empty for a run that has none."""
+    """dict from labels to values of status.json; empty for a run without one."""
     path = os.path.join(model_dir, schemas.STATUS)
     if not tf.io.gfile.exists(path):
         return {}
@@ -159,7 +159,7 @@ def _table(rows):
 
 
 def _picture(curves, names):
-    """A picture with a plot for each of the names that has a curve, as HTML."""
+    """HTML of a picture with a plot for each named curve."""
     names = sorted(name for name in names if name in curves)
     if not names:
         return ""

@@ -1,4 +1,4 @@
-"""What a run costs before it starts: steps, hours, chip-hours, and the list price."""
+"""Estimates the cost of a run before it starts: steps, hours, chip-hours, and list price."""
 
 import dataclasses
 import os
@@ -9,8 +9,8 @@ from axial.io.schemas import Struct
 from axial.io.show import counted
 from axial.statements import experiments_dir
 
-# US dollars of a chip-hour on demand, by generation and region, with day and source. SkyPilot's catalogue is made from
-# Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
+# US dollars for an on-demand chip-hour, by generation and region, with day and source. SkyPilot makes its catalogue
+# from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
 PRICES = "tpu_prices.csv"
 PRICES_PAGE = "https://cloud.google.com/tpu/pricing"
 
@@ -27,28 +27,28 @@ class Price(Struct):
 
 def prices():
     """dict from generations to dicts from regions to `Price`s."""
-    found = {}
+    table = {}
     for _, row in read_rows(os.path.join(experiments_dir(), PRICES), Price):
-        found.setdefault(row.generation, {})[row.region] = row
-    return found
+        table.setdefault(row.generation, {})[row.region] = row
+    return table
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A training step of a recipe on a slice, by the TPU's compiler: a row of experiments/tpu.csv.
+    """A recipe's training step on a slice, compiled by the TPU's compiler: a row of experiments/tpu.csv.
 
     Attributes:
         leaf: gin file.
-        slice: like 'v5e:4x8'.
-        form: what it is compiled with, like 'recipe' or 'largest batch, kernels'.
+        slice: name such as 'v5e:4x8'.
+        form: variant of the step, such as 'recipe' or 'largest batch, kernels'.
         batch: images of a replica.
         fits: whether it fits the memory of a device.
-        used, limit: bytes needed and available.
-        cycles: estimated, of a step.
+        used, limit: needed and available bytes.
+        cycles: estimated cycles of a step.
         all_reduced: bytes that a step sums over the replicas.
-        all_reduces: number of such sums, one after the other.
-        images: that the whole training sees.
-        problems: operations without a TPU kernel.
+        all_reduces: number of these sums, one after the other.
+        images: images of the whole training.
+        problems: ops without a TPU kernel.
     """
 
     leaf: str
@@ -66,39 +66,39 @@ class CompiledStep:
 
 
 def compiled_steps(gin_files, generation):
-    """dict from forms to the rows of `experiments/tpu.csv` that fit, of a recipe as it is; {} for other gin files."""
+    """dict from forms to the rows of `experiments/tpu.csv` that fit, for a single recipe; {} for other gin files."""
     rows = read_rows(os.path.join(experiments_dir(), "tpu.csv"), CompiledStep) if len(gin_files) == 1 else ()
     ours = [*gin_files, generation]
     return {row.form: row for _, row in rows if row.fits and [row.leaf, row.slice.partition(":")[0]] == ours}
 
 
 def step_time(slice_, *, given=None, status=None, cycles=None):
-    """(seconds of a training step on a `Slice`, where they are known from), or None if nothing is known.
+    """(seconds of a training step on a `Slice`, source of this number), or None if there is no source.
 
-    What is measured goes before what is computed.
+    A measured time takes precedence over a computed one.
 
     Args:
         given: seconds a step that the user gives, or None.
         status: the run's `RunStatus`, or None.
-        cycles: of one step on one device by the compiler's cost model (experiments/tpu.csv), or None.
+        cycles: cycles of a step on one device, by the compiler's cost model (experiments/tpu.csv), or None.
     """
     if given:
         return given, "--seconds_per_step"
     if status is not None and status.seconds_per_step:
         return status.seconds_per_step, f"measured by this run, {status.updated or 'at an unknown time'}"
-    if cycles and slice_.generation in CHIPS:  # no source says the clock of a v2
+    if cycles and slice_.generation in CHIPS:  # no source gives the clock of a v2
         clock = CHIPS[slice_.generation].clock
         return cycles / clock, f"{cycles:.4g} cycles of the compiler's cost model at {clock / 1e9:.2f} GHz"
     return None
 
 
 def describe(slice_, region, *, steps_left, time, limit):
-    """Lines on what a run costs on a `Slice`.
+    """Lines on the cost of a run on a `Slice`.
 
     Args:
-        region: of Google Cloud, or '' if it is not known.
-        steps_left: steps until the end.
-        time: of `step_time`.
+        region: region of Google Cloud, or '' if it is unknown.
+        steps_left: number of remaining steps.
+        time: result of `step_time`.
         limit: hours until the deadline.
     """
     parts = f"{counted(slice_.chips, 'chip')}, {counted(slice_.cores, 'core')}, {counted(slice_.hosts, 'host')}"
@@ -111,12 +111,12 @@ def describe(slice_, region, *, steps_left, time, limit):
     else:
         yield what + "; no step time is known, so no estimate of the cost: give --seconds_per_step"
     if table := prices().get(slice_.generation):
-        found = table.get(region) or next(iter(table.values()))
-        rate = float(found.usd) * slice_.chips
+        price = table.get(region) or next(iter(table.values()))
+        rate = float(price.usd) * slice_.chips
         yield (
             f"list price: {f'about {hours * rate:.0f} USD, ' if time else ''}at most {limit * rate:.0f} USD until the "
-            f"deadline in {limit:g} hours: {found.usd} USD a chip-hour on demand in {found.region}"
-            f"{'' if found.region == region else '; your region may differ'} ({found.source}, read {found.read})"
+            f"deadline in {limit:g} hours: {price.usd} USD a chip-hour on demand in {price.region}"
+            f"{'' if price.region == region else '; your region may differ'} ({price.source}, read {price.read})"
         )
     else:
         yield f"list price: none is known of a {slice_.generation}: {PRICES_PAGE}"

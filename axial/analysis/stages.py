@@ -1,4 +1,4 @@
-"""Sizes and costs of a model, part by part."""
+"""Sizes and costs of each part of a model."""
 
 import collections
 import dataclasses
@@ -18,9 +18,9 @@ class Stage:
         params: parameters; see `ParameterCount.counted`.
         norms: parameters of batch norms inside attention, which `params` leaves out as the paper's tables do.
         macs: multiply-adds.
-        activations: bytes that it writes; see `activation_bytes`.
+        activations: bytes of its outputs; see `activation_bytes`.
         output: shape of its output, or None.
-        spans, heads: spans and heads of its attention layers, each value once. None stands for the whole axis.
+        spans, heads: distinct spans and heads of its attention layers. None stands for the whole axis.
     """
 
     part: str
@@ -34,14 +34,14 @@ class Stage:
 
 
 def stages(name, num_classes, *, batch, height, width):
-    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums."""
+    """The `Stage`s of a registered model on images [batch, height, width, 3]; the last one, 'all', has their sums."""
     model, graph, images = trace(name, num_classes, height, width, batch=batch)
     counted = count_parameters(model)
     params = counted.parts
 
     def part_with_weights(op):
-        part = part_of(op)
-        return part if part in params else REST
+        name = part_of(op)
+        return name if name in params else REST
 
     macs = collections.Counter()
     for product in count_multiply_adds(graph):

@@ -1,9 +1,9 @@
-"""What a training step of a recipe takes on this device: counted work and memory, and a measured rate.
+"""Estimates a recipe's training step on this device: counted work and memory, and a measured speed.
 
-experiments/steps.csv has, for the model of each recipe for photos, the multiply-adds and the bytes of its forward pass
-on one photo, counted at the recipe's own canvas. Counting a model takes seconds, so commands read this file. A step
-computes three times the work of its forward pass: the gradients of the inputs and those of the weights are as much
-again, each. It keeps at most what the forward pass writes.
+For the model of each photo recipe, experiments/steps.csv has the multiply-adds and bytes of the forward pass on one
+photo, counted at the recipe's canvas. Counting a model takes seconds, so commands read this file. A training step
+computes three times the forward pass: the gradients of the inputs and of the weights each take as much again. It keeps
+at most what the forward pass writes.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from axial.io.read import read_rows
 from axial.io.show import counted
 
 FORWARD_AND_BACKWARD = 3
-COUNTED = ("panoptic", "segmentation", "classification")  # tasks of models that see one photo at a fixed size
-SIDE, WIDE, NARROW = 64, 128, 32  # sides and channels of the maps of the block that is timed
-LONG = 60  # seconds: so long nobody waits for a step, as reports and requests to stop come between steps
-LEAST_RATE = 1e9  # multiply-adds a second, of any device that runs TensorFlow
+COUNTED = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
+SIDE, WIDE, NARROW = 64, 128, 32  # side and channels of the timed block's maps
+LONG = 60  # seconds of a long step: reports and requests to stop come only between steps
+LEAST_RATE = 1e9  # least multiply-adds a second of any device with TensorFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Step:
 
     Attributes:
         model: its name in the registry.
-        canvas: of the photo that was counted, as text like '1025x2049': its height and width.
-        multiply_adds: of the forward pass.
+        canvas: counted canvas as text such as '1025x2049': height and width.
+        multiply_adds: multiply-adds of the forward pass.
         activations: bytes that the forward pass writes in float32.
     """
 
@@ -50,21 +50,21 @@ class Step:
         return tuple(map(int, self.canvas.split("x")))
 
     def of(self, canvas, photos):
-        """(multiply-adds, bytes) of a training step on so many photos of another size, in proportion to its pixels."""
+        """(multiply-adds, bytes) of a training step on this many photos of another size, in proportion to pixels."""
         times = photos * math.prod(canvas) / math.prod(self.sides)
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
 
 def read_steps(path):
-    """dict from names of models to `Step`s of a CSV that `experiments/paper/counts.py` writes. Raises InputError."""
+    """dict from names of models to the `Step`s of a CSV from `experiments/paper/counts.py`. Raises InputError."""
     return {row.model: row for _, row in read_rows(path, Step)}
 
 
 def rate():
-    """Multiply-adds a second of a residual block and its gradients on this device, measured now in about a second.
+    """Multiply-adds a second of a residual block and its gradients on this device, measured in about a second.
 
-    The block is of 1x1 and depthwise 5x5 convolutions with batch norms. It computes about 3 multiply-adds for each byte
-    that it writes, as the models of experiments/steps.csv do: a larger convolution would wait less for memory.
+    The block has 1x1 and depthwise 5x5 convolutions with batch norms. It computes about 3 multiply-adds for each byte
+    that it writes, like the models of experiments/steps.csv. A larger convolution would wait less for memory.
     """
     x = tf.random.normal([4, SIDE, SIDE, WIDE])
     kernels = [tf.random.normal(shape) for shape in ([1, 1, WIDE, NARROW], [5, 5, NARROW, 1], [1, 1, NARROW, WIDE])]
@@ -93,27 +93,27 @@ def rate():
 
 
 def device_memory():
-    """(name of the device that --strategy=default trains on, its bytes of memory or None where they are not told)."""
+    """(device that --strategy=default trains on, its bytes of memory or None if they are unknown)."""
     if not tf.config.list_physical_devices("GPU"):
         return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
-        return "GPU", int(told.split()[0]) * 2**20
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+        return "GPU", int(output.split()[0]) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "GPU", None
 
 
 def long_step(step, crop, training, replicas=1):
-    """A line on a training step that does not suit this device: of more than a minute, or of more memory than it has.
+    """A warning about a training step that takes more than a minute, or more memory than this device has.
 
-    It measures for half a second where a step may be long, and not at all for small ones.
+    It measures the device for half a second, but only if a step may be long.
 
     Args:
         step: `Step` of the model.
         crop: (height, width) of the photos in training.
         training: `TrainingConfig`.
-        replicas: devices that share a batch.
+        replicas: number of devices that share a batch.
 
     Returns:
         the line, or None.
@@ -133,13 +133,13 @@ def long_step(step, crop, training, replicas=1):
 
 
 def resident():
-    """The most bytes that this process has held."""
+    """Peak memory of this process, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def duration(seconds):
-    """Seconds for people: '40 s', '35 min', '6.5 h', '12 days'.
+    """Formats seconds for people: '40 s', '35 min', '6.5 h', '12 days'.
 
     >>> duration(39.7), duration(2100), duration(23400), duration(1e6)
     ('40 s', '35 min', '6.5 h', '12 days')

@@ -1,7 +1,7 @@
-"""The zoo: public checkpoints that axial-convert reads, with what they hold, and the commands that score them.
+"""The zoo: public checkpoints that axial-convert reads, their contents, and the commands that score them.
 
-experiments/zoo.csv has what others publish, a row a checkpoint, and our counts. Models that axial ships have rows too,
-of the source 'axial' and without a file to convert.
+experiments/zoo.csv has a row for each checkpoint, with published values and our counts. Models that axial ships also
+have rows, with the source 'axial' and no file to convert.
 """
 
 import os
@@ -20,7 +20,7 @@ def read_zoo(path):
     """List of the `ZooRow`s of a CSV.
 
     Raises:
-        InputError: a missing or unknown column, a value out of form, or an unknown model or source.
+        InputError: a column is missing or unknown, a value is malformed, or a model or source is unknown.
     """
     rows = []
     for where, row in read_rows(path, ZooRow):
@@ -32,12 +32,12 @@ def read_zoo(path):
 
 
 def commands(row):
-    """The commands that convert a checkpoint and evaluate it. A backbone alone is trained before."""
+    """Commands that convert a checkpoint and evaluate it. A backbone alone is first trained."""
     if row.source == SHIPPED:
         name = os.path.basename(os.path.dirname(row.file))
         score = f"axial-evaluate --gin_file={row.recipe} --model={name} --data_dir=DATA --split=test"
         return [f"axial-predict --model={name} --output_dir=OUT PHOTO", score]
-    # ReLU and GELU have the same weights, so a file does not tell them apart.
+    # ReLU and GELU have the same weights, so the file does not say which it needs.
     model = f" --model={row.model}" if "activation" in find_variant(row.model).arguments else ""
     file = os.path.basename(row.file)
     convert = f"axial-convert weights --source={row.source} --input={file} --output=WEIGHTS{model}"
@@ -49,7 +49,7 @@ def commands(row):
 
 
 def cells(row):
-    """The strings of a row, in the order of `COLUMNS`."""
+    """Strings of a row, in the order of `COLUMNS`."""
     return (
         row.checkpoint,
         row.model,

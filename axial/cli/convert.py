@@ -166,14 +166,14 @@ def _convert(given, name):
         raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
     spec = _spec(name, given)  # before TensorFlow is imported
 
-    from axial.data.convert import Conversion, of_stored_pixels
+    from axial.data.convert import Conversion, as_stored
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
         for split in splits:
             listing = _items(name, given, split, spec)
             if given.labels == "stored":
-                listing = functools.partial(of_stored_pixels, listing)
+                listing = functools.partial(as_stored, listing)
             of_flags = given.output_dir, given.workers, given.skip_broken
             made = Conversion(*listing(), spec, split, *of_flags)
             _write(given, made, listing, DATA_SETS[name][2])

@@ -1,4 +1,4 @@
-"""Where a bucket is: reading photos from another region is slow and costs."""
+"""Finds the region of a bucket: reading photos from another region is slow and costs money."""
 
 import subprocess
 
@@ -9,29 +9,29 @@ CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 
 def names(paths):
-    """The buckets of gs:// paths, each once; other paths have none."""
+    """Buckets of gs:// paths, each once. Other paths have none."""
     return list(dict.fromkeys(path[5:].partition("/")[0] for path in paths if path.startswith("gs://")))
 
 
 def warning(name, region):
-    """A line if a bucket is in another region than a slice or if that cannot be known, else None.
+    """A line if a bucket's region is unknown or differs from a slice's region; else None.
 
     Raises:
         InputError: gcloud has no credentials, or there is no such bucket.
     """
-    words = ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=value(location,location_type)"]
+    command = ["gcloud", "storage", "buckets", "describe", f"gs://{name}", "--format=value(location,location_type)"]
     try:
-        done = subprocess.run(words, check=False, capture_output=True, text=True, errors="replace", timeout=120)
+        result = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"gs://{name}: its region is not known ({type(error).__name__} of gcloud)"
-    said = " ".join(done.stderr.split())
-    if "not found: 404" in said:
+    message = " ".join(result.stderr.split())
+    if "not found: 404" in message:
         raise InputError(f"gs://{name}: there is no such bucket")
-    if "active account" in said or "gcloud auth" in said:
+    if "active account" in message or "gcloud auth" in message:
         raise InputError("no credentials: gcloud auth login")
-    location, _, kind = done.stdout.strip().partition("\t")
-    if done.returncode or not kind:
-        return f"gs://{name}: its region is not known ({said[:200]})"
+    location, _, kind = result.stdout.strip().partition("\t")
+    if result.returncode or not kind:
+        return f"gs://{name}: its region is not known ({message[:200]})"
     near = region.startswith(CONTINENTS.get(location, region)) if kind == "multi-region" else location.lower() == region
     if near or kind == "dual-region":
         return None

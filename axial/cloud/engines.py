@@ -1,7 +1,7 @@
-"""The engines: each turns a request and a `Run` into YAML or a script, and names the commands of its tool.
+"""Engines: each turns a request and a `Run` into YAML or a script, and knows the commands of its tool.
 
-An engine lives in the cloud: it makes the slice, starts the supervisors, starts them again where `runs` says so, and
-takes the slice away at the end. The tool on this machine only hands over and asks.
+An engine lives in the cloud: it makes the slice, starts the supervisors, restarts them as `runs` prescribes, and
+deletes the slice at the end. The tool on this machine only submits and queries the run.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from axial.errors import InputError, pip_install
 from axial.io.read import read_text
 from axial.statements import PACKAGE
 
-MARGIN = 600.0  # seconds after the deadline at which an engine itself ends what the supervisors have not ended
-PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # of what is installed on a VM
-WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # as scripts/tpu/install.sh looks for it
+MARGIN = 600.0  # seconds after the deadline until the engine itself ends what the supervisors have not
+PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts the VM's installation first
+WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # pattern of scripts/tpu/install.sh
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a user wants of an engine: the flags of axial-tpu, which say what each is. `slice` is a `Slice`, or None."""
+    """A user's request to an engine: flags of axial-tpu, whose help explains them. `slice` is a `Slice`, or None."""
 
     name: str
     slice: slices.Slice | None = None
@@ -44,22 +44,22 @@ class Request:
 
 
 class Engine:
-    """An engine and what is wanted of it. Each has, beside what is here:
+    """An engine and the request to it. In addition to the methods here, each engine has:
 
-    body(run): of the YAML of a `Run`, or text(run): a script.
-    launch(path, run): arguments of the command that hands over this text as the file `path`.
-    commands(): dict from 'status', 'logs' and 'delete' to arguments: of the command whose output describe(output) turns
-        into (a line, whether it may cost money), of the one that follows the first host's log, and of the one that ends
-        the run and takes the slice away.
+    body(run): YAML content of a `Run`, or text(run): a script.
+    launch(path, run): arguments of the command that submits this text, saved as the file `path`.
+    commands(): dict from 'status', 'logs' and 'delete' to arguments: of a command whose output describe(output) turns
+    into (a line, whether it may cost money), of a command that follows the first host's log, and of a command that ends
+    the run and deletes the slice.
 
     Attributes:
-        name: of the engine.
-        tool: the program of this machine that speaks to it; `install` says how it is had.
-        file: name of what it hands over.
-        flags: names of the fields of `Request` that it reads; `needs` always, `needs_to_launch` for a launch.
-        refusals: pairs of a pattern of what the tool says, and what that means, with fields of the request in braces.
+        name: name of the engine.
+        tool: program on this machine that talks to the engine; `install` explains how to get it.
+        file: name of the submitted file.
+        flags: names of the `Request` fields that it reads; `needs` are required, `needs_to_launch` only for a launch.
+        refusals: pairs of a pattern of the tool's output and our message for it, with fields of the request in braces.
         notes: what a user should know before a launch.
-        by_hand: whether a launch is only printed, unless the user says --yes.
+        by_hand: whether a launch is only printed, unless the user passes --yes.
         kernels: whether its hosts have what axial's TPU kernels need.
     """
 
@@ -84,27 +84,27 @@ class Engine:
         return yaml.safe_dump(self.body(run), sort_keys=False, width=math.inf)
 
     def checks(self):
-        """Pairs of arguments of a command that must succeed before a launch, and a function of its output or None."""
+        """Pairs (arguments of a command that must succeed before a launch, function of its output or None)."""
         return []
 
     def run_options(self):
-        """dict of the fields of a `Run` that depend on the slice and its image."""
+        """dict of the `Run` fields that depend on the slice and its image."""
         return {"hosts": self.request.slice.hosts, "generation": self.request.slice.generation}
 
     def not_installed(self):
         return InputError(f"--engine={self.name} needs {self.tool}: {self.install}")
 
-    def explain(self, said):
-        """The InputError that the tool's words mean."""
+    def explain(self, output):
+        """Translates the tool's output into an InputError."""
         for pattern, meaning in self.refusals:
-            if re.search(pattern, said):
+            if re.search(pattern, output):
                 return InputError(meaning.format(**dataclasses.asdict(self.request)))
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         marked = [line for line in lines if re.match(r"(?i)error", line)]
         return InputError(f"{self.tool}: {(marked or lines or ['no reason given'])[0][:400]}")
 
     def call(self, arguments):
-        """What a command of the tool prints. Raises InputError if it fails, or is not installed."""
+        """Output of a command of the tool. Raises InputError if it fails or is not installed."""
         try:
             done = subprocess.run(arguments, check=False, capture_output=True, text=True, errors="replace", input="")
         except FileNotFoundError:
@@ -115,7 +115,7 @@ class Engine:
 
 
 def _script(name):
-    """Path of a file of scripts/tpu, which is in the installed package or in the checkout."""
+    """Path of a file in scripts/tpu, in the installed package or in the checkout."""
     folders = os.path.join(PACKAGE, "scripts"), os.path.join(os.path.dirname(PACKAGE), "scripts")
     return os.path.join(next(filter(os.path.isdir, folders)), "tpu", name)
 
@@ -123,37 +123,36 @@ def _script(name):
 # === Google Kubernetes Engine ===
 
 SITE = "https://jobset.sigs.k8s.io/docs/installation"
-FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest that is used here: JobSet 0.10
+FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest field used here: JobSet 0.10
 
 
 class Gke(Engine):
-    """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. JobSet 0.10 or later.
+    """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. Needs JobSet 0.10 or later.
 
-    A host is a pod, and its supervisor the container's first process. A pod that fails makes its Job fail, by
-    `podFailurePolicy` with a reason and a message that tell which rule matched; the JobSet's own rules read them
+    A host is a pod, and its supervisor the container's first process. A failed pod makes its Job fail, by
+    `podFailurePolicy`, with a reason and a message that name the matching rule. The JobSet's own rules read them
     (scripts/tpu/jobset.yaml):
 
     | end of a pod | Job fails | JobSet |
     |---|---|---|
     | 2, 70, 124: bad input, a fault, the deadline | rule 0 | ends |
-    | the node is taken away (DisruptionTarget) | rule 1 | is made again, which does not count |
+    | the node is taken away (DisruptionTarget) | rule 1 | is recreated, without counting |
     | 42: preempted, a lost host | rule 2 | the same |
-    | other | BackoffLimitExceeded | is made again, at most 3 times |
+    | other | BackoffLimitExceeded | is recreated, at most 3 times |
     | activeDeadlineSeconds, as a backstop | DeadlineExceeded | ends |
 
-    The messages are no stable interface. They were read from kubernetes 95f0849,
-    pkg/controller/job/pod_failure_policy.go ("Container %s for pod %s/%s failed with exit code %v matching %v rule at
-    index %d", "Pod %s/%s has condition %v matching %v rule at index %d"), and stand in JobSet 0.10.1's
-    keps/262-ConfigurableFailurePolicy. The rest is from its api/jobset/v1alpha2/jobset_types.go, from
-    https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus and, of Kueue's labels, from
-    https://kueue.sigs.k8s.io/docs/concepts/workload.
+    The messages are not a stable interface. They come from kubernetes 95f0849, pkg/controller/job/pod_failure_policy.go
+    ("Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d", "Pod %s/%s has condition %v
+    matching %v rule at index %d"), and are quoted in JobSet 0.10.1's keps/262-ConfigurableFailurePolicy. Other sources:
+    JobSet's api/jobset/v1alpha2/jobset_types.go, https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus and,
+    for Kueue's labels, https://kueue.sigs.k8s.io/docs/concepts/workload.
     """
 
     name, tool, file = "gke", "kubectl", "jobset.yaml"
     install = "gcloud components install kubectl gke-gcloud-auth-plugin"
     flags = ("zone", "runtime", "service_account", "queue")
     needs_to_launch = ("runtime",)
-    # Of kubectl 1.3x: staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go, pkg/explain, and of the API server.
+    # From kubectl 1.3x, staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and pkg/explain, and from the API server.
     refusals = (
         (r"\(AlreadyExists\)", "--name={name}: is in use; axial-tpu delete --engine=gke --name={name} frees it"),
         (r'localqueues\S* "[^"]*" not found', "--queue={queue}: the namespace has no such queue of Kueue"),
@@ -173,7 +172,7 @@ class Gke(Engine):
             raise InputError(f"--slice={request.slice.name}: GKE has no {request.slice.generation}; v4 to v6e")
 
     def body(self, run):
-        """The JobSet: jobset.yaml with what this run adds."""
+        """The JobSet: jobset.yaml plus the fields of this run."""
         request, jobset = self.request, yaml.safe_load(read_text(_script("jobset.yaml")))
         labels, left = {"axial-run": request.name}, round(max(run.deadline - time.time(), 0) + MARGIN)
         jobset["metadata"] |= {"name": request.name, "labels": dict(labels)}
@@ -197,7 +196,7 @@ class Gke(Engine):
         chips = {"google.com/tpu": str(request.slice.chips // request.slice.hosts)}
         (container,) = pod["containers"]
         container |= {"image": request.runtime, "resources": {"requests": dict(chips), "limits": chips}}
-        # Names that JobSet gives to pods: NAME-JOB-JOBINDEX-PODINDEX in the subdomain NAME.
+        # JobSet names pods NAME-JOB-JOBINDEX-PODINDEX in the subdomain NAME.
         hosts = ",".join(f"{request.name}-slice-0-{host}.{request.name}" for host in range(run.hosts))
         variables = ("AXIAL_HOSTS", hosts), (runs.VARIABLE, run.to_json())
         container["env"] += [{"name": name, "value": value} for name, value in variables]
@@ -225,15 +224,15 @@ class Gke(Engine):
         restarts, counted = status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
         state = next((kind for kind in ("Completed", "Failed", "Suspended") if kind in true), "")
         ready = sum(job.get("ready", 0) for job in status.get("replicatedJobsStatus", []))
-        said = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
-        return f"{said}; made again {restarts} times, {counted} of them of 3", state in ("", "Suspended")
+        summary = f"{state.lower()}: {true[state]}" if state else ("runs" if ready else "waits for its hosts")
+        return f"{summary}; recreated {restarts} times, {counted} of 3 allowed", state in ("", "Suspended")
 
 
 # === TPU VMs ===
 
 
 class OnVirtualMachines(Engine):
-    """What the engines share whose hosts are TPU VMs: they boot a TPU software version and install a wheel."""
+    """Base of the engines whose hosts are TPU VMs: they boot a TPU software version and install a wheel."""
 
     def __init__(self, request):
         super().__init__(request)
@@ -243,30 +242,30 @@ class OnVirtualMachines(Engine):
             self.kernels = slices.tensorflow_of(self.runtime) is None
 
     def run_options(self):
-        # How TensorFlow of Google's images finds the TPU of its own host, by "TensorFlow PJRT support" in
-        # https://docs.cloud.google.com/tpu/docs/runtimes. On several hosts they start servers.
+        # These variables let TensorFlow in Google's images find the TPU of its host, see "TensorFlow PJRT support" in
+        # https://docs.cloud.google.com/tpu/docs/runtimes. With several hosts, the images start servers.
         library = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
-        of_image = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
-        return super().run_options() | ({} if self.kernels else of_image)
+        image_options = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
+        return super().run_options() | ({} if self.kernels else image_options)
 
     def installation(self):
-        """Shell commands that install the wheel in ~/axial/venv, once, and make it the Python that runs."""
+        """Shell commands that install the wheel in ~/axial/venv, once, and put its Python first."""
         return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{read_text(_script('wheel.sh'))}"
 
 
 class SkyPilot(OnVirtualMachines):
     """SkyPilot 0.11.2 or later: a managed job on TPU VMs, whose controller lives in the cloud.
 
-    It makes the slice again after a preemption, and after exit code 42. Every other code ends the job: the supervisor
-    has tried by itself what another try may change. Names are those of `sky/utils/schemas.py` of SkyPilot 0.11.2 and
-    0.14.1. Clients after 0.11.2 let unknown names below `job_recovery` pass, so a test holds ours to the schema.
+    It recreates the slice after a preemption and after exit code 42. Every other code ends the job, because the
+    supervisor has already retried what a retry may fix. Names are from `sky/utils/schemas.py` of SkyPilot 0.11.2 and
+    0.14.1. Clients after 0.11.2 accept unknown names below `job_recovery`, so a test checks ours against the schema.
     """
 
     name, tool, file = "skypilot", "sky", "task.yaml"
     install = f"in an environment of its own, {pip_install('skypilot')}"
     flags = ("zone", "runtime", "wheel")
     needs_to_launch = ("zone", "wheel")
-    # Of sky/client/cli/command.py and sky/exceptions.py of SkyPilot 0.14.1.
+    # From sky/client/cli/command.py and sky/exceptions.py of SkyPilot 0.14.1.
     refusals = (
         (r"(?i)no cloud (access|is enabled)|not enabled|sky check", "--engine=skypilot: no credentials: sky check gcp"),
         (r"(?i)no (running )?managed jobs? (with name|found)", "--name={name}: SkyPilot has no such run"),
@@ -291,20 +290,20 @@ class SkyPilot(OnVirtualMachines):
     def checks(self):
         return [(["sky", "--version"], self._check_version), (["sky", "jobs", "queue", "-s", "-v"], self._check_name)]
 
-    def _check_version(self, said):
-        version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    def _check_version(self, output):
+        version = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
         if not version or tuple(map(int, version.groups())) < (0, 11, 2):
-            needed = f"{said.strip()} is installed, 0.11.2 or later is needed: {self.install}"
+            needed = f"{output.strip()} is installed, 0.11.2 or later is needed: {self.install}"
             raise InputError(f"--engine=skypilot: {needed}")
 
-    def _check_name(self, said):
-        if self._rows(said):
+    def _check_name(self, output):
+        if self._rows(output):
             name = f"--name={self.request.name}"
             raise InputError(f"{name}: is in use; axial-tpu delete --engine=skypilot {name} frees it")
 
-    def _rows(self, said):
-        """The lines of a table of jobs on those of this name."""
-        return [line for line in said.splitlines() if self.request.name in line.split()]
+    def _rows(self, output):
+        """Lines of a table of jobs with this name."""
+        return [line for line in output.splitlines() if self.request.name in line.split()]
 
     def launch(self, path, run):
         return ["sky", "jobs", "launch", "--yes", "--detach-run", f"--name={self.request.name}", path]
@@ -323,12 +322,13 @@ class SkyPilot(OnVirtualMachines):
 
 
 class Gcloud(OnVirtualMachines):
-    """By hand: a queued resource of the Cloud TPU API whose hosts delete it. It does not recover a preempted slice.
+    """By hand: a queued resource of the Cloud TPU API, which its hosts delete. It does not recover a preempted slice.
 
-    The start-up script of every host installs axial, runs the supervisor, again after exit code 42, and deletes the
-    queued resource with its node at the end and at the deadline, whatever hangs. It runs at every boot: it goes on, or
-    deletes. Flags: https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete.
-    Metadata of a host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
+    The start-up script of every host installs axial and runs the supervisor, again after exit code 42. At the end, and
+    at the deadline even if something hangs, it deletes the queued resource with its node. It runs at every boot, and
+    then either continues or deletes. Flags:
+    https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. Metadata of a
+    host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
     """
 
     name, tool, file = "gcloud", "gcloud", "startup.sh"
@@ -340,7 +340,7 @@ class Gcloud(OnVirtualMachines):
         "this engine does not recover a preempted slice; the same command goes on from the checkpoint",
         "the hosts delete their slice by themselves; their service account needs the role roles/tpu.admin",
     )
-    # Of gcloud's googlecloudsdk/calliope/exceptions and the codes of the API, google/rpc/code.proto.
+    # From gcloud's googlecloudsdk/calliope/exceptions and the API's codes, google/rpc/code.proto.
     refusals = (
         (r"ALREADY_EXISTS|already exists", "--name={name}: is in use; axial-tpu delete --engine=gcloud frees it"),
         (r"NOT_FOUND", "--name={name}: there is no such queued resource in {zone}"),

@@ -1,7 +1,8 @@
-"""A node of the Cloud TPU API as users of cloud-tpu-client know it: health, waiting, version, end points.
+"""Describes a node of the Cloud TPU API through cloud-tpu-client: health, waiting, version, end points.
 
-TensorFlow has its own copy of that client and prefers the package where it is installed; so does this module.
-`scripts/tpu/install.sh` installs the package without what it pins, which needs a protobuf too old for TensorFlow.
+TensorFlow has its own copy of that client but prefers the installed package; so does this module.
+`scripts/tpu/install.sh` installs the package without its pinned dependencies: they need a protobuf too old for
+TensorFlow.
 """
 
 from absl import flags
@@ -13,7 +14,7 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def make_client(name, project, zone, endpoint=""):
-    """A `Client` of cloud-tpu-client. A private end point with http:// gets no credentials; else InputError without."""
+    """A `Client` of cloud-tpu-client. Raises InputError without credentials, unless `endpoint` is private (http://)."""
     import google.auth
     from google.auth import credentials, exceptions
     from googleapiclient import discovery
@@ -23,24 +24,24 @@ def make_client(name, project, zone, endpoint=""):
     except ImportError:
         from tensorflow.python.tpu.client.client import Client
 
-    if not flags.FLAGS.is_parsed():  # as in a notebook: the client reads flags of its own, with their defaults
+    if not flags.FLAGS.is_parsed():  # as in a notebook: the client reads its own flags, with their defaults
         flags.FLAGS.mark_as_parsed()
     try:
         anonymous = endpoint.startswith("http://")
-        own = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
+        auth = credentials.AnonymousCredentials() if anonymous else google.auth.default(scopes=SCOPES)[0]
     except exceptions.GoogleAuthError as error:
         raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
     options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
-    # by the description of the API that came with the package
-    service = discovery.build("tpu", "v1", credentials=own, cache_discovery=False, static_discovery=True, **options)
+    # with the description of the API in the package
+    service = discovery.build("tpu", "v1", credentials=auth, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 
 
 def describe(name, project, zone, *, endpoint="", wait=False, poll=30):
-    """Yields lines on a node; with `wait` when it is healthy, looking at it every `poll` seconds.
+    """Yields lines on a node; with `wait`, once it is healthy, checking every `poll` seconds.
 
     Raises:
-        InputError: there is no such node, or its state is not known, or it does not become healthy within 20 minutes.
+        InputError: there is no such node, its state is unknown, or it does not become healthy within 20 minutes.
     """
     client = make_client(name, project, zone, endpoint)
     try:
@@ -55,5 +56,5 @@ def describe(name, project, zone, *, endpoint="", wait=False, poll=30):
         if state == "READY":
             ends = ",".join(f"grpc://{end['ipAddress']}:{end['port']}" for end in client.network_endpoints())
             yield f"  end points: --tpu={ends}"
-    except (ValueError, RuntimeError) as error:  # the client's own, around whatever the service says
+    except (ValueError, RuntimeError) as error:  # raised by the client around the service's message
         raise InputError(f"--node={name}: {' '.join(str(error).split())[:300]}") from None

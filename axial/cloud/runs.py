@@ -1,4 +1,4 @@
-"""The description of a run on a slice: what every engine gets, and what travels to each host in `VARIABLE` as JSON."""
+"""Describes a run on a slice. Every engine gets it, and each host reads it as JSON from the variable `VARIABLE`."""
 
 import os
 
@@ -9,25 +9,25 @@ from axial.io.schemas import Strict
 
 VARIABLE = "AXIAL_RUN"
 SUPERVISOR = "python3 -m axial.cloud.supervisor"
-# How a run on a slice ends. The first three are axial-train's own; 124 is what coreutils' timeout ends with.
+# Exit codes of a run on a slice. The first three are axial-train's; 124 is the code of coreutils' timeout.
 PREEMPTED, BAD_INPUT, FAULT, DEADLINE = 42, 2, 70, 124
-SERVER_PORT = 8470  # of TensorFlow's server on a TPU worker; tensorflow/python/tpu/client/client.py
+SERVER_PORT = 8470  # port of TensorFlow's server on a TPU worker; tensorflow/python/tpu/client/client.py
 
 
 class Run(Strict, kw_only=True):
     """A training on a slice.
 
     Attributes:
-        name: of the run and of its slice.
-        arguments: of axial-train, without --strategy, --tpu and --model_dir.
-        model_dir: its folder, which outlives the slice.
-        deadline: seconds since 1970 at which it ends; no restart renews it.
-        hosts, generation: of the slice and its chips, as 'v5e'.
+        name: name of the run and of its slice.
+        arguments: arguments of axial-train, without --strategy, --tpu and --model_dir.
+        model_dir: folder of the run, which outlives the slice.
+        deadline: end of the run, in seconds since 1970; no restart extends it.
+        hosts, generation: number of hosts, and generation of the chips, such as 'v5e'.
         gin: text of a gin file that the slice does not have; '' for none.
-        own_server: whether supervisors start TensorFlow's servers, or the image has.
-        environment: variables of the trainer.
-        port: of TensorFlow's servers; the first host's supervisor holds the others at the port before it.
-        pace: factor of all waits of the supervisors; tests make it small.
+        own_server: whether supervisors start TensorFlow's servers; otherwise the image does.
+        environment: environment variables of the trainer.
+        port: port of TensorFlow's servers; on the port before it, the first supervisor listens for the others.
+        pace: factor of all supervisors' waiting times; small in tests.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Run(Strict, kw_only=True):
 
 
 def from_environment():
-    """(the `Run` of `VARIABLE`, number of this host, addresses of all hosts). Raises InputError.
+    """(the `Run` in `VARIABLE`, number of this host, addresses of all hosts). Raises InputError.
 
-    A slice of several hosts has AXIAL_HOST, a number, and AXIAL_HOSTS, addresses with commas between them.
+    On several hosts, AXIAL_HOST is a number, and AXIAL_HOSTS has comma-separated addresses.
     """
     text = os.environ.get(VARIABLE, "")
     try:

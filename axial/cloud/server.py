@@ -1,6 +1,6 @@
-"""TensorFlow's server on a host of a slice whose image has none: python3 -m axial.cloud.server --listen=all --port=8470
+"""TensorFlow's server, for images without one: python3 -m axial.cloud.server --listen=all --port=8470
 
-The trainer on the first host reaches every host's chips through these servers, by --tpu=grpc://ADDRESS:8470,...
+Through these servers, the trainer on the first host reaches every host's chips, by --tpu=grpc://ADDRESS:8470,...
 """
 
 import sys
@@ -18,7 +18,7 @@ FLAGS = flags.FLAGS
 def _main(_):
     import tensorflow as tf
 
-    # A cluster of this task alone: the trainer tells all servers of each other when it connects.
+    # A cluster with only this task: when the trainer connects, it introduces the servers to each other.
     cluster = {"worker": [f"localhost:{FLAGS.port}"]}
     server = tf.distribute.Server(cluster, job_name="worker", task_index=0, protocol="grpc", start=False)
     if FLAGS.listen == "loopback":

@@ -1,15 +1,15 @@
-"""The main process of each host of a slice, the same under every engine: a container's first process, or a VM's script.
+"""The main process of each host of a slice, under every engine: a container's first process, or run by a VM's script.
 
     python3 -m axial.cloud.supervisor        with the variables of `runs.from_environment`
 
-The first host runs the trainer. On a slice of several hosts every host runs TensorFlow's server beside that, and the
-other supervisors hold a connection to the first one. Its end tells them the code of the run; where it breaks without
-one, a host is lost. Nothing is asked of a laptop.
+The first host runs the trainer. With several hosts, every host also runs TensorFlow's server, and the other supervisors
+hold a connection to the first one. Before it closes, it sends the exit code of the run. If it breaks without a code, a
+host is lost. No laptop is involved.
 
-It ends with 0 at the last step; 2 and 70 as the trainer does (bad input, a fault of axial); 42 if it was asked to stop,
-or a host or the lease of the folder is lost: another start goes on; 124 at the deadline, which is checked before
-anything starts and while it runs; another code, or 128 + a signal, if the trainer has ended so `TRIES` times without a
-new checkpoint.
+Exit codes: 0 after the last step; 2 and 70 as the trainer (bad input, a fault of axial); 42 if it was asked to stop, or
+if a host or the folder's lease is lost, so that a restart continues; 124 at the deadline, which is checked before every
+start and while the trainer runs; the trainer's code, or 128 + its signal, if it has failed `TRIES` times without a new
+checkpoint.
 """
 
 import contextlib
@@ -30,43 +30,43 @@ from axial.io.show import say
 from axial.io.write import write_text
 
 TRIES = 3
-# Seconds, times the run's pace.
-LEASE = 60.0  # after which a silent holder has lost a folder
-PATIENCE = 300.0  # for another run in the folder to end
-GATHER = 1800.0  # for all hosts to come
-SAVE = 120.0  # for the trainer to save at the deadline
-AGAIN = 10.0  # before another start of the trainer
-LOOK, STOP = 0.5, b"stop\n"  # between two looks; what a host that gets SIGTERM says to the first
-# Variables by which a process takes itself for a part of a slice; one that an image has left hangs a start on another
-# (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first (python/tpu/client/client.py), libtpu
-# those that begin like the others: a server and a trainer without one need them, a trainer beside a server must not
-# have them.
-OF_TENSORFLOW = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
-OF_LIBTPU = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
+# Seconds, to multiply with the run's pace.
+LEASE = 60.0  # until a silent holder loses a folder
+PATIENCE = 300.0  # wait for another run in the folder to end
+GATHER = 1800.0  # wait for all hosts
+SAVE = 120.0  # wait for the trainer to save at the deadline
+PAUSE = 10.0  # pause before a restart of the trainer
+INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
+# Variables that tell a process which slice it belongs to. A stale one in an image can hang the start on another slice
+# (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group (python/tpu/client/client.py),
+# libtpu the variables with these prefixes. A server needs libtpu's, and so does a trainer without a server; a trainer
+# beside a server must not have them.
+TENSORFLOW_VARIABLES = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
+LIBTPU_PREFIXES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 
 
 class End(Exception):
-    """This host is done: (exit code, why)."""
+    """Ends this host: (exit code, reason)."""
 
 
 class Supervisor:
-    """The supervisor of a `Run` on the host of a number, of hosts with these addresses. See the module."""
+    """The supervisor of a `Run` on host number `host`, with the addresses `hosts`. See the module."""
 
     def __init__(self, run, host, hosts):
         self.run, self.host, self.hosts = run, host, hosts
-        self.stopped = ""  # name of the signal that has asked for the end
+        self.stopped = ""  # name of the signal that asked to stop
         self._server = self._trainer = self._lease = None
-        self._others, self._pause = [], LOOK * min(run.pace, 1.0)  # connections to other supervisors
+        self._others, self._pause = [], INTERVAL * min(run.pace, 1.0)  # connections to other supervisors
 
     def main(self):
-        """Runs this host's part and returns the exit code."""
-        # First of all, as the kernel drops a signal that process 1 of a container has no handler of.
+        """Runs on this host until the end, and returns the exit code."""
+        # First of all: the kernel drops a signal for which process 1 of a container has no handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                self._look()
-                self._first(folder) if self.host == 0 else self._other()
+                self._check()
+                self._run_first(folder) if self.host == 0 else self._run_other()
         except End as end:
             code, why = end.args
         except InputError as error:
@@ -75,7 +75,7 @@ class Supervisor:
             _kill(process)
         if self._lease:
             self._lease.release()
-        self._say(f"{why}; ends with {code}")
+        self._log(f"{why}; ends with {code}")
         for other in self._others:
             with contextlib.suppress(OSError):
                 if self.host == 0:
@@ -89,14 +89,14 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._trainer.send_signal(signal.SIGTERM)
 
-    def _say(self, line):
+    def _log(self, line):
         say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
 
-    def _look(self, saves=False):
-        """Raises End if this host has nothing more to do. `saves`: unless a trainer needs it to save."""
-        if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saves else 0.0):
+    def _check(self, saving=False):
+        """Raises End if this host is done; with `saving`, not while a trainer may need it to save."""
+        if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saving else 0.0):
             raise End(runs.DEADLINE, "the deadline has passed")
-        if self.stopped and not saves and not self._trainer:
+        if self.stopped and not saving and not self._trainer:
             raise End(runs.PREEMPTED, self.stopped)
         if self._server and self._server.poll() is not None:
             raise End(runs.PREEMPTED, f"TensorFlow's server has ended with {_code(self._server)}")
@@ -105,33 +105,33 @@ class Supervisor:
             raise End(runs.PREEMPTED, "the lease of the folder is lost")
 
     def _start_server(self):
-        """Returns when this host's TensorFlow server listens."""
+        """Returns once this host's TensorFlow server listens."""
         if self.run.own_server:
             words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
-            self._server = _start(words, _without(OF_TENSORFLOW))
-        self._until(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
+            self._server = _start(words, _without(TENSORFLOW_VARIABLES))
+        self._wait_for(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
-    def _until(self, found, why):
-        """The first true value of found(). Raises End after `GATHER`."""
+    def _wait_for(self, condition, why):
+        """The first true value of condition(). Raises End after `GATHER`."""
         end = time.monotonic() + GATHER * self.run.pace
-        while not (value := found()):
-            self._look()
+        while not (value := condition()):
+            self._check()
             if time.monotonic() > end:
                 raise End(runs.PREEMPTED, why)
             time.sleep(self._pause)
         return value
 
-    def _other(self):
+    def _run_other(self):
         self._start_server()
-        first = self._until(lambda: _connected(self.hosts[0], self.run.port - 1), "the first host does not come")
+        first = self._wait_for(lambda: _connected(self.hosts[0], self.run.port - 1), "the first host does not come")
         self._hold(first)
         first.sendall(f"{self.run.name} {self.host}\n".encode())
-        self._say("waits for the end of the first host")
-        told = False
+        self._log("waits for the end of the first host")
+        stop_sent = False
         while True:
-            self._look(saves=True)
-            if self.stopped and not told:  # its trainer saves what is on this host too
-                told = True
+            self._check(saving=True)
+            if self.stopped and not stop_sent:  # the first host's trainer also saves this host's state
+                stop_sent = True
                 with contextlib.suppress(OSError):
                     first.sendall(STOP)
             try:
@@ -145,7 +145,7 @@ class Supervisor:
             raise End(runs.PREEMPTED, "the first host is lost")
 
     def _hold(self, other):
-        """Keeps a connection. A host that vanishes without a word breaks it within a minute."""
+        """Keeps a connection. If its host vanishes silently, the connection breaks within a minute."""
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)):
             other.setsockopt(socket.IPPROTO_TCP, option, value)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -165,17 +165,17 @@ class Supervisor:
                 other = listener.accept()[0]
                 other.settimeout(5.0)
                 name, _, number = other.recv(256).decode(errors="replace").strip().rpartition(" ")
-                if name == self.run.name and number.isdigit() and int(number) in missing:  # no stranger
+                if name == self.run.name and number.isdigit() and int(number) in missing:  # a host of this run
                     missing.remove(int(number))
                     self._hold(other)
             return not missing
 
         with contextlib.closing(listener):
-            listener.settimeout(LOOK)
-            self._until(all_here, "some hosts do not come")
+            listener.settimeout(INTERVAL)
+            self._wait_for(all_here, "some hosts do not come")
 
-    def _is_complete(self, asks=False):
-        """Whether all other supervisors are there; `asks`: and servers beside them. Takes their requests to stop."""
+    def _is_complete(self, with_servers=False):
+        """Whether all other supervisors (and their servers) are connected. Handles their requests to stop."""
         for other in self._others:
             other.setblocking(False)
             try:
@@ -186,13 +186,13 @@ class Supervisor:
                 pass
             except OSError:
                 return False
-        return not asks or all(_listens(host, self.run.port) for host in self.hosts[1:])
+        return not with_servers or all(_listens(host, self.run.port) for host in self.hosts[1:])
 
-    def _first(self, folder):
+    def _run_first(self, folder):
         lease, patience = Lease(self.run.model_dir, self.run.name, LEASE * self.run.pace), PATIENCE * self.run.pace
         if not lease.take(patience):
-            self._say("waits for the lease of the folder")
-            self._until(lambda: lease.take(patience), "the lease of the folder is not given back")
+            self._log("waits for the lease of the folder")
+            self._wait_for(lambda: lease.take(patience), "the lease of the folder is not released")
         self._lease = lease
         if self.run.hosts > 1:
             self._start_server()
@@ -204,35 +204,35 @@ class Supervisor:
             tries = 1 if checkpoint != before else tries + 1
             if tries >= TRIES:
                 raise End(code, f"the trainer has ended with {code}, {TRIES} times without a new checkpoint")
-            self._say(f"the trainer has ended with {code}; it is started again")
-            end = time.monotonic() + AGAIN * self.run.pace
+            self._log(f"the trainer has ended with {code}; it is started again")
+            end = time.monotonic() + PAUSE * self.run.pace
             while time.monotonic() < end:
-                self._look()
+                self._check()
                 time.sleep(self._pause)
 
     def _train(self, folder):
-        """The exit code of a trainer whose fault may pass. Raises End after any other."""
+        """Exit code of a trainer if a retry may help. Raises End after any other code."""
         self._trainer = _start(_command(self.run, self.hosts, folder), _environment(self.run))
-        if self.stopped:  # just before
+        if self.stopped:  # just before the start
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
             try:
-                self._look()
+                self._check()
                 if not self._is_complete():
                     raise End(runs.PREEMPTED, "a host is lost")
                 time.sleep(self._pause)
             except End as end:
                 if end.args[0] == runs.DEADLINE:
-                    self._say("the deadline has passed; the trainer saves")
+                    self._log("the deadline has passed; the trainer saves")
                     self._trainer.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._trainer.wait(SAVE * self.run.pace)
                 if self._trainer.poll() != 0:
                     raise
         code = _code(self._trainer)
-        _kill(self._trainer)  # what it has left
+        _kill(self._trainer)  # its remaining processes
         self._trainer = None
-        if code and not self._is_complete(asks=True):
+        if code and not self._is_complete(with_servers=True):
             raise End(runs.PREEMPTED, f"a host is lost, the trainer has ended with {code}")
         if code in (0, runs.BAD_INPUT, runs.FAULT, runs.PREEMPTED):
             raise End(code, "the trainer has ended" if code else "the last step is reached")
@@ -242,7 +242,7 @@ class Supervisor:
 
 
 def _command(run, hosts, folder):
-    """The words of axial-train. A gin file that the slice does not have is written into a folder."""
+    """Command of axial-train. A gin file that the slice lacks is written into a folder."""
     tpu = ",".join(f"grpc://{host}:{run.port}" for host in hosts) if run.hosts > 1 else "local"
     words = ["axial-train", "--strategy=tpu", f"--tpu={tpu}", f"--model_dir={run.model_dir}"]
     if run.gin:
@@ -253,38 +253,38 @@ def _command(run, hosts, folder):
 
 
 def _environment(run):
-    """Variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
+    """Environment of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
-    own = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
-    return {**_without(OF_TENSORFLOW, OF_LIBTPU if beside else ()), **beside, **own}
+    variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
+    return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}
 
 
 def _checkpoint(run):
-    """What names the latest checkpoint of a run, or nothing."""
+    """Text that names the latest checkpoint of a run, or None."""
     with contextlib.suppress(InputError):
         return read_file(os.path.join(run.model_dir, "checkpoint"))
     return None
 
 
 def _without(names, starts=()):
-    """The variables of this process for another one, but for those of some names, or that begin so."""
+    """This process's environment for another process, without some names and prefixes."""
     names = *names, "TPU_LOAD_LIBRARY", runs.VARIABLE
     return {name: value for name, value in os.environ.items() if name not in names and not name.startswith(starts)}
 
 
 def _start(command, environment):
-    """A `subprocess.Popen` in a group of its own, which the kernel kills when this process is gone."""
+    """A `subprocess.Popen` in its own process group, which the kernel kills when this process dies."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     return subprocess.Popen([*tied, *command], env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _code(process):
-    """Exit code of a process that has ended, as of a shell."""
+    """Exit code of a process that has ended, as in a shell."""
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _kill(process):
-    """Ends a process, and all that it has started."""
+    """Kills a process and all that it has started."""
     if process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

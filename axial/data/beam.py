@@ -1,9 +1,9 @@
-"""Conversion on many machines: the shards of a split as an Apache Beam pipeline.
+"""Converts a split on many machines: an Apache Beam pipeline writes its shards.
 
-An element of the pipeline is a shard. A worker lists the items again, once, with the function that the local conversion
-has, permutes them in the same way, and encodes those of its shard. So the job holds no items, and every shard has the
-bytes of a local conversion. The manifest is written by `convert_split`, after the pipeline. A pipeline that was stopped
-is resumed like a local conversion.
+An element of the pipeline is a shard. Each worker lists the items once, with the same function as a local conversion,
+permutes them in the same way and encodes the items of its shards. So the pipeline carries no items, and a shard has the
+same bytes as in a local conversion. `convert_split` writes the manifest after the pipeline. A stopped pipeline resumes
+like a local conversion.
 """
 
 import concurrent.futures
@@ -26,45 +26,45 @@ from axial.io.write import write_json
 
 
 def make_options(runner, texts):
-    """Beam's options.
+    """Beam's pipeline options.
 
     Args:
-        runner: name of a runner.
-        texts: options like 'project=mine', as on the command line without the dashes.
+        runner: name of a Beam runner.
+        texts: options such as 'project=mine', written as on the command line but without the dashes.
 
     Raises:
-        InputError: an option that Beam does not have, or a value that it does not take.
+        InputError: Beam does not have an option, or does not take its value.
     """
-    known = PipelineOptions([]).get_all_options()
+    defaults = PipelineOptions([]).get_all_options()
     for text in texts:
         name = text.partition("=")[0]
-        if name.removeprefix("no_") not in known:
-            raise InputError(f"--beam_option={text}: Beam has no option {name!r}{nearest(name, known)}")
-    said = io.StringIO()
+        if name.removeprefix("no_") not in defaults:
+            raise InputError(f"--beam_option={text}: Beam has no option {name!r}{nearest(name, defaults)}")
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             options = PipelineOptions([f"--{text}" for text in texts], runner=runner)
             options.get_all_options()
     except SystemExit:
-        reason = (said.getvalue().strip().splitlines() or ["a wrong value"])[-1]
+        reason = (stderr.getvalue().strip().splitlines() or ["a wrong value"])[-1]
         raise InputError(f"--beam_option: {reason.partition('error: ')[2] or reason}") from None
     return options
 
 
 def shard_writer(listing, options):
-    """The argument `write` of `convert_split`: a function that writes shards by a pipeline.
+    """Returns the argument `write` of `convert_split`: a function that writes shards with a pipeline.
 
     Args:
-        listing: function without arguments that returns the items of the split and the bytes of their source. It and
-            the conversion's `encode` travel to the workers. A shard has one thread by default, as a runner converts
-            several shards at a time.
-        options: of `make_options`.
+        listing: function without arguments that returns the items of the split and the bytes of their source. Beam
+            pickles it, with the conversion's `encode`, for the workers. A shard gets one thread by default, because a
+            runner converts several shards at a time.
+        options: pipeline options from `make_options`.
     """
     return functools.partial(_run, listing, options)
 
 
 def _run(listing, options, conversion, todo, bar):
-    """The list of `schemas.WrittenShard`s; see `convert_split`."""
+    """Returns the list of `schemas.WrittenShard`s; see `convert_split`."""
     report = os.path.join(conversion.output_dir, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
     source = hashlib.sha256(conversion.source).digest()
     work = _WriteShard(dataclasses.replace(conversion, items=None, source=source), listing)
@@ -91,9 +91,9 @@ def _run(listing, options, conversion, todo, bar):
 
 
 class _WriteShard(apache_beam.DoFn):
-    """Writes a shard and yields a `schemas.WrittenShard`. Bad input is an outcome, as the runner would try it again.
+    """Writes a shard and yields a `schemas.WrittenShard`, also for bad input: a runner retries what raises.
 
-    Its conversion has the hash of the source, and gets the items of `listing` on the worker.
+    The conversion holds a hash of the source. The worker fills in the items with `listing`.
     """
 
     def __init__(self, conversion, listing):
@@ -106,7 +106,7 @@ class _WriteShard(apache_beam.DoFn):
                 items, source = self._listing()
                 if hashlib.sha256(source).digest() != self._conversion.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
-                # Not before the check, which each shard of this worker must fail.
+                # Set after the check only, so that every shard of this worker fails.
                 self._items = dataclasses.replace(self._conversion, items=items).permuted()
             with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
                 yield write_items(self._conversion, path, self._items[first:last], pool)

@@ -1,26 +1,26 @@
 """Turns a list of annotated photos into the shards of a split.
 
-The records have a random order, the same in every run. The photos are converted in parallel. A run that was killed can
-be resumed. Every run writes the same bytes. A shard is converted again if the size or the time of one of its photos or
-label files has changed since.
+The records have a random order, which is the same in every run. Threads convert the photos in parallel. A killed run
+can be resumed, and every run writes the same bytes. A shard is converted again if one of its photos or label files has
+changed its size or modification time.
 
-A broken photo or label file does not stop the conversion. All of them are named at its end. Without `skip_broken` their
-shards are missing then, and the next run converts these alone. With it their items have no record, and the manifest
-lists them. Such a shard of a run that was killed is converted again.
+A broken photo or label file does not stop the conversion; the end of the run names all of them. Without `skip_broken`,
+their shards are not written, and the next run converts only these. With it, their items have no record, and the
+manifest lists them. If the run was killed, such a shard is converted again.
 
 Each data set provides a list of items; everything else is here. An item is a dict:
 
     photo       path of the photo
-    name        of the photo in its split, where that has folders; by default the file name
-    id          the data set's number of the photo, an integer
+    name        name of the photo in its split, with subfolders; by default the file name
+    id          integer id of the photo in the data set
     class       class index of the photo, for classification; or
-    labels      function without arguments that reads its `Labels`; None for a photo without labels
+    labels      function without arguments that reads the photo's `Labels`; None for a photo without labels
     label_files paths of the files that `labels` reads; optional
-    boxes       function of the photo's size (width, height) that returns the fields 'box/' of the record; optional
-    stored      True if the labels are of the photo as it is stored, not turned upright; see `files.photo_fields`
-    read        if the photo is not a file of its own: function that reads its bytes and `Labels`, or None for these
+    boxes       function of the photo's size (width, height) that returns the 'box/' fields of the record; optional
+    stored      True if the labels match the stored pixels, before the EXIF turn; see `files.photo_fields`
+    read        function that reads the photo's bytes and `Labels` (or None), if the photo has no file of its own
 
-The items of sentence pairs are those of `text.pair_items`.
+`text.pair_items` makes the items of sentence pairs.
 """
 
 import collections
@@ -46,17 +46,17 @@ from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
 from axial.io.write import cache_dir, file_digest, make_folder, name_broken, output_file, write_json
 
-PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
-PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
+PHOTOS_A_SHARD = 512  # about 100 MB for COCO
+PERMUTATION = 5  # seed of the record order; see `tfrecord.item_numbers`
 AHEAD = 64  # items in progress at a time
 
 
 def encode_item(item):
-    """The fields of one item's record (see `tfrecord`), the seconds of each stage, and remarks on the photo.
+    """Returns the fields of an item's record (see `tfrecord`), the seconds of each stage, and remarks on the photo.
 
     Raises:
-        InputError: a photo or label image that is missing, damaged or of another size; labels that the spec does not
-            have. The message names the file.
+        InputError: a photo or label image is missing, damaged or has another size; the spec lacks a label. The message
+            names the file.
     """
     seconds, last = collections.Counter(), time.perf_counter()
 
@@ -66,25 +66,25 @@ def encode_item(item):
         seconds[stage] += now - last
         last = now
 
-    path, found = item["photo"], None
+    path, label = item["photo"], None
     if "read" in item:
-        photo, found = item["read"]()
+        photo, label = item["read"]()
     else:
         photo = read_file(path)
         lap("read the photo")
     if item.get("labels"):
-        found = item["labels"]()
+        label = item["labels"]()
         lap("read the labels")
-    fields, remarks = photo_fields(path, photo, found.size if found else None, item.get("stored", False))
+    fields, remarks = photo_fields(path, photo, label.size if label else None, item.get("stored", False))
     size = fields["image/width"], fields["image/height"]
     fields |= {"image/file_name": item.get("name", os.path.basename(path)), "image/id": item["id"]}
     lap("decode the photo")
     if "class" in item:
         fields["image/class"] = item["class"]
     else:
-        found = found or labels.blank(size)
-        ids, classes, crowd = zip(*found.segments) if found.segments else ((), (), ())
-        fields |= {"panoptic/encoded": found.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
+        label = label or labels.blank(size)
+        ids, classes, crowd = zip(*label.segments) if label.segments else ((), (), ())
+        fields |= {"panoptic/encoded": label.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
         fields |= item["boxes"](size) if "boxes" in item else {}
     lap("read the labels")
     return fields, seconds, remarks
@@ -92,21 +92,21 @@ def encode_item(item):
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """A split that is converted, and how.
+    """A split to convert, and how to convert it.
 
     Attributes:
         items: sequence of items.
         source: bytes that identify the input, so that two inputs are never mixed.
         spec: `DatasetSpec` or `TextSpec`.
         split: name of the split.
-        output_dir: folder, made if it is missing.
-        workers: number of threads; one for each core by default.
+        output_dir: folder, created if it is missing.
+        workers: number of threads; by default one for each core.
         skip_broken: whether to leave out items that cannot be read.
-        shards: number of files; one for each 512 items by default.
+        shards: number of files; by default one for every 512 items.
         encode: `encode_item`, or a function like it.
-        unit: what an item is, for the bar.
-        progress: whether to show a bar.
-        permutation: seed of the order of the records; `convert_split` sets it.
+        unit: noun for an item, shown in the progress bar.
+        progress: whether to show a progress bar.
+        permutation: seed of the record order; `convert_split` sets it.
     """
 
     items: list
@@ -123,7 +123,7 @@ class Conversion:
     permutation: int | None = PERMUTATION
 
     def path(self, name):
-        """The path of a file of the split."""
+        """Path of a file in the output folder."""
         return output_file(self.output_dir, name, "--split")
 
     @property
@@ -132,41 +132,41 @@ class Conversion:
 
     @property
     def plan(self):
-        """The path of what is there of a manifest while the split is converted."""
+        """Path of the unfinished manifest, which exists only while the split is converted."""
         return self.path(f".{self.split}.plan")
 
     def permuted(self):
-        """The items in the order of their records; see `tfrecord.item_numbers`."""
+        """Items in the order of their records; see `tfrecord.item_numbers`."""
         return [self.items[number] for number in tfrecord.item_numbers(len(self.items), self.permutation)]
 
     def bounds(self):
-        """dict from the paths of the shards to the first record and the one after the last."""
+        """dict from each shard's path to (first record, last record + 1)."""
         total = len(self.items)
         shards = min(self.shards or -(-total // PHOTOS_A_SHARD), total)
         names = [self.path(tfrecord.shard_name(self.split, i, shards)) for i in range(shards)]
         return dict(zip(names, itertools.pairwise(total * i // shards for i in range(shards + 1))))
 
     def shards_there(self):
-        """Paths of all shards of the split that are there, of any number of shards."""
+        """Paths of all existing shards of the split, whatever their number."""
         return gfile.glob(self.manifest.removesuffix(".json"), "-?????-of-?????.tfrecord")
 
 
 def convert_split(conversion, write=None):
-    """Writes items as a split of TFRecords. Shards that a killed run has finished are kept and used.
+    """Writes items as a split of TFRecords. It reuses the shards that a killed run has finished.
 
     Args:
         conversion: `Conversion`.
-        write: function that writes shards: of the conversion, of a dict from their paths to the first record and the
-            one after the last, and of the bar. It returns a `schemas.WrittenShard` for each. By default this process
-            writes them; `beam.shard_writer` is the other one.
+        write: function of (conversion, dict from shard paths to (first record, last record + 1), progress bar) that
+            writes these shards and returns a `schemas.WrittenShard` for each. By default this process writes them;
+            `beam.shard_writer` makes another.
 
     Returns:
-        The manifest, and a dict: 'photos' is how many photos this call converted, 'seconds' is its time, and 'stages'
-        has the seconds of each stage, summed over all threads.
+        The manifest, and a dict: 'photos' is the number of photos that this call converted, 'seconds' its duration, and
+            'stages' the seconds of each stage, summed over all threads.
 
     Raises:
-        InputError: no items; the folder holds a split of this name that was made from other input or with other
-            `shards`; an item that cannot be read, or with `skip_broken` none that can be.
+        InputError: there are no items; the folder holds a split of this name from other input or with another number of
+            `shards`; an item cannot be read or, with `skip_broken`, none can.
     """
     if not conversion.items:
         raise InputError(f"--split={conversion.split}: no {conversion.unit} is in this split")
@@ -175,9 +175,9 @@ def convert_split(conversion, write=None):
     _remove(listed)
     earlier = _earlier(conversion)
     finished = bool(earlier and earlier.shards)
-    if earlier:  # a split of an older version keeps its order
+    if earlier:  # keeps the record order of older versions
         conversion = dataclasses.replace(conversion, permutation=earlier.permutation)
-    if isinstance(conversion.spec, DatasetSpec):  # and its levels
+    if isinstance(conversion.spec, DatasetSpec):  # and their levels
         levels = earlier.spec.levels if finished else PERCENTILES
         conversion = dataclasses.replace(conversion, spec=dataclasses.replace(conversion.spec, levels=levels))
     bounds, plan, total = conversion.bounds(), _plan(conversion), len(conversion.items)
@@ -187,7 +187,7 @@ def convert_split(conversion, write=None):
         for path in set(conversion.shards_there()) - set(kept):
             tf.io.gfile.remove(path)
         write_json(conversion.plan, plan)
-    todo = {path: part for path, part in bounds.items() if path not in kept}
+    todo = {path: limits for path, limits in bounds.items() if path not in kept}
     converted, start, written = sum(last - first for first, last in todo.values()), time.perf_counter(), []
     with show.progress(
         None, conversion.split, total=total, unit=conversion.unit, disable=not conversion.progress
@@ -214,16 +214,16 @@ def convert_split(conversion, write=None):
 
 
 def _digest(row):
-    """Bytes and SHA-256 of a `schemas.WrittenShard`."""
+    """(bytes, SHA-256) of a `schemas.WrittenShard`."""
     return (row.size, row.digest) if row.digest else file_digest(row.path)
 
 
 def convert_sample(name, splits, listing, spec):
-    """Folder of photos that ship with axial as TFRecords, in the user's cache. They are converted at first use.
+    """Folder with photos that ship with axial as TFRecords, in the user's cache. The first use converts them.
 
     Args:
-        name: of the folder.
-        splits: names.
+        name: name of the folder.
+        splits: names of the splits.
         listing: function of a split that returns its items and the bytes of their source.
         spec: `DatasetSpec`.
     """
@@ -234,17 +234,17 @@ def convert_sample(name, splits, listing, spec):
     return path
 
 
-def of_stored_pixels(listing):
-    """What a function that lists items returns, for labels that are of the photos as they are stored."""
+def as_stored(listing):
+    """Calls `listing` and marks its items: their labels match the stored pixels, before the EXIF turn."""
     items, source = listing()
     return [{**item, "stored": True} for item in items], source + b" labels of stored pixels"
 
 
-# === What is kept of an earlier run ===
+# === Resuming an earlier run ===
 
 
 def _earlier(conversion):
-    """The `schemas.Manifest` of a finished run, the `schemas.Plan` of one that has written shards, or None."""
+    """Returns a finished run's `schemas.Manifest`, the `schemas.Plan` of a run that has written shards, or None."""
     for path, schema in ((conversion.manifest, schemas.Manifest), (conversion.plan, schemas.Plan)):
         if tf.io.gfile.exists(path):
             return read_json(path, schema, LARGEST_TEXT)[1] if conversion.shards_there() else None
@@ -252,7 +252,7 @@ def _earlier(conversion):
 
 
 def _plan(conversion):
-    """dict of a `schemas.Plan`. Its 'source' differs if the input, the number of shards or their order differ."""
+    """dict of a `schemas.Plan`. Its 'source' depends on the input, the number of shards and the record order."""
     items, bounds, permutation = conversion.permuted(), conversion.bounds(), conversion.permutation
     order = "" if permutation is None else f" permuted by {permutation}"
     return {
@@ -268,7 +268,7 @@ def _plan(conversion):
 
 
 def _stamp(items):
-    """A hash of the sizes and times of the items' files, of those that are local."""
+    """Hash of the sizes and modification times of the items' local files."""
     digest = hashlib.sha256()
     for item in items:
         files = [item["photo"], *item.get("label_files", ())] if "photo" in item and "read" not in item else []
@@ -280,13 +280,13 @@ def _stamp(items):
 
 
 def _kept(conversion, earlier, plan, order):
-    """dict from the shards of an earlier run that are used again to a `schemas.WrittenShard`, without its bytes.
+    """dict from each reusable shard of an earlier run to a `schemas.WrittenShard` without its bytes.
 
     Args:
         conversion: `Conversion`.
-        earlier: of `_earlier`.
+        earlier: result of `_earlier`.
         plan: dict of this run's plan.
-        order: list of the items' numbers, in the order of their records.
+        order: list of item numbers in record order.
 
     Raises:
         InputError: the earlier run had other input.
@@ -308,11 +308,11 @@ def _kept(conversion, earlier, plan, order):
         )
     sizes, kept = {name: size for name, _, size in earlier.shards}, {}
     for i, (path, (first, last)) in enumerate(conversion.bounds().items()):
-        broken = [(place, reasons[n]) for place, n in enumerate(order[first:last]) if n in reasons]
-        unchanged = not earlier.stamps or earlier.stamps[i] == now.stamps[i]  # an older version wrote none
+        broken = [(position, reasons[n]) for position, n in enumerate(order[first:last]) if n in reasons]
+        unchanged = not earlier.stamps or earlier.stamps[i] == now.stamps[i]  # older versions wrote none
         if not unchanged or (broken and not conversion.skip_broken):
             continue
-        if len(broken) == last - first:  # there is no file
+        if len(broken) == last - first:  # the shard has no file
             kept[path] = schemas.WrittenShard(path, broken=broken)
         elif tf.io.gfile.exists(path):
             size = tf.io.gfile.stat(path).length
@@ -322,7 +322,7 @@ def _kept(conversion, earlier, plan, order):
 
 
 def _records(path):
-    """How many records a shard has, -1 if it is damaged. A killed run with --skip_broken may have left some out."""
+    """Number of records in a shard; -1 if it is damaged. A killed run with --skip_broken may have left some out."""
     try:
         return sum(1 for _ in tf.data.TFRecordDataset(path))
     except tf.errors.DataLossError:
@@ -334,7 +334,7 @@ def _remove(path):
         tf.io.gfile.remove(path)
 
 
-# === What is said of items ===
+# === Messages about items ===
 
 
 def _tell_broken(conversion, path, messages):
@@ -353,7 +353,7 @@ def _tell_broken(conversion, path, messages):
 
 
 def _tell_remarks(remarks):
-    """Says remarks (text, photo), of a text once."""
+    """Prints remarks, pairs (text, photo): each text once, with its first photo and the number of others."""
     photos = collections.defaultdict(list)
     for text, path in sorted(remarks):
         photos[text].append(path)
@@ -366,10 +366,10 @@ def _tell_remarks(remarks):
 
 
 def _write_here(conversion, todo, bar):
-    """Writes shards one after the other; see `convert_split`."""
+    """Writes shards one after the other in this process; see `convert_split`."""
     items = conversion.permuted()
     with concurrent.futures.ThreadPoolExecutor(conversion.workers or os.cpu_count()) as pool:
-        return [write_items(conversion, path, items[slice(*part)], pool, bar=bar) for path, part in todo.items()]
+        return [write_items(conversion, path, items[slice(*limits)], pool, bar=bar) for path, limits in todo.items()]
 
 
 class _Incomplete(Exception):
@@ -377,28 +377,28 @@ class _Incomplete(Exception):
 
 
 def write_items(conversion, path, items, pool, *, bar=None):
-    """Writes items as one shard, which appears when it is whole. Returns its `schemas.WrittenShard`.
+    """Writes items as one shard, which appears only when it is complete. Returns its `schemas.WrittenShard`.
 
     Args:
-        conversion: `Conversion`, of its `encode` and `skip_broken`. With the latter the shard appears without its
-            broken items. Without any item it never does.
-        path: of the shard.
-        items: of the shard.
-        pool: of the threads that encode.
-        bar: that is updated; None for none.
+        conversion: `Conversion` with `encode` and `skip_broken`. With `skip_broken`, the shard is written without its
+            broken items, unless all are broken.
+        path: path of the shard.
+        items: items of the shard.
+        pool: thread pool that encodes them.
+        bar: progress bar to update, or None.
     """
     stages, broken, remarks = collections.Counter(), [], []
 
     def records():
-        for place, (record, seconds, said) in enumerate(_in_order(pool, conversion.encode, items)):
+        for position, (record, seconds, notes) in enumerate(_in_order(pool, conversion.encode, items)):
             if record is None:
-                broken.append((place, said))
+                broken.append((position, notes))
             else:
                 start = time.perf_counter()
                 yield record
                 stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
                 stages.update(seconds)
-                remarks.extend((text, str(items[place]["photo"])) for text in said)
+                remarks.extend((text, str(items[position]["photo"])) for text in notes)
             if bar is not None:
                 bar.update()
         if broken and not (conversion.skip_broken and len(broken) < len(items)):
@@ -412,7 +412,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
 
 
 def _in_order(pool, encode, items):
-    """Yields what `_encoded` makes of each item, in their order. A few items are in progress at a time."""
+    """Yields `_encoded` of each item, in order. A few items are in progress at a time."""
     items, waiting = iter(items), collections.deque()
     try:
         while True:
@@ -427,10 +427,10 @@ def _in_order(pool, encode, items):
 
 
 def _encoded(encode, item):
-    """(the record, seconds of each stage, remarks) of an item, or (None, {}, what is wrong with it)."""
+    """(record, seconds of each stage, remarks) of an item, or (None, {}, error message)."""
     try:
         fields, seconds, remarks = encode(item)
         return tfrecord.encode_example(fields), seconds, remarks
-    except Exception as error:  # whatever a library raises for an image is of this image
+    except Exception as error:  # whatever a library raises for an image is the image's fault
         odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
         return None, {}, str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"

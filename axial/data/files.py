@@ -1,4 +1,4 @@
-"""Lists of folders, photos as TensorFlow decodes them for converters, and photos to predict."""
+"""Lists files in folders, encodes photos for converters, and finds the photos to predict."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
 
-PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # of `io.images.FORMATS`
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # suffixes of `io.images.FORMATS`
 
 
 def names_in(path):
@@ -32,47 +32,47 @@ def names_in(path):
 
 
 def names_below(folder, names):
-    """The set of names in a folder and, as 'b/a.png', in those of its folders that `names` have.
+    """Set of the names in a folder, and of names such as 'b/a.png' in those subfolders that `names` mention.
 
     Args:
         folder: path.
-        names: of files that are looked for; `io.paths.inside` has checked them.
+        names: files to look for, checked by `io.paths.inside`.
 
     Raises:
         InputError: no such folder.
     """
     if not gfile.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    found = set(names_in(folder))
+    present = set(names_in(folder))
     for below in sorted({os.path.dirname(name) for name in names} - {""}):
         path = os.path.join(folder, below)
         if gfile.isdir(path):
-            found.update(f"{below}/{name}" for name in names_in(path))
-    return found
+            present.update(f"{below}/{name}" for name in names_in(path))
+    return present
 
 
 def find_manifest(data_dir, split):
-    """Path of the manifest of a converted split. Raises InputError, which names the nearest split."""
+    """Path of a converted split's manifest. Raises InputError, which names the nearest split."""
     if not gfile.isdir(data_dir):
-        raise InputError(f"{data_dir}: no such folder; --data_dir takes what axial-convert wrote")
+        raise InputError(f"{data_dir}: no such folder; expected a folder that axial-convert wrote")
     path = inside(data_dir, f"{split}.json", f"{data_dir}: split")
     if not gfile.exists(path):
-        found = [name.removesuffix(".json") for name in names_in(data_dir) if name.endswith(".json")]
-        has = f"has {', '.join(found)}{nearest(split, found)}" if found else "has no converted split"
+        splits = [name.removesuffix(".json") for name in names_in(data_dir) if name.endswith(".json")]
+        has = f"has {', '.join(splits)}{nearest(split, splits)}" if splits else "has no converted split"
         raise InputError(f"{data_dir}: no split {split!r}, the folder {has}")
     return path
 
 
 def tell_left_out(where, what, names):
-    """Says on standard error how many things of a kind are left out, and the first of their names. None is no word."""
+    """Prints on standard error how many files of a kind are left out, with the first name. Prints nothing for none."""
     if names:
         say(f"{where}: left out: {what} ({len(names)}, first {names[0]})", error=True)
 
 
 def check_ids(path, images):
-    """Raises InputError if images of a JSON share an id, or if some ids are texts and others are numbers.
+    """Raises InputError if two images of a JSON share an id, or if some ids are text and others numbers.
 
-    A photo whose id is a text is numbered by its place, which may be the number of another one.
+    A photo with a text id is numbered by its position, which could be the number of another photo.
     """
     check_unique(path, "images: id", (image.id for image in images))
     first = {type(image.id): image for image in reversed(images)}
@@ -85,14 +85,14 @@ def check_ids(path, images):
 
 
 def list_folder(path):
-    """Names in a folder, of `names_in` without hidden ones. Raises InputError if it is missing."""
+    """Names in a folder, without hidden ones; see `names_in`. Raises InputError if the folder is missing."""
     if not gfile.isdir(path):
         raise InputError(f"{path}: no such folder")
     return [name for name in names_in(path) if not name.startswith(".")]
 
 
 def folders_in(path, others):
-    """Names of the folders in a folder. It says how many files are left out, which are `others`."""
+    """Names of the subfolders. Prints how many files are left out, described by `others`."""
     names = list_folder(path)
     folders = [name for name in names if gfile.isdir(os.path.join(path, name))]
     tell_left_out(path, others, [name for name in names if name not in folders])
@@ -100,36 +100,36 @@ def folders_in(path, others):
 
 
 def split_folder(folder, split):
-    """Path of the folder of a split. Raises InputError, which names the nearest split, if there is none."""
-    if split not in (found := list_folder(folder)):
-        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+    """Path of a split's folder. Raises InputError, which names the nearest split, if it is missing."""
+    if split not in (splits := list_folder(folder)):
+        has = f"the splits here are {', '.join(splits)}{nearest(split, splits)}" if splits else "the folder is empty"
         raise InputError(f"{os.path.join(folder, split)}: no such folder; {has}")
     return os.path.join(folder, split)
 
 
 def by_name(folder, suffixes, beside=()):
-    """Dict from names without suffix to paths, sorted. It says how many names with other suffixes are left out.
+    """Sorted dict from names without suffix to paths. Prints how many names with other suffixes are left out.
 
     Args:
         folder: path.
-        suffixes: of the files.
-        beside: suffixes of files that may lie beside them, with the same names.
+        suffixes: suffixes of the files.
+        beside: suffixes of other files that may have the same names.
 
     Raises:
         InputError: two files have the same name without suffix.
     """
-    found, others = {}, []
+    paths, others = {}, []
     for name in list_folder(folder):
         stem, suffix = os.path.splitext(name)
         if suffix.lower() in suffixes:
-            if stem in found:
-                raise InputError(f"{os.path.join(folder, name)}: {found[stem]} has the same name")
-            found[stem] = os.path.join(folder, name)
+            if stem in paths:
+                raise InputError(f"{os.path.join(folder, name)}: {paths[stem]} has the same name")
+            paths[stem] = os.path.join(folder, name)
         else:
             others.append(name)
-    others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in found)]
-    tell_left_out(folder, f"what does not end in {', '.join(suffixes)}", others)
-    return found
+    others = [name for name in others if not (name.lower().endswith(beside) and os.path.splitext(name)[0] in paths)]
+    tell_left_out(folder, f"names that do not end in {', '.join(suffixes)}", others)
+    return paths
 
 
 def check_paired(photos, labels, photo_folder, label_folder, *, ending=".png"):
@@ -137,8 +137,8 @@ def check_paired(photos, labels, photo_folder, label_folder, *, ending=".png"):
 
     Args:
         photos, labels: dicts from names to paths.
-        photo_folder, label_folder: of all photos, and of all labels.
-        ending: of the names of label files.
+        photo_folder, label_folder: folders of all photos and of all labels.
+        ending: ending of label files' names.
     """
     for odd in sorted(set(photos) ^ set(labels)):
         if odd in photos:
@@ -152,8 +152,8 @@ def labelled_items(photos, labels, read):
 
     Args:
         photos: dict from names to paths.
-        labels: dict from names to lists of the paths of label files; {} for a split without labels.
-        read: function of the photo's path and of those of its label files that returns its `Labels`.
+        labels: dict from names to lists of label files' paths; {} for a split without labels.
+        read: function that returns `Labels` from the path of the photo and the paths of its label files.
     """
     return [
         {
@@ -167,24 +167,24 @@ def labelled_items(photos, labels, read):
 
 
 def photo_fields(path, data, size=None, stored=False):
-    """The fields of a record that hold a photo (see `tfrecord`), so that `streams.decode_photo` has its pixels.
+    """The record fields of a photo (see `tfrecord`), from which `streams.decode_photo` makes the same pixels.
 
-    Most files are only checked and kept. Of one with further pictures (MPO), the first is kept. CMYK, palette and
-    transparent photos, those of more than 8 bits, and other formats than JPEG and PNG, are encoded again as RGB of 8
-    bits. What the record gets is decoded once; see `check_decodes`.
+    Most files are only checked and kept. If a file has further pictures (MPO), only the first is kept. CMYK, palette,
+    transparent and deep photos (more than 8 bits), and formats other than JPEG and PNG, are re-encoded as 8-bit RGB.
+    The encoded photo is decoded once to check it; see `check_decodes`.
 
     Args:
-        path: of the photo, for messages.
-        data: its bytes.
-        size: (width, height) of its labels; None without labels of pixels.
-        stored: whether they are of the pixels as they are stored, and not of the photo turned upright. Where their
-            `size` fits only the other, they are of that.
+        path: path of the photo, for messages.
+        data: bytes of the photo.
+        size: (width, height) of its labels; None without label images.
+        stored: whether the labels match the stored pixels, not the upright photo. If `size` fits only one of the two,
+            the labels match that one.
 
     Returns:
-        The fields, and texts on what of the file is left out, and on how its values become 8 bits.
+        The fields, and remarks: parts of the file that are left out, and how deep values become 8 bits.
 
     Raises:
-        InputError: a photo that is cut short, damaged, of another size, or that TensorFlow does not decode.
+        InputError: the photo is cut short, damaged or has another size, or TensorFlow cannot decode it.
     """
     photo = open_photo(path, data)
     stored_size = photo.image.size
@@ -205,30 +205,30 @@ def photo_fields(path, data, size=None, stored=False):
 
 
 def _encoded(data, photo):
-    """The bytes of a JPEG or PNG of a `Photo`, which TensorFlow decodes to the same pixels."""
+    """Bytes of a `Photo` as JPEG or PNG, which TensorFlow decodes to the same pixels."""
     image = photo.image
     if image.mode in ("RGB", "L") and photo.deep is None:
         if image.format in ("JPEG", "PNG"):
             return data
         if image.format == "MPO":
-            first = data[: image.mpinfo[0xB002][0]["Size"]]  # of its index of pictures, which may be wrong
+            first = data[: image.mpinfo[0xB002][0]["Size"]]  # by the file's index of pictures, which may be wrong
             return first if first.endswith(b"\xff\xd9") else data
     encoded = io.BytesIO()
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
-    # Pillow keeps a transparency that may be of another mode.
+    # Pillow would keep a transparency, which may not fit the mode.
     photo.rgb().save(encoded, format, quality=95, subsampling=0, transparency=None)
     return encoded.getvalue()
 
 
 def reason_of(error):
-    """The first line of what TensorFlow says of a record, without the names of operations."""
+    """The first line of TensorFlow's message about a record, without the names of ops."""
     return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", first_line(error)).strip()
 
 
 def check_decodes(path, encoded):
-    """Raises InputError unless TensorFlow decodes a JPEG or PNG of a record, whose kernel `decode` and labels use.
+    """Raises InputError unless TensorFlow decodes a record's JPEG or PNG, with the kernel of `decode` and labels.
 
-    Pillow also reads some damaged files, and more pixels.
+    Pillow also reads some damaged files, and files with more pixels.
     """
     import tensorflow as tf
 
@@ -240,12 +240,12 @@ def check_decodes(path, encoded):
 
 
 def missing_files(folder, names, what):
-    """Sorted list of the names for which there is no file in a folder. Raises InputError; see `inside`.
+    """Sorted list of the names that a folder lacks. Raises InputError; see `inside`.
 
     Args:
         folder: path of the folder.
-        names: of files in it, or in folders below it.
-        what: what gives the names, for the message.
+        names: names of files in it, or in its subfolders.
+        what: source of the names, for the message.
     """
     for name in names:
         inside(folder, name, what)
@@ -256,9 +256,9 @@ def missing_files(folder, names, what):
 
 
 def load_photo(path, levels=PERCENTILES):
-    """Reads a photo of any format as uint8 [h, w, 3], turned as its EXIF tag says; see `Photo.rgb`.
+    """Reads a photo of any format as uint8 [h, w, 3], turned by its EXIF tag; see `Photo.rgb`.
 
-    It says on standard error which pages and channels of the file are left out.
+    Prints on standard error which pages and channels of the file are left out.
 
     Raises:
         InputError: the file is missing, cut short or not an image.
@@ -270,9 +270,9 @@ def load_photo(path, levels=PERCENTILES):
 
 
 def find_photos(arguments):
-    """The photos that the arguments name, each path once. An argument is a photo or a folder of photos.
+    """Paths of the photos that the arguments name, without repeats. An argument is a photo or a folder of photos.
 
-    Hidden files of a folder are no photos, nor are the pictures that axial-predict has written there.
+    Hidden files of a folder are left out, and so are pictures that axial-predict has written there.
 
     Raises:
         InputError: there is no argument, a photo is missing, or a folder has no photos.
@@ -287,17 +287,17 @@ def find_photos(arguments):
             photos.append(argument)
             continue
         names = list_folder(argument)
-        found = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
-        rest = [name for name in names if name not in set(found)]
-        tell_left_out(argument, f"what does not end in {', '.join(PHOTOS)}, or what axial-predict has written", rest)
-        if not found:
+        photo_names = [name for name in names if name.lower().endswith(PHOTOS) and not _is_predicted(argument, name)]
+        rest = [name for name in names if name not in set(photo_names)]
+        tell_left_out(argument, f"names not ending in {', '.join(PHOTOS)}, or files of axial-predict", rest)
+        if not photo_names:
             raise InputError(f"{argument}: no photo in this folder; their names end in {', '.join(PHOTOS)}")
-        photos += [os.path.join(argument, name) for name in found]
+        photos += [os.path.join(argument, name) for name in photo_names]
     return list({os.path.abspath(photo): photo for photo in photos}.values())
 
 
 def _is_predicted(folder, name):
-    """Whether a JSON of axial-predict in a folder says that this picture was written with it."""
+    """Whether axial-predict wrote this picture, according to a JSON of the same stem in the folder."""
     stem = name.rsplit(".", 2)[0]
     path = os.path.join(folder, f"{stem}.json")
     if stem == name or not gfile.exists(path):

@@ -1,6 +1,6 @@
-"""What the objects of a training looked like: their size and the grey levels of the photos, from the training labels.
+"""Measures the objects of training labels: their sizes, and the grey levels of the photos.
 
-A network knows objects at the zoom of its training alone. objects.json of a run or an export says which this was.
+A network knows objects only at its training zoom. objects.json of a run or an export records it.
 """
 
 import os
@@ -15,32 +15,32 @@ from axial.io import schemas
 from axial.io.read import read_json
 
 OBJECTS = "objects.json"
-MOST_PHOTOS = 500  # that are looked at; records have a random order
+MOST_PHOTOS = 500  # photos to measure; records have a random order
 PERCENTILES = 5, 50, 95
 
 
 def diameters(areas):
-    """Diameters of the circles that have these areas: float [n] in pixels, from int [n]."""
+    """float [n]: diameters in pixels of circles with the given areas, int [n]."""
     return 2 * np.sqrt(np.asarray(areas) / np.pi)
 
 
 def grey_level(photo):
-    """The median of a photo's grey levels, 0 to 255, from uint8 [h, w, 3]. A grey level is the mean of the channels."""
+    """Median grey level, 0 to 255, of uint8 [h, w, 3]. A pixel's grey level is the mean of its channels."""
     return float(np.median(np.asarray(photo).mean(-1)))
 
 
 def objects_of(data_dir, split):
-    """`schemas.Objects` of a converted split; None if it has no segments, or no thing among them.
+    """`schemas.Objects` of a converted split; None if it has no things.
 
-    Crowds are left out. Of a large split, the first `MOST_PHOTOS` photos are looked at.
+    Crowds are left out. The first `MOST_PHOTOS` photos of a large split are measured.
 
     Raises:
-        InputError: no such split, or a damaged one.
+        InputError: there is no such split, or it is damaged.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     if manifest["labels"] != "panoptic":
         return None
-    things, found, levels = np.array(manifest["spec"].things), [np.zeros(0)], []
+    things, sizes, levels = np.array(manifest["spec"].things), [np.zeros(0)], []
 
     def parse(serialized):
         record = tfrecord.parse_example(serialized)
@@ -50,18 +50,18 @@ def objects_of(data_dir, split):
     records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(MOST_PHOTOS)
     with name_damaged_records(data_dir, split):
         for photo, ids, *segments in records.map(parse, tf.data.AUTOTUNE):
-            known, classes, crowd = (x.numpy() for x in segments)
-            areas = np.bincount(numbered(ids.numpy(), known).ravel(), minlength=len(known) + 1)[1:]
-            found.append(diameters(areas[things[classes] & (crowd == 0) & (areas > 0)]))
+            segment_ids, classes, crowd = (x.numpy() for x in segments)
+            areas = np.bincount(numbered(ids.numpy(), segment_ids).ravel(), minlength=len(segment_ids) + 1)[1:]
+            sizes.append(diameters(areas[things[classes] & (crowd == 0) & (areas > 0)]))
             levels.append(grey_level(photo))
-    found = np.concatenate(found)
-    if not len(found):
+    sizes = np.concatenate(sizes)
+    if not len(sizes):
         return None
-    ranges = [np.percentile(values, PERCENTILES).round(2).tolist() for values in (found, levels)]
-    return schemas.Objects(len(levels), len(found), *map(tuple, ranges))
+    ranges = [np.percentile(values, PERCENTILES).round(2).tolist() for values in (sizes, levels)]
+    return schemas.Objects(len(levels), len(sizes), *map(tuple, ranges))
 
 
 def read_objects(folder):
-    """`schemas.Objects` of the folder of a run, or of an export's assets.extra; None of one by an older version."""
+    """`schemas.Objects` from a run's folder or an export's assets.extra; None if an older version wrote it."""
     path = os.path.join(folder, OBJECTS)
     return read_json(path, schemas.Objects)[1] if tf.io.gfile.exists(path) else None

@@ -1,23 +1,23 @@
-"""Training input that other machines prepare: tf.data's service, as an option of every task.
+"""Distributes the training input: tf.data's service, as an option of every task.
 
-A dispatcher hands out tickets in their order, each to the first worker that asks for one (dynamic sharding). A ticket
-is a part of an epoch: the records of a shard, or every n-th of them where a split has few shards. The seed and the
-ticket decide which part it is and the order inside it. The seed and the record's number decide its augmentation. So
-the workers agree without talking to each other, and every epoch has another order.
+A dispatcher hands out tickets in order, each to the first worker that asks (dynamic sharding). A ticket is a part of an
+epoch: the records of a shard, or every n-th of them in a split with few shards. The seed and the ticket decide its
+records and their order. The seed and the record's number decide the augmentation. So the workers agree without
+communication, and every epoch has another order.
 
-What holds, and what does not:
+Guarantees and limits:
 
-- A ticket goes to one worker, so no record comes twice in an epoch. Each comes once while no worker dies.
-- What a worker holds when it dies is lost: `OPEN` tickets and what it has prefetched. `_Arrivals` counts it.
-- The order of the batches is that in which workers finish them. Two runs with one seed have the same augmented
-  examples in every epoch, in another order and in other batches. A run is not repeated bit by bit.
-- A step whose loss is not finite cannot be repeated with its own batch, so its message may name no tensor.
-- The end of an epoch and the beginning of the next overlap by what the workers hold.
-- A resumed training starts a job of its own at the first ticket that the steps before it have not used up, counted in
-  the order of tickets. Around that place, records that the workers had open can come again or not at all in the epoch
-  that was interrupted. All later epochs are whole.
+- A ticket goes to one worker, so no record comes twice in an epoch. Each comes once unless a worker dies.
+- A worker that dies loses its `OPEN` tickets and what it has prefetched. `_Arrivals` counts the loss.
+- Batches arrive in the order in which workers finish them. Two runs with one seed have the same augmented examples in
+  every epoch, but in another order and in other batches. A run is not repeatable bit by bit.
+- A step with a non-finite loss cannot be repeated on its own batch, so its message may name no tensor.
+- Neighbouring epochs overlap by the examples that the workers hold.
+- A resumed training starts a new job at the first ticket that the earlier steps have not used up, in ticket order. Near
+  that point, records that workers had open may be repeated or missing in the interrupted epoch. All later epochs are
+  whole.
 
-Workers read the shards themselves, under the path that the trainer has for them.
+Workers read the shards themselves, under the same path as the trainer.
 """
 
 import contextlib
@@ -38,20 +38,20 @@ from axial.io.loopback import check_answer
 from axial.io.read import read_json
 from axial.io.show import counted
 
-OPEN = 4  # tickets that a worker reads at a time; they are lost with it
-TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
-SECONDS = 10.0  # between two reports of what arrived
+OPEN = 4  # tickets that a worker reads at a time; if it dies, they are lost
+TICKETS = 64  # fewest tickets of an epoch; a split with fewer shards has several tickets a shard
+SECONDS = 10.0  # seconds between two reports of arrivals
 
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """A tf.data service that makes a training's batches.
+    """A tf.data service that makes the batches of a training.
 
     Attributes:
-        address: of the dispatcher, grpc://HOST:PORT.
-        job: name of the stream at the dispatcher: the same on all hosts of a training, another at each start.
-        folder: where reports of what arrived are written; None for none.
-        seconds: between two of these reports.
+        address: address of the dispatcher, grpc://HOST:PORT.
+        job: name of the dispatcher's stream: the same on all hosts of a training, and new at each start.
+        folder: folder for reports of arrivals; None for no reports.
+        seconds: seconds between two reports.
     """
 
     address: str
@@ -65,82 +65,82 @@ def connect(address, folder=None, job=None):
 
     Args:
         address: value of --data_service.
-        folder: of `Service`.
-        job: number of the training's job, the same in all its processes; None for a random one.
+        folder: folder for reports; see `Service`.
+        job: job number, the same in all processes of the training; None for a random one.
 
     Raises:
-        InputError: not the address of a dispatcher, or nothing answers there.
+        InputError: this is not the address of a dispatcher, or nothing answers there.
     """
     check_answer("data_service", address)
     return Service(address, f"axial-{random_job() if job is None else job:x}", folder)
 
 
 def random_job():
-    """Number of a new job. It is small enough to be exact as a float32."""
+    """Number of a new job, small enough to be exact as a float32."""
     return random.SystemRandom().randrange(2**24)
 
 
-# === What the workers do ===
+# === Workers ===
 
 
 class Tickets:
-    """The records of a split, in tickets.
+    """The records of a split, divided into tickets.
 
     Args:
-        data_dir, manifest: of a converted split; see `tfrecord.read_manifest`.
+        data_dir, manifest: a converted split; see `tfrecord.read_manifest`.
         seed: int.
-        shuffle: records that a worker draws from, over its open tickets; 0 keeps the order of the files.
-        wanted: bool [records]: whether a record becomes an example; None if all do.
+        shuffle: size of a worker's shuffle buffer, over its open tickets; 0 keeps the order of the files.
+        keep_mask: bool [records]: whether a record becomes an example; None if all do.
     """
 
-    def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
-        # Workers run in folders of their own.
+    def __init__(self, data_dir, manifest, *, seed, shuffle, keep_mask=None):
+        # Workers run in other working directories.
         folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
         counts = [count for _, count, _ in manifest["shards"]]
         self._files, self._seed, self._shuffle = shard_paths(folder, manifest), seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self.records = int(self._starts[-1])
-        self._wanted = np.ones(self.records, bool) if wanted is None else np.asarray(wanted, bool)
-        self._parts = min(-(-TICKETS // len(counts)), max(counts))  # of each shard
-        self.an_epoch = self._parts * len(counts)
+        self._keep_mask = np.ones(self.records, bool) if keep_mask is None else np.asarray(keep_mask, bool)
+        self._stride = min(-(-TICKETS // len(counts)), max(counts))  # tickets of a shard
+        self.an_epoch = self._stride * len(counts)
 
     def after(self, used):
-        """(first ticket that `used` records have not used up, examples of its epoch in the tickets before it)."""
-        epoch, place = divmod(used, self.records)
+        """(first ticket that `used` records have not used up, number of examples in its epoch's earlier tickets)."""
+        epoch, position = divmod(used, self.records)
         tickets = epoch * self.an_epoch + np.arange(self.an_epoch)
-        members = [self._members(*self._part(tf.constant(ticket))) for ticket in tickets] if place else []
-        whole = int(np.searchsorted(np.cumsum([len(part) for part in members]), place, "right"))
-        examples = sum(int(self._wanted[part].sum()) for part in members[:whole])
+        members = [self._members(*self._locate(tf.constant(ticket))) for ticket in tickets] if position else []
+        whole = int(np.searchsorted(np.cumsum([len(rows) for rows in members]), position, "right"))
+        examples = sum(int(self._keep_mask[rows].sum()) for rows in members[:whole])
         return epoch * self.an_epoch + whole, examples
 
     def examples(self):
-        """How many examples an epoch has."""
-        return int(self._wanted.sum())
+        """Number of examples in an epoch."""
+        return int(self._keep_mask.sum())
 
     def dataset(self, first=0, last=tf.int64.max):
-        """(number, serialised record) of the tickets from `first` to `last` - 1.
+        """Dataset of (number, serialised record) from the tickets `first` to `last` - 1.
 
-        The number, int64, is that of the epoch times `records` plus that of the record in the split.
+        The number, int64, is the epoch times `records` plus the record's number in the split.
         """
         return tf.data.Dataset.range(first, last).interleave(self._read, OPEN, 1)
 
-    def _part(self, ticket):
-        """(shard, part of it) of a ticket."""
+    def _locate(self, ticket):
+        """(shard, first record in it) of a ticket, whose records follow at the stride."""
         epoch, unit = ticket // self.an_epoch, ticket % self.an_epoch
         if self._shuffle:
             key = tf.stack([tf.constant(self._seed, tf.int64), epoch])
             unit = tf.random.experimental.index_shuffle(unit, key, tf.constant(self.an_epoch - 1, tf.int64))
-        return unit // self._parts, unit % self._parts
+        return unit // self._stride, unit % self._stride
 
-    def _members(self, shard, part):
-        return np.arange(self._starts[int(shard)] + int(part), self._starts[int(shard) + 1], self._parts)
+    def _members(self, shard, offset):
+        return np.arange(self._starts[int(shard)] + int(offset), self._starts[int(shard) + 1], self._stride)
 
     def _read(self, ticket):
         """The dataset of one ticket."""
-        shard, part = self._part(ticket)
+        shard, offset = self._locate(ticket)
         first = tf.gather(tf.constant(self._starts), shard) + ticket // self.an_epoch * self.records
         records = tf.data.TFRecordDataset(tf.gather(tf.constant(self._files), shard)).enumerate(first)
-        records = records.shard(self._parts, part)
+        records = records.shard(self._stride, offset)
         if not self._shuffle:
             return records
         key = tf.random.experimental.stateless_fold_in([self._seed, 0], ticket)
@@ -148,19 +148,19 @@ class Tickets:
         return records.shuffle(max(self._shuffle // OPEN, 1), order)
 
 
-# === What a host of the training does ===
+# === Hosts of the training ===
 
 
 def served(make, tickets, service, *, used, context=None, epochs=None):
-    """Batches that the workers of a service make.
+    """Dataset of batches that the workers of a service make.
 
     Args:
-        make: function of `Tickets.dataset` that returns a dataset of (numbers int64 [n], batch).
+        make: function from `Tickets.dataset` to a dataset of (numbers int64 [n], batch).
         tickets: `Tickets`.
         service: `Service`.
-        used: records that the training has used before, over all hosts.
-        context: `tf.distribute.InputContext`: each host takes batches from the one job. None for one host.
-        epochs: at whose end the stream ends; None for a stream without end.
+        used: number of records that the training has used before, over all hosts.
+        context: `tf.distribute.InputContext`: all hosts take batches from one job. None for one host.
+        epochs: number of epochs after which the stream ends; None for an endless stream.
 
     Returns:
         dataset of batches.
@@ -175,9 +175,9 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
 
 
 def through(dataset, service):
-    """The elements of a dataset from the workers of a service, in the order in which they come."""
+    """The elements of a dataset, made by a service's workers, in the order of arrival."""
     api = tf.data.experimental.service
-    # Every host of a training registers the same dataset, under the name of their job.
+    # Every host of a training registers the same dataset under the job's name.
     number = api.register_dataset(service.address, dataset, dataset_id=service.job)
     return api.from_dataset_id(
         api.ShardingPolicy.DYNAMIC, service.address, number, dataset.element_spec, job_name=service.job
@@ -187,11 +187,11 @@ def through(dataset, service):
 class _Arrivals:
     """Counts the examples of each epoch that reach a host, and reports them. None comes twice (see above).
 
-    It consists of TensorFlow's operations, as the hosts of a TPU slice do not run this process.
+    It consists of TensorFlow ops, because the hosts of a TPU slice do not run this process.
 
     Args:
         tickets, service, used, context: see `served`.
-        skipped: examples of the first epoch that the job leaves out.
+        skipped: number of examples of the first epoch that the job leaves out.
     """
 
     def __init__(self, tickets, service, *, used, skipped, context):
@@ -203,7 +203,7 @@ class _Arrivals:
 
     def state(self):
         return {
-            "arrived": tf.zeros([1], tf.int64),  # of each epoch from the first on
+            "arrived": tf.zeros([1], tf.int64),  # examples of each epoch, from the first
             "written": tf.constant(0.0, tf.float64),
             "writes": tf.constant(0, tf.int64),
         }
@@ -218,9 +218,10 @@ class _Arrivals:
         return self._reported({**state, "arrived": arrived}), batch
 
     def _reported(self, state):
-        """The state; its counts are in a file if the last report is old enough.
+        """Returns the state. Writes its counts to a file if the last report is old enough.
 
-        Two names take turns, as TensorFlow has no operation that renames a file: one of them is always whole.
+        Reports alternate between two names, because TensorFlow has no op that renames a file: one of them is always
+        whole.
         """
 
         def write():
@@ -239,11 +240,11 @@ class _Arrivals:
 
 
 def read_arrivals(folder):
-    """What reached all hosts of a training, from the reports in a folder.
+    """Counts of the examples that reached all hosts of a training, from the reports in a folder.
 
     Returns:
-        dict from the jobs, in the order of their beginnings, to lists of dicts with 'epoch', 'examples' that the job
-        has of it, 'arrived' and 'open' (more may arrive).
+        dict from each job, in order of start, to a list of dicts: 'epoch', 'examples' (of the job in this epoch),
+            'arrived', and 'open' (whether more may arrive).
 
     Raises:
         InputError: no reports there.
@@ -252,7 +253,7 @@ def read_arrivals(folder):
     for path in sorted(gfile.glob(os.path.join(folder, ""), "*-*-*-[01].json")):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
-        with contextlib.suppress(InputError):  # it is being written; the other one is whole
+        with contextlib.suppress(InputError):  # this report is being written; the other is whole
             report, hosts = read_json(path, schemas.Arrivals)[1], jobs.setdefault((int(used), job), {})
             hosts[host] = max(report, hosts.get(host, report), key=lambda one: sum(one.arrived))
     if not jobs:
@@ -261,9 +262,9 @@ def read_arrivals(folder):
 
 
 def _summed(reports):
-    """A list of dicts, of the reports of all hosts."""
+    """A list of dicts, summed over the reports of all hosts."""
     first, rows = reports[0], []
-    counts = [sum(of_epoch) for of_epoch in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
+    counts = [sum(by_host) for by_host in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
     for i, arrived in enumerate(counts):
         examples = first.examples - (0 if i else first.skipped)
         is_open = (i + 2 >= len(counts) and arrived < examples) or len(reports) < first.hosts
@@ -272,7 +273,7 @@ def _summed(reports):
 
 
 def arrival_lines(folder, most=20):
-    """Lines that say what arrived: sums of each job, and at most `most` epochs of which something is missing."""
+    """Lines with the sums of each job, and with at most `most` incomplete epochs of each."""
     lines = []
     for job, epochs in read_arrivals(folder).items():
         closed = [row for row in epochs if not row["open"]]

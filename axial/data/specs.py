@@ -1,6 +1,6 @@
-"""The classes of data sets. One frozen `DatasetSpec` decides every number of classes and every colour.
+"""Classes of data sets. A frozen `DatasetSpec` decides all numbers of classes and all colours.
 
-A spec may be the user's own file, YAML or Python. my_spec.yaml:
+A spec may be a user's YAML or Python file. my_spec.yaml:
 
     name: mine
     classes:
@@ -13,10 +13,10 @@ my_spec.py:
     from axial.data.specs import DatasetSpec
     SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
 
-COCO's panoptic JSON has classes too; `json_spec` takes them.
+`json_spec` takes the classes of COCO's panoptic JSON.
 
-Colours are optional: either all classes have one, or none has. ignored_ids are the ids of unlabelled pixels.
-label_divisor and ignore are optional too and mean the same as in `DatasetSpec`.
+Colours are optional, but either all classes have one or none has. ignored_ids are the ids of unlabelled pixels.
+label_divisor and ignore are optional too; see `DatasetSpec`.
 """
 
 import base64
@@ -43,7 +43,7 @@ from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_jso
 
 @contextlib.contextmanager
 def named_file(path):
-    """An InputError that is raised within begins with the path of a file."""
+    """Puts the path of a file before the message of an InputError raised within."""
     try:
         yield
     except InputError as error:
@@ -55,16 +55,16 @@ class DatasetSpec:
     """The classes of a data set, in the order of the model's outputs.
 
     Attributes:
-        name: of the data set.
-        class_names: one for each class.
+        name: name of the data set.
+        class_names: name of each class.
         category_ids: the data set's own number of each class.
         things: for each class, whether it is a thing: a class of countable objects.
         label_divisor: a panoptic label is class x label_divisor + instance.
-        ignore: the class index of pixels without a label.
+        ignore: class index of unlabelled pixels.
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
         ignored_ids: the data set's numbers that count as unlabelled.
-        levels: how photos of more than 8 bits became 8 when the data set was converted, and become for its models; see
-            `io.images.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
+        levels: rule by which photos of more than 8 bits became 8 in the conversion, and become 8 for the data set's
+            models; see `io.images.eight_bits`. Versions of axial that wrote no `levels` knew only 'depth'.
     """
 
     name: str
@@ -100,7 +100,7 @@ class DatasetSpec:
 
     @property
     def void(self):
-        """The panoptic label of void pixels."""
+        """Panoptic label of void pixels."""
         return self.ignore * self.label_divisor
 
     @functools.cached_property
@@ -113,7 +113,7 @@ class DatasetSpec:
 
     @functools.cached_property
     def colors(self):
-        """uint8 [num_classes, 3]: the palette. Without one: hues a golden section apart, stuff paler than things."""
+        """uint8 [num_classes, 3]: the palette, or else hues a golden section apart, with stuff paler than things."""
         if self.palette:
             return np.array(self.palette, np.uint8)
         rows = [
@@ -123,7 +123,7 @@ class DatasetSpec:
         return np.round(255 * np.array(rows)).astype(np.uint8)
 
     def class_index(self, category):
-        """Class index of one of the data set's numbers: `ignore` for ignored numbers, None for unknown ones."""
+        """Class index of the data set's number: `ignore` for an ignored number, None for an unknown one."""
         return self.class_of_category.get(category, self.ignore if category in self.ignored_ids else None)
 
     def to_json(self):
@@ -132,10 +132,10 @@ class DatasetSpec:
 
     @classmethod
     def from_schema(cls, path, spec):
-        """The spec of a `schemas.Spec` from the file `path`, a `TextSpec` if it has a vocabulary.
+        """The spec of a `schemas.Spec` read from the file `path`; a `TextSpec` if it has a vocabulary.
 
         Raises:
-            InputError: not a spec; names the file.
+            InputError: this is not a spec; the message names the file.
         """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
         languages, vocabulary = fields.pop("languages"), fields.pop("vocabulary")
@@ -144,7 +144,7 @@ class DatasetSpec:
 
     @classmethod
     def from_yaml(cls, path):
-        """The spec of a YAML file of classes. Raises InputError."""
+        """The spec of a user's YAML file. Raises InputError."""
         content = read_yaml(path, schemas.SpecFile)
         rows = content.classes
         with named_file(path):
@@ -167,13 +167,13 @@ class DatasetSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TextSpec:
-    """The languages of a data set of sentence pairs, and the vocabulary that both share.
+    """The languages of a data set of sentence pairs, and their joint vocabulary.
 
     Attributes:
-        name: of the data set.
-        languages: of the sources and of the targets.
-        vocabulary: the SentencePiece model as base64, so that what holds a spec needs no other file. Id 0 is padding
-            and starts a target.
+        name: name of the data set.
+        languages: source language and target language.
+        vocabulary: the SentencePiece model as base64, so that a spec needs no other file. Id 0 is padding and starts a
+            target.
     """
 
     name: str
@@ -214,11 +214,11 @@ class TextSpec:
         return tuple(self.pieces.id_to_piece(i) for i in range(self.num_classes))
 
     def encode(self, text):
-        """Ids of a sentence, with `end`."""
+        """Ids of a sentence, and then `end`."""
         return [*self.pieces.encode(text), self.end]
 
     def decode(self, ids):
-        """The sentence of some ids, up to `end` if it is there."""
+        """Sentence of some ids, up to `end` if it is there."""
         ids = [int(i) for i in ids]
         if self.end in ids:
             ids = ids[: ids.index(self.end)]
@@ -232,31 +232,31 @@ class TextSpec:
 Spec = DatasetSpec | TextSpec
 
 
-def difference(found, wanted):
-    """The first field in which two specs differ, with both values; '' if records of one suit a model of the other.
+def difference(spec, expected):
+    """The first field in which two specs differ, with both values; '' if a model of one takes the other's records.
 
-    A record has class indices, its own table of segments, 0 where it has no label, and a photo of 8 bits. So the fields
-    that name, number and colour are not compared.
+    A record holds class indices, its own segment table, 0 for unlabelled pixels, and an 8-bit photo. So fields for
+    names, ids and colours of the data set are not compared.
 
     >>> difference(CAMVID, CITYSCAPES)
     'it has 11 class_names, not 19'
     >>> difference(NUCLEI, dataclasses.replace(NUCLEI, name="cells", label_divisor=1000))
     ''
     """
-    one, other = _of_records(found), _of_records(wanted)
+    one, other = _record_fields(spec), _record_fields(expected)
     differences = (field_difference(name, values, other.get(name)) for name, values in one.items())
     return next(filter(None, differences), "")
 
 
-def _of_records(spec):
-    """dict of the fields that what a record means depends on."""
+def _record_fields(spec):
+    """dict of the fields that decide the meaning of a record."""
     if isinstance(spec, TextSpec):
         return {"languages": spec.languages, "vocabulary": spec.vocabulary}
     return {"class_names": spec.class_names, "category_ids": spec.category_ids, "things": spec.things}
 
 
 def field_difference(name, one, other):
-    """How two values of a field differ, which may be lists; '' if they do not.
+    """Describes how two values of a field, possibly lists, differ; '' if they are equal.
 
     >>> field_difference("things", [True, False], (True, True))
     'its things[1] is False, not True'
@@ -273,9 +273,9 @@ def read_pieces(where, model):
     """The `SentencePieceProcessor` of a model, bytes.
 
     Raises:
-        InputError: not a SentencePiece model, or one without padding or end; the message starts with `where`.
+        InputError: this is not a SentencePiece model, or it lacks padding or end; the message starts with `where`.
     """
-    import sentencepiece  # here, so that photos need none
+    import sentencepiece  # imported here, because photos do not need it
 
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -289,21 +289,21 @@ def read_pieces(where, model):
     return pieces
 
 
-# What a message on categories suggests to who converts a JSON.
+# Hint in messages about a JSON's categories.
 ANOTHER_SPEC = "; choose another --spec (json takes the JSON's own, of COCO's layout)"
 
 
 def check_categories(path, categories, spec, hint=""):
-    """Raises InputError, which names the first difference, unless categories of a JSON are the spec's.
+    """Raises InputError, which names the first difference, unless a JSON's categories agree with the spec.
 
-    Their names are compared without regard to case, spaces, hyphens and underscores. `isthing` is not compared with a
-    spec without things, which merges instances on purpose. Categories that the spec lacks or ignores are not compared.
+    Names are compared without case, spaces, hyphens and underscores. `isthing` is not compared for a spec without
+    things, which merges instances on purpose. Categories that the spec lacks or ignores are skipped.
 
     Args:
-        path: of the JSON.
+        path: path of the JSON.
         categories: list of `schemas.CategoryRow`.
         spec: `DatasetSpec`.
-        hint: what else the message says.
+        hint: end of the message.
     """
     for row in categories:
         index = spec.class_of_category.get(row.id)
@@ -323,14 +323,14 @@ def _bare(name):
     return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
-def _of_file(*names):
-    """The spec of a file beside this one, in the form of the user's own (see above)."""
+def _packaged_spec(*names):
+    """The spec of a file beside this one, in the YAML form above."""
     return DatasetSpec.from_yaml(os.path.join(os.path.dirname(__file__), *names))
 
 
-COCO, CITYSCAPES, CAMVID = (_of_file("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
-# Tiles of a large photo are joined to one: thousands of nuclei have ids of their own.
-NUCLEI = _of_file("nuclei_sample", "spec.yaml")
+COCO, CITYSCAPES, CAMVID = (_packaged_spec("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
+# The label_divisor is large: joined tiles of a large photo may have thousands of nuclei.
+NUCLEI = _packaged_spec("nuclei_sample", "spec.yaml")
 
 SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
 
@@ -339,10 +339,10 @@ SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
 
 
 def find_spec(name):
-    """The published spec called `name`, or the spec in the .yaml, .yml or .py file `name`.
+    """The published spec called `name`, or the spec in a .yaml, .yml or .py file at the path `name`.
 
     Raises:
-        InputError: neither of the two; a file that is not of the form above. The message names the field.
+        InputError: neither exists, or the file does not have the form above. The message names the field.
     """
     if name in SPECS:
         return SPECS[name]
@@ -355,11 +355,10 @@ def find_spec(name):
 
 
 def json_spec(input_dir, splits):
-    """The `DatasetSpec` of the categories in the panoptic JSON of the first of the splits that has one.
+    """The `DatasetSpec` of the categories in a panoptic JSON, from the first split that has one.
 
     Raises:
-        InputError: no such JSON; a category without a name, or that does not say whether it is a thing; see also
-            `DatasetSpec`.
+        InputError: there is no such JSON; a category lacks its name or isthing; see also `DatasetSpec`.
     """
     paths = [inside(input_dir, f"annotations/panoptic_{split}.json", "--split") for split in splits]
     path = next((path for path in paths if gfile.exists(path)), None)
@@ -385,7 +384,7 @@ def json_spec(input_dir, splits):
 
 
 def boxes_alone(input_dir, split):
-    """What to say of a split that has no COCO JSON but that of detection, which most tools export alone; else ''."""
+    """Message for a split whose only COCO JSON is for detection, as most tools export it; '' for others."""
     path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
     how = "panopticapi's detection2panoptic_coco_format.py makes both from it"
     return f"; {path} is there, but axial needs the panoptic JSON and its PNGs; {how}" if gfile.exists(path) else ""
@@ -395,7 +394,7 @@ def _from_python(path):
     read_file(path)
     try:
         spec = runpy.run_path(path).get("SPEC")
-    except (Exception, SystemExit) as error:  # the file may even end the process
+    except (Exception, SystemExit) as error:  # the file may even exit the process
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         raise InputError(f"{path}: {kind}{error}") from None
     if not isinstance(spec, DatasetSpec):
@@ -405,7 +404,7 @@ def _from_python(path):
 
 
 def text_operations():
-    """The module tensorflow_text, whose operations a translator's export has. Raises InputError if it is missing."""
+    """The module tensorflow_text, whose ops a translator's export uses. Raises InputError if it is missing."""
     import tensorflow as tf
 
     try:

@@ -1,4 +1,4 @@
-"""tf.data streams from TFRecords, for every task. They are deterministic, and resume at any step."""
+"""Input pipelines from TFRecords, for every task. They are deterministic and resume at any step."""
 
 import contextlib
 import dataclasses
@@ -20,25 +20,25 @@ AUTOTUNE = tf.data.AUTOTUNE
 
 
 def decode_photo(record):
-    """uint8 [h, w, 3] of a parsed record, turned as it says."""
+    """Decodes the photo of a parsed record to uint8 [h, w, 3], turned by the record's orientation."""
     return turn(decode(record["image/encoded"]), record.get("image/orientation", 1))
 
 
 def photo_of(example):
-    """uint8 [h, w, 3]: the photo of an evaluation example, or of one that was made of a photo."""
+    """uint8 [h, w, 3]: photo of an evaluation example, or of an example made from a photo."""
     return example["photo"] if "photo" in example else decode_photo(example)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Which batches a replica trains on.
+    """Decides which batches a replica trains on.
 
     Attributes:
-        batch: images in a step, over all replicas.
+        batch: global batch size: examples, or tokens of sentence pairs, over all replicas.
         seed, first_step: ints.
-        context: `tf.distribute.InputContext`: the replicas and the hosts, each of which reads its own records. None
-            for one replica.
-        service: `Service` whose workers make the batches; None for this host.
+        context: `tf.distribute.InputContext` with the replicas and hosts; each host reads its own records. None for one
+            replica.
+        service: `Service` whose workers make the batches; None if this host makes them.
     """
 
     batch: int
@@ -58,30 +58,31 @@ class Stream:
 
 
 def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
-    """An endless stream of a replica's batches from a step on. A restarted training gets the same ones.
+    """An endless stream of a replica's batches, from a step on. A restarted training gets the same batches.
 
-    A step takes a batch for each replica of the host, one after the other. Together they are the step's images.
+    A step takes one batch for each replica of the host, in order. Together they are the global batch.
 
-    Every epoch has its own order of shards and records and its own augmentation. Both follow from the seed. A resumed
-    stream skips the records that were used, without decoding them.
+    Every epoch has its own order of shards and records and its own augmentation, both derived from the seed. A resumed
+    stream skips used records without decoding them.
 
-    Several hosts cut the split into as many parts, whose sizes differ by at most one record. In each epoch a host reads
-    the part after the one that it read before. So all records are seen equally often, up to the epochs in progress.
+    Several hosts divide the split into one part each, with sizes that differ by at most one record. In each epoch, a
+    host reads the part after its previous one. So every record is read equally often, apart from the epochs in
+    progress.
 
-    What is said of the order, of restarts and of hosts does not hold with a service: see `axial.data.service`.
+    With a service, order, restarts and hosts behave differently: see `axial.data.service`.
 
     Args:
-        data_dir, split: of a converted data set.
-        spec: `DatasetSpec` that it was converted under.
-        example: function of a record and of a seed, int [2]. It returns the network's input and targets as a dict.
+        data_dir, split: a converted data set and its split.
+        spec: the `DatasetSpec` of its conversion.
+        example: function of a record and a seed, int [2], that returns a dict of the network's input and targets.
         stream: `Stream`.
-        shuffle: records in the buffer that the stream draws from; 0 keeps the order of the files.
-        labels: schema of the records, of `tfrecord.SCHEMAS`, or a tuple of those that will do.
-        finish: function of a batch that returns the batch; None to leave it as it is.
+        shuffle: number of records in the shuffle buffer; 0 keeps the order of the files.
+        labels: schema of the records (see `tfrecord.SCHEMAS`), or a tuple of allowed schemas.
+        finish: function applied to each batch; None for none.
 
     Raises:
-        InputError: a data set that is missing, damaged, empty, of another spec or schema; a batch that cannot be shared
-            equally by the replicas.
+        InputError: the data set is missing, damaged or empty, or has another spec or schema; the replicas cannot divide
+            the batch equally.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
@@ -112,15 +113,15 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
 
 
 def made_ahead(dataset, context=None, elements=2):
-    """The dataset, which a host makes on all its cores, some elements before they are asked for.
+    """Prefetches some elements of the dataset, which the host makes on all its cores.
 
-    It has no thread that tunes it: with TensorFlow 2.20 that thread may miss that its iterator is freed. Then all of
-    Python waits for its next round, up to a minute.
+    Autotuning is off: with TensorFlow 2.20, its thread may not notice that the iterator is freed. Then all of Python
+    waits for its next round, up to a minute.
 
     Args:
-        dataset: where it says `AUTOTUNE`, as many elements are made at a time as the host has cores.
+        dataset: a dataset whose `AUTOTUNE` stands for the host's number of cores.
         context: `tf.distribute.InputContext`, or None for one replica.
-        elements: how many for each replica of the host; two steps by default.
+        elements: number of elements for each replica of the host; two steps by default.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -130,11 +131,11 @@ def made_ahead(dataset, context=None, elements=2):
 
 
 def _host_records(data_dir, manifest, stream, shuffle):
-    """(number, serialised record) of one host, endlessly, from the stream's first step on.
+    """(number, serialised record) of one host, endlessly, from the stream's first step.
 
-    A host begins its epochs with part number `host` of the split, and goes round. Part t of the endless sequence of
-    parts ends where records t / hosts of a split end, rounded down. So all hosts have had as many records as each other
-    when they begin an epoch, up to one.
+    A host starts at part number `host` of the split and takes the parts in turn. In the endless sequence of parts, part
+    t ends at record t / hosts of the split's length, rounded down. So at the start of an epoch, all hosts have read
+    equally many records, up to one.
     """
     host, hosts = stream.host
     names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
@@ -144,7 +145,7 @@ def _host_records(data_dir, manifest, stream, shuffle):
     starts = np.cumsum([0, *counts[:-1]])
 
     def part_of(turn):
-        """(paths of the shards, records to skip in each, records to take) of a part."""
+        """(paths of the shards, records to skip in each, records to take from each) of a part."""
         edges = (records * (turn % hosts + i) // hosts for i in (0, 1))
         first, last = (tf.clip_by_value(edge - starts, 0, counts) for edge in edges)
         return tuple(tf.boolean_mask(x, last > first) for x in (files, first, last - first))
@@ -162,24 +163,24 @@ def _host_records(data_dir, manifest, stream, shuffle):
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = stream.first_step * (stream.batch // hosts)
-    place = used + records * host // hosts  # in the endless sequence of parts
-    turn = ((place + 1) * hosts - 1) // records
+    position = used + records * host // hosts  # in the endless sequence of parts
+    turn = ((position + 1) * hosts - 1) // records
     turns = tf.data.Dataset.range(turn, tf.int64.max)
-    return turns.flat_map(turn_records).skip(place - records * turn // hosts).enumerate(used)
+    return turns.flat_map(turn_records).skip(position - records * turn // hosts).enumerate(used)
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
     """The records of a split once, in order, one at a time.
 
-    Each example also has its 'number', int64 []: its place in the data set's list (see `tfrecord.item_numbers`).
+    Each example also has its 'number', int64 []: its index in the data set's list (see `tfrecord.item_numbers`).
 
     Args:
-        data_dir, split: of a converted data set.
-        spec: `DatasetSpec` that it was converted under.
+        data_dir, split: a converted data set and its split.
+        spec: the `DatasetSpec` of its conversion.
         example: function of a record that returns a dict with the network's input.
         labels: see `training_stream`.
         shard: (i, n) for every n-th record, from the i-th on.
-        skip: number of records to leave out at the beginning of the shard.
+        skip: number of records to skip at the beginning of the shard.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, spec, data_dir, labels)
@@ -199,51 +200,51 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
 
 
 def spec_of(data_dir, split, labels="panoptic"):
-    """The spec that a split was converted under. Raises InputError; see `check_spec`."""
+    """The spec of a split's conversion. Raises InputError; see `check_spec`."""
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, labels)
     return manifest["spec"]
 
 
 def check_spec(manifest, spec, data_dir, labels="panoptic"):
-    """Raises InputError unless the records of a split suit `spec`, and have a schema of `labels`; see `difference`."""
+    """Raises InputError unless a split's records suit `spec` (see `difference`) and have a schema in `labels`."""
     labels = (labels,) if isinstance(labels, str) else labels
     if manifest["labels"] not in labels:
         expected = " or ".join(map(repr, labels))
         raise InputError(f"{data_dir}: records with {manifest['labels']!r} labels; expected {expected}")
-    if found := difference(manifest["spec"], spec):
-        raise InputError(f"{data_dir}: converted for another spec: {found}")
+    if mismatch := difference(manifest["spec"], spec):
+        raise InputError(f"{data_dir}: converted for another spec: {mismatch}")
 
 
-_MARK = "<axial>"  # around the message of an operation
+_MARK = "<axial>"  # encloses the message of an op
 
 
 def unless(right, text):
-    """The control dependency of an operation that ends with a message, string [], unless `right`, bool [], holds.
+    """Control dependency of an op that fails with a message, string [], unless `right`, bool [], holds.
 
-    Where `name_damaged_records` reads the dataset that has it, the message is that of an InputError.
+    `name_damaged_records` turns it into an InputError with this message.
     """
     return tf.control_dependencies([tf.debugging.Assert(right, [_MARK + text + _MARK])])
 
 
 @contextlib.contextmanager
 def name_damaged_records(data_dir, split):
-    """InputError, which names the shard and the record, in place of what TensorFlow raises for a damaged record.
+    """Replaces TensorFlow's error for a damaged record by an InputError, which names the shard and the record.
 
     The message of `unless` becomes an InputError too.
     """
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        if len(said := str(error).split(_MARK)) > 2:
-            raise InputError(said[1]) from None
+        if len(message := str(error).split(_MARK)) > 2:
+            raise InputError(message[1]) from None
         if isinstance(error, tf.errors.DataLossError) or "Iterator" in str(error):
             check_records(data_dir, split)
         raise
 
 
 def check_records(data_dir, split):
-    """Reads every record of a split. Raises InputError, which names the shard and the record, at a damaged one."""
+    """Reads every record of a split. Raises InputError, which names the shard and the record, for a damaged one."""
     manifest = tfrecord.read_manifest(data_dir, split)
     for name, records, _ in manifest["shards"]:
         where, number = tfrecord.shard_path(data_dir, name), 0
@@ -259,11 +260,11 @@ def check_records(data_dir, split):
 
 
 def record_fault(serialized, spec, labels="panoptic"):
-    """What is wrong with a serialised record, after the name of its photo where that is known; '' if nothing is."""
+    """Describes the fault of a serialised record, after its photo's name if that can be read; '' for a sound record."""
     name = ""
     try:
-        found = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
-        name = f" ({found[0].decode(errors='replace')})" if found else ""
+        names = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
+        name = f" ({names[0].decode(errors='replace')})" if names else ""
         record = tfrecord.parse_example(serialized, labels)
         for right, text in (*class_checks(record, spec), *field_checks(record), *picture_checks(record)):
             if not right:
@@ -274,26 +275,26 @@ def record_fault(serialized, spec, labels="panoptic"):
 
 
 def whole_record(record, spec, pictures=False):
-    """The record. TensorFlow raises InvalidArgumentError unless its fields fit each other and the spec.
+    """Returns the record. TensorFlow raises InvalidArgumentError unless its fields fit each other and the spec.
 
     Args:
-        record: of `tfrecord.parse_example`.
-        spec: `DatasetSpec` that it was converted under.
-        pictures: whether its photo, labels and masks are decoded to see whether they are whole.
+        record: result of `tfrecord.parse_example`.
+        spec: the `DatasetSpec` of its conversion.
+        pictures: whether to decode its photo, labels and masks, to check them.
     """
     checks = (*class_checks(record, spec), *field_checks(record), *(picture_checks(record) if pictures else ()))
     with tf.control_dependencies([tf.debugging.Assert(right, [text]) for right, text in checks]):
         return {key: tf.identity(x) for key, x in record.items()}
 
 
-# What holds in a whole record: (bool tensor, what is wrong if it does not hold).
+# Checks of a record: (bool tensor, error message if it is false).
 
 
 def class_checks(record, spec):
-    known = tf.constant(spec.num_classes, tf.int64)
+    num_classes = tf.constant(spec.num_classes, tf.int64)
     for key in ("image/class", "segment/class", "box/class", "source/ids", "target/ids"):
         if key in record:
-            right = tf.reduce_all((record[key] >= 0) & (record[key] < known))
+            right = tf.reduce_all((record[key] >= 0) & (record[key] < num_classes))
             yield right, f"{key}: a number that the spec {spec.name!r} does not have"
 
 
@@ -306,8 +307,8 @@ def field_checks(record):
         if key in record:
             yield tf.size(record[key]) > 0, f"{key}: empty"
     if "image/orientation" in record:
-        known = (record["image/orientation"] >= 1) & (record["image/orientation"] <= 8)
-        yield known, "image/orientation: expected 1 to 8"
+        valid = (record["image/orientation"] >= 1) & (record["image/orientation"] <= 8)
+        yield valid, "image/orientation: expected 1 to 8"
     counts = {key: tf.size(record[key]) for key in record if key.startswith(("segment/", "box/"))}
     if "segment/id" in record:
         ids = tf.concat([[0], tf.sort(record["segment/id"]), [2**24]], 0)
@@ -348,12 +349,12 @@ def _has_size(picture, size):
 
 
 def decode_mask(png):
-    """uint8 [h, w] of an object's mask, 1 inside."""
+    """uint8 [h, w]: an object's mask, 1 inside."""
     return tf.cast(tf.io.decode_png(png, channels=1)[..., 0] > 0, tf.uint8)
 
 
 def is_mask(mask, size):
-    """Whether an object has a mask, bool []: one pixel in a photo of another size, int [2], says that it has none."""
+    """bool []: whether an object has a mask. One pixel, for a photo of another size, int [2], stands for no mask."""
     return tf.reduce_any(tf.shape(mask) > 1) | tf.reduce_all(size == 1)
 
 
@@ -361,7 +362,7 @@ def photo_names(data_dir, split):
     """Dict from image id to file name of every record of a converted split.
 
     Raises:
-        InputError: no such split; records of sentences, or of photos with a class each.
+        InputError: there is no such split, or its records are sentence pairs or photos with one class each.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, tfrecord.WITH_OBJECTS)

@@ -1,41 +1,41 @@
-"""The TFRecord schemas of all data sets, and splits on disk.
+"""TFRecord schemas of all data sets, and splits on disk.
 
 A record is a tf.train.Example:
 
-    image/encoded        JPEG or PNG, as the data set has it
-    image/orientation    EXIF's, 1 to 8, by which the photo is turned; 1 if absent. Labels, height and width are of the
-                         turned photo
-    image/file_name      name of the photo; COCO's has the folders below the split's
-    image/id             the data set's number of the photo
+    image/encoded        JPEG or PNG, as in the data set
+    image/orientation    EXIF orientation, 1 to 8, that turns the photo upright; 1 if absent. Labels, height and width
+                         refer to the upright photo
+    image/file_name      name of the photo; COCO's includes the subfolders of the split
+    image/id             id of the photo in the data set
     image/height, image/width
 
-with the labels of a segmentation data set, 'panoptic',
+A segmentation data set adds labels, schema 'panoptic':
 
-    panoptic/encoded     PNG, RGB: segment id = R + 256 G + 65536 B, 0 without a label
-    segment/id           ids of the segments, in the order of the data set's JSON; without one, rising
+    panoptic/encoded     RGB PNG: segment id = R + 256 G + 65536 B, 0 for unlabelled pixels
+    segment/id           segment ids, in the order of the data set's JSON; without a JSON, ascending
     segment/class        class index of each segment in the DatasetSpec
-    segment/crowd        1 where a segment is a crowd
+    segment/crowd        1 for a crowd
 
-and the data set's own boxes, if it has some ('box/known' is 1; records of axial 0.2 have none of these fields),
+and its own boxes, if it has any ('box/known' is 1; records of axial 0.2 have none of these fields):
 
     box/class            class index of each object in the DatasetSpec
-    box/crowd            1 where an object is a crowd
+    box/crowd            1 for a crowd
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
-    box/mask             PNG of each object's mask, 255 inside; one pixel if it has none. Empty if no object has one
+    box/mask             PNG of each object's mask, 255 inside; one pixel for no mask. Empty if no object has one
 
-or with such boxes alone, 'objects', or with those of a classification data set, 'class':
+Schema 'objects' has boxes only. A classification data set has the schema 'class':
 
     image/class          class index of the photo in the DatasetSpec
 
-A record of a data set of sentence pairs, 'text', has no photo:
+A record of sentence pairs, schema 'text', has no photo:
 
-    text/id                    number of the line, from 0
+    text/id                    line number, from 0
     source/text, target/text   UTF-8
-    source/ids, target/ids     pieces of the TextSpec's vocabulary; the last is its end
+    source/ids, target/ids     ids of the TextSpec's pieces; the last is its end
 
-A split is the shards `SPLIT-00000-of-00004.tfrecord` and so on, and its manifest `SPLIT.json`, which is written last.
-The manifest's 'permutation' is the seed of the order of the records. Without it they have the order of the data set's
-items, which older versions kept. Its 'left_out' lists the items without a record, if there are some.
+A split consists of shards named `SPLIT-00000-of-00004.tfrecord` and so on, and of its manifest `SPLIT.json`, which is
+written last. The manifest's 'permutation' is the seed of the record order. Without it, as in older versions, records
+have the order of the data set's items. Its optional 'left_out' lists the items without a record.
 """
 
 import concurrent.futures
@@ -80,13 +80,13 @@ SCHEMAS = {
 }
 WITH_OBJECTS = ("panoptic", "objects")
 
-BOX_BYTES = 5 * 8  # of an object in 'box/numbers'
-REQUESTS = 32  # for the lengths of shards, at a time; a bucket takes 0.05 s for each
-_checked = set()  # (path, bytes) of the manifests in buckets whose shards this process has asked for
+BOX_BYTES = 5 * 8  # bytes of an object in 'box/numbers'
+REQUESTS = 32  # concurrent requests for shard lengths; a bucket takes 0.05 s for each
+_checked = set()  # (path, bytes) of bucket manifests whose shards this process has checked
 
 
 def encode_example(fields):
-    """The bytes of a record from a dict with a schema's keys. Equal dicts give equal bytes."""
+    """Bytes of a record from a dict with a schema's keys. Equal dicts give equal bytes."""
     feature = {}
     for key, value in fields.items():
         values = [value] if np.isscalar(value) else list(value)
@@ -100,12 +100,12 @@ def encode_example(fields):
 
 
 def parse_example(serialized, labels="panoptic"):
-    """dict of tensors with the keys of the schema `labels` from one serialised record."""
+    """dict of tensors with the keys of the schema `labels`, from one serialised record."""
     return tf.io.parse_single_example(serialized, SCHEMAS[labels])
 
 
 def photo_name(record):
-    """The name of a parsed record's photo. Raises InputError if it is not Unicode."""
+    """Name of a parsed record's photo. Raises InputError if it is not Unicode."""
     name = record["image/file_name"].numpy()
     try:
         return name.decode()
@@ -114,7 +114,7 @@ def photo_name(record):
 
 
 def segment_ids(encoded):
-    """int32 [h, w] of segment ids from a panoptic PNG."""
+    """int32 [h, w] of segment ids, from a panoptic PNG."""
     rgb = tf.cast(tf.io.decode_png(encoded, channels=3), tf.int32)
     return rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
 
@@ -127,7 +127,7 @@ def shard_name(split, shard, shards):
 
 
 def write_shard(path, records):
-    """Writes serialised records to a TFRecord file that appears only when it is complete."""
+    """Writes serialised records to a TFRecord file, which appears only when it is complete."""
 
     def write(temporary):
         with tf.io.TFRecordWriter(temporary) as writer:
@@ -138,42 +138,42 @@ def write_shard(path, records):
 
 
 def shard_path(data_dir, name):
-    """Path of a shard of a manifest. Raises InputError if its name leaves the folder."""
+    """Path of a manifest's shard. Raises InputError if its name leaves the folder."""
     return inside(data_dir, name, f"{data_dir}: a manifest's shard")
 
 
 def shard_paths(data_dir, manifest):
-    """Paths of the shards of a manifest, in order."""
+    """Paths of a manifest's shards, in order."""
     return [shard_path(data_dir, name) for name, *_ in manifest["shards"]]
 
 
 def item_numbers(records, permutation, left_out=()):
-    """int64 [records]: which item of the data set's list each record is of.
+    """int64 [records]: index of each record's item in the data set's list.
 
-    Data sets list their items by class, by city or by date. A training reads neighbouring records together, so they
-    must not be alike.
+    Data sets list their items by class, city or date. Training reads neighbouring records together, so they must not be
+    alike.
 
     Args:
-        records: how many there are.
-        permutation: seed of their order, as a manifest has it; None for the order of the items.
-        left_out: (number, reason) of the items that have no record, as a manifest has them.
+        records: number of records.
+        permutation: seed of the record order from the manifest; None for the order of the items.
+        left_out: (number, reason) of each item without a record, from the manifest.
     """
     items = records + len(left_out)
     order = np.arange(items)
     if permutation is not None:
-        order = np.random.RandomState(permutation).permutation(items)  # NumPy keeps what this generator draws
+        order = np.random.RandomState(permutation).permutation(items)  # NumPy guarantees this generator's output
     return order[~np.isin(order, [number for number, _ in left_out])]
 
 
 def find_splits(data_dir, splits):
-    """Splits of a folder that take the place of a recipe's, where the folder has none of these.
+    """Splits of a folder that replace a recipe's splits, if the folder has none of these.
 
     Args:
         data_dir: folder of a converted data set.
         splits: dict from the beginning of a split's name, 'train' or 'val', to the recipe's split.
 
     Returns:
-        list, in the order of `splits`: the only split of the folder whose name begins so, or else the recipe's.
+        list, in the order of `splits`: the folder's only split with this beginning, or else the recipe's.
     """
     paths = gfile.glob(os.path.join(data_dir, ""), "*.json") if data_dir else []
     names = [os.path.basename(path)[:-5] for path in paths]
@@ -184,22 +184,22 @@ def find_splits(data_dir, splits):
 
 
 def is_labelled(data_dir, split):
-    """Whether a record of a split has a label. It reads up to the first one that has, or that is damaged."""
+    """Whether a record of a split has a label. Reads up to the first labelled or damaged record."""
     manifest = read_manifest(data_dir, split)
     if manifest["labels"] not in WITH_OBJECTS:
         return True
     try:
         records = tf.data.TFRecordDataset(shard_paths(data_dir, manifest))
         features = (tf.train.Example.FromString(record.numpy()).features.feature for record in records)
-        return any(found[name].int64_list.value for found in features for name in ("segment/id", "box/class"))
-    except (tf.errors.OpError, DecodeError):  # whoever needs the record names it
+        return any(feature[name].int64_list.value for feature in features for name in ("segment/id", "box/class"))
+    except (tf.errors.OpError, DecodeError):  # the reader that needs the record names it
         return True
 
 
 def fingerprint(data_dir, split):
-    """A text that tells the records of a split from any others: its classes, their number and a hash of the shards.
+    """A text that identifies the records of a split: its classes, its number of records and a hash of its shards.
 
-    It is the same for a copy in another folder. The shards themselves are not read.
+    A copy in another folder has the same fingerprint. The shards themselves are not read.
 
     Raises:
         InputError: no such split.
@@ -214,11 +214,11 @@ def fingerprint(data_dir, split):
 def read_manifest(data_dir, split):
     """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
 
-    A process asks a bucket once for the shards of a manifest.
+    A process asks a bucket only once for a manifest's shards.
 
     Raises:
-        InputError: no such folder or split (the message names the nearest split); an empty split; a shard that is
-            missing or has another length than when it was written.
+        InputError: there is no such folder or split (the message names the nearest split); the split is empty; a shard
+            is missing or has another length than when it was written.
     """
     path = find_manifest(data_dir, split)
     content, manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)
@@ -235,7 +235,7 @@ def read_manifest(data_dir, split):
 
 
 def _check_shard(path, data_dir, row):
-    """Raises InputError unless a shard of a manifest is there with the length that it was written with."""
+    """Raises InputError unless a manifest's shard exists with its original length."""
     name, records, size = row
     shard = shard_path(data_dir, name)
     check_regular(shard)

@@ -1,4 +1,4 @@
-"""BLEU of translations, as sacrebleu computes it, and as papers on WMT14 English-German report it."""
+"""BLEU of translations: sacrebleu's, and tokenised BLEU as in papers on WMT14 English-German."""
 
 import re
 
@@ -15,10 +15,10 @@ def scores(translations, references):
         translations, references: lists of sentences.
 
     Returns:
-        dict of 'bleu' and 'chrf', by sacrebleu's defaults, and 'tokenized_bleu' (see `compound_split`), all from 0 to
-        1, and of their 'signatures'. The scores are NaN without sentences.
+        dict of 'bleu' and 'chrf' with sacrebleu's defaults, 'tokenized_bleu' (see `compound_split`), all from 0 to 1,
+        and their 'signatures'. Without sentences, the scores are NaN.
     """
-    tokenized = BLEU(tokenize="none", smooth_method="none", force=True)  # of text that is tokenised already
+    tokenized = BLEU(tokenize="none", smooth_method="none", force=True)  # the text is already tokenised
     metrics = {"bleu": BLEU(), "tokenized_bleu": tokenized, "chrf": CHRF()}
     if not translations:
         return {**dict.fromkeys(metrics, float("nan")), "signatures": {}}
@@ -26,18 +26,18 @@ def scores(translations, references):
     texts["tokenized_bleu"] = tuple([compound_split(text) for text in side] for side in texts["bleu"])
     result = {name: metric.corpus_score(texts[name][0], [texts[name][1]]) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-    return {**{name: found.score / 100 for name, found in result.items()}, "signatures": signatures}
+    return {**{name: score.score / 100 for name, score in result.items()}, "signatures": signatures}
 
 
 def compound_split(text):
-    """A tokenised sentence in which hyphens between words are words of their own, as 'rich-text' -> 'rich - text'.
+    """Tokenises a sentence and makes hyphens between words separate tokens: 'rich-text' -> 'rich - text'.
 
-    Papers on WMT14 English-German score tokenised text whose compounds are split so, in translation and reference
-    alike. They tokenise as Moses does; this tokenises as mteval-v13a does, which sacrebleu has.
+    Papers on WMT14 English-German split compounds like this in both translations and references. They use Moses'
+    tokeniser; this uses sacrebleu's, mteval-v13a.
     """
     return _COMPOUND.sub(r"\1 ##AT##-##AT## ", Tokenizer13a()(text))
 
 
 def sentence_score(translation, reference):
-    """chrF of one sentence, from 0 to 1. BLEU is of corpora."""
+    """chrF of one sentence, from 0 to 1. BLEU is only defined for a corpus."""
     return CHRF().sentence_score(translation, [reference]).score / 100

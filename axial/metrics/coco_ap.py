@@ -1,4 +1,4 @@
-"""COCO's twelve figures of boxes or masks, image by image, which pycocotools computes; and mask AP of segmentations."""
+"""COCO's twelve scores of boxes or masks, computed by pycocotools, and mask AP of panoptic segmentations."""
 
 import collections
 import contextlib
@@ -13,14 +13,14 @@ FIGURES = (
     *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
     *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
 )
-KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # what COCOeval.accumulate reads
+KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # fields that COCOeval.accumulate reads
 
 
 class CocoAP:
-    """COCO's average precision and recall, evaluated image by image. Only scores and matches are kept.
+    """COCO's average precision and recall, evaluated image by image. It keeps only scores and matches.
 
-    They are kept by image number, because predictions of equal score are ranked in that order. So parts of a data set
-    that are evaluated separately add up to the same bits.
+    It keeps them by image number, because predictions with equal scores are ranked in that order. So shards of a data
+    set that are evaluated separately add up to the same bits.
 
     Args:
         kind: 'bbox' or 'segm'.
@@ -32,30 +32,30 @@ class CocoAP:
         self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
         self.images = 0
 
-    def add(self, true, found, *, size, image):
+    def add(self, true, predicted, *, size, image):
         """Adds one image.
 
         Args:
-            true: list of COCO's annotations: 'category_id' is a class index, 'iscrowd', 'area', and 'bbox' or
+            true: list of COCO's annotations: 'category_id' (a class index), 'iscrowd', 'area', and 'bbox' or
                 'segmentation'.
-            found: list of predictions, which have a 'score' too.
+            predicted: list of predictions, which also have a 'score'.
             size: (height, width) of the image.
             image: number of the image in the data set.
         """
         self.images += 1
-        classes = sorted({a["category_id"] for a in [*true, *found]})
+        classes = sorted({a["category_id"] for a in [*true, *predicted]})
         if not classes:
             return
         with contextlib.redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(self._index(true, size), self._index(found, size), self.kind)
+            evaluation = COCOeval(self._index(true, size), self._index(predicted, size), self.kind)
             evaluation.params.catIds = classes
             evaluation.evaluate()
         ranges = len(evaluation.params.areaRng)
-        for place, one in enumerate(evaluation.evalImgs):
+        for index, one in enumerate(evaluation.evalImgs):
             if one is not None:
                 kept = {key: np.asarray(one[key]) for key in KEPT}
                 kept["dtMatches"] = kept["dtMatches"] > 0
-                self.matches[classes[place // ranges], place % ranges][image] = kept
+                self.matches[classes[index // ranges], index % ranges][image] = kept
 
     def _index(self, annotations, size):
         coco = COCO()
@@ -68,7 +68,7 @@ class CocoAP:
         return coco
 
     def merge(self, other):
-        """Adds another part of the data set."""
+        """Adds another shard of the data set."""
         self.images += other.images
         for key, results in other.matches.items():
             self.matches[key].update(results)
@@ -83,7 +83,7 @@ class CocoAP:
         return {"images": self.images, "matches": rows}
 
     def restore(self, state):
-        """Sets the matches to those of a `state`."""
+        """Restores the matches of a `state`."""
         self.images = state["images"]
         self.matches.clear()
         thresholds = len(COCOeval(iouType=self.kind).params.iouThrs)
@@ -94,13 +94,13 @@ class CocoAP:
             self.matches[category, area][image] = one
 
     def figures(self, classes=None):
-        """dict of `FIGURES`, from 0 to 1: AP at IoU 0.5 to 0.95, at 0.5 and 0.75, of small, medium and large objects,
-        and recall of 1, 10 and 100 predictions a photo, and of the three sizes.
+        """dict of `FIGURES`, from 0 to 1.
 
-        A figure is NaN if there is no true object for it.
+        AP is at IoU 0.5 to 0.95, at 0.5 and 0.75, and for small, medium and large objects. Recall is with 1, 10 and 100
+        predictions an image, and for the three sizes. A score is NaN without true objects.
 
         Args:
-            classes: the class indices that are averaged over; by default all.
+            classes: class indices to average over; by default all.
         """
         classes = sorted({c for c, _ in self.matches} & set(range(self.num_classes) if classes is None else classes))
         if not classes:
@@ -122,7 +122,7 @@ class CocoAP:
         return {k: float("nan") if v < 0 else float(v) for k, v in zip(FIGURES, evaluation.stats)}
 
     def per_class(self):
-        """dict from a class index to its AP at IoU 0.5 to 0.95, for classes that were seen."""
+        """dict from a class index to its AP at IoU 0.5 to 0.95, for classes with objects or predictions."""
         return {c: self.figures([c])["ap"] for c in sorted({c for c, _ in self.matches})}
 
 
@@ -138,14 +138,14 @@ class InstanceAP(CocoAP):
         self.spec = spec
 
     def update(self, truth, predicted, image):
-        """Adds the true and the predicted `Segments` of an image, whose number in the data set is `image`."""
+        """Adds the true and predicted `Segments` of the image with the number `image` in the data set."""
         crowd = np.zeros(len(truth.classes)) if truth.crowd is None else truth.crowd
         true = self._annotations(truth, [{"iscrowd": int(c)} for c in crowd])
-        found = self._annotations(predicted, [{"iscrowd": 0, "score": float(s)} for s in predicted.scores])
-        self.add(true, found, size=truth.ids.shape, image=image)
+        detections = self._annotations(predicted, [{"iscrowd": 0, "score": float(s)} for s in predicted.scores])
+        self.add(true, detections, size=truth.ids.shape, image=image)
 
     def _annotations(self, segments, extra):
-        """COCO's annotations of the things among the segments, with further fields from `extra`."""
+        """COCO's annotations of the things among the segments, with additional fields from `extra`."""
         classes, things = segments.classes, [i for i, c in enumerate(segments.classes) if self.spec.things[c]]
         return [
             {"segmentation": mask, "category_id": int(classes[i]), "area": int(masks.area(mask)), **extra[i]}
@@ -157,19 +157,19 @@ class InstanceAP(CocoAP):
         return dict(zip(FIGURES[:6], self.figures().values()))
 
 
-def run_lengths(segments, wanted):
+def run_lengths(segments, numbers):
     """COCO's run-length encodings of some segments of a map, in one pass over it.
 
     Args:
         segments: int [h, w], i + 1 for segment i.
-        wanted: numbers i of the segments to encode.
+        numbers: numbers i of the segments to encode.
     """
     flat = np.ravel(segments, "F")
     starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
     edges_of_run = np.stack([starts, np.append(starts[1:], flat.size)], 1)
     owner = flat[starts]
     order = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[order], np.stack([wanted, wanted]).T + [1, 2])
+    bounds = np.searchsorted(owner[order], np.stack([numbers, numbers]).T + [1, 2])
     encodings = []
     for first, last in bounds:
         runs = order[first:last]

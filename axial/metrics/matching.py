@@ -1,11 +1,11 @@
-"""Matching accuracy of things: TP / (TP + FP + FN) at thresholds of the IoU.
+"""Matching accuracy of things: TP / (TP + FP + FN) at IoU thresholds.
 
-StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bowl call it average precision, and
-StarDist's code `accuracy`. It is not COCO's AP: no prediction has a score.
+StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bowl call it average precision; StarDist's
+code calls it `accuracy`. It differs from COCO's AP: predictions have no scores.
 
-- A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. Of
-  the possible matchings a largest one counts. Above 0.5 there is only one.
-- Pixels without a label and crowds count as in `PanopticQuality`. Of the largest matchings, one with the fewest false
+- A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. A
+  largest matching counts. Above 0.5 there is only one.
+- Unlabelled pixels and crowds count as in `PanopticQuality`. Among the largest matchings, one with the fewest false
   positives counts.
 - Counts are summed over images, and then over classes.
 """
@@ -23,7 +23,7 @@ COUNTS = ("tp", "fp", "fn")
 
 
 class MatchingAccuracy:
-    """Counts over images. Parts of a data set can be counted separately and added.
+    """Counts over images. Shards of a data set can be counted separately and added.
 
     Args:
         spec: `DatasetSpec`.
@@ -35,23 +35,23 @@ class MatchingAccuracy:
         self.counts = np.zeros([len(COUNTS), len(self.thresholds), spec.num_classes], np.int64)
 
     def update(self, truth, predicted):
-        """Adds the true and the predicted `Segments` of one image."""
+        """Adds the true and predicted `Segments` of one image."""
         pairs = compare(truth, predicted)
         for k, threshold in enumerate(self.thresholds):
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
-            found, _ = largest_matching(i, j)
-            # A largest matching of some predictions extends to one of all that keeps them. So few of these stay alone.
+            matched, _ = largest_matching(i, j)
+            # A largest matching of the unexcused predictions extends to a largest one of all, so both count together.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
-            missed, wrong = pairs.errors(found, right)
-            for row, classes in enumerate((pairs.true_classes[found], wrong, missed)):
+            missed, wrong = pairs.errors(matched, right)
+            for row, classes in enumerate((pairs.true_classes[matched], wrong, missed)):
                 self.counts[row, k] += np.bincount(classes, minlength=self.spec.num_classes) * self.spec.things
 
     def merge(self, other):
-        """Adds another part of the data set. Raises InputError if it has other thresholds."""
+        """Adds another shard of the data set. Raises InputError if it has other thresholds."""
         if other.thresholds != self.thresholds:
-            raise InputError(f"matching: parts of thresholds {self.thresholds} and {other.thresholds}")
+            raise InputError(f"matching: shards have thresholds {self.thresholds} and {other.thresholds}")
         self.counts += other.counts
 
     def state(self):
@@ -59,7 +59,7 @@ class MatchingAccuracy:
         return {"thresholds": list(self.thresholds), **dict(zip(COUNTS, self.counts.tolist()))}
 
     def restore(self, state):
-        """Sets thresholds and counts to those of a `state`. Raises KeyError, TypeError or ValueError for another."""
+        """Restores thresholds and counts of a `state`. Raises KeyError, TypeError or ValueError for any other dict."""
         self.thresholds = tuple(map(float, state["thresholds"]))
         counts = np.array([state[name] for name in COUNTS], np.int64)
         self.counts = counts.reshape(len(COUNTS), len(self.thresholds), self.spec.num_classes)
@@ -69,26 +69,26 @@ class MatchingAccuracy:
     def result(self):
         """dict from each threshold, as text, to {'accuracy', 'tp', 'fp', 'fn', 'per_class'}.
 
-        'per_class' has the same four of each class that has a count. An accuracy is from 0 to 1, and NaN without an
-        object.
+        'per_class' has the first four for each class with a count. An accuracy is from 0 to 1; NaN without objects and
+        predictions.
         """
         names = self.spec.class_names
         result = {}
         for k, threshold in enumerate(self.thresholds):
             counts = self.counts[:, k]
-            seen = np.nonzero(counts.sum(0))[0]
-            per_class = {names[c]: _accuracy(counts[:, c]) for c in seen}
+            present = np.nonzero(counts.sum(0))[0]
+            per_class = {names[c]: _accuracy(counts[:, c]) for c in present}
             result[str(threshold)] = {**_accuracy(counts.sum(1)), "per_class": per_class}
         return result
 
 
 def largest_matching(rows, columns):
-    """A largest set of the pairs in which no row and no column is there twice; as (rows, columns), int [M] each."""
+    """A largest subset of the pairs without a repeated row or column, as (rows, columns), int [M] each."""
     if not len(rows):
         return rows, columns
-    places = rows.astype(np.int32), columns.astype(np.int32)  # SciPy 1.13 matches no others
+    places = rows.astype(np.int32), columns.astype(np.int32)  # SciPy 1.13 matches no other dtype
     graph = csr_array((np.ones(len(rows), bool), places))
-    column = maximum_bipartite_matching(graph, perm_type="column")  # of each row, or -1
+    column = maximum_bipartite_matching(graph, perm_type="column")  # column of each row, or -1
     matched = np.nonzero(column >= 0)[0]
     return matched, column[matched]
 

@@ -8,10 +8,10 @@ import numpy as np
 class MeanIoU:
     """A confusion matrix over images.
 
-    Rows are true classes. Columns are predicted classes; the last column is for pixels without a predicted class.
+    Rows are true classes and columns predicted classes. The last column counts pixels without a predicted class.
 
     Args:
-        spec: `DatasetSpec`. True pixels of class spec.ignore do not count.
+        spec: `DatasetSpec`. Pixels whose true class is spec.ignore do not count.
     """
 
     def __init__(self, spec):
@@ -19,7 +19,7 @@ class MeanIoU:
         self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds the class indices of one image, both int [h, w]. A prediction of spec.ignore is no class."""
+        """Adds the true and predicted class indices of an image, int [h, w] each. Prediction spec.ignore is void."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
         predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]
@@ -34,25 +34,25 @@ class MeanIoU:
         return {"confusion": self.confusion.tolist()}
 
     def restore(self, state):
-        """Sets the counts to those of a `state`."""
+        """Restores the counts of a `state`."""
         self.confusion = np.array(state["confusion"], np.int64)
 
     def result(self):
         """dict of 'miou', 'per_class' and 'confusion'.
 
-        'miou' is the mean over the classes that occur in the truth or in the prediction; NaN without one. IoUs are from
-        0 to 1.
+        'miou' is the mean over the classes in the ground truth or the prediction; NaN without such a class. IoUs are
+        from 0 to 1.
         'confusion' counts pixels: {true class: {predicted class or 'void': count}}.
         """
         square = self.confusion[:, :-1]
         hit = np.diag(square)
         union = square.sum(0) + self.confusion.sum(1) - hit
-        seen = union > 0
+        present = union > 0
         iou = hit / np.maximum(union, 1)
         names = [*self.spec.class_names, "void"]
         return {
-            "miou": float(iou[seen].mean()) if seen.any() else math.nan,
-            "per_class": {names[i]: float(iou[i]) for i in np.nonzero(seen)[0]},
+            "miou": float(iou[present].mean()) if present.any() else math.nan,
+            "per_class": {names[i]: float(iou[i]) for i in np.nonzero(present)[0]},
             "confusion": {
                 names[i]: {names[j]: int(row[j]) for j in np.nonzero(row)[0]}
                 for i, row in enumerate(self.confusion)

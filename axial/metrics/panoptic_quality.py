@@ -1,10 +1,10 @@
-"""Panoptic quality (Kirillov et al., CVPR 2019) by the rule of COCO's official evaluator.
+"""Panoptic quality (Kirillov et al., CVPR 2019), by the rule of COCO's official evaluator.
 
-- A predicted and a true segment of one class match if their IoU is above 0.5. Pixels without a true label do not count
-  in the union.
+- A predicted and a true segment of one class match if their IoU is above 0.5. The union leaves out pixels without a
+  true label.
 - Crowds match nothing.
-- An unmatched prediction is not a false positive if more than half of it lies on pixels that have no label or belong to
-  a crowd of its class. If its class has several crowds, only the last one listed counts.
+- An unmatched prediction is not a false positive if more than half of it lies on unlabelled pixels or on a crowd of its
+  class. If its class has several crowds, only the last in the list counts.
 """
 
 import math
@@ -17,10 +17,10 @@ class Segments(typing.NamedTuple):
     """The segments of one image.
 
     Attributes:
-        ids: int [h, w]: i + 1 for segment i; 0 for pixels without a label, or of a prediction for void.
+        ids: int [h, w]: i + 1 for segment i; 0 for unlabelled pixels or void predictions.
         classes: class index of each segment.
-        scores: confidence of each predicted segment, which AP ranks by.
-        crowd: flag of each true segment; None where there is no crowd.
+        scores: confidence of each predicted segment, by which AP ranks them.
+        crowd: whether each true segment is a crowd; None for no crowds.
     """
 
     ids: np.ndarray
@@ -30,14 +30,14 @@ class Segments(typing.NamedTuple):
 
 
 class Pairs(typing.NamedTuple):
-    """The overlapping pairs of one image that can match; see `compare`. Number 0 is no segment.
+    """The overlapping pairs of one image that can match; see `compare`. Number 0 stands for no segment.
 
     Attributes:
-        true, predicted: int [P]: the pair's numbers, i + 1 for segment i.
+        true, predicted: int [P]: the pair's segment numbers, i + 1 for segment i.
         iou: float64 [P], above 0.
-        true_classes, predicted_classes: int [S + 1]: class indices by number.
-        wanted: bool [S + 1]: whether a true segment is a false negative if nothing matches it.
-        unexcused: bool [S + 1]: whether a predicted segment is a false positive if it matches nothing.
+        true_classes, predicted_classes: int [S + 1]: class index by segment number.
+        required: bool [S + 1]: whether a true segment is a false negative if unmatched.
+        unexcused: bool [S + 1]: whether a predicted segment is a false positive if unmatched.
     """
 
     true: np.ndarray
@@ -45,18 +45,18 @@ class Pairs(typing.NamedTuple):
     iou: np.ndarray
     true_classes: np.ndarray
     predicted_classes: np.ndarray
-    wanted: np.ndarray
+    required: np.ndarray
     unexcused: np.ndarray
 
     def errors(self, true, predicted):
-        """Classes of the false negatives, and of the false positives, if these numbers have matches."""
-        missed, wrong = self.wanted.copy(), self.unexcused.copy()
+        """Classes of the false negatives and of the false positives, if the segments with these numbers are matched."""
+        missed, wrong = self.required.copy(), self.unexcused.copy()
         missed[true], wrong[predicted] = False, False
         return self.true_classes[missed], self.predicted_classes[wrong]
 
 
 def compare(truth, predicted):
-    """The `Pairs` of the true and the predicted `Segments` of one image by the rule above."""
+    """The `Pairs` of the true and predicted `Segments` of one image, by the rule above."""
     n, m = len(truth.classes) + 1, len(predicted.classes) + 1
     true_area = np.bincount(np.ravel(truth.ids), minlength=n)
     predicted_area = np.bincount(np.ravel(predicted.ids), minlength=m)
@@ -81,14 +81,14 @@ def compare(truth, predicted):
     real = same & ~crowd[i]
     i, j, overlap = i[real], j[real], overlap[real]
     union = true_area[i] + predicted_area[j] - overlap - on_void[j]
-    classes, wanted = (true_classes, predicted_classes), ~crowd & (true_area > 0)
-    return Pairs(i, j, overlap / union, *classes, wanted=wanted, unexcused=unexcused)
+    classes, required = (true_classes, predicted_classes), ~crowd & (true_area > 0)
+    return Pairs(i, j, overlap / union, *classes, required=required, unexcused=unexcused)
 
 
 class PanopticQuality:
-    """Counts over images. Parts of a data set can be counted separately and added.
+    """Counts over images. Shards of a data set can be counted separately and added.
 
-    IoUs are kept one by one and summed exactly. So parts add up to the same bits in any order.
+    IoUs are kept individually and summed exactly. So shards add up to the same bits in any order.
 
     Args:
         spec: `DatasetSpec`.
@@ -96,21 +96,21 @@ class PanopticQuality:
 
     def __init__(self, spec):
         self.spec = spec
-        self.matches = [[] for _ in spec.class_names]  # for each class, the IoUs of its matches
+        self.matches = [[] for _ in spec.class_names]  # IoUs of the matches of each class
         self.fp, self.fn = (np.zeros(spec.num_classes, np.int64) for _ in range(2))
 
     @property
     def iou(self):
-        """float64 [C]: the sum of the IoUs of each class."""
+        """float64 [C]: sum of the IoUs of each class."""
         return np.array([math.fsum(values) for values in self.matches])
 
     @property
     def tp(self):
-        """int64 [C]: the number of matches of each class."""
+        """int64 [C]: number of matches of each class."""
         return np.array([len(values) for values in self.matches])
 
     def update(self, truth, predicted):
-        """Adds the true and the predicted `Segments` of one image. Returns the image's own `PanopticQuality`."""
+        """Adds the true and predicted `Segments` of one image. Returns this image's own `PanopticQuality`."""
         one, pairs = PanopticQuality(self.spec), compare(truth, predicted)
         match = pairs.iou > 0.5
         for category, value in zip(pairs.true_classes[pairs.true[match]], pairs.iou[match]):
@@ -132,23 +132,23 @@ class PanopticQuality:
         return {"matches": self.matches, "fp": self.fp.tolist(), "fn": self.fn.tolist()}
 
     def restore(self, state):
-        """Sets the counts to those of a `state`."""
+        """Restores the counts of a `state`."""
         self.matches = [list(values) for values in state["matches"]]
         self.fp, self.fn = np.array(state["fp"]), np.array(state["fn"])
 
     def result(self):
         """dict of 'all', 'things' and 'stuff', each {'pq', 'sq', 'rq', 'classes'}, and of 'per_class'.
 
-        Qualities are from 0 to 1. Means are over the classes that occur in the truth or in the prediction; 'classes' is
-        their number. Without such a class a mean is NaN.
+        Qualities are from 0 to 1. Means are over the classes in the ground truth or the prediction; 'classes' is their
+        number. Without such a class, a mean is NaN.
         """
         iou, tp = self.iou, self.tp
-        seen = tp + self.fp + self.fn > 0
+        present = tp + self.fp + self.fn > 0
         sq = iou / np.maximum(tp, 1)
         rq = tp / np.maximum(tp + 0.5 * self.fp + 0.5 * self.fn, 0.5)
         pq = sq * rq
         things = np.array(self.spec.things)
-        groups = {"all": seen, "things": seen & things, "stuff": seen & ~things}
+        groups = {"all": present, "things": present & things, "stuff": present & ~things}
 
         quality = {"pq": pq, "sq": sq, "rq": rq}
         every = quality | {"tp": tp, "fp": self.fp, "fn": self.fn}
@@ -158,12 +158,12 @@ class PanopticQuality:
             for name, group in groups.items()
         }
         names = self.spec.class_names
-        result["per_class"] = {names[i]: {key: x[i].item() for key, x in every.items()} for i in np.nonzero(seen)[0]}
+        result["per_class"] = {names[i]: {key: x[i].item() for key, x in every.items()} for i in np.nonzero(present)[0]}
         return result
 
 
 def split_segments(panoptic, spec):
-    """The `Segments` of a map of class x label_divisor + instance, int [h, w]; class spec.ignore is void."""
+    """The `Segments` of a map of class x label_divisor + instance, int [h, w]. Class spec.ignore is void."""
     labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
     keep = labels // spec.label_divisor != spec.ignore
     number = np.zeros(labels[-1] + 1, np.int32)

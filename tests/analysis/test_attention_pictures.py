@@ -1,4 +1,4 @@
-"""Pictures of the mechanisms: the numbers that they show, and the files."""
+"""Attention pictures: the numbers that they show, and the files."""
 
 import numpy as np
 import pytest
@@ -49,12 +49,12 @@ LAYERS["square"] = LocalAttention, dict(span=3, position_sensitive=True)
 LAYERS["plain square"] = LocalAttention, dict(span=5, batch_norm=False)
 
 
-def of_the_equation(layer, x):
-    """Softmax weights of the reference form, of every pair of the lines of a training layer: [lines, heads, L, M]."""
+def equation_weights(layer, x):
+    """Softmax weights of the reference equation, for all pairs of a training layer's lines: [lines, heads, L, M]."""
     spec, windows = layer.spec, layer.spec.windows(x)
     qkv = tf.einsum("nhwc,cd->nhwd", x, layer.kernel)
     qkv = layer.qkv_norm(qkv) if layer.inner_norm else qkv
-    q, k, _ = (split_heads(part, windows, spec.options.heads) for part in tf.split(qkv, spec.sizes, 3))
+    q, k, _ = (split_heads(tensor, windows, spec.options.heads) for tensor in tf.split(qkv, spec.sizes, 3))
     offsets, visible = windows.all_pairs()
     tables = spec.lookup_tables(layer.tables)
     maps = logit_maps(q, k, {n: table_rows(t, offsets) for n, t in tables.items()}, spec.options.terms)
@@ -67,23 +67,23 @@ def of_the_equation(layer, x):
 def test_weights_of_a_query_are_those_of_the_equation(x, name, folded):
     layer_class, options = LAYERS[name]
     layer = built(layer_class(8, 8, heads=2, **options), x)
-    wanted, (row, column) = of_the_equation(layer, x), (4, 3)
+    expected, (row, column) = equation_weights(layer, x), (4, 3)
     if folded:
         source, layer = layer, FoldedAttention(layer.spec)
         layer(x)
         layer.set_weights([w.numpy() for w in source.folded_weights()])
-    found = pictures.query_weights(layer, x, (row, column)).numpy()
-    np.testing.assert_allclose(found.sum((1, 2)), np.ones(2), rtol=1e-5)
+    actual = pictures.query_weights(layer, x, (row, column)).numpy()
+    np.testing.assert_allclose(actual.sum((1, 2)), np.ones(2), rtol=1e-5)
     axis = layer.spec.axis
     line, index, shape = {
         "height": (column, row, (2, 6, 1)),
         "width": (row, column, (2, 1, 8)),
         "square": (0, row * 8 + column, (2, 6, 8)),
     }[axis]
-    assert found.shape == shape and relative_error(found, wanted[line, :, index].reshape(shape)) < 1e-4
+    assert actual.shape == shape and relative_error(actual, expected[line, :, index].reshape(shape)) < 1e-4
     if axis != "square":
         lines = pictures.line_weights(layer, x, (row, column)).numpy()
-        every = wanted[:, :, index]  # [lines, heads, M]
+        every = expected[:, :, index]  # [lines, heads, M]
         every = every.transpose(1, 2, 0) if axis == "height" else every.transpose(1, 0, 2)
         assert lines.shape == (2, 6, 8) and relative_error(lines, every) < 1e-4
 
@@ -98,7 +98,7 @@ def test_layers_of_a_model_and_what_they_take():
     height, width = pictures.layer_inputs(model, images, list(layers.values()))
     assert relative_error(layers["backbone/stage4_block1/attention/height"](height)[:, ::2], width) < 1e-5
     for name, value in model(images).items():
-        np.testing.assert_array_equal(value, maps[name])  # nothing is left of the recording
+        np.testing.assert_array_equal(value, maps[name])  # the layers no longer record
     with pytest.raises(InputError, match="no block 'stage4' attends"):
         pictures.find_layers(model, "stage4")
     plain = build_model("panoptic_deeplab_resnet_nano", 5)

@@ -1,4 +1,4 @@
-"""The check of a converted data set finds each fault that a test puts into it."""
+"""The check of a converted data set finds the faults that a test puts into it."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, Fa
 
 
 def record(name, ids, segments, photo=None, **changes):
-    """A serialised record; segments are rows of (id, class, crowd)."""
+    """A serialised record of ids, int [h, w], with segments as rows (id, class, crowd) and, if given, a photo."""
     encoded = io.BytesIO()
     if photo is None:
         seed = sum(map(ord, name))
@@ -40,6 +40,7 @@ def record(name, ids, segments, photo=None, **changes):
 
 
 def write(folder, split, records, spec=SPEC):
+    """Writes a split of one shard with these serialised records, and its manifest."""
     name = tfrecord.shard_name(split, 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     size = (folder / name).stat().st_size
@@ -66,8 +67,8 @@ def findings(tmp_path, *records):
 def test_a_sound_split_counts_its_classes(tmp_path):
     hole = halves()
     hole[:, -6:] = 0
-    report, found = findings(tmp_path, record("b.png", hole, ROWS))
-    assert not found and not report.errors() and report.photos == 2
+    report, faults = findings(tmp_path, record("b.png", hole, ROWS))
+    assert not faults and not report.errors() and report.photos == 2
     assert report.photos_of.tolist() == report.segments_of.tolist() == [2, 2, 0]
     assert report.pixels_of.tolist() == [600, 300 + 180, 0]
     assert report.unlabelled == 120 / 1200
@@ -94,9 +95,9 @@ def dot():
     ],
 )
 def test_oddities_are_named(tmp_path, kind, errors, made):
-    report, found = findings(tmp_path, made())
+    report, faults = findings(tmp_path, made())
     places = {"photo twice": "good.png", "unreadable": "train-00000-of-00001.tfrecord: record 1"}
-    assert found == [(kind, places.get(kind, "x.png"))]
+    assert faults == [(kind, places.get(kind, "x.png"))]
     assert report.errors() == errors
 
 
@@ -111,7 +112,7 @@ ROAD, CAR = (100_000, 200_000)
         (NUMBERED, [ROAD, CAR + 1, CAR + 1, 0], None),
         (NUMBERED, [ROAD, 0, 0, 0], r"75.0 % of the pixels are \(0,\), .* none is car; .* the spec, 1 to 2\?"),
         (FROM_0, [CAR + 1, CAR + 1, CAR + 2, CAR + 2], "the number 0 never occurs; are the label images numbered from"),
-        (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo of things has a crowd.* numbered from 0"),
+        (NUMBERED, [ROAD, CAR, CAR + 1, CAR + 2], "each photo with things has a crowd.* numbered from 0"),
         (NUMBERED, [CAR + 1, ROAD, CAR + 1, ROAD], "no photo has two objects of a class, but some are in pieces"),
         (NUMBERED, [ROAD, CAR + 1, CAR + 255, CAR + 255], "255 is an object in 1 photo; does it stand for no object"),
         (NUMBERED, [ROAD, CAR + 254, CAR + 255, CAR + 255], None),
@@ -147,8 +148,8 @@ def test_turned_and_ambiguous_photos_are_counted(tmp_path, way, side, kinds):
     stored = (20, side) if way in (None, 2, 3) else (side, 20)
     Image.new("RGB", stored).save(photo, "JPEG", exif=exif)
     turn = {"image/orientation": way} if way else {}
-    report, found = findings(tmp_path, record("x.jpg", ids, ROWS, **{"image/encoded": photo.getvalue()}, **turn))
-    assert found == [(kind, "x.jpg") for kind in kinds] and not report.errors()
+    report, faults = findings(tmp_path, record("x.jpg", ids, ROWS, **{"image/encoded": photo.getvalue()}, **turn))
+    assert faults == [(kind, "x.jpg") for kind in kinds] and not report.errors()
 
 
 def test_photos_in_two_splits(tmp_path):

@@ -1,4 +1,4 @@
-"""What the measuring commands compute from their inputs."""
+"""Results of the measuring commands."""
 
 import pathlib
 
@@ -34,22 +34,22 @@ def test_devices_of_a_slice():
     assert chips.replicas_of("v5e:4x4") == 16
     assert chips.replicas_of("v4:2x2x2") == 8
     assert chips.replicas_of("v3:2x2", partitions=4) == 2
-    for name, words in (("v5e:4xx", "wants a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
+    for name, words in (("v5e:4xx", "expected a shape"), ("v5f:2x2", "no TPU is called"), ("v5e:3x1", "has 3 devices")):
         with pytest.raises(InputError, match=words):
             chips.replicas_of(name, 2)
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir):
-    """By hand: 64 images in half a second; 12 a second on 4 cores are 3 a core and 24 on a host of 8."""
+    """By hand: 64 images in half a second; 12 a second on 4 cores are 3 a core and 24 on a host with 8 cores."""
     task = make_task(sample_dir)
     slice_ = Slice(batch=64, step_seconds=0.5, cores=8)
-    found = demand(task, 12.0, slice_, own_cores=4)
-    assert found["images_per_second"] == 128 and found["images_per_core_second"] == 3
-    assert found["images_per_host_second"] == 24 and found["hosts"] == 6
+    demanded = demand(task, 12.0, slice_, local_cores=4)
+    assert demanded["images_per_second"] == 128 and demanded["images_per_core_second"] == 3
+    assert demanded["images_per_host_second"] == 24 and demanded["hosts"] == 6
     stored = sum(path.stat().st_size for path in pathlib.Path(sample_dir).glob("train2017-*.tfrecord"))
-    assert found["shard_bytes_per_second"] == pytest.approx(128 * stored / 8)
+    assert demanded["shard_bytes_per_second"] == pytest.approx(128 * stored / 8)
     (batch,) = task.train_dataset(2, seed=0).take(1)
     prepared = sum(x.numpy().nbytes for x in batch.values()) / 2
-    assert found["batch_bytes_per_second"] == pytest.approx(128 * prepared)
-    lines = list(demand_lines(found, slice_))
+    assert demanded["batch_bytes_per_second"] == pytest.approx(128 * prepared)
+    lines = list(demand_lines(demanded, slice_))
     assert lines[0].startswith("a step of 64 images in 0.5 s needs 128.0 images/s") and "needs 6 of them" in lines[2]

@@ -1,4 +1,4 @@
-"""The counter against hand-worked operations."""
+"""Counts of multiply-adds, against counts by hand."""
 
 import pytest
 import tensorflow as tf
@@ -9,7 +9,7 @@ from axial.layers.attention.windows import Windows
 
 
 def count(function, *shapes):
-    """Multiply-adds of a function for tensors of the given shapes."""
+    """Multiply-adds of a function, for tensors with the given shapes."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     return total(count_multiply_adds(tf.function(function, autograph=False).get_concrete_function(*specs).graph))
 
@@ -33,9 +33,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("function,shapes,wanted", CASES.values(), ids=CASES)
-def test_hand_worked(function, shapes, wanted):
-    assert count(function, *shapes) == wanted
+@pytest.mark.parametrize("function,shapes,expected", CASES.values(), ids=CASES)
+def test_hand_worked(function, shapes, expected):
+    assert count(function, *shapes) == expected
 
 
 def test_functions_are_followed():
@@ -71,7 +71,7 @@ def test_the_dearer_branch_counts():
 
 @pytest.mark.parametrize("length,span", [(40, 5), (24, 65), (12, None)])
 def test_a_local_span_counts_its_windows(length, span):
-    """What Eq. 4 needs: five products of min(span, length) keys for each query, and the projection."""
+    """Eq. 4 needs the projection, and for each query five products with min(span, length) keys."""
     rows, channels = 3, 16
     layer = AxialAttention(channels, channels, "width", heads=2, span=span)
     graph = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([1, rows, length, 8])).graph

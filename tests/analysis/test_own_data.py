@@ -1,4 +1,4 @@
-"""What a data set's photos and objects say of its training: steps, canvas or scale, splits, and a command that runs."""
+"""Advice for a data set: steps, canvas or scale, splits, and a command that runs."""
 
 import shlex
 import types
@@ -14,7 +14,7 @@ from axial.statements import read_recipe
 
 
 def check(sizes, side, split="train"):
-    """A `SplitCheck` of photos of given sizes, each with four objects whose sides are a function of its number."""
+    """A `SplitCheck` of photos with the given sizes; photo i has four objects of side `side(i)`, or none."""
     objects = [np.full(4, side(i)) if side else np.zeros(0) for i in range(len(sizes))]
     return types.SimpleNamespace(split=split, photos=len(sizes), sizes=sizes, objects=objects)
 
@@ -27,26 +27,26 @@ def test_the_recipe_is_as_this_module_says():
 
 def test_photos_of_several_sizes_with_objects_of_one_keep_their_scale():
     sizes = [(256, 256), (520, 696), (1024, 1024)] * 100
-    found = advise([check(sizes, lambda i: 15 + i % 3)], ["train", "val"])
-    assert found.bindings["PHOTO_SCALE"] == 1.5 == own_data.OBJECT / 16 and found.crop == (193, 193)
-    assert found.steps == 1500 == own_data.SEEN * 300 / own_data.BATCH
+    advice = advise([check(sizes, lambda i: 15 + i % 3)], ["train", "val"])
+    assert advice.bindings["PHOTO_SCALE"] == 1.5 == own_data.OBJECT / 16 and advice.crop == (193, 193)
+    assert advice.steps == 1500 == own_data.EPOCHS * 300 / own_data.BATCH
 
 
 @pytest.mark.parametrize(
     "sizes,side,canvas",
     [
-        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # large objects: the smallest canvas
-        ([(480, 640)] * 50, lambda i: 25, (305, 417)),  # 16 of 25 pixels are left of an object
+        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # large objects get the smallest canvas
+        ([(480, 640)] * 50, lambda i: 25, (305, 417)),  # an object shrinks from 25 to 16 pixels
         ([(480, 640)] * 50, None, (193, 257)),  # no things
-        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # never larger than the photos, but for the least side
-        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # both differ
+        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # no larger than the photos, except for the smallest side
+        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # objects differ in size too
     ],
 )
 def test_other_photos_are_fitted_to_a_canvas(sizes, side, canvas):
-    found = advise([check(sizes, side)], ["train", "val"])
-    assert "PHOTO_SCALE" not in found.bindings
-    assert all(abs(a - b) <= 16 for a, b in zip(found.crop, canvas)) and found.crop == found.bindings["CANVAS"]
-    assert all(value % 16 == 1 for value in found.crop)
+    advice = advise([check(sizes, side)], ["train", "val"])
+    assert "PHOTO_SCALE" not in advice.bindings
+    assert all(abs(a - b) <= 16 for a, b in zip(advice.crop, canvas)) and advice.crop == advice.bindings["CANVAS"]
+    assert all(value % 16 == 1 for value in advice.crop)
 
 
 @pytest.mark.parametrize("photos,steps", [(1, 500), (101, 600), (10**5, 20_000)])
@@ -66,11 +66,11 @@ def test_steps_follow_the_number_of_photos(photos, steps):
     ],
 )
 def test_splits_are_named_where_they_are_not_the_recipes(checked, names, bound):
-    found = advise([check([(64, 64)] * 9, None, split) for split in checked], names)
-    assert {name: value for name, value in found.bindings.items() if "SPLIT" in name} == bound
-    words = shlex.split(found.command("/data/of mine"))
+    advice = advise([check([(64, 64)] * 9, None, split) for split in checked], names)
+    assert {name: value for name, value in advice.bindings.items() if "SPLIT" in name} == bound
+    words = shlex.split(advice.command("/data/of mine"))
     assert words[:2] == ["axial-train", f"--gin_file={own_data.RECIPE}"] and words[-1] == "--model_dir=RUN"
     assert words[-2] == "--data_dir=/data/of mine"
     configuration.load([own_data.RECIPE], [word.partition("=")[2] for word in words[2:-2]])
-    for name, value in found.bindings.items():
+    for name, value in advice.bindings.items():
         assert gin.query_parameter(f"{name}/gin.macro.value") == value

@@ -1,4 +1,4 @@
-"""The page of a training run, in a real browser too."""
+"""The page of a training run, also in a real browser."""
 
 import html
 import re
@@ -17,7 +17,7 @@ from tests.hostile import NAMES
 
 @pytest.fixture
 def run(tmp_path):
-    """A folder of a run with summaries of losses, speed and scores, and a picture."""
+    """Folder of a run with summaries of losses, speed and scores, and with a picture."""
     folder = tmp_path / "a <run>"
     with tf.summary.create_file_writer(str(folder)).as_default():
         for step in (10, 20, 30):
@@ -37,7 +37,7 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
     write_json(str(run / schemas.STATUS), status(input_bound=0.25))
     write_page(str(run), str(tmp_path / "run.html"))
     text = (tmp_path / "run.html").read_text()
-    for part in (
+    for snippet in (
         "a &lt;run&gt;",
         "20 of 30",
         "25.0 %",
@@ -45,19 +45,19 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
         "photo at step 30",
         "STEPS = 30 # &lt;&amp;&gt;",
     ):
-        assert part in text, part
-    assert "http" not in text  # it needs no network
+        assert snippet in text, snippet
+    assert "http" not in text  # the page needs no network
 
 
 def test_in_a_browser(run, tmp_path):
     write_page(str(run), str(tmp_path / "run.html"))
-    found = look(tmp_path / "run.html", tmp_path / "profile")
-    assert "<title>images=4 broken=0 level=0 wide=false</title>" in found  # losses, scores, speed and the photo
+    document = look(tmp_path / "run.html", tmp_path / "profile")
+    assert "<title>images=4 broken=0 level=0 wide=false</title>" in document  # losses, scores, speed and the photo
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+@pytest.mark.filterwarnings("ignore:Glyph")  # letters that the font lacks
 def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
-    """Names of scalars and pictures, of the folder, and of the machine."""
+    """Hostile names of scalars, pictures, the folder and the machine."""
     names = [name for name in NAMES if name.isprintable()]
     folder = tmp_path / "<b> $x_$ [a]"
     with tf.summary.create_file_writer(str(folder)).as_default():
@@ -72,7 +72,7 @@ def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
     curves, pictures = read_events(str(folder))
     assert len(curves) == len(pictures) == len(names)
     for name in names:
-        assert text.count(html.escape(name)) >= 2, name  # of the machine, and of the picture
+        assert text.count(html.escape(name)) >= 2, name  # once for the machine, once for the picture
     names = "$x_$", r"costs $5, and $6 \frac", "_a"
     runs = {name: {"total": (np.arange(3), np.ones(3))} for name in names}
     draw_curves(runs, str(tmp_path / "curves.png"))

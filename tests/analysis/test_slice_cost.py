@@ -1,4 +1,4 @@
-"""What a run on a slice costs."""
+"""Cost of a run on a slice."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_estimates_say_where_they_are_from():
     assert cost.step_time(v5e, status=status, cycles=1e9)[1].startswith("measured by this run, 2026-11-23")
     seconds, source = cost.step_time(v5e, cycles=3e9)
     assert seconds == pytest.approx(3e9 / 1.503e9, rel=1e-3) and "cost model" in source
-    assert cost.step_time(v2, cycles=1e9) is None  # no source says its clock
+    assert cost.step_time(v2, cycles=1e9) is None  # no source gives its clock
 
 
 def test_hours_prices_and_the_deadline():

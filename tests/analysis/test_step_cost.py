@@ -1,4 +1,4 @@
-"""The counted and measured cost of a training step."""
+"""Counted and measured cost of a training step."""
 
 import math
 
@@ -28,7 +28,7 @@ def recipe_of(path):
 
 @pytest.mark.parametrize("device", [("CPU", 2**34), ("GPU", None)])
 def test_a_step_that_does_not_suit_the_device_is_said(device, monkeypatch):
-    """On a device of a 50 billion multiply-adds a second, as a laptop is."""
+    """The device computes 50 billion multiply-adds a second, like a laptop."""
     monkeypatch.setattr(step_cost, "device_memory", lambda: device)
     monkeypatch.setattr(step_cost, "rate", lambda: 5e10)
     step, crop, training = recipe_of("coco/axial_deeplab_s.gin")
@@ -40,7 +40,7 @@ def test_a_step_that_does_not_suit_the_device_is_said(device, monkeypatch):
 
 @pytest.mark.parametrize("path", ["own/axial_deeplab_nano.gin", "nuclei/demo.gin", "imagenette/axial_resnet_nano.gin"])
 def test_small_recipes_are_not_warned_of_and_cost_nothing(path, monkeypatch):
-    """Not even on 8 GB of memory."""
+    """Even with 8 GB of memory, and without a measurement."""
     monkeypatch.setattr(step_cost, "device_memory", lambda: ("CPU", 2**33))
     monkeypatch.setattr(step_cost, "rate", lambda: pytest.fail("measured"))
     assert step_cost.long_step(*recipe_of(path)) is None

@@ -96,7 +96,7 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
     status_of(tmp_path / "model", "training", 3, 10)
     found = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
-    assert "run: runs; made again 2 times, 0 of them of 3" in found.out and "costs money until" in found.out
+    assert "run: runs; recreated 2 times, 0 of 3 allowed" in found.out and "costs money until" in found.out
     assert "run: training, step 3 of 10, 0.5 s a step" in found.out
     tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
     found = command("tpu", "logs", *delete, environment={"PATH": tools.path})

@@ -1,4 +1,4 @@
-"""A slice of this machine: its hosts are loopback addresses, its trainer and TensorFlow's servers are stand-ins."""
+"""A slice on this machine: hosts are loopback addresses; the trainer and TensorFlow's servers are stand-ins."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ import pytest
 from axial.cloud import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# axial-train: each step changes the weights, every second step is saved. PLAN has a line for each start, without one it
-# trains to the end: "STEP CODE" ends before a step with a code ("-9": by that signal), but not while a file "hold" is
-# there; "STEP hang" hangs there and writes a file "hangs".
+# Stands in for axial-train: each step changes the weights, every second step is saved. Each line of the file "plan" is
+# for one start: "STEP CODE" exits before the step with the code ("-9": by signal 9), once no file "hold" exists; "STEP
+# hang" writes a file "hangs" and hangs there. Without a line, it trains to the end.
 TRAINER = """#!{python}
 import fcntl, json, os, signal, sys, time
 
@@ -75,7 +75,7 @@ while step < steps:
     time.sleep(float(flags.get("pause", 0.01)))
 save()
 """
-# python3: TensorFlow's server is a listener at the host's own address, everything else is Python.
+# Stands in for python3: TensorFlow's server becomes a listener at the host's address, everything else runs Python.
 PYTHON = """#!/bin/sh
 case "$*" in
 "-m axial.cloud.server"*) exec {python} -c '
@@ -91,10 +91,10 @@ esac
 
 
 class Here:
-    """Hosts of this machine.
+    """Hosts on this machine.
 
     Attributes:
-        folder: of the test.
+        folder: folder of the test.
         model: folder of the run.
         run: the `Run` of its processes.
     """
@@ -109,19 +109,19 @@ class Here:
         self.run = self.describe()
 
     def describe(self, *arguments, hosts=1, seconds=120.0, pace=0.02, **more):
-        """A `Run` with short waits."""
+        """Sets and returns a `Run` with short waits."""
         port = free_port()
         values = {"name": "run", "model_dir": str(self.model), "deadline": time.time() + seconds, "port": port, **more}
         self.run = runs.Run(arguments=list(arguments), hosts=hosts, pace=pace, **values)
         return self.run
 
     def plan(self, *lines):
-        """What the next starts of the trainer do."""
+        """Sets the plan of the trainer's next starts, one line each."""
         self.model.mkdir(exist_ok=True)
         (self.model / "plan").write_text("\n".join(lines))
 
     def start(self, host=0, command=None, environment=None):
-        """The process of a host, in a session of its own. Its output goes to a file."""
+        """Starts the process of a host, in its own session. Its output goes to a file."""
         addresses = ",".join(f"127.0.0.{number + 1}" for number in range(self.run.hosts))
         values = {"AXIAL_HOST": str(host), "AXIAL_HOSTS": addresses, runs.VARIABLE: self.run.to_json()}
         path = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -147,7 +147,7 @@ class Here:
         return path.read_text().splitlines() if path.exists() else []
 
     def starts(self):
-        """[(arguments, variables of TPUs)] of each start of the trainer."""
+        """[(arguments, TPU variables)] of each start of the trainer."""
         return [json.loads(line.removeprefix("start ")) for line in self.log if line.startswith("start ")]
 
     def weights(self):
@@ -155,7 +155,7 @@ class Here:
         return json.loads((self.model / "weights").read_text())
 
     def saved(self):
-        """The step of the last checkpoint; 0 without one."""
+        """Step of the last checkpoint; 0 without one."""
         return self.weights()[0] if (self.model / "weights").exists() else 0
 
     def close(self):
@@ -164,7 +164,7 @@ class Here:
 
 
 def untouched(steps=20):
-    """[step, value] of a trainer that nothing disturbs."""
+    """[step, value] of an undisturbed training."""
     value = 1
     for step in range(steps):
         value = (value * 31 + step) % 1000003
@@ -172,7 +172,7 @@ def untouched(steps=20):
 
 
 def kill(process):
-    """Ends a host as the kernel ends a container: all its processes, and no word to them."""
+    """Kills all processes of a host at once and without notice, as the kernel ends a container."""
     for pid in (process.pid, *below(process.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -180,15 +180,15 @@ def kill(process):
 
 
 def below(pid):
-    """The processes that a process has started, and those that these have started."""
+    """Processes that a process has started, directly and indirectly."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return []
 
 
 def free_port():
-    """A port that is free, as the one before it. Ports that the system gives could connect to themselves."""
-    draw = random.SystemRandom()  # Keras sets the seed of the other one, in several processes alike
+    """A free port after another free port. A port from the system could connect to itself."""
+    draw = random.SystemRandom()  # Keras sets the same seed for `random` in several processes
     while True:
         port = draw.randrange(12000, 32000)
         try:

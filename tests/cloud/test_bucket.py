@@ -1,11 +1,11 @@
-"""Where a bucket is."""
+"""Region of a bucket."""
 
 import pytest
 
 from axial.cloud import bucket
 from axial.errors import InputError
 
-# gcloud storage buckets describe, of googlecloudsdk/command_lib/storage/resources/gcs_resource_reference.py
+# Output of `gcloud storage buckets describe`: googlecloudsdk/command_lib/storage/resources/gcs_resource_reference.py
 BUCKETS = {
     "near": "printf 'US-WEST4\\tregion\\n'",
     "far": "printf 'EUROPE-WEST4\\tregion\\n'",

@@ -1,4 +1,4 @@
-"""The start-up script that axial writes, run as bash runs it, with stand-ins of what a TPU VM has."""
+"""Runs the start-up script that axial writes, in bash, with stand-ins for the programs of a TPU VM."""
 
 import re
 import subprocess
@@ -26,9 +26,10 @@ def run(engine, seconds=3600):
 
 @pytest.fixture
 def host(tools, tmp_path):
-    """Function that runs the start-up script of a request and returns (what it logs, calls of gcloud, its end)."""
+    """Function that runs the start-up script of a request and returns (log lines, calls of gcloud, process)."""
 
     def boot(codes=(), installs=True, seconds=3600, **more):
+        """Boots a host: `codes` are the supervisor's exit codes, in order; `installs`: whether install.sh succeeds."""
         engine = Gcloud(request(**more))
         root = tmp_path / "root"
         root.mkdir(exist_ok=True)
@@ -68,7 +69,7 @@ def test_a_run_from_boot_to_deletion(host):
     assert lines[0] == "installs" and len(lines) == 2
     assert lines[1].startswith('host 2 of 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4, {"name":"run","arguments":["--a=it\'s"]')
     assert calls == [f"gcloud storage cp {WHEEL} .", DELETE] and "ended with 0; the slice is deleted" in done.stdout
-    lines, _, _ = host([42, 0])  # a second boot installs nothing anew
+    lines, _, _ = host([42, 0])  # a second boot does not install again
     assert [line[:7] for line in lines] == ["host 2 ", "sleep 3", "host 2 "]
 
 

@@ -1,4 +1,4 @@
-"""The JobSet that axial writes: held to JobSet's own definition, and to Kubernetes' of a Job."""
+"""The JobSet that axial writes, validated against JobSet's own definition and Kubernetes' Job."""
 
 import dataclasses
 import gzip
@@ -30,14 +30,14 @@ def request(**more):
 
 
 def body(**more):
-    wanted = request(**more)
+    wish = request(**more)
     values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
-    return yaml.safe_load(Gke(wanted).text(runs.Run(**values, hosts=wanted.slice.hosts, generation="v5e")))
+    return yaml.safe_load(Gke(wish).text(runs.Run(**values, hosts=wish.slice.hosts, generation="v5e")))
 
 
 @pytest.fixture(scope="module")
 def definition():
-    """A validator of a JobSet."""
+    """Validator of a JobSet."""
     jsonschema = pytest.importorskip("jsonschema")
     text = gzip.decompress(CRD.read_bytes())
     assert hashlib.sha256(text).hexdigest() == CRD_SHA256
@@ -48,14 +48,14 @@ def definition():
 
 
 def closed(schema):
-    """A structural schema that refuses a field that it does not name, as the API server does."""
+    """Makes a structural schema refuse unknown fields, as the API server does."""
     if isinstance(schema, list):
-        return [closed(part) for part in schema]
+        return [closed(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     is_closed = "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields")
-    found = {"additionalProperties": False} if is_closed else {}
-    return found | {name: closed(part) for name, part in schema.items()}
+    refusal = {"additionalProperties": False} if is_closed else {}
+    return refusal | {name: closed(entry) for name, entry in schema.items()}
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
     """By JobSet's pkg/controllers/failure_policy.go (v0.10.1): the first rule that matches acts, else it restarts."""
     spec = body()["spec"]
     assert spec["failurePolicy"]["maxRestarts"] == 3 and spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-    of_pods = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    pod_rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     if "DisruptionTarget" in said:
-        assert of_pods[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-    elif "exit code" in said:  # the rule that the message names is the first with the code
+        assert pod_rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    elif "exit code" in said:  # the message names the first rule with this code
         code, index = map(int, re.search(r"code (\d+) .* (\d)$", said).groups())
-        exits = [rule.get("onExitCodes", {"values": []}) for rule in of_pods]
+        exits = [rule.get("onExitCodes", {"values": []}) for rule in pod_rules]
         assert [code in values["values"] for values in exits].index(True) == index
         assert exits[index]["containerName"] == "axial"
     patterns = "onJobFailureMessagePatterns"
-    found = (
+    actions = (
         rule["action"]
         for rule in spec["failurePolicy"]["rules"]
-        if reason in rule["onJobFailureReasons"] and any(re.search(part, said) for part in rule.get(patterns, [""]))
+        if reason in rule["onJobFailureReasons"] and any(re.search(text, said) for text in rule.get(patterns, [""]))
     )
-    assert next(found, "RestartJobSet") == action
+    assert next(actions, "RestartJobSet") == action
 
 
 def test_what_a_pod_gets():
@@ -133,7 +133,7 @@ def test_what_a_pod_gets():
     assert made["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == str(job["activeDeadlineSeconds"])
 
 
-# What kubectl and the API server say: kubernetes' staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and
+# Messages of kubectl and the API server: kubernetes' staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and
 # pkg/explain/v2 (95f0849), staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go.
 REFUSALS = {
     '(AlreadyExists): error when creating "x"': "--name=run: is in use; axial-tpu delete --engine=gke --name=run frees",
@@ -163,14 +163,14 @@ def test_states():
         rows = [{"type": kind, "status": "True", "message": f"why {kind}"} for kind in conditions]
         return engine.describe(json.dumps({"status": {"conditions": rows, **status}}))
 
-    assert line() == ("waits for its hosts; made again 0 times, 0 of them of 3", True)
+    assert line() == ("waits for its hosts; recreated 0 times, 0 of 3 allowed", True)
     ready = [{"name": "slice", "ready": 1}]
     assert line(replicatedJobsStatus=ready, restarts=4, restartsCountTowardsMax=1) == (
-        "runs; made again 4 times, 1 of them of 3",
+        "runs; recreated 4 times, 1 of 3 allowed",
         True,
     )
     assert line("Suspended")[0].startswith("suspended: why Suspended") and line("Suspended")[1]
-    assert line("Failed") == ("failed: why Failed; made again 0 times, 0 of them of 3", False)
+    assert line("Failed") == ("failed: why Failed; recreated 0 times, 0 of 3 allowed", False)
     assert line("Completed", "StartupPolicyCompleted")[0].startswith("completed") and not line("Completed")[1]
 
 

@@ -1,4 +1,4 @@
-"""What runs on the workers themselves: the server, the metadata, the node's client, the installation's choices."""
+"""Programs on the workers: the server, the metadata, the node's client, the installation script."""
 
 import json
 import os
@@ -29,37 +29,39 @@ def test_doctor_names_an_image_that_does_not_fit():
         ("tpu-vm-tf-2.18.0-pjrt", "v4-32", "2.18.1", "image tpu-vm-tf-2.18.0-pjrt: v4-32 has 4 hosts"),
         ("tpu-vm-tf-2.12.0-pjrt", "v4-8", "2.12.0", "2.18 to 2.20"),
     ):
-        found = doctor.image_problems({"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_}, tensorflow)
-        assert found == [] if said is None else len(found) == 1 and said in found[0]
+        problems = doctor.image_problems({"RUNTIME_VERSION": image, "ACCELERATOR_TYPE": slice_}, tensorflow)
+        assert problems == [] if said is None else len(problems) == 1 and said in problems[0]
+
+
+READY = {
+    "state": "READY",
+    "health": "HEALTHY",
+    "acceleratorType": "v4-16",
+    "tensorflowVersion": "tpu-vm-tf-2.18.0-pod-pjrt",
+    "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": 8470}, {"ipAddress": "10.0.0.2", "port": 8470}],
+}
 
 
 def test_a_node_as_cloud_tpu_client_tells_it():
-    """By the first version of the Cloud TPU API, which that client calls."""
+    """Against a stand-in for version 1 of the Cloud TPU API, which cloud-tpu-client calls."""
     from axial.cloud.node import describe
 
-    ready = {
-        "state": "READY",
-        "health": "HEALTHY",
-        "acceleratorType": "v4-16",
-        "tensorflowVersion": "tpu-vm-tf-2.18.0-pod-pjrt",
-        "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": 8470}, {"ipAddress": "10.0.0.2", "port": 8470}],
-    }
-    found = [{**ready, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [ready]
+    states = [{**READY, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [READY]
 
     def node():
-        return json.dumps(found.pop(0) if len(found) > 1 else found[0])
+        return json.dumps(states.pop(0) if len(states) > 1 else states[0])
 
     answers = {"/v1/projects/p/locations/us-west4-a/nodes/n": node}
     with answering(answers, NOT_FOUND) as address:
-        place = {"endpoint": f"http://{address}", "poll": 0.01}
-        text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **place))
+        endpoint = {"endpoint": f"http://{address}", "poll": 0.01}
+        text = "\n".join(describe("n", "p", "us-west4-a", wait=True, **endpoint))
         assert "node n: READY, HEALTHY" in text and "v4-16, software tpu-vm-tf-2.18.0-pod-pjrt" in text
         assert "recoverable: yes" in text
         assert "--tpu=grpc://10.0.0.1:8470,grpc://10.0.0.2:8470" in text
-        found[:] = [{**ready, "state": "PREEMPTED"}]
-        assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **place))
+        states[:] = [{**READY, "state": "PREEMPTED"}]
+        assert "recoverable: no; delete it" in "\n".join(describe("n", "p", "us-west4-a", **endpoint))
         with pytest.raises(InputError, match="--node=x: .*not found"):
-            list(describe("x", "p", "us-west4-a", **place))
+            list(describe("x", "p", "us-west4-a", **endpoint))
 
 
 def test_no_credentials_for_a_node_are_one_line(monkeypatch, tmp_path):
@@ -86,7 +88,7 @@ if sys.argv[2:]:
 
 @pytest.mark.slow
 def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
-    """On CPUs: TensorFlow's resolver takes the addresses, and its operations run in the servers' processes."""
+    """On CPUs: TensorFlow's resolver accepts the addresses, and ops run in the servers' processes."""
     ports = free_port(), free_port()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "axial.cloud.server"]
@@ -101,21 +103,19 @@ def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
         addresses = ",".join(f"grpc://127.0.0.1:{port}" for port in ports)
         client = [sys.executable, "-c", CLIENT, addresses]
         died = subprocess.run([*client, "die"], check=False, env=environment, timeout=300)
-        assert died.returncode == -9  # as a trainer that the supervisor starts again
+        assert died.returncode == -9  # like a trainer that the supervisor restarts
         done = subprocess.run(client, check=False, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
-        found = re.findall(r"^(\d) (\S+) (\d+)$", done.stdout, re.MULTILINE)
-        assert [(task, total) for task, _, total in found] == [("0", "6"), ("1", "10")]
-        assert [place.endswith(f"task:{task}") for task, place, _ in found] == [True, True]
+        lines = re.findall(r"^(\d) \S+task:(\d) (\d+)$", done.stdout, re.MULTILINE)
+        assert lines == [("0", "0", "6"), ("1", "1", "10")]
     finally:
         for server in servers:
             server.kill()
-            server.wait()
-            server.stdout.close()
+            server.communicate()
 
 
 def image(folder, version=None):
-    """Programs python3 and pip of an image whose only package is a TensorFlow, like 'tensorflow-2.18.1'."""
+    """Folder with python3 and pip of an image whose only package is a TensorFlow, such as 'tensorflow-2.18.1'."""
     (folder / "bin").mkdir(parents=True)
     for program in ("python3", "pip"):
         path = folder / "bin" / program
@@ -130,7 +130,7 @@ def image(folder, version=None):
 
 
 def install(programs, **variables):
-    """The finished scripts/tpu/install.sh, which prints pip's commands."""
+    """The finished process of scripts/tpu/install.sh, which prints pip's commands."""
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "AXIAL_PRINT": "1", **variables}
     command = ["bash", SCRIPTS / "install.sh"]
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -138,15 +138,15 @@ def install(programs, **variables):
 
 @pytest.mark.parametrize("version, minor", [("tensorflow-2.18.1", 18), ("tensorflow_tpu-2.20.0", 20), (None, 20)])
 def test_the_installation_follows_the_tensorflow_of_the_image(tmp_path, version, minor):
-    """The pip commands for an image."""
+    """The script prints the pip commands for an image."""
     result = install(image(tmp_path / "image", version))
     assert result.returncode == 0, result.stderr
     pip, first, *rest = result.stdout.splitlines()
     assert pip == "pip install pip>=25"
     if version is None:
         with_kernels = sys.version_info >= (3, 11)
-        of_tpu = "libtpu==0.0.24 jax==0.7.2" if with_kernels else "libtpu==0.0.14"
-        assert first == f"pip install tensorflow-tpu==2.20.0 {of_tpu}"
+        tpu_packages = "libtpu==0.0.24 jax==0.7.2" if with_kernels else "libtpu==0.0.14"
+        assert first == f"pip install tensorflow-tpu==2.20.0 {tpu_packages}"
         (first,) = rest
     else:
         assert not rest

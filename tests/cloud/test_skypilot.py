@@ -1,4 +1,4 @@
-"""The task that axial writes for SkyPilot: held to SkyPilot's own schema."""
+"""The task that axial writes for SkyPilot, compared with SkyPilot's own schema."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ def test_a_wheel_that_it_cannot_install():
         SkyPilot(Request("run", wheel="gs://b/axial.whl"))
 
 
-# sky jobs queue of SkyPilot 0.11.2, sky/jobs/utils.py, format_job_table
+# Output of `sky jobs queue` in SkyPilot 0.11.2: sky/jobs/utils.py, format_job_table
 TABLE = """Fetching managed job statuses...
 ID  TASK  NAME  REQUESTED  SUBMITTED  TOT. DURATION  JOB DURATION  #RECOVERIES  STATUS
 3   -     run   1x[tpu-v5litepod-16:1]  1 hr ago  1h  50m  2  RUNNING

@@ -1,4 +1,4 @@
-"""What runs on each host of a slice: its ends and their codes, its deadline, its lease, lost hosts."""
+"""The supervisor on each host of a slice: exit codes, deadline, lease, lost hosts."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def finish(process, seconds=30):
     ],
 )
 def test_ends_of_the_trainer(here, plan, code, starts):
-    """Its last line has no end, as of a trainer that is killed while it prints."""
+    """The stand-in's last line is incomplete, as if it were killed while printing."""
     here.plan(*plan)
     assert finish(here.start()) == code
     assert len(here.starts()) == starts and f"ends with {code}" in here.output()
@@ -75,7 +75,7 @@ def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
 
 
 def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
-    """The second waits for longer than a lease of 3 s; as the first goes on, that is bad input."""
+    """The second run waits longer than a lease of 3 s. Because the first goes on, this is bad input."""
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     first = here.start(0)
     until(here.starts)
@@ -89,7 +89,7 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
 
 
 def test_a_run_waits_for_the_lease_of_one_that_was_killed(here):
-    """A supervisor that is killed alone takes its trainer with it."""
+    """Killing only the supervisor also ends its trainer."""
     here.plan("4 hang")
     process = here.start()
     until((here.model / "weights").exists)
@@ -103,14 +103,14 @@ def test_a_lease_that_another_has_taken_ends_the_trainer(here):
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     process = here.start()
     until(here.starts)
-    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # just renewed: not again for a second
+    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # just renewed, for another second
     (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
     assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
     assert "other" in (here.model / FILE).read_text()
 
 
 def test_leases_of_two_who_start_at_once(tmp_path):
-    """The last writer has it."""
+    """The last writer gets the lease."""
     first, second = (Lease(str(tmp_path), name, 1.0) for name in ("a", "b"))
     write = first._write
     first._write = lambda: (write(), second._write())
@@ -160,7 +160,7 @@ def test_a_description_that_is_none_is_one_line(monkeypatch):
 
 
 def together(here, **options):
-    """The processes of a slice of three hosts."""
+    """Starts the processes of a slice with three hosts."""
     here.describe(hosts=3, **options)
     return [here.start(host) for host in range(3)]
 
@@ -186,13 +186,13 @@ def test_a_lost_host_ends_the_others_with_42(here, lost):
 
 
 def test_a_trainer_that_fails_for_a_lost_host_is_no_bad_input(here):
-    """TensorFlow says in a word of its own that a server is gone, and axial-train ends with 2."""
+    """If a server is gone, TensorFlow raises its own error, and axial-train exits with 2."""
     here.plan("8 2")
     (here.model / "hold").touch()
     here.describe(hosts=3)
     processes = [here.start(host) for host in range(3)]
     until(lambda: here.saved() == 8)
-    processes[2].send_signal(signal.SIGSTOP)  # its connection stands
+    processes[2].send_signal(signal.SIGSTOP)  # its connection stays open
     (server,) = below(processes[2].pid)
     os.kill(server, signal.SIGKILL)
     (here.model / "hold").unlink()
@@ -208,7 +208,7 @@ def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     until((here.model / "hangs").exists)
     processes[2].send_signal(signal.SIGTERM)
     assert [finish(process) for process in processes] == [42, 42, 42]
-    assert here.weights()[0] == 5  # 4 was the last of its own
+    assert here.weights()[0] == 5  # the trainer itself saved step 4 last
 
 
 def test_hosts_that_do_not_come_are_not_waited_for(here):

@@ -1,4 +1,4 @@
-"""Stand-ins of kubectl, sky and gcloud: they write down how they are called, and say what a test tells them to."""
+"""Stand-ins for kubectl, sky and gcloud: they log their calls and do what a test prescribes."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 TOOLS = ("kubectl", "sky", "gcloud")
 SCRIPT = """#!/bin/bash
 printf '%s\\n' "{name} $*" >>"{folder}/calls"
-for word in "$@"; do  # what is handed over
+for word in "$@"; do  # keeps the submitted file
   file=${{word##*=}}
   case $word in *.yaml | *.sh) cp "$file" "{folder}/handed" ;; esac
 done
@@ -16,7 +16,7 @@ call="$* "
 
 
 class Tools:
-    """See the module. `path` is the value of PATH that leads to them."""
+    """Installs the stand-ins; see the module. `path` is the PATH that finds them."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -27,17 +27,17 @@ class Tools:
             path.write_text(SCRIPT.format(name=name, folder=folder))
             path.chmod(0o755)
 
-    def answers(self, name, part, does):
-        """A tool does this, shell commands, when it is called with some text among its arguments."""
+    def answers(self, name, text, does):
+        """Makes a tool run shell commands when its arguments contain the text."""
         with open(self._folder / "bin" / name, "a", encoding="utf-8") as file:
-            file.write(f"if [[ $call == *{_quoted(part)}* ]]; then {does}; exit; fi\n")
+            file.write(f"if [[ $call == *{_quoted(text)}* ]]; then {does}; exit; fi\n")
 
     def calls(self):
         path = self._folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
     def handed(self):
-        """The YAML or script of the last launch."""
+        """YAML or script of the last launch."""
         return (self._folder / "handed").read_text()
 
     def remove(self, name):

@@ -7,11 +7,11 @@ from PIL import Image
 
 
 class CityscapesFolder:
-    """Photos with labels under `root`. Tests may damage the files.
+    """Photos with labels under `root`, whose files a test may damage.
 
     Args:
         root: folder.
-        split, labels: names of the split and of the folder of labels.
+        split, labels: names of the split and of the label folder.
     """
 
     def __init__(self, root, split="val", labels="gtFine"):
@@ -41,7 +41,7 @@ STREET = [*range(34), *(1000 * i + k for i in (24, 25, 26, 27, 28, 29, 30, 31, 3
 
 
 def street(height=40, width=128, seed=0):
-    """int [height, width] of blocks of random `STREET` ids. Every id occurs at least once."""
+    """int [height, width]: blocks of random `STREET` ids, each at least once."""
     rng = np.random.default_rng(seed)
     blocks = np.concatenate([STREET, rng.choice(STREET, 16 * 5 - len(STREET))])
     return np.kron(rng.permutation(blocks).reshape(5, 16), np.ones((height // 5, width // 16), int))

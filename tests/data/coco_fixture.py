@@ -13,7 +13,7 @@ from tests.data import conversion
 
 
 class CocoFolder:
-    """Photos with labels under `root`. Tests may damage the files.
+    """Photos with labels under `root`, whose files a test may damage.
 
     Args:
         root: folder.
@@ -30,7 +30,7 @@ class CocoFolder:
         self.content = {"images": [], "annotations": [], "categories": []}
 
     def add(self, image_id, ids, categories, crowd=(), photo=None, **save):
-        """Adds a photo with segment ids, int [h, w], and a category for each id but 0."""
+        """Adds a photo with segment ids, int [h, w], and a category for each id except 0. Returns its name."""
         ids = np.asarray(ids)
         height, width = ids.shape
         name = f"{image_id:012d}"
@@ -62,5 +62,5 @@ def stripes(height, width, ids):
 
 
 def convert(folder, output, split="val", **options):
-    """Converts a split of a folder; `options` are those of `convert_split`. Returns what that does."""
+    """Converts a split of a folder; `options` are fields of `Conversion`. Returns the result of `convert_split`."""
     return conversion.convert(coco_items(str(folder), split), COCO, output, split, **options)

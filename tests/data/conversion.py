@@ -1,4 +1,4 @@
-"""What the tests of all converters do with the items that a converter lists."""
+"""Conversion of a converter's items, and damage of its input, for the tests of all converters."""
 
 import tensorflow as tf
 from PIL import Image
@@ -8,29 +8,29 @@ from axial.data.convert import Conversion, convert_split
 
 
 def convert(listed, spec, output, split="val", *, write=None, **options):
-    """Converts a converter's (items, source); `options` are of `Conversion`. Returns what `convert_split` does."""
+    """Converts a converter's (items, source). `options` are fields of `Conversion`. See `convert_split`."""
     return convert_split(Conversion(*listed, spec, split, str(output), progress=False, **options), write)
 
 
 def records(output, split="val"):
-    """The parsed records of a converted split."""
+    """Parsed records of a converted split."""
     manifest = tfrecord.read_manifest(str(output), split)
     dataset = tf.data.TFRecordDataset(tfrecord.shard_paths(str(output), manifest))
     return [tfrecord.parse_example(record, manifest["labels"]) for record in dataset]
 
 
 def delete(path):
-    """Damage of a folder: a file is not there. `path` is a function of the folder."""
+    """Damage: removes a file. `path` is a function of the folder."""
     return lambda folder: path(folder).unlink()
 
 
 def cut(path, count=30):
-    """Damage of a folder: a file lacks its last bytes."""
+    """Damage: cuts off the last bytes of a file."""
     return lambda folder: path(folder).write_bytes(path(folder).read_bytes()[:-count])
 
 
 def replace(path, image, **save):
-    """Damage of a folder: an image in the place of another, or what a function makes of that one."""
+    """Damage: replaces an image by another one, or by a function of the image."""
 
     def damage(folder):
         target = path(folder)

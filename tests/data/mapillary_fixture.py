@@ -1,4 +1,4 @@
-"""A made-up Mapillary Vistas release, in the layout of the real one."""
+"""A made-up Mapillary Vistas release, in the real layout."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from axial.data.labels import colors_of
 
 
 def labels_of(version):
-    """Labels of config_*.json. Their number and kinds are the real release's; their names are made up."""
+    """Labels of config_*.json: numbers and kinds as in the real release, with made-up names."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     thing_numbers = [i for i in range(counted) if i % 9][:things]
     labels = [
@@ -32,7 +32,7 @@ class MapillaryFolder:
 
     Args:
         root: folder.
-        split, version: like 'training' and 'v1.2'.
+        split, version: names such as 'training' and 'v1.2'.
         nested: whether labels are in a folder for their version, as in newer releases.
     """
 

@@ -1,4 +1,4 @@
-"""Changes of one field of a record, and shards that hold such a record without a damaged byte."""
+"""Changes of one field of a record, and shards with such a record but valid checksums."""
 
 import io
 import json
@@ -44,13 +44,13 @@ def retype(example, key):
 
 
 def spoil(example, key):
-    """Numbers that no record has, and bytes that are neither text nor a picture."""
+    """Writes numbers that no record has, and bytes that are neither text nor a picture."""
     values = values_of(example, key)
     values[0] = values[0][: len(values[0]) // 2] + b"\xff" if isinstance(values[0], bytes) else -7
 
 
 def exchange(example, key):
-    """The numbers in another order, a picture of another size."""
+    """Reverses the numbers; replaces a picture by one of another size."""
     values = values_of(example, key)
     if isinstance(values[0], bytes):
         values[0] = png(np.zeros([4, 4, 3])) if key.endswith(("encoded", "mask")) else values[0] + b"\0" * 8
@@ -68,7 +68,7 @@ def changed(record, key, change):
 
 
 def change_record(shard, number, field, change):
-    """Changes a field of a record of a shard, whose checksums are right again; so is its size in the manifest."""
+    """Changes a field of a shard's record, and updates checksums and the size in the manifest."""
     shard = pathlib.Path(shard)
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(shard))]
     records[number] = changed(records[number], field, change)

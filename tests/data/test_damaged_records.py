@@ -1,4 +1,4 @@
-"""Records that are not whole: every reader names the shard, the record and the photo, whatever field is wrong."""
+"""Damaged records: whatever field is wrong, every reader names the shard, the record and the photo."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ SPEC = DatasetSpec("test", ("road", "car"), (1, 2), (False, True))
 
 
 def panoptic_record(name="a.png"):
-    """A serialised record of 20x30 pixels with two segments and two boxes with masks."""
+    """A serialised record of 20x30 pixels with two segments, and two boxes with masks."""
     ids = np.where(np.arange(30) < 15, 1, 5)[None].repeat(20, 0)
     fields = {
         "image/encoded": png(np.random.default_rng(sum(map(ord, name))).integers(0, 256, [20, 30, 3])),
@@ -70,6 +70,7 @@ RECORDS = {"panoptic": panoptic_record, "class": class_record, "text": text_reco
 
 
 def write_split(folder, records, labels, spec=SPEC):
+    """Writes a split 'val' of one shard and its manifest. Returns the shard's path."""
     name = tfrecord.shard_name("val", 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     plan = {"format": 1, "spec": spec.to_json(), "split": "val", "examples": len(records), "source": "a test"}
@@ -78,7 +79,7 @@ def write_split(folder, records, labels, spec=SPEC):
     return str(folder / name)
 
 
-# What the readers make of a record as soon as it is whole.
+# Functions that readers apply to sound records.
 EXAMPLES = {
     "panoptic": lambda record: (
         preprocess(decode_photo(record), (33, 33)),
@@ -93,7 +94,7 @@ EXAMPLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Stands for a `TextSpec`."""
+    """Stand-in for a `TextSpec`."""
 
     name: str = "words"
     num_classes: int = 8
@@ -101,7 +102,7 @@ class Words:
 
 @pytest.mark.parametrize("labels", RECORDS)
 def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
-    """What `record_fault` finds right is read by all, and what it finds wrong does not pass `whole_record`."""
+    """If `record_fault` finds no fault, the record can be read; otherwise `whole_record` refuses it."""
     spec, record = Words() if labels == "text" else SPEC, RECORDS[labels]()
     parsed = functools.partial(tfrecord.parse_example, labels=labels)
     read = tf.function(lambda s: EXAMPLES[labels](whole_record(parsed(s), spec, pictures=True)))
@@ -120,7 +121,7 @@ def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
     assert sum(map(bool, faults.values())) > len(faults) / 2
 
 
-# Labels, the field, its change, what is said of it, and the `streams` that are tried.
+# Schema, field, change, expected message, and the indices of the `streams` to try.
 BAD = [
     ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0,)),
     ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1, 2)),
@@ -133,7 +134,7 @@ BAD = [
 
 @pytest.fixture
 def bad_split(tmp_path, request, texts_dir):
-    """Function of labels, key and change that writes a split of three records, of which number 1 is bad."""
+    """Function of (labels, key, change) that writes a split of three records, of which record 1 is bad."""
 
     def write(labels, key, change):
         spec, records = SPEC, [RECORDS[labels](name) for name in ("a.png", "b.png", "c.png")]
@@ -146,7 +147,7 @@ def bad_split(tmp_path, request, texts_dir):
 
 
 def streams(labels, folder, spec):
-    """What reads a split to its end, of each task that takes records with these labels."""
+    """Functions that make a stream of the split, for each task with this schema: evaluation, then training."""
     if labels == "class":
         data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
         tasks = [(ClassificationTask, "resnet_nano", data, 1)]

@@ -1,4 +1,4 @@
-"""Photos as TensorFlow decodes and turns them, against Pillow, which reads them for axial-predict."""
+"""TensorFlow decodes and turns photos exactly like Pillow, which reads them for axial-predict."""
 
 import functools
 import pathlib
@@ -27,37 +27,37 @@ def expected(data, levels=images.DEPTH):
 
 
 def png_with(chunks, before=b"IDAT"):
-    """A PNG with further chunks before one of its own, or at its end."""
+    """A PNG with additional chunks before one of its own, or at its end."""
     data = encoded(picture("RGB"), "PNG")
-    place = data.index(before) - 4
-    return data[:place] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[place:]
+    start = data.index(before) - 4
+    return data[:start] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[start:]
 
 
 def jpeg_with(*segments):
-    """A JPEG with segments (marker's code, content) before its own."""
+    """A JPEG with additional segments (marker code, content) before its own."""
     data = encoded(picture("RGB"), "JPEG")
     added = (bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body for code, body in segments)
     return data[:2] + b"".join(added) + data[2:]
 
 
 def webp_with(*chunks):
-    """A WebP with further chunks at its end."""
-    exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # which makes it an extended one
+    """A WebP with additional chunks at its end."""
+    exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # EXIF makes it an extended WebP
     body = exif[12 : exif.index(b"EXIF")]
-    body = body[:8] + bytes([0x0C]) + body[9:]  # it says that it has EXIF and XMP
+    body = body[:8] + bytes([0x0C]) + body[9:]  # flags: it has EXIF and XMP
     body += b"".join(name + struct.pack("<I", len(text)) + text + b"\0" * (len(text) % 2) for name, text in chunks)
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
 
 
 def more_photos():
-    """dict from descriptions to files of kinds that `samples` does not have."""
+    """dict from descriptions to files of kinds that `samples` lacks."""
     colours, size = picture("RGB", (61, 40)), (61, 40)
     alpha = colours.copy()
     alpha.putalpha(Image.linear_gradient("L").resize(size))
     low = Image.fromarray(np.arange(61 * 40, dtype=np.uint16).reshape(40, 61) % 256)
     transparent = encoded(colours.quantize(16), "GIF", transparency=3)
     assert b"\x21\xf9" in transparent
-    found = {
+    photos = {
         "JPEG, progressive": encoded(colours, "JPEG", progressive=True),
         "JPEG, RGB": encoded(colours, "JPEG", keep_rgb=True),
         "JPEG, CMYK": encoded(colours.convert("CMYK"), "JPEG"),
@@ -75,26 +75,26 @@ def more_photos():
     }
     for subsampling, quality in (("4:4:4", 95), ("4:2:2", 75), ("4:2:0", 30), ("4:2:0", 95)):
         data = encoded(colours, "JPEG", subsampling=subsampling, quality=quality)
-        found[f"JPEG, {subsampling}, {quality}"] = data
+        photos[f"JPEG, {subsampling}, {quality}"] = data
     for bits in (8, 10, 12, 15, 16):
         for channels in range(1, 5):
             levels = np.random.default_rng(bits).integers(0, 2**bits, [*size[::-1], channels])
-            found[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
-    return found | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
+            photos[f"PNG, {channels} channels of {bits} bits in 16"] = deep_png(levels)
+    return photos | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
 
 
 @pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
 def test_each_value_equals_pillows():
-    """Of all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
+    """For all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
     refused = []
     for name, data in {**samples(), **more_photos()}.items():
         try:
-            found = pixels(data)
+            actual = pixels(data)
         except tf.errors.InvalidArgumentError as error:
             assert "save the photo as a PNG or RGB JPEG" in str(error), name
             refused.append(name)
         else:
-            np.testing.assert_array_equal(found, expected(data), str(name))
+            np.testing.assert_array_equal(actual, expected(data), str(name))
             np.testing.assert_array_equal(by_percentiles(data), expected(data, images.PERCENTILES), str(name))
     one_bit = {("BMP", "1", "")}
     assert {name for name in refused if name[0] != "TIFF"} == one_bit
@@ -136,12 +136,12 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
 # === Orientation ===
 
 
-# struct's letters of the types of TIFF.
+# Format letters of struct, by TIFF type.
 KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
 
 
 def block(way, order="<", kind=3):
-    """An EXIF block whose tag has a type of `KINDS`, as SHORT."""
+    """An EXIF block whose orientation tag has a type of `KINDS`, by default SHORT."""
     value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
     far = value[4:] and value
     head = b"II*\0" if order == "<" else b"MM\0*"
@@ -151,7 +151,7 @@ def block(way, order="<", kind=3):
 
 
 def placed(way):
-    """dict from descriptions to files that say their orientation in one place."""
+    """dict from descriptions to files with the orientation in one place."""
     return {
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),
@@ -165,16 +165,16 @@ def placed(way):
 @pytest.mark.parametrize("way", [0, 6, 9])
 def test_the_orientation_is_the_one_that_pillow_finds(way):
     for name, data in placed(way).items():
-        found = int(orientation(data))
-        assert found == images.orientation(images.open_image("photo", data)), name
-        assert found == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
+        actual = int(orientation(data))
+        assert actual == images.orientation(images.open_image("photo", data)), name
+        assert actual == (way if 1 <= way <= 8 and name != "JPEG, in the second picture" else 1), name
 
 
 def test_the_tag_may_have_other_types():
     for kind, order in [*((kind, "<") for kind in KINDS), (3, ">"), (9, ">")]:
         photo = jpeg_with((0xE1, block(6, order, kind)))
-        found = images.orientation(images.open_image("photo", photo))
-        assert int(orientation(photo)) == found == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
+        by_pillow = images.orientation(images.open_image("photo", photo))
+        assert int(orientation(photo)) == by_pillow == (1 if KINDS[kind] in ("B", "LL", "ll", "f", "d") else 6), kind
 
 
 def test_a_block_that_ends_early_is_no_error():

@@ -1,4 +1,4 @@
-"""Photos of data sets, as TensorFlow decodes them."""
+"""Photos in records, as TensorFlow decodes them."""
 
 import io
 import struct
@@ -32,30 +32,27 @@ def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format
 
 @pytest.mark.parametrize("way,format", [(1, "JPEG"), (3, "PNG"), (6, "WEBP"), (6, "JPEG"), (8, "MPO")])
 def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherwise(way, format):
-    """The photo's bytes are kept, and the record says how it is turned."""
+    """The record keeps the photo's bytes and stores how to turn it."""
     exif, sides = Image.Exif(), (30, 20)
     exif[0x0112] = way
     turned = sides[::-1] if way > 4 else sides
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
     data = encoded(picture("RGB", sides), format, exif=exif, **options)
     upright = np.asarray(images.upright(open_image("photo", data)))
-    for size, stored, wanted in (
+    for size, stored, expected in (
         (None, False, way),
         (turned, False, way),
         (sides, True, 1),
         (None, True, 1),
-        (sides, False, way if way < 5 else 1),  # that only the stored pixels have
+        (sides, False, way if way < 5 else 1),  # only the stored pixels have this size
         (turned, True, way if way > 4 else 1),
     ):
         fields, _ = photo_fields("photo", data, size, stored)
-        assert fields.get("image/orientation", 1) == wanted
+        assert fields.get("image/orientation", 1) == expected
         assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
         photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
         assert photo.shape[:2] == (fields["image/height"], fields["image/width"])
-        if wanted == way:
-            np.testing.assert_array_equal(photo, upright)
-        else:
-            np.testing.assert_array_equal(photo, open_photo("photo", data).rgb())
+        np.testing.assert_array_equal(photo, upright if expected == way else open_photo("photo", data).rgb())
     square = encoded(picture("RGB", (20, 20)), "JPEG", exif=exif)
     assert photo_fields("photo", square, (20, 20))[0].get("image/orientation", 1) == way
     with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
@@ -66,14 +63,14 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
     for (format, mode, _), data in samples().items():
         image = open_photo("photo", data).rgb()
         stored = photo_fields("photo", data, image.size, stored=True)[0]["image/encoded"]
-        found = decode(stored).numpy()
-        assert found.shape == (*image.size[::-1], 3)
+        actual = decode(stored).numpy()
+        assert actual.shape == (*image.size[::-1], 3)
         if format not in ("JPEG", "MPO"):
-            assert (found == np.asarray(image)).all(), (format, mode)
+            assert (actual == np.asarray(image)).all(), (format, mode)
 
 
 def test_what_pillow_reads_but_training_does_not_is_broken():
-    data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # a wrong checksum
+    data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # with a wrong checksum
     open_image("photo.png", data)
     for read_it in (photo_fields, lambda path, png: checked_labels(path, png, None, [], spec=COCO)):
         with pytest.raises(InputError, match=r"^photo.png: damaged, .* does not decode it: Invalid PNG data.*PNG$"):
@@ -87,24 +84,24 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     assert open_image("photo", data).format == "MPO"
     stored = photo_fields("photo", data, (300, 200))[0]["image/encoded"]
     assert data.startswith(stored) and len(plain) <= len(stored) < 1.05 * len(plain)
-    wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # in its index of the pictures
+    wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # in the file's index of pictures
     assert wrong != data and photo_fields("photo", wrong, (300, 200))[0]["image/encoded"] == wrong
 
 
 @pytest.mark.parametrize("channels,bits", [(1, 9), (1, 12), (2, 16), (3, 1), (3, 10), (4, 14)])
 def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels, bits):
-    """In the graph of a training or an export too, by each rule, in which alpha has no say. Records have 8 bits."""
+    """By each rule, also in the graph of a training or an export. Alpha has no influence. Records have 8 bits."""
     levels = np.random.default_rng(bits).integers(0, 2**bits, [9, 70, channels])
     levels[0, 0, 0] = 2**bits - 1
     colours = levels if channels % 2 else levels[..., :-1]
     if channels % 2 == 0:
         levels[..., -1] = 65535
     (tmp_path / "a.png").write_bytes(deep_png(levels))
-    wanted = {
-        "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # the least of 8, 10, 12, 14 and 16 that it fits
+    expected = {
+        "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # by the smallest fitting depth of 8, 10, 12, 14 and 16
         "percentiles": images.eight_bits(colours, "percentiles"),
     }
-    for rule, values in wanted.items():
+    for rule, values in expected.items():
         values = np.broadcast_to(values, [9, 70, 3])
         np.testing.assert_array_equal(load_photo(tmp_path / "a.png", rule), values)
         np.testing.assert_array_equal(decode(deep_png(levels), rule), values)
@@ -115,8 +112,8 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
     assert (images.eight_bits(shares, images.DEPTH) == np.arange(256)).all()
-    for odd, wanted in (
+    for odd, expected in (
         ([-1, np.nan, 2 / 255], [0, 0, 2]),
         ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
     ):
-        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == wanted
+        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == expected

@@ -1,4 +1,4 @@
-"""What the objects of a training looked like, against the label images that the records were converted from."""
+"""Measured objects of a training, against the label images of the conversion."""
 
 import os
 
@@ -20,9 +20,9 @@ def test_sizes_and_grey_levels_are_those_of_the_labels(tmp_path, monkeypatch):
         diameters += [2 * (area / np.pi) ** 0.5 for area in areas]
         photo = np.asarray(Image.open(f"{SAMPLE_DIR}/test/photos/{name}").convert("RGB"), float)
         levels.append(np.median(photo.sum(-1) / 3))
-    found = objects_of(nuclei_data_dir(), "test")
-    assert (found.photos, found.objects) == (33, len(diameters))
-    for ranges, values in ((found.diameter, diameters), (found.level, levels)):
+    actual = objects_of(nuclei_data_dir(), "test")
+    assert (actual.photos, actual.objects) == (33, len(diameters))
+    for ranges, values in ((actual.diameter, diameters), (actual.level, levels)):
         np.testing.assert_allclose(ranges, np.percentile(values, [5, 50, 95]), atol=0.006)
 
 

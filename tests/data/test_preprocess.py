@@ -1,4 +1,4 @@
-"""From photos to canvases and back."""
+"""Photos on canvases, and predictions back at the original size."""
 
 import itertools
 
@@ -22,17 +22,17 @@ from axial.errors import InputError
 
 
 @pytest.mark.parametrize(
-    "size,canvas,wanted",
+    "size,canvas,expected",
     [
-        ((480, 640), (641, 641), (480, 640)),  # fits to within a pixel, so it is not resampled
+        ((480, 640), (641, 641), (480, 640)),  # fits up to a pixel, so it is not resampled
         ((1024, 2048), (1025, 2049), (1024, 2048)),
         ((240, 320), (641, 641), (481, 641)),
         ((640, 480), (321, 321), (321, 241)),
         ((1, 5000), (65, 65), (1, 65)),
     ],
 )
-def test_content_fits_the_canvas(size, canvas, wanted):
-    assert tuple(content_size(size, canvas).numpy()) == wanted
+def test_content_fits_the_canvas(size, canvas, expected):
+    assert tuple(content_size(size, canvas).numpy()) == expected
 
 
 def test_values_and_padding():
@@ -44,7 +44,7 @@ def test_values_and_padding():
 
 @pytest.mark.parametrize("size", [(10, 20), (1, 1), (100, 7)])
 def test_labels_come_back_at_the_photos_size(size):
-    """Blocks that are larger than a pixel of the canvas are still there on the way back from the canvas."""
+    """Blocks larger than a pixel of the canvas survive the way to the canvas and back."""
     labels = np.zeros(size, np.int32)
     labels[size[0] // 2 :] += 1
     labels[:, size[1] // 2 :] += 2
@@ -58,26 +58,26 @@ def test_labels_come_back_at_the_photos_size(size):
 
 @pytest.mark.parametrize("size,scale", [((60, 90), 0.3), ((200, 150), 1.0), ((7, 300), 1.9)])
 def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
-    """Sides and corners of crops are at most a pixel beyond the photo's borders, on all sides."""
+    """Crops reach at most a pixel beyond the photo, on all sides."""
     rng = np.random.default_rng(1)
     photo, labels = rng.integers(0, 256, [*size, 3], np.uint8), rng.integers(0, 1000, size, np.int32)
     content = np.maximum(np.round(np.array(size) * scale), 1).astype(np.int32)
     whole = tf.image.resize(photo, content, "bilinear", antialias=True).numpy() / 127.5 - 1
     whole_labels = tf.image.resize(labels[..., None], content, "nearest").numpy()[..., 0]
-    place = tf.function(
+    place_both = tf.function(
         lambda *x: (place_image(x[0], x[2], (33, 17), x[3]), place_labels(x[1], *x[2:3], (33, 17), x[3]))
     )
     for fraction in (0, 0.3, 0.8, 1):
         room = content - np.array((33, 17))
         corner = (np.sign(room) * np.floor(fraction * (abs(room)))).astype(np.int32)
-        found, found_labels = place(photo, labels, content, corner)
-        for crop, all_of_it, atol in ((found, whole, 3e-4), (found_labels, whole_labels, 0)):
-            wanted = np.zeros(crop.shape, all_of_it.dtype)
-            part = all_of_it[tuple(slice(max(c, 0), max(c + side, 0)) for c, side in zip(corner, (33, 17)))]
+        crop, label_crop = place_both(photo, labels, content, corner)
+        for actual, all_of_it, atol in ((crop, whole, 3e-4), (label_crop, whole_labels, 0)):
+            expected = np.zeros(actual.shape, all_of_it.dtype)
+            visible = all_of_it[tuple(slice(max(c, 0), max(c + side, 0)) for c, side in zip(corner, (33, 17)))]
             top, left = np.maximum(-corner, 0)
-            part = part[: 33 - top, : 17 - left]
-            wanted[top : top + part.shape[0], left : left + part.shape[1]] = part
-            np.testing.assert_allclose(crop, wanted, rtol=0, atol=atol)
+            visible = visible[: 33 - top, : 17 - left]
+            expected[top : top + visible.shape[0], left : left + visible.shape[1]] = visible
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 def test_sides_of_canvases_go_down_by_a_fifth():
@@ -95,10 +95,10 @@ def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
     signature = [tf.TensorSpec([None, None, 3], tf.uint8)]
     image, content = tf.function(lambda x: preprocess(x, canvas), input_signature=signature)(photo)
-    wanted = [round(side * scale) for side in size]
-    assert list(content.numpy()) == wanted
-    for found, sides, side in zip(image.shape, (canvas.heights, canvas.widths), wanted):
-        assert found == min(s for s in sides if s >= side)
+    expected = [round(side * scale) for side in size]
+    assert list(content.numpy()) == expected
+    for actual, sides, side in zip(image.shape, (canvas.heights, canvas.widths), expected):
+        assert actual == min(s for s in sides if s >= side)
     np.testing.assert_allclose(image, place_image(photo, content, image.shape[:2]), atol=1e-6)
     if scale == 1:
         np.testing.assert_allclose(image[: size[0], : size[1]], photo / 127.5 - 1, atol=1e-5)
@@ -110,9 +110,9 @@ def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles():
     for size in ((129, 322), (130, 5), (4000, 4000)):
         assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
         image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
-        assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # nothing that fills the memory
+        assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # a small one saves memory
     assert is_whole((129, 321), canvas)
-    assert is_whole(size, (129, 321))  # fitted to the canvas
+    assert is_whole(size, (129, 321))  # scaled to fit the canvas
 
 
 def test_a_tile_fills_the_canvas_at_its_scale():

@@ -1,4 +1,4 @@
-"""A tf.data service: each example arrives once, none twice, what dies with a worker is counted."""
+"""A tf.data service: each example arrives exactly once, and examples lost with a worker are counted."""
 
 import collections
 import concurrent.futures
@@ -31,7 +31,7 @@ RECORDS = SHARDS * A_SHARD
 
 @pytest.fixture(scope="module")
 def address():
-    """Of a dispatcher with three workers, all in this process."""
+    """Address of a dispatcher with three workers, all in this process."""
     api = tf.data.experimental.service
     dispatcher = api.DispatchServer(api.DispatcherConfig(port=0))
     where = dispatcher.target.removeprefix("grpc://")
@@ -43,7 +43,7 @@ def address():
 
 @pytest.fixture(scope="module")
 def numbers_dir(tmp_path_factory):
-    """Shards whose records are their own numbers, and a manifest of them."""
+    """Shards whose records are their own numbers, and their manifest."""
     folder = tmp_path_factory.mktemp("numbers")
     shards = []
     for shard in range(SHARDS):
@@ -54,17 +54,17 @@ def numbers_dir(tmp_path_factory):
 
 
 def batches_of_numbers(records):
-    """Batches of four numbers and what the records say."""
+    """Batches of four: numbers, and (numbers, contents of the records)."""
     return records.batch(4).map(lambda numbers, texts: (numbers, (numbers, texts)))
 
 
 def arrived(dataset, after=None, then=None):
-    """Counter of the numbers of a stream. `then` is called when `after` batches have come."""
+    """Counter of the numbers in a stream. Calls `then` after `after` batches."""
     counter = collections.Counter()
-    for place, (numbers, texts) in enumerate(dataset):
+    for position, (numbers, texts) in enumerate(dataset):
         assert [number % RECORDS for number in numbers.numpy()] == [int(text) for text in texts.numpy()]
         counter.update(numbers.numpy().tolist())
-        if place == after:
+        if position == after:
             then()
     return counter
 
@@ -75,12 +75,12 @@ def arrived(dataset, after=None, then=None):
 @pytest.mark.parametrize("shuffle,tickets", [(0, 1), (200, 24)])
 def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets, monkeypatch):
     monkeypatch.setattr(service_module, "TICKETS", tickets)
-    found = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
-    assert found.an_epoch == SHARDS * -(-tickets // SHARDS)
+    made = Tickets(*numbers_dir, seed=3, shuffle=shuffle)
+    assert made.an_epoch == SHARDS * -(-tickets // SHARDS)
     epochs = []
     for epoch in (0, 5):
-        first = epoch * found.an_epoch
-        pairs = [(int(n), int(t)) for n, t in found.dataset(first, first + found.an_epoch).as_numpy_iterator()]
+        first = epoch * made.an_epoch
+        pairs = [(int(n), int(t)) for n, t in made.dataset(first, first + made.an_epoch).as_numpy_iterator()]
         assert all(number == epoch * RECORDS + text for number, text in pairs)
         epochs.append([text for _, text in pairs])
         assert sorted(epochs[-1]) == list(range(RECORDS))
@@ -89,21 +89,21 @@ def test_tickets_are_every_record_of_an_epoch_once(numbers_dir, shuffle, tickets
 
 @pytest.mark.parametrize("used", [0, 3 * RECORDS + 450])
 def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used):
-    wanted = np.arange(RECORDS) % 3 > 0
-    tickets = Tickets(*numbers_dir, seed=1, shuffle=8, wanted=wanted)
+    keep_mask = np.arange(RECORDS) % 3 > 0
+    tickets = Tickets(*numbers_dir, seed=1, shuffle=8, keep_mask=keep_mask)
     first, skipped = tickets.after(used)
     left = list(tickets.dataset(first, (used // RECORDS + 1) * tickets.an_epoch).as_numpy_iterator())
     largest = -(-A_SHARD // (tickets.an_epoch // SHARDS))
     assert 0 <= len(left) - (RECORDS - used % RECORDS) < largest
-    assert skipped == wanted.sum() - sum(wanted[int(text)] for _, text in left)
+    assert skipped == keep_mask.sum() - sum(keep_mask[int(text)] for _, text in left)
 
 
 # === With workers ===
 
 
 def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers_dir, tmp_path):
-    """Their reports are summed."""
-    both = threading.Barrier(2, timeout=60)  # else one could take all before the other one has begun
+    """Reports of both hosts are summed."""
+    both = threading.Barrier(2, timeout=60)  # otherwise one could take all before the other has begun
     service = Service(address, "hosts", str(tmp_path), seconds=0)
 
     def host(number):
@@ -127,12 +127,12 @@ def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers
 def test_a_task_has_the_same_batches_with_a_service(address, colours_dir):
     data = ClassificationData("train", "val", (32, 32), mixup=0.2)
     task = ClassificationTask(ModelConfig("axial_resnet_nano"), data, colours_dir)
-    own, found = task.train_dataset(4, seed=0), task.train_dataset(4, seed=0, service=Service(address, "run"))
-    assert found.element_spec == own.element_spec
-    for dataset in (own, found, task.eval_dataset()):
-        assert not dataset.options().autotune.enabled  # the thread that tunes may not end for a minute
-    for name, x in next(iter(found)).items():
-        assert x.shape == own.element_spec[name].shape and np.isfinite(x).all(), name
+    local, remote = task.train_dataset(4, seed=0), task.train_dataset(4, seed=0, service=Service(address, "run"))
+    assert remote.element_spec == local.element_spec
+    for dataset in (local, remote, task.eval_dataset()):
+        assert not dataset.options().autotune.enabled  # the autotuning thread may take a minute to end
+    for name, x in next(iter(remote)).items():
+        assert x.shape == local.element_spec[name].shape and np.isfinite(x).all(), name
 
 
 # === The commands ===
@@ -151,7 +151,7 @@ class Server:
         self.port = int(self.address.rsplit(":", 1)[1])
 
     def end(self, number):
-        """Sends a signal, and returns the exit code and what the process said after its first line."""
+        """Sends a signal. Returns the exit code and the output after the first line."""
         self.process.send_signal(number)
         said, _ = self.process.communicate(timeout=60)
         return self.process.returncode, said
@@ -159,7 +159,7 @@ class Server:
 
 @pytest.fixture
 def begin():
-    """`Server`, all of which are killed in the end."""
+    """Starts `Server`s, and kills them at the end."""
     made = []
 
     def begin(*arguments):
@@ -197,15 +197,15 @@ def test_what_the_commands_are_given_is_checked(command, address):
         (["worker"], "--dispatcher is needed"),
         (["worker", "--dispatcher=grpc://localhost:1", "--wait=0"], "no dispatcher answers there"),
     ]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it sends nothing
         try:
             probe.connect(("192.0.2.200", 9))
-            own = probe.getsockname()[0]
-        except OSError:  # this machine has no address for others
-            own = None
-    with socket.create_server((own or "127.0.0.1", 0)) as server:
-        if own:
-            other = f"grpc://{own}:{server.getsockname()[1]}"
+            public_address = probe.getsockname()[0]
+        except OSError:  # this machine has no public address
+            public_address = None
+    with socket.create_server((public_address or "127.0.0.1", 0)) as server:
+        if public_address:
+            other = f"grpc://{public_address}:{server.getsockname()[1]}"
             cases.append((["worker", f"--dispatcher={other}"], f"--dispatcher={other}: serves other machines"))
         for arguments, words in cases:
             done = command("data_service", *arguments)
@@ -216,7 +216,7 @@ def test_what_the_commands_are_given_is_checked(command, address):
 
 
 class Servers:
-    """A dispatcher and three workers, which are processes of their own."""
+    """A dispatcher and three workers, in separate processes."""
 
     def __init__(self, begin, folder):
         self.dispatcher = begin("dispatcher", f"--port={free_port()}", f"--work_dir={folder / 'work'}")
@@ -225,7 +225,7 @@ class Servers:
 
 @pytest.mark.slow  # four processes
 def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path):
-    for after in (30, 60, 120, 240, 480, 960):  # a worker may be killed just when it holds nothing
+    for after in (30, 60, 120, 240, 480, 960):  # a worker may hold nothing when it is killed
         folder = tmp_path / str(after)
         folder.mkdir()
         if kill_a_worker(Servers(begin, folder), numbers_dir, folder, after=after):
@@ -235,20 +235,20 @@ def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(be
 
 
 def kill_a_worker(servers, numbers_dir, tmp_path, after):
-    """Kills a worker of a stream after some batches, and checks the report. Returns how many examples were lost."""
+    """Kills a worker of a stream after some batches, and checks the report. Returns the number of lost examples."""
     tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
     service = Service(servers.dispatcher.address, "killed", str(tmp_path / "reports"), seconds=0)
     stream = iter(served(batches_of_numbers, tickets, service, used=0))
     first = itertools.islice(stream, 11 * RECORDS // 4)
     counter = arrived(first, after=after, then=lambda: servers.workers[1].end(signal.SIGKILL))
-    # The report also counts batches that were fetched in advance. The stream goes on, and writes later reports.
+    # The report also counts prefetched batches. The stream continues and writes later reports.
     report = str(shutil.copytree(tmp_path / "reports", tmp_path / "report"))
     (rows,) = read_arrivals(report).values()
     counted = sum(row["arrived"] for row in rows)
     counter += arrived(itertools.islice(stream, (counted - counter.total()) // 4))
     assert set(counter.values()) == {1} and counter.total() == counted
-    of_epochs = collections.Counter(number // RECORDS for number in counter)
-    assert [row["arrived"] for row in rows] == [of_epochs[row["epoch"]] for row in rows]
+    per_epoch = collections.Counter(number // RECORDS for number in counter)
+    assert [row["arrived"] for row in rows] == [per_epoch[row["epoch"]] for row in rows]
     lost = sum(row["examples"] - row["arrived"] for row in rows if not row["open"])
     assert 0 <= lost <= 3 * service_module.OPEN * A_SHARD
     assert f"{lost} did not" in arrival_lines(report)[0]

@@ -1,4 +1,4 @@
-"""Specs of data sets: classes, colours and what is refused."""
+"""Specs of data sets: classes, colours and refused specs."""
 
 import dataclasses
 import json

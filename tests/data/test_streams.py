@@ -1,4 +1,4 @@
-"""The order of training records: mixed as by a uniform shuffle, seen equally often by several hosts, resumable."""
+"""The order of training records: as mixed as by a uniform shuffle, equally often on several hosts, resumable."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from axial.data.streams import Stream, evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class is in an eighth of a shard; ImageNet's are each in one
+CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class fills an eighth of a shard; each of ImageNet's is in one shard
 BATCH = 256
 
 
 def stream(folder, *, batch, hosts=1, host=0, seed=0, first_step=0, shuffle=1024):
-    """The training stream of a host as a dataset of {'id', 'class'}, with a replica on each host."""
+    """Training stream of a host, with one replica on each host: a dataset of {'id', 'class'}."""
     spec = tfrecord.read_manifest(str(folder), "train")["spec"]
-    place = Stream(batch, seed, first_step, tf.distribute.InputContext(hosts, host, hosts))
-    return training_stream(str(folder), "train", spec, label_of, stream=place, shuffle=shuffle, labels="class")
+    host_stream = Stream(batch, seed, first_step, tf.distribute.InputContext(hosts, host, hosts))
+    return training_stream(str(folder), "train", spec, label_of, stream=host_stream, shuffle=shuffle, labels="class")
 
 
 def ids(folder, steps, **options):
-    """The ids of the first batches of a host, int [steps, n]."""
+    """int [steps, n]: ids of a host's first batches."""
     return np.array([batch["id"] for batch in stream(folder, **options).take(steps).as_numpy_iterator()])
 
 
@@ -34,7 +34,7 @@ def ids(folder, steps, **options):
 
 @pytest.fixture(scope="module")
 def sorted_dir(tmp_path_factory):
-    """A data set in the order of its classes."""
+    """A data set whose items are ordered by class."""
     folder = tmp_path_factory.mktemp("sorted")
     convert_labels(folder, np.repeat(np.arange(CLASSES), OF_CLASS), SHARDS)
     return folder
@@ -43,23 +43,23 @@ def sorted_dir(tmp_path_factory):
 def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts=2):
     streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
     steps = zip(*(one.as_numpy_iterator() for one in streams))
-    found = [len(np.unique([part["class"] for part in parts])) for parts in steps]
-    assert len(found) == 5
-    assert np.mean(found) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), OF_CLASS), BATCH), rel=0.05)
+    actual = [len(np.unique([batch["class"] for batch in parts])) for parts in steps]
+    assert len(actual) == 5
+    assert np.mean(actual) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), OF_CLASS), BATCH), rel=0.05)
 
 
 def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_path):
     convert_labels(tmp_path, np.arange(50), 3)
     spec = tfrecord.read_manifest(str(tmp_path), "train")["spec"]
 
-    def part(shard, skip=0):
+    def numbers_of(shard, skip=0):
         options = dict(labels="class", shard=shard, skip=skip)
         examples = evaluation_stream(str(tmp_path), "train", spec, lambda record: {"id": record["image/id"]}, **options)
         return [(int(example["number"]), int(example["id"])) for example in examples]
 
-    whole = part((0, 1))
+    whole = numbers_of((0, 1))
     assert sorted(whole) == [(number, number) for number in range(50)] != whole
-    assert [part((i, 3), skip=2) for i in range(3)] == [whole[i::3][2:] for i in range(3)]
+    assert [numbers_of((i, 3), skip=2) for i in range(3)] == [whole[i::3][2:] for i in range(3)]
 
 
 # === Hosts ===
@@ -72,15 +72,15 @@ CASES = [(7, 1, 1, 0, 3), (10, 3, 3, 5, 11)]
 def test_hosts_see_all_records_equally_often_at_any_time_and_resume(tmp_path, records, hosts, shards, shuffle, step):
     options = dict(batch=hosts, hosts=hosts, shuffle=shuffle, seed=shards)
     convert_labels(tmp_path, np.arange(records), shards)
-    found = np.array([ids(tmp_path, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
+    streams = np.array([ids(tmp_path, 2 * records, host=host, **options)[:, 0] for host in range(hosts)])
     resumed = ids(tmp_path, 2 * records - step, host=hosts - 1, first_step=step, **options)[:, 0]
-    np.testing.assert_array_equal(resumed, found[hosts - 1, step:])
-    seen = (found[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
-    assert (seen.max(1) - seen.min(1)).max() <= 2
+    np.testing.assert_array_equal(resumed, streams[hosts - 1, step:])
+    counts = (streams[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
+    assert (counts.max(1) - counts.min(1)).max() <= 2
     for epochs in range(1, 2 * hosts + 1):  # a host may be one record ahead of another at the end of an epoch
         steps = records * epochs / hosts
-        assert (seen[int(np.ceil(steps)) - 1] >= epochs).all()
-        assert (seen[int(np.floor(steps)) - 1] <= epochs).all()
+        assert (counts[int(np.ceil(steps)) - 1] >= epochs).all()
+        assert (counts[int(np.floor(steps)) - 1] <= epochs).all()
 
 
 def test_more_hosts_than_records_are_refused(tmp_path):
@@ -94,7 +94,7 @@ def test_more_hosts_than_records_are_refused(tmp_path):
 
 @pytest.fixture
 def older_dir(tmp_path):
-    """A data set as older versions wrote it: in the order of its items, without the manifest's field."""
+    """A data set as written by older versions: in item order, and without 'permutation' in the manifest."""
     convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5, permutation=None)
     path = tmp_path / "older" / "train.json"
     manifest = json.loads(path.read_text())
@@ -104,7 +104,7 @@ def older_dir(tmp_path):
 
 
 def older_stream(folder, seed, shuffle):
-    """The records of a host alone, in the order that older versions read them."""
+    """Records of a single host, in the order of older versions."""
     files = [os.path.join(folder, name) for name, *_ in tfrecord.read_manifest(folder, "train")["shards"]]
 
     def epoch_records(epoch):
@@ -118,10 +118,10 @@ def older_stream(folder, seed, shuffle):
 
 def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir, shuffle=7):
     records = older_stream(older_dir, 3, shuffle).take(120)
-    wanted = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
+    expected = [int(tfrecord.parse_example(record, "class")["image/id"]) for record in records]
     options = dict(batch=4, shuffle=shuffle, seed=3)
-    np.testing.assert_array_equal(ids(older_dir, 30, **options).ravel(), wanted)
-    np.testing.assert_array_equal(ids(older_dir, 5, first_step=25, **options).ravel(), wanted[100:])
+    np.testing.assert_array_equal(ids(older_dir, 30, **options).ravel(), expected)
+    np.testing.assert_array_equal(ids(older_dir, 5, first_step=25, **options).ravel(), expected[100:])
 
 
 def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
@@ -131,12 +131,12 @@ def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
 
     line = said(older_dir, shuffle=8)
     assert line.count("\n") == 1 and "'train' has the order that an older version wrote: neighbours may be" in line
-    assert not said(older_dir, shuffle=80)  # the buffer mixes all of them
+    assert not said(older_dir, shuffle=80)  # the buffer holds all records
     assert not said(sorted_dir, shuffle=8)
 
 
 def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
-    """A shard that is missing is written again as it was, and so is what a killed conversion left."""
+    """A missing shard is rewritten as before, and so are the remains of a killed conversion."""
     folder = pathlib.Path(older_dir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
     for begun in (False, True):

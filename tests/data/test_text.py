@@ -1,4 +1,4 @@
-"""Sentence pairs: what conversion refuses and leaves out, and batches that are static, complete and resumable."""
+"""Sentence pairs: refused and omitted lines, and batches that are static, complete and resumable."""
 
 import os
 
@@ -22,19 +22,19 @@ def spec_of(folder, split="train"):
     return read_manifest(folder, split)["spec"]
 
 
-def batches(folder, count, lengths=LENGTHS, batch=96, seed=3, **place):
+def batches(folder, count, lengths=LENGTHS, batch=96, seed=3, **options):
     data = feed.TextData("train", "val", lengths)
-    stream = feed.training_text(folder, data, spec_of(folder), Stream(batch, seed, **place))
+    stream = feed.training_text(folder, data, spec_of(folder), Stream(batch, seed, **options))
     return [{name: x.numpy() for name, x in batch.items()} for batch in stream.take(count)]
 
 
-def evaluated(folder, split, length, reverse=False, **place):
+def evaluated(folder, split, length, reverse=False, **options):
     data = feed.TextData("train", "val", (length,), reverse)
-    return TranslationTask(ModelConfig("transformer_nano"), data, folder).eval_dataset(split, **place)
+    return TranslationTask(ModelConfig("transformer_nano"), data, folder).eval_dataset(split, **options)
 
 
 def sentences(batch, lengths=LENGTHS):
-    """The (source, target) ids of a batch, without padding."""
+    """(source ids, target ids) of each pair in a batch, without padding."""
     length = lengths[batch["bucket"][0]]
     sides = (feed.unfolded(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
@@ -45,17 +45,17 @@ def sentences(batch, lengths=LENGTHS):
 
 def test_the_records_are_the_lines(texts_dir):
     spec = spec_of(texts_dir)
-    found = list(evaluated(texts_dir, "val", 64))
-    numbers = [int(example["id"]) for example in found]
+    examples = list(evaluated(texts_dir, "val", 64))
+    numbers = [int(example["id"]) for example in examples]
     assert sorted(numbers) == list(range(7)) != numbers
-    for example in found:
+    for example in examples:
         source, reference = (example[name].numpy().decode() for name in ("source", "reference"))
         assert source == reference[::-1] and spec.decode(example["ids"]) == source
         assert example["ids"][-1] == spec.end
     mirrored = list(evaluated(texts_dir, "val", 64, reverse=True))
-    assert [e["source"].numpy() for e in mirrored] == [e["reference"].numpy() for e in found]
-    parts = [list(evaluated(texts_dir, "val", 64, shard=(i, 3), skip=1)) for i in range(3)]
-    assert [[int(example["id"]) for example in part] for part in parts] == [numbers[3::3], numbers[4::3], numbers[5::3]]
+    assert [e["source"].numpy() for e in mirrored] == [e["reference"].numpy() for e in examples]
+    shards = [list(evaluated(texts_dir, "val", 64, shard=(i, 3), skip=1)) for i in range(3)]
+    assert [[int(example["id"]) for example in rows] for rows in shards] == [numbers[i::3] for i in (3, 4, 5)]
     check_records(texts_dir, "val")
 
 
@@ -79,7 +79,7 @@ def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):
 
 
 def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):
-    """A folder that kept it would refuse the right one."""
+    """If the folder kept it, it would refuse the right one."""
     picture, stored = tmp_path / "picture.png", tmp_path / "data" / text.VOCABULARY
     picture.write_bytes(b"a picture")
     with pytest.raises(InputError, match="--vocabulary=.*picture.png: not a SentencePiece model"):
@@ -138,24 +138,24 @@ def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):
     data = feed.TextData("train", "val", LENGTHS)
     whole = feed.Sentences(texts_dir, data, spec_of(texts_dir))
     count = len(whole.epoch(3, 0, 3))
-    found = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
-    spec, wanted = spec_of(texts_dir), set()
+    actual = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
+    spec, expected = spec_of(texts_dir), set()
     for example in evaluated(texts_dir, "train", 999):
         pair = tuple(tuple(spec.encode(example[name].numpy().decode())) for name in ("source", "reference"))
         if max(map(len, pair)) <= 32:
-            wanted.add(pair)
-    assert set(found) == wanted and 0 < len(wanted) < 96
+            expected.add(pair)
+    assert set(actual) == expected and 0 < len(expected) < 96
     assert f"{whole.dropped} of 96 pairs of 'train' have more than 32 tokens" in capfd.readouterr().err
 
 
 def test_batches_are_static_and_in_the_first_bucket_that_fits(texts_dir):
-    found = batches(texts_dir, 12)
-    for batch in found:
+    actual = batches(texts_dir, 12)
+    for batch in actual:
         assert batch["source"].shape == batch["target"].shape == (3, 32) and batch["bucket"].shape == (3,)
         bucket = batch["bucket"][0]
         for pair in sentences(batch):
             assert np.searchsorted(LENGTHS, max(map(len, pair))) == bucket
-    assert {batch["bucket"][0] for batch in found} == {0, 1, 2}
+    assert {batch["bucket"][0] for batch in actual} == {0, 1, 2}
 
 
 def test_a_resumed_stream_goes_on(texts_dir):
@@ -166,7 +166,7 @@ def test_a_resumed_stream_goes_on(texts_dir):
 
 
 def test_replicas_and_hosts_share_the_steps(texts_dir):
-    """Four replicas on two hosts see the batches of one host with four replicas."""
+    """Four replicas on two hosts get the same batches as four replicas on one host."""
 
     def host(number, hosts):
         context = tf.distribute.InputContext(hosts, number, 4)
@@ -174,7 +174,7 @@ def test_replicas_and_hosts_share_the_steps(texts_dir):
 
     one, two = host(0, 1), [host(i, 2) for i in range(2)]
     for step in range(3):
-        parts = [batch for part in two for batch in part[2 * step : 2 * step + 2]]
+        parts = [batch for host_batches in two for batch in host_batches[2 * step : 2 * step + 2]]
         for a, b in zip(one[4 * step : 4 * step + 4], parts, strict=True):
             np.testing.assert_array_equal(a["source"], b["source"])
 

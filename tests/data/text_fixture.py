@@ -1,4 +1,4 @@
-"""A converted data set of sentence pairs: words of one language and their mirror images in the other."""
+"""A converted data set of sentence pairs: words in one language and their mirror images in the other."""
 
 import numpy as np
 import pytest
@@ -20,19 +20,19 @@ def write_pairs(folder, split, count, seed):
 
 
 def convert_texts(folder, output, splits=("train", "val")):
-    """Converts the splits of a folder; the vocabulary is that of the first."""
+    """Converts the splits of a folder, with the first split's vocabulary."""
     pairs = {split: text.read_pairs(str(folder), split, ("en", "de")) for split in splits}
     model = text.find_vocabulary(str(output), None, lambda: pairs[splits[0]], SIZE)
     spec = text.text_spec("mirror", ("en", "de"), model)
-    for split, (found, _, digest) in pairs.items():
-        listed, encode = (text.pair_items(found, spec), digest), text.encode_pair
+    for split, (rows, _, digest) in pairs.items():
+        listed, encode = (text.pair_items(rows, spec), digest), text.encode_pair
         convert_split(Conversion(*listed, spec, split, str(output), shards=2, encode=encode, progress=False))
     return spec
 
 
 @pytest.fixture(scope="session")
 def texts_dir(tmp_path_factory):
-    """96 pairs for training and 7 for validation."""
+    """Data set of 96 training pairs and 7 validation pairs."""
     root = tmp_path_factory.mktemp("texts")
     for split, count in (("train", 96), ("val", 7)):
         write_pairs(root / "texts", split, count, seed=count)

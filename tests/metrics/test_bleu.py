@@ -1,4 +1,4 @@
-"""BLEU: sacrebleu's own commands' values, and tokenised BLEU as papers compute it."""
+"""BLEU equals sacrebleu's commands, and tokenised BLEU the papers' definition."""
 
 import math
 
@@ -12,11 +12,11 @@ REFERENCES = ["Ein Hund rennt über den Schnee.", "Zwei Bauarbeiter stehen auf e
 
 
 def test_scores_are_sacrebleus():
-    found = bleu.scores(TRANSLATIONS, REFERENCES)
-    assert 100 * found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
-    assert 100 * found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
+    scores = bleu.scores(TRANSLATIONS, REFERENCES)
+    assert 100 * scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
+    assert 100 * scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score, rel=1e-12)
     assert (
-        found["signatures"]["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+        scores["signatures"]["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
     )
     assert bleu.scores(REFERENCES, REFERENCES)["tokenized_bleu"] == pytest.approx(1)
 
@@ -29,10 +29,10 @@ def test_compounds_are_split_at_hyphens():
 
 def test_tokenized_bleu_is_bleu_of_the_split_tokens():
     ours, theirs = ([bleu.compound_split(text) for text in side] for side in (TRANSLATIONS, REFERENCES))
-    wanted = sacrebleu.corpus_bleu(ours, [theirs], smooth_method="none", tokenize="none", force=True).score
-    assert 100 * bleu.scores(TRANSLATIONS, REFERENCES)["tokenized_bleu"] == pytest.approx(wanted, rel=1e-9)
+    expected = sacrebleu.corpus_bleu(ours, [theirs], smooth_method="none", tokenize="none", force=True).score
+    assert 100 * bleu.scores(TRANSLATIONS, REFERENCES)["tokenized_bleu"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_no_sentence_has_no_score():
-    found = bleu.scores([], [])
-    assert math.isnan(found["bleu"]) and found["signatures"] == {}
+    scores = bleu.scores([], [])
+    assert math.isnan(scores["bleu"]) and scores["signatures"] == {}

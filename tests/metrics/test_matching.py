@@ -19,7 +19,7 @@ def add(metric, truth, classes, predicted, guesses, crowd=None):
 
 
 def with_background(labels):
-    """The map with its background as segment 1 and its objects from 2 on, and the segments' classes."""
+    """(map with background as segment 1 and objects from 2, classes of the segments) of a label map."""
     old, new = np.unique(np.append(0, labels), return_inverse=True)
     return new[1:].reshape(labels.shape) + 1, [0] + [1] * (len(old) - 1)
 
@@ -37,7 +37,7 @@ def test_golden(name):
         add(one, *with_background(truth), *with_background(predicted))
         rows = list(one.result().values())
         np.testing.assert_array_equal([counts_of(row) for row in rows], counts)
-        without = -1 if not truth.any() and not predicted.any() else 0  # nothing to find is NaN here and 0 there
+        without = -1 if not truth.any() and not predicted.any() else 0  # without objects, ours is NaN and StarDist's 0
         np.testing.assert_array_equal([row["accuracy"] for row in rows], accuracy if not without else math.nan)
         whole.merge(one)
     rows = list(whole.result().values())
@@ -48,13 +48,13 @@ def test_golden(name):
 
 
 def strips(*widths):
-    """A map of one row whose segments 1, 2, ... have these widths; a width of (w, n) is of segment n."""
+    """A one-row map whose segments 1, 2, ... have these widths; (w, n) is a strip of segment n."""
     parts = [(width, i) if isinstance(width, int) else width for i, width in enumerate(widths, 1)]
     return np.repeat([n for _, n in parts], [w for w, _ in parts])[None]
 
 
 def test_an_iou_at_the_threshold_is_a_match_and_one_below_is_none():
-    """3/5 is 0.6 to the last bit."""
+    """3/5 equals 0.6 to the last bit."""
     for truth, predicted, at in ((strips(3, (2, 0)), strips(5), 0.6), (strips(4), strips(2, 2), 0.5)):
         metric = MatchingAccuracy(CARS, (at, np.nextafter(at, 1)))
         add(metric, truth, [0], predicted, [0] * predicted.max())
@@ -70,7 +70,7 @@ def test_things_match_their_own_class_and_stuff_is_left_out():
     add(metric, strips(4, 4, 9), [0, 1, 2], strips(4, 4, 9), [1, 1, 2])
     (row,) = metric.result().values()
     assert counts_of(row) == [1, 1, 1] and row["accuracy"] == 1 / 3
-    assert {name: counts_of(of_class) for name, of_class in row["per_class"].items()} == {
+    assert {name: counts_of(class_row) for name, class_row in row["per_class"].items()} == {
         "car": [0, 0, 1],
         "dog": [1, 1, 0],
     }
@@ -89,7 +89,7 @@ def test_below_half_the_most_objects_are_matched():
 
 
 def test_of_the_largest_matchings_the_fewest_false_positives_count():
-    """Either half matches. The one that lies mostly on unlabelled pixels is excused, so the other is the match."""
+    """Either half can match. One lies mostly on unlabelled pixels and is excused, so the other is matched."""
     truth, halves = strips((6, 0), (4, 1)), strips((8, 1), (2, 2))
     metric = MatchingAccuracy(CARS, [0.5])
     add(metric, truth, [0], halves, [0, 0])

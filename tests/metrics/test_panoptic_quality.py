@@ -1,4 +1,4 @@
-"""PQ, compared with the official evaluator and with a slow definition."""
+"""PQ, compared with the official evaluator."""
 
 import numpy as np
 import pytest
@@ -22,16 +22,16 @@ def test_golden(name):
     quality = PanopticQuality(spec)
     for truth, prediction in zip(arrays["ground_truth"], arrays["prediction"]):
         quality.update(*(split_segments(panoptic, spec) for panoptic in (truth, prediction)))
-    found = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
-    np.testing.assert_allclose(found, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
-    np.testing.assert_allclose(found, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)
+    actual = np.stack([quality.iou, quality.tp, quality.fn, quality.fp], 1)
+    np.testing.assert_allclose(actual, arrays["panopticapi_per_class_iou_tp_fn_fp"], atol=1e-9)
+    np.testing.assert_allclose(actual, arrays["per_class_iou_tp_fn_fp"], atol=1e-5)
     result = quality.result()
     rows = [[result[g][q] for q in ("pq", "sq", "rq")] for g in ("all", "things", "stuff")]
     np.testing.assert_allclose(rows, arrays["panopticapi_pq_sq_rq_all_things_stuff"], atol=1e-9)
 
 
 def test_as_many_segments_as_a_photo_can_hold():
-    """Truth and prediction have 65,000 each, most of one pixel. Time and memory do not grow with the product."""
+    """Truth and prediction have 65,000 segments each, most of one pixel. The cost does not grow with the product."""
     spec = make_spec(4, (0, 1))
     truth = np.arange(256 * 256).reshape(256, 256) % 65001
     classes = np.arange(65000) % 2

@@ -1,4 +1,4 @@
-"""On random photos the metrics equal the official tools or a definition, and depend on nothing but the photos."""
+"""On random photos, metrics equal the official tools or a definition, whatever the order and the shards."""
 
 import contextlib
 import copy
@@ -31,7 +31,7 @@ LONG = [60, pytest.param(3000, marks=pytest.mark.slow)]
 
 
 class Photo(typing.NamedTuple):
-    """Truth and prediction of a photo: maps (0 without a label, i + 1 for segment i) and the segments' classes."""
+    """Ground truth and prediction of a photo: maps (0 unlabelled, i + 1 for segment i) and classes of the segments."""
 
     truth: np.ndarray
     classes: list
@@ -43,7 +43,7 @@ class Photo(typing.NamedTuple):
 
 @st.composite
 def painted(draw, canvas, first):
-    """The map with up to six rectangles painted over it, numbered from `first`. Some have one pixel."""
+    """The map with up to six rectangles painted on it, numbered from `first`. Some have one pixel."""
     canvas = canvas.copy()
     for number in range(first, first + draw(st.integers(0, 6))):
         (top, bottom), (left, right) = (sorted(draw(st.tuples(*[st.integers(0, s - 1)] * 2))) for s in canvas.shape)
@@ -52,7 +52,7 @@ def painted(draw, canvas, first):
 
 
 def numbered(canvas):
-    """The map with its labels numbered from 1 without gaps, and the old label of each. 0 stays 0."""
+    """The map with labels renumbered from 1 without gaps, and the old label of each. 0 stays 0."""
     old, new = np.unique(np.append(0, canvas), return_inverse=True)
     return new[1:].reshape(canvas.shape), old[1:]
 
@@ -63,7 +63,7 @@ def several(values, count):
 
 @st.composite
 def photos(draw):
-    """Photos of 1 to 40 pixels a side, with crowds and void. Some have no segment. Predictions are partly right."""
+    """Photos of 1 to 40 pixels a side, with crowds and void, some without segments. Predictions are partly right."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     kinds = st.integers(0, SPEC.num_classes - 1)
@@ -78,13 +78,13 @@ def photos(draw):
 
 @st.composite
 def semantic_maps(draw):
-    """Class indices of Cityscapes, truth and prediction, each int [h, w], with pixels of no class."""
+    """(ground truth, prediction), int [h, w] each: class indices of Cityscapes, with void pixels."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     predicted = draw(painted(draw(st.sampled_from([truth, np.zeros_like(truth)])), len(labels) + 1))
     kinds = st.one_of(st.just(CITYSCAPES.ignore), st.integers(0, CITYSCAPES.num_classes - 1))
-    of_label = np.array(draw(several(kinds, 13)))  # up to six labels each, and 0
-    return of_label[truth], of_label[predicted]
+    class_of = np.array(draw(several(kinds, 13)))  # up to six labels each, and 0
+    return class_of[truth], class_of[predicted]
 
 
 SETS = st.lists(photos(), min_size=1, max_size=4)
@@ -108,8 +108,8 @@ def metric_of(kind, numbered_photos):
     return metric
 
 
-def score(kind, of_photos):
-    return metric_of(kind, enumerate(of_photos)).result()
+def score(kind, samples):
+    return metric_of(kind, enumerate(samples)).result()
 
 
 def mean_iou(pairs):
@@ -122,11 +122,11 @@ def mean_iou(pairs):
 # === The official tools ===
 
 
-def official_counts(folder, of_photos):
-    """[iou, tp, fp, fn] of each class, by cityscapesscripts from PNGs. It has panopticapi's rule."""
+def official_counts(folder, samples):
+    """[iou, tp, fp, fn] of each class, and mean qualities, by cityscapesscripts from PNGs, with panopticapi's rule."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     pairs = []
-    for number, photo in enumerate(of_photos):
+    for number, photo in enumerate(samples):
         sides = (photo.truth, photo.classes, photo.crowd), (photo.predicted, photo.predicted_classes, None)
         entries = []
         for name, (segments, classes, crowd) in zip(("truth", "predicted"), sides):
@@ -155,7 +155,7 @@ def official_counts(folder, of_photos):
 
 
 def annotations_of(segments, classes, number):
-    """Entries of COCO's instance JSON for the things of a map."""
+    """COCO's annotations for the things of a map: yields (segment index, entry)."""
     for i, category in enumerate(classes):
         if SPEC.things[category]:
             mask = np.asfortranarray(segments == i + 1, np.uint8)
@@ -164,16 +164,16 @@ def annotations_of(segments, classes, number):
             yield i, {"image_id": number, "category_id": SPEC.category_ids[category], "segmentation": encoded}
 
 
-def official_ap(path, of_photos):
-    """The six APs of pycocotools, which reads the truth from a JSON file and the results from COCO's list."""
-    truth, found = [], []
-    for number, photo in enumerate(of_photos):
+def official_ap(path, samples):
+    """pycocotools' six APs, with the ground truth from a JSON file and the results from a list."""
+    truth, predicted = [], []
+    for number, photo in enumerate(samples):
         for i, entry in annotations_of(photo.truth, photo.classes, number):
             area = int(np.sum(photo.truth == i + 1))
             truth.append({"id": len(truth) + 1, "area": area, "iscrowd": int(photo.crowd[i]), **entry})
         for i, entry in annotations_of(photo.predicted, photo.predicted_classes, number):
-            found.append({"score": photo.scores[i], **entry})
-    sizes = [photo.truth.shape for photo in of_photos]
+            predicted.append({"score": photo.scores[i], **entry})
+    sizes = [photo.truth.shape for photo in samples]
     content = {
         "images": [{"id": i, "height": h, "width": w} for i, (h, w) in enumerate(sizes)],
         "categories": [{"id": i} for i, thing in zip(SPEC.category_ids, SPEC.things) if thing],
@@ -183,7 +183,7 @@ def official_ap(path, of_photos):
         path.write_text(json.dumps(content))
         api = COCO(str(path))
         path.write_text(json.dumps(content | {"annotations": []}))
-        results = api.loadRes(found) if found else COCO(str(path))  # loadRes fails on an empty list
+        results = api.loadRes(predicted) if predicted else COCO(str(path))  # loadRes fails on an empty list
         evaluation = COCOeval(api, results, "segm")
         evaluation.evaluate()
         evaluation.accumulate()
@@ -217,12 +217,12 @@ def test_pq_is_the_official_tools(tmp_path, examples):
 
     @settings(RUNS, max_examples=examples)
     @given(SETS)
-    def check(of_photos):
-        wanted, means = official_counts(tmp_path, of_photos)
-        quality = metric_of(PanopticQuality, enumerate(of_photos))
-        found = np.stack([quality.iou, quality.tp, quality.fp, quality.fn], 1)
-        np.testing.assert_array_equal(found[:, 1:], wanted[:, 1:])
-        np.testing.assert_allclose(found[:, 0], wanted[:, 0], rtol=1e-12)
+    def check(samples):
+        expected, means = official_counts(tmp_path, samples)
+        quality = metric_of(PanopticQuality, enumerate(samples))
+        actual = np.stack([quality.iou, quality.tp, quality.fp, quality.fn], 1)
+        np.testing.assert_array_equal(actual[:, 1:], expected[:, 1:])
+        np.testing.assert_allclose(actual[:, 0], expected[:, 0], rtol=1e-12)
         result = quality.result()
         for group in ("all", "things", "stuff"):
             theirs = means.get(group, {"pq": 0, "sq": 0, "rq": 0, "n": 0})
@@ -230,7 +230,7 @@ def test_pq_is_the_official_tools(tmp_path, examples):
                 mean = theirs[name] if theirs["n"] else np.nan  # the tool has 0 for no class
                 np.testing.assert_allclose(result[group][name], mean, rtol=1e-12)
             assert result[group]["classes"] == theirs["n"]
-        outcomes[:] += wanted.sum(0)
+        outcomes[:] += expected.sum(0)
 
     check()
     assert outcomes.min() > 20  # every kind of outcome occurred
@@ -242,10 +242,10 @@ def test_ap_is_pycocotools(tmp_path, examples):
 
     @settings(RUNS, max_examples=examples)
     @given(SETS)
-    def check(of_photos):
-        found = list(score(InstanceAP, of_photos).values())
-        np.testing.assert_allclose(found, official_ap(tmp_path / "truth.json", of_photos), rtol=1e-12)
-        values.append(found[0])
+    def check(samples):
+        actual = list(score(InstanceAP, samples).values())
+        np.testing.assert_allclose(actual, official_ap(tmp_path / "truth.json", samples), rtol=1e-12)
+        values.append(actual[0])
 
     check()
     assert np.isnan(values).any() and np.sum((np.array(values) > 0) & (np.array(values) < 1)) > 5
@@ -258,10 +258,10 @@ def test_miou_is_cityscapesscripts(tmp_path, examples):
     @settings(RUNS, max_examples=examples)
     @given(st.lists(semantic_maps(), min_size=1, max_size=3))
     def check(pairs):
-        mean, of_class = official_iou(tmp_path, pairs)
+        mean, per_class = official_iou(tmp_path, pairs)
         result = mean_iou(pairs).result()
-        found = [result["per_class"].get(name, np.nan) for name in CITYSCAPES.class_names]
-        np.testing.assert_allclose(found, of_class, rtol=1e-12)
+        actual = [result["per_class"].get(name, np.nan) for name in CITYSCAPES.class_names]
+        np.testing.assert_allclose(actual, per_class, rtol=1e-12)
         np.testing.assert_allclose(result["miou"], mean, rtol=1e-12)
         values.append(mean)
 
@@ -274,20 +274,21 @@ def test_miou_is_cityscapesscripts(tmp_path, examples):
 
 @RUNS
 @given(SETS, st.data())
-def test_order_and_shards_of_photos_change_nothing(of_photos, data):
-    """To the last bit. Shards travel as JSON. Photos keep their numbers, by which AP ranks equal scores."""
-    of_photos = 3 * of_photos  # enough matches for a rounded sum to depend on their order
-    order = data.draw(st.permutations(list(enumerate(of_photos))))
+def test_order_and_shards_of_photos_change_nothing(samples, data):
+    """Equal to the last bit. Shards travel as JSON. Photos keep their numbers, which rank equal scores in AP."""
+    samples = 3 * samples  # enough matches for a rounded sum to depend on their order
+    order = data.draw(st.permutations(list(enumerate(samples))))
     shards = data.draw(several(st.integers(0, 2), len(order)))
     for kind in (PanopticQuality, InstanceAP, MATCHING):
-        wanted = score(kind, of_photos)
-        np.testing.assert_equal(metric_of(kind, order).result(), wanted)
-        np.testing.assert_equal(merged(kind(SPEC), [metric_of(kind, part) for part in parts(order, shards)]), wanted)
+        expected = score(kind, samples)
+        np.testing.assert_equal(metric_of(kind, order).result(), expected)
+        metrics = [metric_of(kind, shard) for shard in parts(order, shards)]
+        np.testing.assert_equal(merged(kind(SPEC), metrics), expected)
 
 
 def parts(items, shards):
-    """The items of each of three shards. A shard may be empty."""
-    return [[item for item, shard in zip(items, shards) if shard == wanted] for wanted in range(3)]
+    """Items of each of three shards, which may be empty."""
+    return [[item for item, shard in zip(items, shards) if shard == number] for number in range(3)]
 
 
 def merged(total, metrics):

@@ -1,12 +1,12 @@
-"""Cityscapes' layout (https://www.cityscapes-dataset.com) as items for `convert_split`.
+"""Lists items of Cityscapes' layout (https://www.cityscapes-dataset.com) for `convert_split`.
 
     input_dir/leftImg8bit/SPLIT/CITY/CITY_SEQUENCE_FRAME_leftImg8bit.png
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_instanceIds.png     or gtCoarse
     input_dir/gtFine/SPLIT/CITY/CITY_SEQUENCE_FRAME_gtFine_labelIds.png
 
-A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id alone for stuff. It is the
-class id alone for a crowd too: things that are not told apart, such as a group of cars. The segment ids of a record are
-these numbers, as in the panoptic images of cityscapesscripts. Ids that the label table ignores become 0.
+A pixel of instanceIds is class id x 1000 + instance number for a thing, and the class id for stuff. It is also the
+class id for a crowd: things that are not told apart, such as a group of cars. A record's segment ids are these numbers,
+as in cityscapesscripts' panoptic images. Ids that the label table ignores become 0.
 """
 
 import functools
@@ -26,8 +26,8 @@ from axial.data.specs import CITYSCAPES
 from axial.errors import InputError, nearest
 
 LABELS = ("gtFine", "gtCoarse")
-NO_CITIES = "files, which are no folders of cities"
-# The cities of the official release. A split that has some of them must have all, unless `partial` is set.
+NO_CITIES = "files, not folders of cities"
+# Cities of the official release. A split with some of them must have all, unless `partial` is set.
 CITIES = {
     "train": """aachen bochum bremen cologne darmstadt dusseldorf erfurt hamburg hanover jena krefeld
         monchengladbach strasbourg stuttgart tubingen ulm weimar zurich""".split(),
@@ -40,20 +40,20 @@ CITIES = {
 
 
 def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, partial=False):
-    """Items of a split in the order of their names, and bytes that identify this input.
+    """Items of a split in order of their names, and bytes that identify this input.
 
-    The test split is read without labels: the labels in its folder are void.
+    The test split is read without labels, because its label files are void.
 
     Args:
-        input_dir: folder that holds leftImg8bit and the label folders.
+        input_dir: folder with leftImg8bit and the label folders.
         split: 'train', 'val' or 'test'; with gtCoarse also 'train_extra'.
-        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read in place of instanceIds.
+        spec: `DatasetSpec` of Cityscapes' ids. If it has no things, labelIds are read instead of instanceIds.
         labels: one of `LABELS`.
         partial: whether cities of the official release may be missing.
 
     Raises:
-        InputError: a folder or split that is missing; a city that is missing from the official split; a photo without
-            labels, or labels without a photo.
+        InputError: a folder or split is missing; the official split lacks a city; a photo has no labels, or labels have
+            no photo.
     """
     if labels not in LABELS:
         raise InputError(f"no labels are called {labels!r}{nearest(labels, LABELS)}: {', '.join(LABELS)}")
@@ -68,35 +68,35 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
         )
     files = {}
     if split != "test":
-        truth, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
-        found = _frames(truth, ending, (".png",))
-        check_paired(photos, found, folder, truth, ending=f"{ending}.png")
-        files = {frame: [path] for frame, path in found.items()}
+        label_folder, ending = split_folder(os.path.join(input_dir, labels), split), f"_{labels}_{kind}"
+        label_paths = _frames(label_folder, ending, (".png",))
+        check_paired(photos, label_paths, folder, label_folder, ending=f"{ending}.png")
+        files = {frame: [path] for frame, path in label_paths.items()}
     items = labelled_items(photos, files, functools.partial(read_instance_labels, spec))
     names = [os.path.relpath(path, input_dir) for path in photos.values()]
     return items, "\n".join([labels, kind, *names]).encode()
 
 
 def _frames(folder, ending, suffixes):
-    """dict from CITY/CITY_SEQUENCE_FRAME to paths, of the files below a folder whose names have an ending."""
-    found = {}
+    """dict from CITY/CITY_SEQUENCE_FRAME to the path of each file below a folder whose name has the ending."""
+    paths = {}
     for city in folders_in(folder, NO_CITIES):
         path, rest = os.path.join(folder, city), []
         for name in list_folder(path):
             stem, suffix = os.path.splitext(name)
             if suffix.lower() in suffixes and stem.endswith(ending):
-                found[f"{city}/{stem.removesuffix(ending)}"] = os.path.join(path, name)
+                paths[f"{city}/{stem.removesuffix(ending)}"] = os.path.join(path, name)
             else:
                 rest.append(name)
-        if suffixes == PHOTOS:  # folders of labels have several kinds of them
-            tell_left_out(path, f"what does not end in {ending} and {', '.join(PHOTOS)}", rest)
-    return {frame: found[frame] for frame in sorted(found, key=lambda frame: frame.split("/"))}
+        if suffixes == PHOTOS:  # label folders have several kinds of files
+            tell_left_out(path, f"names that do not end in {ending} and {', '.join(PHOTOS)}", rest)
+    return {frame: paths[frame] for frame in sorted(paths, key=lambda frame: frame.split("/"))}
 
 
 def read_instance_labels(spec, _, path):
-    """`Labels` of the path of an instanceIds image, or of a labelIds image if the spec has no things."""
+    """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
     instances = any(spec.things)
-    plate = 65535 if instances else 255  # the licence plate's id is -1, which wraps
+    plate = 65535 if instances else 255  # the licence plate's id, -1, wraps around
 
     def describe(key):
         category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)

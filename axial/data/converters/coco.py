@@ -1,14 +1,14 @@
-"""COCO's panoptic layout (https://cocodataset.org/#format-data) as items for `convert_split`.
+"""Lists items of COCO's panoptic layout (https://cocodataset.org/#format-data) for `convert_split`.
 
     input_dir/annotations/panoptic_SPLIT.json      images, annotations, categories
     input_dir/annotations/panoptic_SPLIT/*.png     segment id = R + 256 G + 65536 B
     input_dir/SPLIT/*.jpg
 
-and, where it is there, COCO's detection layout: the boxes and masks of objects
+and, if it exists, of COCO's detection layout, with the boxes and masks of objects:
 
     input_dir/annotations/instances_SPLIT.json     images, annotations, categories
 
-and for the test splits, which have no labels:
+The test splits have no labels:
 
     input_dir/annotations/image_info_SPLIT.json    test2017 or test-dev2017
     input_dir/test2017/*.jpg
@@ -34,10 +34,10 @@ SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sample")
 
 
 def coco_items(input_dir, split, spec=COCO):
-    """Items of a split in the order of their image ids, and the bytes of its JSON.
+    """Items of a split in order of their image ids, and the bytes of its JSON.
 
     Raises:
-        InputError: a folder or file that is missing (the message names the nearest split); see also `panoptic_items`.
+        InputError: a folder or file is missing (the message names the nearest split); see also `panoptic_items`.
     """
     if not tf.io.gfile.isdir(input_dir):
         raise InputError(f"{input_dir}: no such folder")
@@ -47,12 +47,12 @@ def coco_items(input_dir, split, spec=COCO):
         return _unlabelled_items(path, inside(input_dir, split.replace("-dev", ""), "--split"))
     path = inside(folder, f"panoptic_{split}.json", "--split")
     if not tf.io.gfile.exists(path):
-        found = sorted(
+        splits = sorted(
             os.path.basename(p)[len(kind) : -len(".json")]
             for kind in ("panoptic_", "image_info_")
             for p in gfile.glob(os.path.join(folder, kind), "*.json")
         )
-        has = f"splits here: {', '.join(found)}{nearest(split, found)}" if found else "no split is here"
+        has = f"splits here: {', '.join(splits)}{nearest(split, splits)}" if splits else "no split is here"
         raise InputError(f"{path}: no such file{boxes_alone(input_dir, split) or f'; {has}'}")
     items, source = panoptic_items(path, inside(input_dir, split, "--split"), path.removesuffix(".json"), spec)
     path = inside(folder, f"instances_{split}.json", "--split")
@@ -67,11 +67,11 @@ def coco_items(input_dir, split, spec=COCO):
 
 
 def panoptic_content(path, spec):
-    """A panoptic JSON's bytes and its `schemas.Panoptic`.
+    """Bytes of a panoptic JSON, and its `schemas.Panoptic`.
 
     Raises:
-        InputError: not COCO's panoptic JSON; no annotations; an image, annotation or segment that is there twice; ids
-            of two kinds; a category that the spec does not have, or calls otherwise.
+        InputError: this is not COCO's panoptic JSON; it has no annotations; an image, annotation or segment is
+            repeated; ids have two kinds; the spec lacks a category or gives it another name.
     """
     data, content = read_json(path, schemas.Panoptic)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
@@ -80,43 +80,43 @@ def panoptic_content(path, spec):
     return data, content
 
 
-def check_annotations(path, annotations, spec, known):
-    """Raises InputError if annotations name an image or a segment twice, or a category that is none of the `known`."""
+def check_annotations(path, annotations, spec, category_ids):
+    """Raises InputError if annotations repeat an image or a segment, or have a category not in `category_ids`."""
     check_unique(path, "annotations: image_id", (annotation.image_id for annotation in annotations))
     for annotation in annotations:
         where = f"{path}: image {annotation.image_id}"
         check_unique(where, "segments_info: id", (segment.id for segment in annotation.segments_info))
         for segment in annotation.segments_info:
-            if segment.category_id not in known:
+            if segment.category_id not in category_ids:
                 raise InputError(
                     f"{where} has category_id {segment.category_id}, which the spec {spec.name!r} does not have"
                 )
 
 
 def panoptic_items(path, photos, labels, spec):
-    """Items that a panoptic JSON lists, in the order of their image ids, and the bytes of the JSON.
+    """Items of a panoptic JSON, in order of their image ids, and the bytes of the JSON.
 
-    Everything that can be checked without opening a photo is checked here, before any work.
+    All that can be checked without opening a photo is checked here, before the conversion.
 
     Args:
-        path: the JSON.
+        path: path of the JSON.
         photos, labels: folders of the files that it names.
-        spec: `DatasetSpec`; segments of its ignored_ids are dropped.
+        spec: `DatasetSpec`; segments with its ignored_ids are dropped.
 
     Returns:
-        dict from the JSON's own ids, which may be names, where an item has its place as its id; and the bytes.
+        dict from the JSON's image ids to items, and the bytes. If the ids are text, an item's own id is its position.
 
     Raises:
-        InputError: see `panoptic_content`; an annotation without an image; a photo or PNG that is missing.
+        InputError: an annotation has no image; a photo or PNG is missing; see also `panoptic_content`.
     """
     data, content = panoptic_content(path, spec)
     images = {image.id: image for image in content.images}
     annotations = {annotation.image_id: annotation for annotation in content.annotations}
     if unknown := [image_id for image_id in annotations if image_id not in images]:
-        raise InputError(f"{path}: an annotation names image {unknown[0]!r}, images do not")
+        raise InputError(f"{path}: an annotation has image_id {unknown[0]!r}, which is not in images")
     annotated = sorted((image for image in content.images if image.id in annotations), key=lambda image: image.id)
-    photo_of, others = _found(path, "images", photos, annotated)
-    png_of, _ = _found(path, "annotations", labels, content.annotations)
+    photo_of, others = _listed_paths(path, "images", photos, annotated)
+    png_of, _ = _listed_paths(path, "annotations", labels, content.annotations)
     listed = {image.file_name: image.id for image in content.images}
     rest = [name for name, image_id in listed.items() if image_id not in annotations]
     rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
@@ -131,7 +131,7 @@ def panoptic_items(path, photos, labels, spec):
 
 
 def _items(images, paths):
-    """Items of images, without their labels. `paths` are those of their names."""
+    """Items of images, without labels; `paths` maps file names to paths."""
     return [
         {
             "photo": paths[image.file_name],
@@ -143,11 +143,11 @@ def _items(images, paths):
     ]
 
 
-def _found(path, field, folder, entries):
-    """Dict from the file names of a JSON's entries to their paths in a folder, and a list of the folder's other names.
+def _listed_paths(path, field, folder, entries):
+    """Dict from file names of a JSON's entries to paths in a folder, and a list of the folder's other names.
 
     Raises:
-        InputError: a file that is missing.
+        InputError: a file is missing.
     """
     paths = {entry.file_name: inside(folder, entry.file_name, f"{path}: {field}: file_name") for entry in entries}
     have = names_below(folder, paths)
@@ -160,30 +160,29 @@ def _found(path, field, folder, entries):
 def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
     check_ids(path, content.images)
-    photo_of, _ = _found(path, "images", photos, content.images)
+    photo_of, _ = _listed_paths(path, "images", photos, content.images)
     return _items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 
 def read_panoptic_labels(path, size, segments, spec):
-    """`Labels` of a panoptic PNG and its segments_info. The arguments are those of `checked_labels`."""
+    """`Labels` of a panoptic PNG and its segments_info. See `checked_labels` for the arguments."""
     return checked_labels(path, read_file(path), size, segments, spec=spec)
 
 
 def checked_labels(path, png, size, segments, *, spec):
     """`Labels` from the bytes of a panoptic PNG.
 
-    The bytes of an RGB PNG are kept, unless the spec ignores one of its segments. The segments keep their order.
+    An RGB PNG keeps its bytes, unless the spec ignores one of its segments. The segments keep their order.
 
     Args:
-        path: of the PNG, for messages.
-        png: its bytes.
-        size: (width, height) that it must have; None for any.
+        path: path of the PNG, for messages.
+        png: bytes of the PNG.
+        size: expected (width, height); None for any.
         segments: `schemas.Segment`s.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: a PNG that is cut short, of a lossy format, or that has another size or other segments than the JSON
-            says.
+        InputError: the PNG is cut short or has a lossy format, or its size or segments differ from the JSON's.
     """
     label = open_label(path, png)
     if size and label.size != size:
@@ -209,5 +208,5 @@ def checked_labels(path, png, size, segments, *, spec):
 
 
 def sample_data_dir():
-    """Folder of the sixteen sample photos as TFRecords, in the user's cache. They are converted at first use."""
+    """Folder of the sixteen sample photos as TFRecords, in the user's cache. The first use converts them."""
     return convert_sample("sample", ("train2017", "val2017"), functools.partial(coco_items, SAMPLE_DIR), COCO)

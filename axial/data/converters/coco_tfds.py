@@ -1,7 +1,7 @@
-"""COCO as tensorflow-datasets prepares it (coco/2017_panoptic), as items for `convert_split`.
+"""Lists items of COCO as tensorflow-datasets prepares it (coco/2017_panoptic), for `convert_split`.
 
 Records equal those from COCO's own files, byte for byte, because tensorflow-datasets keeps the encoded images. It has
-no masks of objects.
+no object masks.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ _DECODERS = {"image": tfds.decode.SkipDecoding(), "panoptic_image": tfds.decode.
 
 
 def tfds_items(input_dir, split, spec=COCO):
-    """Items of a split in the order of their image ids, and bytes that identify this input.
+    """Items of a split in order of their image ids, and bytes that identify this input.
 
     Args:
-        input_dir: tensorflow-datasets' data_dir, in which coco/2017_panoptic is prepared.
+        input_dir: tensorflow-datasets' data_dir, with coco/2017_panoptic prepared.
         split: one of `SPLITS`.
-        spec: `DatasetSpec` whose class names are those of the data set.
+        spec: `DatasetSpec` with the data set's class names.
 
     Raises:
-        InputError: an unknown split, or one that is not prepared; classes that the spec does not have.
+        InputError: the split is unknown or not prepared; the spec lacks a class.
     """
     if split not in SPLITS:
         raise InputError(f"--split={split}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
@@ -45,27 +45,27 @@ def tfds_items(input_dir, split, spec=COCO):
     builder = tfds.builder_from_directory(os.path.dirname(newest))
     if SPLITS[split] not in builder.info.splits:
         raise InputError(f"{builder.data_dir}: the split {SPLITS[split]!r} is not prepared")
-    known = dict(zip(spec.class_names, spec.category_ids))
+    category_of = dict(zip(spec.class_names, spec.category_ids))
     names = builder.info.features["panoptic_objects"].feature["label"].names
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if name not in category_of]:
         raise InputError(f"{builder.data_dir}: class {unknown[0]!r}, which the spec {spec.name!r} does not have")
-    read, items = _Reader(builder.info.features, [known[name] for name in names], spec), []
+    read, items = _Reader(builder.info.features, [category_of[name] for name in names], spec), []
     for path in map(str, builder.info.splits[SPLITS[split]].filepaths):
-        for place, fields in record_fields(path, ("image/id", "image/filename")):
+        for extent, fields in record_fields(path, ("image/id", "image/filename")):
             photo = inside(path, fields["image/filename"].bytes_list.value[0].decode(), f"{path}: image/filename")
             number = fields["image/id"].int64_list.value[0]
-            items.append({"photo": photo, "id": number, "read": functools.partial(read, photo, path, *place)})
+            items.append({"photo": photo, "id": number, "read": functools.partial(read, photo, path, *extent)})
     items.sort(key=lambda item: item["id"])
     return items, f"{builder.info.full_name} {split} {len(items)}".encode()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Reads a record: the photo's bytes, and its `Labels`.
+    """Reads a record: the bytes of the photo, and its `Labels`.
 
     Attributes:
-        features: of tensorflow-datasets' builder.
-        categories: the category id of each of its labels.
+        features: features of tensorflow-datasets' builder.
+        categories: category id of each of its labels.
         spec: `DatasetSpec`.
     """
 
@@ -87,24 +87,24 @@ class _Reader:
 
 
 def record_fields(path, names):
-    """Yields ((offset, length) of its data, dict of some features) of every record in a TFRecord file.
+    """Yields ((offset, length) of the data, dict of features) of every record in a TFRecord file.
 
-    A record is its length as uint64, a checksum of 4 bytes, the data, and another checksum of 4 bytes.
+    A record consists of its length as uint64, a 4-byte checksum, the data, and another 4-byte checksum.
 
     Args:
-        path: of the file.
-        names: of the features, each of which has a value.
+        path: path of the file.
+        names: names of features that must have a value.
 
     Raises:
-        InputError: a damaged record, or one without the features.
+        InputError: a record is damaged or lacks one of the features.
     """
     offset = 0
     try:
         for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
-            found = tf.train.Example.FromString(record).features.feature
-            if not all(found[name].WhichOneof("kind") for name in names):
+            features = tf.train.Example.FromString(record).features.feature
+            if not all(features[name].WhichOneof("kind") for name in names):
                 raise DecodeError
-            yield (offset + 12, len(record)), found
+            yield (offset + 12, len(record)), features
             offset += 16 + len(record)
     except (tf.errors.DataLossError, DecodeError):
         words = f"the record at byte {offset} is damaged, or does not have {' and '.join(names)}"

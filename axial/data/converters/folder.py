@@ -1,6 +1,6 @@
-"""The user's own data as items for `convert_split`, in one of three layouts.
+"""Lists items of the user's own data for `convert_split`, in one of three layouts.
 
-One is COCO's panoptic layout (see `axial.data.converters.coco`). The other two are photos beside label images of the
+One is COCO's panoptic layout (see `axial.data.converters.coco`). The others are photos beside label images with the
 same names:
 
     input_dir/SPLIT/photos/NAME.jpg
@@ -9,9 +9,9 @@ same names:
     input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
     input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
 
-Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, and no
-label if not. A split without labels has only photos. What axial-predict writes as PHOTO.panoptic.png and PHOTO.json is
-read as panoptic/NAME.png and panoptic/NAME.json.
+Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, otherwise
+unlabelled. A split without labels has only photos. axial-predict's PHOTO.panoptic.png and PHOTO.json can be read as
+panoptic/NAME.png and panoptic/NAME.json.
 """
 
 import functools
@@ -33,11 +33,11 @@ LAYERS = ("panoptic", "semantic", "instance")
 
 
 def folder_items(input_dir, split, spec):
-    """Items of a split in the order of their names, and bytes that identify this input.
+    """Items of a split in order of their names, and bytes that identify this input.
 
     Raises:
-        InputError: no photos; a photo without a label image, or a label image without a photo; a spec with things and
-            no instance images; both panoptic and semantic images.
+        InputError: there are no photos; a photo has no label image, or a label image no photo; the spec has things but
+            there are no instance images; there are both panoptic and semantic images.
     """
     if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
         return coco_items(input_dir, split, spec)
@@ -73,13 +73,13 @@ def folder_items(input_dir, split, spec):
 
 
 def _read_panoptic(spec, _, path):
-    """`Labels` of the path of a panoptic image.
+    """`Labels` of a panoptic image.
 
-    A 0 is category 0, instance 0, like every other number. In a spec without category 0 it is no label.
+    A 0 is category 0, instance 0, like any number. If the spec lacks category 0, it is unlabelled.
     """
     divisor, ids = spec.label_divisor, read_panoptic(path)
     present = np.setdiff1d(ids, 0)
-    if present.size and (present[-1] < divisor or present[-1] == present.size):  # as segments are numbered
+    if present.size and (present[-1] < divisor or present[-1] == present.size):  # ids look like numbered segments
         described = f"{os.path.splitext(path)[0]}.json"
         if gfile.exists(described):
             return _read_predicted(path, described, spec)
@@ -98,7 +98,7 @@ def _read_panoptic(spec, _, path):
 
 
 def _read_semantic(spec, _, semantic, instance=None):
-    """`Labels` of the paths of a semantic and an instance image, or of the first alone."""
+    """`Labels` of a semantic image and, optionally, an instance image."""
     keys = read_ids(semantic)
     if instance:
         numbers = read_ids(instance)
@@ -108,7 +108,7 @@ def _read_semantic(spec, _, semantic, instance=None):
 
 
 def _read_predicted(png, path, spec):
-    """`Labels` of a panoptic PNG and the JSON that axial-predict has written with it. Raises InputError."""
+    """`Labels` of a panoptic PNG and the JSON that axial-predict wrote with it. Raises InputError."""
     rows = read_json(path, schemas.Predicted)[1].segments
     check_categories(path, [schemas.CategoryRow(row.category_id, row.name, row.thing) for row in rows], spec)
     check_annotations(path, [schemas.Annotation(0, png, rows)], spec, {*spec.category_ids, *spec.ignored_ids})

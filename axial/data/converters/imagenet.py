@@ -1,11 +1,11 @@
-"""ImageNet, or any folder of folders, as items for `convert_split`.
+"""Lists items of ImageNet, or of any folder of class folders, for `convert_split`.
 
-    input_dir/SPLIT/CLASS/PHOTO         the names of the folders that have photos, in order, are the classes
+    input_dir/SPLIT/CLASS/PHOTO         the classes are the sorted names of the folders with photos
     or
     input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
-The list is input_dir/SPLIT.txt or, as Kaggle has it, input_dir/LOC_SPLIT_solution.csv. Readable names of the classes
-are read from input_dir/LOC_synset_mapping.txt, lines 'FOLDER name', if it is there.
+The list is input_dir/SPLIT.txt or Kaggle's input_dir/LOC_SPLIT_solution.csv. If input_dir/LOC_synset_mapping.txt
+exists, its lines 'FOLDER name' give readable class names.
 """
 
 import collections
@@ -28,8 +28,8 @@ def classes_spec(name, folders, names=None):
     """The `DatasetSpec` of a classification data set.
 
     Args:
-        name: of the data set.
-        folders: names of the classes' folders, in order.
+        name: name of the data set.
+        folders: names of the class folders, in order.
         names: dict from folders to readable names.
     """
     readable = [(names or {}).get(folder, folder) for folder in folders]
@@ -40,7 +40,7 @@ def classes_spec(name, folders, names=None):
 
 
 def _classes(input_dir):
-    """The sets of the folders that have photos in a split, the classes, and of those that have none in any.
+    """Two sets of folder names: those with photos in some split, which are the classes, and the others.
 
     Raises:
         InputError: no split of `input_dir` has folders of photos.
@@ -48,10 +48,10 @@ def _classes(input_dir):
     splits = [os.path.join(input_dir, split) for split in list_folder(input_dir)]
     folders = [os.path.join(split, name) for split in filter(tf.io.gfile.isdir, splits) for name in list_folder(split)]
     folders = [folder for folder in folders if tf.io.gfile.isdir(folder)]
-    found = {os.path.basename(folder) for folder in folders if _photos(folder)}
-    if not found:
+    classes = {os.path.basename(folder) for folder in folders if _photos(folder)}
+    if not classes:
         raise InputError(f"{input_dir}: no split here has folders of classes with photos, as in train/n01440764/")
-    return found, {*map(os.path.basename, folders)} - found
+    return classes, {*map(os.path.basename, folders)} - classes
 
 
 def imagenet_spec(input_dir):
@@ -63,29 +63,29 @@ def imagenet_spec(input_dir):
 
 
 def imagenet_items(input_dir, split):
-    """Items of a split in the order of classes and names, and bytes that identify this input.
+    """Items of a split in order of classes and names, and bytes that identify this input.
 
     Raises:
-        InputError: no such split; no photos; a photo that the list lacks, or that is not there.
+        InputError: there is no such split; there are no photos; the list lacks a photo, or a photo is missing.
     """
     folder = split_folder(input_dir, split)
     classes, empty = _classes(input_dir)
-    tell_left_out(input_dir, "folders without photos, which are no classes", sorted(empty))
+    tell_left_out(input_dir, "folders without photos, which are not classes", sorted(empty))
     index, names = {name: i for i, name in enumerate(sorted(classes))}, list_folder(folder)
-    flat, found = _photos(folder), []
+    flat, labelled = _photos(folder), []
     others = [name for name in names if name not in {*flat, *index, *empty}]
     for name in (name for name in names if name in index):
         photos = _photos(os.path.join(folder, name))
-        found += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
+        labelled += [(index[name], os.path.join(folder, name, photo)) for photo in photos]
         others += [f"{name}/{other}" for other in list_folder(os.path.join(folder, name)) if other not in set(photos)]
-    tell_left_out(folder, f"what does not end in {', '.join(PHOTOS)}", others)
-    known = _listed(input_dir, split, index) if flat else {}
+    tell_left_out(folder, f"names that do not end in {', '.join(PHOTOS)}", others)
+    listed = _listed(input_dir, split, index) if flat else {}
     for photo in flat:
-        label = known.get(photo, known.get(os.path.splitext(photo)[0]))
+        label = listed.get(photo, listed.get(os.path.splitext(photo)[0]))
         if label is None:
-            raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, known)}")
-        found.append((label, os.path.join(folder, photo)))
-    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(found))]
+            raise InputError(f"{os.path.join(folder, photo)}: not in the list of {split!r}{nearest(photo, listed)}")
+        labelled.append((label, os.path.join(folder, photo)))
+    items = [{"photo": path, "id": number, "class": label} for number, (label, path) in enumerate(sorted(labelled))]
     names = (f"{item['class']} {os.path.basename(item['photo'])}" for item in items)
     return items, "\n".join(names).encode()
 
@@ -96,12 +96,12 @@ def _photos(folder):
 
 
 def _listed(input_dir, split, index):
-    """Dict from the photos that a list has to class indices. Raises InputError."""
+    """Dict from a list's photos to class indices. Raises InputError."""
     paths = [inside(input_dir, name, "--split") for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
     path = next((path for path in paths if tf.io.gfile.exists(path)), None)
     if path is None:
         raise InputError(f"{os.path.join(input_dir, split)}: photos without folders of classes need {paths[0]}")
-    known = {}
+    labels = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         words = re.split(r"[,\s]+", line.strip())
         if words in ([""], ["ImageId", "PredictionString"]):
@@ -111,5 +111,5 @@ def _listed(input_dir, split, index):
         label = index.get(words[1], int(words[1]) if words[1].isdigit() else -1)
         if not 0 <= label < len(index):
             raise InputError(f"{path}:{number}: no class {words[1]!r}{nearest(words[1], index)}")
-        known[words[0]] = label
-    return known
+        labels[words[0]] = label
+    return labels

@@ -1,4 +1,4 @@
-"""COCO's instances_SPLIT.json: the boxes and masks of objects, as fields of records (see `tfrecord`)."""
+"""Reads COCO's instances_SPLIT.json: boxes and masks of objects, as record fields (see `tfrecord`)."""
 
 import collections
 import functools
@@ -15,25 +15,25 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, convert, read_json
 
-SLACK = 1.0  # pixels that a box may reach beyond its image: COCO's corners are rounded
-SHORTEST = 6  # numbers of a polygon: two points are a line, and pycocotools takes four numbers for a box
+SLACK = 1.0  # pixels by which a box may leave its image: COCO rounds corners
+SHORTEST = 6  # fewest numbers of a polygon: two points are a line, and pycocotools reads four numbers as a box
 
 
 def read_instances(path, spec):
     """The objects of a split, and the bytes of its JSON.
 
     Args:
-        path: instances_SPLIT.json.
-        spec: `DatasetSpec`; objects of its ignored_ids are dropped.
+        path: path of instances_SPLIT.json.
+        spec: `DatasetSpec`; objects with its ignored_ids are dropped.
 
     Returns:
-        A dict from image id to a function of the photo's size (width, height) that returns the fields of the image's
-        boxes, and the bytes.
+        A dict from each image id to a function of the photo's size (width, height) that returns the image's box fields,
+        and the bytes.
 
     Raises:
-        InputError: not COCO's JSON; an id that is there twice; an object of an image that the JSON does not have, or of
-            a category that the spec does not have; an object of a class that is no thing; a box outside its image. The
-            message names the object. Ids of two kinds; a category that the spec calls otherwise.
+        InputError: this is not COCO's JSON; an id is repeated; the JSON lacks an object's image; the spec lacks its
+            category; its class is not a thing; its box leaves the image; ids have two kinds; the spec gives a category
+            another name. The message names the object.
     """
     data, content = read_json(path, schemas.Instances)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
@@ -43,7 +43,7 @@ def read_instances(path, spec):
     for annotation in content.annotations:
         where = f"{path}: annotation {annotation.id}"
         if annotation.image_id not in images:
-            raise InputError(f"{where}: of image {annotation.image_id!r}, which images do not have")
+            raise InputError(f"{where}: image_id {annotation.image_id!r} is not in images")
         _check_box(where, annotation.bbox, images[annotation.image_id])
         index = spec.class_index(annotation.category_id)
         if index is None:
@@ -51,15 +51,15 @@ def read_instances(path, spec):
         if index != spec.ignore:
             if not spec.things[index]:
                 raise InputError(
-                    f"{where}: category_id {annotation.category_id}: {spec.class_names[index]!r} is no thing of "
+                    f"{where}: category_id {annotation.category_id}: {spec.class_names[index]!r} is not a thing of "
                     f"{spec.name!r}; move the file away to convert without boxes"
                 )
             objects[annotation.image_id].append((index, annotation))
-    kept = [one for of_image in objects.values() for _, one in of_image]
+    kept = [one for annotated in objects.values() for _, one in annotated]
     short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
     tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
     unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
-    tell_left_out(path, "objects without a mask, in what needs masks", unmasked)
+    tell_left_out(path, "objects without a mask, where masks are needed", unmasked)
     return {key: functools.partial(box_fields, path, objects[key]) for key in images}, data
 
 
@@ -74,27 +74,26 @@ def _check_box(where, box, image):
 
 
 def _short(one):
-    """The polygons of a `schemas.Instance` that are too short. What is no list of numbers is none; `_mask` names it."""
-    lists = [part for part in one.segmentation or () if isinstance(part, list) and len(part) < SHORTEST]
-    return [part for part in lists if all(type(number) in (int, float) for number in part)]
+    """Polygons of a `schemas.Instance` that are too short. A list with anything but numbers is left to `_mask`."""
+    lists = [polygon for polygon in one.segmentation or () if isinstance(polygon, list) and len(polygon) < SHORTEST]
+    return [polygon for polygon in lists if all(type(number) in (int, float) for number in polygon)]
 
 
 def _has_mask(one):
-    """Whether a `schemas.Instance` has a segmentation with more than polygons that are too short."""
+    """Whether a `schemas.Instance` has a segmentation with more than short polygons."""
     return len(_short(one)) < len(one.segmentation or ())
 
 
 def box_fields(path, objects, size):
-    """The fields 'box/' of an image's record.
+    """The 'box/' fields of an image's record.
 
     Args:
-        path: the JSON, for messages.
+        path: path of the JSON, for messages.
         objects: list of (class index, `schemas.Instance`).
         size: (width, height) of the image.
 
     Raises:
-        InputError: a segmentation that is not COCO's, of another size than the image, or whose run lengths are of
-            another number of pixels.
+        InputError: a segmentation is not COCO's, or its size or its number of pixels differs from the image's.
     """
     fields = {
         "box/known": 1,
@@ -109,7 +108,7 @@ def box_fields(path, objects, size):
 
 
 def _mask(where, segmentation, size):
-    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths. Without them it is of one pixel."""
+    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths. No mask becomes one pixel."""
     if segmentation is None:
         pixels = np.zeros([1, 1], np.uint8)
     elif isinstance(segmentation, list):
@@ -130,25 +129,25 @@ def _mask(where, segmentation, size):
 
 
 def as_json(runs):
-    """pycocotools' run lengths, whose counts are bytes, in the form that a JSON has and `check_runs` takes."""
+    """Converts pycocotools' run lengths, whose counts are bytes, to the form for JSON and `check_runs`."""
     return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
 
 
 def check_runs(where, runs, size):
-    """Raises InputError unless a `schemas.AnyRunLengths` is of an image's (height, width), and fills it."""
+    """Raises InputError unless a `schemas.AnyRunLengths` has an image's (height, width) and fills it."""
     if runs.size != tuple(size):
-        found, wanted = (f"{width}x{height}" for height, width in (runs.size, size))
-        raise InputError(f"{where}: of {found} pixels, the photo has {wanted}")
+        mask_size, photo_size = (f"{width}x{height}" for height, width in (runs.size, size))
+        raise InputError(f"{where}: of {mask_size} pixels, the photo has {photo_size}")
     counts = runs.counts if isinstance(runs.counts, list) else _unpacked(where, runs.counts)
     if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
         raise InputError(f"{where}: counts: run lengths of {sum(counts)} pixels, the photo has {size[0] * size[1]}")
 
 
 def _unpacked(where, text):
-    """The run lengths in pycocotools' text (maskApi.c, rleFrString), as a list. Raises InputError.
+    """List of the run lengths in pycocotools' text (maskApi.c, rleFrString). Raises InputError.
 
-    A character has five bits of a number and whether more follow. The last one has the sign. From the fourth on, a
-    number is the difference from the one before the last.
+    A character holds five bits of a number, and whether more follow. The last one holds the sign. From the fourth on, a
+    number is the difference from the number two before it.
     """
     if not text:
         return []

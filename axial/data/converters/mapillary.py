@@ -1,12 +1,12 @@
-"""Mapillary Vistas (https://www.mapillary.com/dataset/vistas) as items for `convert_split`.
+"""Lists items of Mapillary Vistas (https://www.mapillary.com/dataset/vistas) for `convert_split`.
 
     input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
     input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
     input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
 
-Older releases have no VERSION folder. Photos are converted at their own size. Training and evaluation resize them to
-the canvas, which is 2177 x 2177 in the paper (see experiments/mapillary/panoptic.gin). Predictions are scored at the
-photo's own size.
+Older releases have no VERSION folder. Photos are converted at their original size. Training and evaluation resize them
+to the canvas, which is 2177 x 2177 in the paper (see experiments/mapillary/panoptic.gin). Predictions are scored at the
+original size.
 """
 
 import os
@@ -20,18 +20,18 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import read_json
 
-# For each version, the number of labels in its configuration and the year of its panoptic annotations.
+# For each version: number of labels in its configuration, and year of its panoptic annotations.
 VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
 
 
 def mapillary_spec(input_dir, version):
-    """The path of the configuration file, and the `DatasetSpec` of its classes.
+    """Path of the configuration file, and the `DatasetSpec` of its classes.
 
-    A class' category id is its place in the file, from 1, as in the panoptic annotations. Labels that the file marks as
-    not evaluated are ignored.
+    A class's category id is its position in the file, from 1, as in the panoptic annotations. Labels that the file
+    marks as not evaluated are ignored.
 
     Raises:
-        InputError: no configuration; a configuration with another number of labels.
+        InputError: there is no configuration, or it has another number of labels.
     """
     count, _ = VERSIONS[version]
     if not tf.io.gfile.isdir(input_dir):
@@ -64,14 +64,14 @@ def mapillary_items(input_dir, split, spec, version):
     """Items of a split, and bytes that identify this input. The testing split has no labels.
 
     Raises:
-        InputError: a folder, photo or label that is missing; see also `panoptic_items`.
+        InputError: a folder, photo or label is missing; see also `panoptic_items`.
     """
     _, year = VERSIONS[version]
     folder = split_folder(input_dir, split)
     photos, labelled = os.path.join(folder, "images"), os.path.join(folder, version)
     panoptic = os.path.join(labelled if tf.io.gfile.isdir(labelled) else folder, "panoptic")
     if split == "testing":
-        found = by_name(photos, PHOTOS)
-        return labelled_items(found, {}, None), "\n".join([version, "False", *found]).encode()
+        paths = by_name(photos, PHOTOS)
+        return labelled_items(paths, {}, None), "\n".join([version, "False", *paths]).encode()
     items, source = panoptic_items(os.path.join(panoptic, f"panoptic_{year}.json"), photos, panoptic, spec)
     return list(items.values()), source

@@ -1,16 +1,16 @@
-"""The nuclei of the 2018 Data Science Bowl (https://bbbc.broadinstitute.org/BBBC038) as items for `convert_split`.
+"""Lists items of the 2018 Data Science Bowl (https://bbbc.broadinstitute.org/BBBC038) for `convert_split`.
 
     input_dir/SPLIT/ID/images/ID.png    the photo: grey or in colour, of 8 or 16 bits, with or without transparency
     input_dir/SPLIT/ID/masks/*.png      for each nucleus a mask: 0 outside, one other value inside
 
-The release has stage1_train and stage1_test. In place of such a folder, a list names the photos of a split:
+The release has stage1_train and stage1_test. Instead of such a folder, a list may name the photos of a split:
 
     input_dir/SPLIT.txt                 stage1_train/ID on each line
 
-A nucleus keeps the holes of its mask and all of its pieces. Masks of one photo may share pixels, which the later mask
-gets. A split whose photos have no masks has no labels.
+A nucleus keeps the holes and all pieces of its mask. If masks of a photo overlap, the later mask gets the pixels. A
+split without masks is unlabelled.
 
-`SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; its ATTRIBUTION.md says which.
+`SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; ATTRIBUTION.md lists them.
 """
 
 import functools
@@ -34,11 +34,11 @@ BACKGROUND, NUCLEUS = NUCLEI.category_ids
 
 
 def nuclei_items(input_dir, split, spec=NUCLEI):
-    """Items of a split in the order of its list, or of the names of its folders, and bytes that identify this input.
+    """Items of a split in the order of its list, or of its folders' names, and bytes that identify this input.
 
     Raises:
-        InputError: no such split; a folder without a photo, or with several; masks of some photos alone; a folder of
-            masks without any.
+        InputError: there is no such split; a folder has no photo or several; only some photos have masks; a folder of
+            masks is empty.
     """
     folders = _folders(input_dir, split)
     photos = {folder: _photo(os.path.join(folder, "images")) for folder in folders}
@@ -70,11 +70,11 @@ def _folders(input_dir, split):
         return folders
     if split not in here:
         folders = [name for name in here if tf.io.gfile.isdir(os.path.join(input_dir, name))]
-        found = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
-        has = f"the splits here are {', '.join(found)}{nearest(split, found)}" if found else "the folder is empty"
+        splits = sorted([*folders, *(name.removesuffix(".txt") for name in here if name.endswith(".txt"))])
+        has = f"the splits here are {', '.join(splits)}{nearest(split, splits)}" if splits else "the folder is empty"
         raise InputError(f"{os.path.join(input_dir, split)}: no such folder, and no list {split}.txt; {has}")
     path = os.path.join(input_dir, split)
-    return [os.path.join(path, name) for name in folders_in(path, "what is no folder")]
+    return [os.path.join(path, name) for name in folders_in(path, "files, not folders")]
 
 
 def _photo(folder):
@@ -86,29 +86,28 @@ def _photo(folder):
 
 
 def read_masks(spec, photo, *masks):
-    """`Labels` from the paths of a photo and of the masks of its nuclei, which are numbered from 1.
+    """`Labels` from the path of a photo and the paths of its nuclei's masks, which are numbered from 1.
 
     Raises:
-        InputError: a photo of several pages; a mask of another size than its photo, without any pixel, or of several
-            values.
+        InputError: the photo has several pages; a mask is empty, has another size than its photo, or several values.
     """
     image = open_image(photo, read_file(photo))
-    if image.format == "TIFF" and image.is_animated:  # a stack or channels, of which none is the photo
+    if image.format == "TIFF" and image.is_animated:  # a stack, or separate channels: no page is the photo
         raise InputError(f"{photo}: a TIFF of several pages, one is expected")
     keys = np.zeros(upright(image).size[::-1], np.int32)
     for number, path in enumerate(masks, 1):
         values = read_ids(path)
         same_size(path, values, photo, keys)
-        inside_it = values[values > 0]
-        if not inside_it.size:
+        nucleus = values[values > 0]
+        if not nucleus.size:
             raise InputError(f"{path}: an empty mask; a mask has the pixels of one nucleus")
-        if np.ptp(inside_it):
-            raise InputError(f"{path}: {inside_it.min()} and {inside_it.max()}, a mask has 0 and one other value")
+        if np.ptp(nucleus):
+            raise InputError(f"{path}: {nucleus.min()} and {nucleus.max()}, a mask has 0 and one other value")
         keys[values > 0] = number
     return labels_of(keys, lambda key: segment(spec, photo, NUCLEUS if key else BACKGROUND, key))
 
 
 def nuclei_data_dir():
-    """Folder of the 130 sample photos as TFRecords, in the user's cache. They are converted at first use."""
+    """Folder of the 130 sample photos as TFRecords, in the user's cache. The first use converts them."""
     listing = functools.partial(folder_items, SAMPLE_DIR, spec=NUCLEI)
     return convert_sample("nuclei_sample", ("train", "test"), listing, NUCLEI)

@@ -1,4 +1,4 @@
-"""Sentence pairs of text files as items for `convert_split`, and their vocabulary."""
+"""Lists sentence pairs of text files as items for `convert_split`, and trains their vocabulary."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from axial.io.paths import inside
 from axial.io.read import read_file
 from axial.io.write import write_bytes
 
-LARGEST_LINES = 2**33  # bytes of a text file
+LARGEST_LINES = 2**33  # largest text file, in bytes
 VOCABULARY = "vocabulary.model"
 
 
@@ -27,14 +27,15 @@ def read_pairs(input_dir, split, languages):
     Args:
         input_dir: folder of SPLIT.SOURCE and SPLIT.TARGET.
         split: name of the split.
-        languages: (source, target), the files' suffixes.
+        languages: (source, target), the suffixes of the files.
 
     Returns:
-        list of (number of the line from 0, source, target) without the pairs that have an empty line, their number,
+        list of (line number from 0, source, target) without pairs that have an empty line, the number of such pairs,
         and bytes that identify the files.
 
     Raises:
-        InputError: a file is missing, not UTF-8 (names the line), or has another number of lines than the other.
+        InputError: a file is missing or not UTF-8 (the message names the line), or the files differ in their number of
+            lines.
     """
     paths = [inside(input_dir, f"{split}.{language}", "--split, --languages") for language in languages]
     digest, sides = hashlib.sha256(), []
@@ -49,7 +50,7 @@ def read_pairs(input_dir, split, languages):
 
 
 def lines_of(path, data):
-    """The lines of a text, without space around them. Only line feeds end a line."""
+    """Lines of a text, stripped of surrounding space. Only line feeds end a line."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         lines = data.decode().split("\n")
@@ -60,18 +61,18 @@ def lines_of(path, data):
 
 
 def pair_items(pairs, spec):
-    """The items of `convert_split`, of the pairs of `read_pairs`."""
+    """Items of sentence pairs from `read_pairs`, for `convert_split`."""
     return [{"text": pair, "spec": spec} for pair in pairs]
 
 
 def listed_pairs(input_dir, split, languages, spec):
-    """The items of a split and the bytes that identify it; see `read_pairs`."""
+    """Items of a split and the bytes that identify it; see `read_pairs`."""
     pairs, _, digest = read_pairs(input_dir, split, languages)
     return pair_items(pairs, spec), digest
 
 
 def encode_pair(item):
-    """The fields of a pair's record (see `tfrecord`), the seconds of each stage, and no remarks."""
+    """Fields of a pair's record (see `tfrecord`), seconds of each stage, and an empty list of remarks."""
     start = time.perf_counter()
     number, source, target = item["text"]
     texts = {"source": source, "target": target}
@@ -81,10 +82,10 @@ def encode_pair(item):
 
 
 def train_vocabulary(pairs, size):
-    """The SentencePiece model of the pairs' both sides, bytes. The same pairs give the same bytes.
+    """Trains a SentencePiece model, bytes, on both sides of the pairs. The same pairs give the same bytes.
 
     Args:
-        pairs: of `read_pairs`.
+        pairs: sentence pairs from `read_pairs`.
         size: number of pieces.
 
     Raises:
@@ -114,18 +115,18 @@ def train_vocabulary(pairs, size):
 
 
 def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
-    """The vocabulary of a converted data set, bytes, which is kept in its folder.
+    """The vocabulary of a converted data set, bytes, which is kept in the data set's folder.
 
     Args:
         output_dir: folder of the data set.
         given: path of a SentencePiece model, or None.
         pairs: function that returns the training split's `read_pairs`, or None if that split is not converted now.
-        size: number of pieces that the user asks for, or None.
-        default: number of pieces that are trained if `size` is None.
+        size: number of pieces that the user requests, or None.
+        default: number of pieces to train if `size` is None.
 
     Raises:
-        InputError: the folder has another vocabulary, or one of another size; there is none, and no training split to
-            train it on; a file that is not such a model; both `given` and `size`. Nothing is written then.
+        InputError: the folder has another vocabulary, or one of another size; it has none, and there is no training
+            split; a file is not such a model; both `given` and `size` are set. Then nothing is written.
     """
     if given and size:
         raise InputError(f"--vocabulary_size={size}: for a vocabulary of the training split, not for --vocabulary")
@@ -150,5 +151,5 @@ def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
 
 
 def text_spec(name, languages, model):
-    """The `TextSpec` of a data set with a SentencePiece model, bytes."""
+    """The `TextSpec` of a data set, from a SentencePiece model, bytes."""
     return TextSpec(name, tuple(languages), base64.b64encode(model).decode())

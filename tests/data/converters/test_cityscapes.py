@@ -36,7 +36,7 @@ def test_stray_files_are_no_cities(tmp_path, capsys):
     (photos / "mine" / "notes.txt").write_bytes(b"x")
     assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition("left out: ")[2][:5] for line in said] == ["files", "what "]
+    assert [line.partition("left out: ")[2][:5] for line in said] == ["files", "names"]
     assert "(2, first Thumbs.db)" in said[0] and "(1, first notes.txt)" in said[1]
     (labels / "Thumbs.db").write_bytes(b"x")
     assert len(cityscapes_items(str(tmp_path), "val")[0]) == 1
@@ -77,20 +77,17 @@ def test_segments_are_those_of_cityscapesscripts(tmp_path):
     work.mkdir()
     convert2panoptic(str(tmp_path / "cs" / "gtFine"), str(work), setNames=["val"])
     content = json.loads((work / "cityscapes_panoptic_val.json").read_text())
-    wanted = {annotation["image_id"]: annotation for annotation in content["annotations"]}
-    found = records(tmp_path / "out")
-    assert len(found) == len(wanted) == 6
-    for record in found:
-        annotation = wanted[record["image/file_name"].numpy().decode().partition("_leftImg8bit")[0]]
+    annotations = {annotation["image_id"]: annotation for annotation in content["annotations"]}
+    actual = records(tmp_path / "out")
+    assert len(actual) == len(annotations) == 6
+    for record in actual:
+        annotation = annotations[record["image/file_name"].numpy().decode().partition("_leftImg8bit")[0]]
         png = np.asarray(Image.open(work / "cityscapes_panoptic_val" / annotation["file_name"]))
         np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), decode_rgb(png))
         segments = sorted(annotation["segments_info"], key=lambda segment: segment["id"])
-        columns = [
-            [segment["id"] for segment in segments],
-            [CITYSCAPES.class_of_category[segment["category_id"]] for segment in segments],
-            [segment["iscrowd"] for segment in segments],
-        ]
-        assert [record[f"segment/{key}"].numpy().tolist() for key in ("id", "class", "crowd")] == columns
+        rows = [(s["id"], CITYSCAPES.class_of_category[s["category_id"]], s["iscrowd"]) for s in segments]
+        columns = (record[f"segment/{key}"].numpy().tolist() for key in ("id", "class", "crowd"))
+        assert list(zip(*columns)) == rows
         areas = np.bincount(segment_map(record).numpy().ravel(), minlength=len(segments) + 1)[1:]
         assert areas.tolist() == [segment["area"] for segment in segments]
 
@@ -118,9 +115,9 @@ def test_a_spec_without_things_reads_the_semantic_labels_alone(tmp_path):
     (record,) = records(tmp_path / "out")
     assert record["segment/id"].numpy().tolist() == list(CITYSCAPES.category_ids)
     assert not record["segment/crowd"].numpy().any()
-    wanted = np.where(street() >= 1000, street() // 1000, street())
-    wanted[~np.isin(wanted, CITYSCAPES.category_ids)] = 0
-    np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), wanted)
+    expected = np.where(street() >= 1000, street() // 1000, street())
+    expected[~np.isin(expected, CITYSCAPES.category_ids)] = 0
+    np.testing.assert_array_equal(tfrecord.segment_ids(record["panoptic/encoded"]), expected)
 
 
 # === Input that is wrong ===

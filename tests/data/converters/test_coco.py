@@ -1,4 +1,4 @@
-"""Conversion of COCO's layout to TFRecords: what the records have, and the messages for wrong input."""
+"""Conversion of COCO's layout to TFRecords: contents of the records, and messages for wrong input."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ GRASS, PERSON, SKY = 193, 1, 187
 
 @pytest.fixture
 def folder(tmp_path):
-    """One photo of the sky."""
+    """Folder with one photo of the sky."""
     folder = CocoFolder(tmp_path / "coco")
     folder.add(1, stripes(20, 40, [5]), {5: SKY})
     return folder
@@ -44,20 +44,20 @@ def test_ids_beyond_255_crowds_and_void(tmp_path):
 
 @pytest.mark.parametrize("ignored", [None, SKY])
 def test_segments_keep_the_order_of_the_json(ignored):
-    """So does a spec that ignores one of them. The map numbers them in this order."""
+    """Also if the spec ignores a segment. The segment map numbers them in this order."""
     rows = [row for row in zip(COCO.class_names, COCO.category_ids, COCO.things) if row[1] != ignored]
     fields = dict(zip(("class_names", "category_ids", "things"), zip(*rows)))
     spec = dataclasses.replace(COCO, name="less", **fields, ignored_ids=(ignored,)) if ignored else COCO
     ids = stripes(4, 8, [0, 5, 7, 9, 70000])
     categories = {9: PERSON, 5: PERSON, 70000: SKY, 7: GRASS}
     segments = [schemas.Segment(id=i, category_id=category) for i, category in categories.items()]
-    found = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
+    labels = checked_labels("a.png", encode_rgb(colors_of(ids)), (8, 4), segments, spec=spec)
     kept = [i for i, category in categories.items() if category != ignored]
-    assert [identity for identity, *_ in found.segments] == kept
-    wanted = sum(number * (ids == identity) for number, identity in enumerate(kept, 1))
-    record = {"panoptic/encoded": found.png, "segment/id": np.array(kept, np.int64)}
-    np.testing.assert_array_equal(segment_map(record), wanted)
-    np.testing.assert_array_equal(numbered(ids, kept), wanted)
+    assert [identity for identity, *_ in labels.segments] == kept
+    expected = sum(number * (ids == identity) for number, identity in enumerate(kept, 1))
+    record = {"panoptic/encoded": labels.png, "segment/id": np.array(kept, np.int64)}
+    np.testing.assert_array_equal(segment_map(record), expected)
+    np.testing.assert_array_equal(numbered(ids, kept), expected)
 
 
 def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
@@ -68,9 +68,9 @@ def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
     folder.json.unlink()
     (folder.json.parent / "image_info_test-dev2017.json").write_text(json.dumps(info))
     convert(folder.root, tmp_path / "out", "test-dev2017")
-    found = records(tmp_path / "out", "test-dev2017")
-    assert [int(r["image/id"]) for r in found] == [4, 9]
-    assert found[0]["segment/id"].shape == (0,) and segment_map(found[0]).shape == (20, 40)
+    actual = records(tmp_path / "out", "test-dev2017")
+    assert [int(r["image/id"]) for r in actual] == [4, 9]
+    assert actual[0]["segment/id"].shape == (0,) and segment_map(actual[0]).shape == (20, 40)
     with pytest.raises(InputError, match="did you mean 'test-dev2017'"):
         coco_items(str(folder.root), "testdev2017")
     (folder.photos / "000000000009.jpg").unlink()
@@ -80,10 +80,10 @@ def test_test_dev_has_photos_of_the_test_set_and_no_labels(tmp_path):
 
 def test_files_lie_in_folders_of_their_own(folder, tmp_path):
     folder.add(2, stripes(20, 40, [5]), {5: SKY})
-    for kind, place, suffix in (("images", folder.photos, "jpg"), ("annotations", folder.labels, "png")):
+    for kind, directory, suffix in (("images", folder.photos, "jpg"), ("annotations", folder.labels, "png")):
         name = f"000000000002.{suffix}"
-        (place / "a" / "b").mkdir(parents=True)
-        (place / name).rename(place / "a" / "b" / name)
+        (directory / "a" / "b").mkdir(parents=True)
+        (directory / name).rename(directory / "a" / "b" / name)
         folder.content[kind][1]["file_name"] = f"a/b/{name}"
     folder.write()
     convert(folder.root, tmp_path / "out")
@@ -121,11 +121,11 @@ FLAT = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things)
         ({"id": 1, "name": "weed", "isthing": 0}, r"category 1 is .weed. \(stuff\), .*calls it .person. \(thing\)"),
         ({"id": SKY, "isthing": 1}, r"category 187 is None \(thing\)"),
         ({"id": SKY, "name": "Sky_other merged", "isthing": False}, None),
-        ({"id": 12, "name": "street sign", "isthing": 1}, None),  # of COCO's gaps, which no annotation has
+        ({"id": 12, "name": "street sign", "isthing": 1}, None),  # a gap in COCO's ids, which no annotation uses
     ],
 )
 def test_categories_that_are_not_the_specs_are_named(folder, category, words):
-    """Those that say the same as the spec, or nothing, are taken. A spec without things merges them."""
+    """Categories that agree with the spec or leave fields out are accepted. A spec without things merges them."""
     folder.content["categories"] = [category]
     folder.write()
     if words is None:
@@ -210,7 +210,7 @@ BAD = [
     (content(text_ids), r"id '2' of 000000000002.jpg is a text, id 1 of 000000000001.jpg a number"),
     (
         content(lambda c: c["annotations"][-1].update(image_id="2")),
-        r"names image '2', images do not",
+        r"image_id '2', which is not in images",
     ),
     (replace(png, lambda image: image, format="JPEG"), r"000000000002.png: its content is JPEG"),
     (

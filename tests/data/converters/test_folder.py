@@ -40,7 +40,7 @@ CLASSES = [0, 1, 1, 1, 2]
 
 
 class Folder:
-    """One split with one photo of `COLUMNS`."""
+    """A split with one photo whose columns are `COLUMNS`."""
 
     def __init__(self, root, *layers, spec=SPEC):
         self.split, self.spec = root / "train", spec
@@ -73,12 +73,12 @@ def test_panoptic_images_give_the_same_as_semantic_and_instance_images(tmp_path)
     one = Folder(tmp_path / "a", "semantic", "instance").record()
     two = Folder(tmp_path / "b", "panoptic").record()
     for record in (one, two):
-        found, classes = segment_map(record).numpy()[0, ::10], record["segment/class"].numpy()
-        assert sorted(classes.tolist()) == CLASSES and len(set(found)) == 6
+        actual, classes = segment_map(record).numpy()[0, ::10], record["segment/class"].numpy()
+        assert sorted(classes.tolist()) == CLASSES and len(set(actual)) == 6
         table = np.concatenate([[SPEC.ignore], classes])
-        assert table[found].tolist() == [0, 1, 1, 1, 2, SPEC.ignore]
+        assert table[actual].tolist() == [0, 1, 1, 1, 2, SPEC.ignore]
         crowd = np.concatenate([[0], record["segment/crowd"].numpy()])
-        assert crowd[found].tolist() == [0, 0, 0, 1, 0, 0]
+        assert crowd[actual].tolist() == [0, 0, 0, 1, 0, 0]
     np.testing.assert_array_equal(segment_map(one), segment_map(two))
 
 

@@ -1,4 +1,4 @@
-"""Conversion of folders of folders."""
+"""Conversion of class folders."""
 
 import shutil
 
@@ -16,7 +16,7 @@ NAMES = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "
 
 
 def save(path, number, **options):
-    """A photo of one colour, which `number` decides."""
+    """Writes a photo of one colour, chosen by `number`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"format": "JPEG", "quality": 95, **options}
     Image.new("RGB", (24, 16), (40 * number, 90, 20)).convert(options.pop("mode", "RGB")).save(path, **options)
@@ -24,7 +24,7 @@ def save(path, number, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two photos of each class for training, and one of each for validation, in one folder with a list."""
+    """Two training photos of each class, and one validation photo of each in a flat folder with a list."""
     root = tmp_path / "imagenet"
     for number, name in enumerate(CLASSES):
         for photo in range(2):
@@ -52,12 +52,12 @@ def test_classes_are_the_folders_and_names_differ(folder):
 @pytest.mark.parametrize("split,count", [("train", 6), ("val", 3)])
 def test_folders_and_a_flat_folder_with_a_list(folder, tmp_path, split, count):
     manifest = convert(folder, split, tmp_path / "out", shards=2)
-    found = records(tmp_path / "out", split)
-    assert manifest["examples"] == len(found) == count and manifest["labels"] == "class"
-    for record in found:
+    actual = records(tmp_path / "out", split)
+    assert manifest["examples"] == len(actual) == count and manifest["labels"] == "class"
+    for record in actual:
         colour = decode_photo(record).numpy()[0, 0].astype(int)
         assert abs(colour[0] - 40 * int(record["image/class"])) <= 6
-    assert sorted(int(record["image/id"]) for record in found) == list(range(count))
+    assert sorted(int(record["image/id"]) for record in actual) == list(range(count))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_empty_folder_is_no_class_and_what_is_left_out_is_said(folder, capsys
     items, _ = imagenet.imagenet_items(str(folder), "train")
     assert len(items) == 6 and {item["class"] for item in items} == {0, 1, 2}
     classes, photos = capsys.readouterr().err.splitlines()
-    assert "folders without photos, which are no classes (2, first empty)" in classes
+    assert "folders without photos, which are not classes (2, first empty)" in classes
     assert f"(1, first {CLASSES[1]}/a.heic)" in photos
 
 

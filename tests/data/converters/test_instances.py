@@ -1,4 +1,4 @@
-"""COCO's boxes: from instances_SPLIT.json to records, old records, and what a detector sees of them."""
+"""COCO's boxes: from instances_SPLIT.json to records, in old records, and in a detector's examples."""
 
 import json
 
@@ -36,7 +36,7 @@ def training_batches(folder, data, name="mask_rcnn_resnet_nano"):
 
 
 class Folder(CocoFolder):
-    """Three photos of 96x64 pixels: two objects and a crowd, no object, and an object without an area."""
+    """Three photos of 96x64 pixels: two objects and a crowd; no object; an object without area."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -86,8 +86,8 @@ def test_boxes_are_those_of_the_json(converted):
     np.testing.assert_array_equal(first["object/crowd"], [0, 0, 1])
     assert [COCO.category_ids[i] for i in first["object/class"]] == [PERSON, DOG, PERSON]
     assert second["object/box"].shape == (0, 4) and third["object/box"].shape == (1, 4)
-    masks, known = (x.numpy() for x in record_masks(first, COCO))
-    assert masks.shape == (3, 64, 96) and known.all()
+    masks, has_mask = (x.numpy() for x in record_masks(first, COCO))
+    assert masks.shape == (3, 64, 96) and has_mask.all()
     assert masks[0, 4:20, 8:24].all() and masks[0].sum() == 256
     assert masks[2, :, :10].all() and masks[2].sum() == 640
     assert record_masks(second, COCO)[0].shape == (0, 64, 96)
@@ -102,16 +102,16 @@ def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
         one["image_id"] = names[one["image_id"]]
     folder.write()
     folder.save()
-    found = list(DETECTION.examples(folder.convert(tmp_path / "out"), "val", COCO))
-    assert [int(photo["image/id"]) for photo in found] == [0, 1, 2]
-    assert [photo["object/box"].shape[0] for photo in found] == [1, 3, 0]
+    photos = list(DETECTION.examples(folder.convert(tmp_path / "out"), "val", COCO))
+    assert [int(photo["image/id"]) for photo in photos] == [0, 1, 2]
+    assert [photo["object/box"].shape[0] for photo in photos] == [1, 3, 0]
     folder.save(images=folder.content["images"][1:], annotations=folder.objects[3:])
     with pytest.raises(InputError, match="instances_val.json: image 'b' of the panoptic JSON is missing"):
         folder.convert(tmp_path / "less")
 
 
 def old(record):
-    """The record as axial 0.2 wrote it."""
+    """The record as axial 0.2 would have written it."""
     fields = {k: v.numpy() for k, v in record.items() if k in tfrecord.SCHEMAS["panoptic"] and not k.startswith("box/")}
     lists = {k: tuple(v.tolist()) if k.startswith("segment/") else v for k, v in fields.items()}
     return tfrecord.parse_example(tfrecord.encode_example(lists))
@@ -125,15 +125,15 @@ def test_old_records_have_the_boxes_of_their_things(converted):
     objects = record_objects(record, COCO)
     np.testing.assert_array_equal(objects["box"], [[0, 0, 48, 64]])  # the sky is stuff
     np.testing.assert_array_equal(objects["area"], [48 * 64])
-    masks, known = (x.numpy() for x in record_masks(record, COCO))
-    assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64 and known.all()
+    masks, has_mask = (x.numpy() for x in record_masks(record, COCO))
+    assert masks.shape == (1, 64, 96) and masks[0, :, :48].all() and masks.sum() == 48 * 64 and has_mask.all()
 
 
 SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
 
 
 def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
-    """Polygons of fewer than three points are left out, and counted. pycocotools takes four numbers for a box."""
+    """Short polygons are left out and counted. pycocotools would read four numbers as a box."""
     box, short = [40, 30, 20, 10], [8, 4, 24, 20]
     cases = ([], None, [short], [short, [1, 2]], [[0, 0, 50, 50], *SQUARE])
     folder.objects += [folder.object(number, 1, DOG, box, case) for number, case in enumerate(cases, 5)]
@@ -142,22 +142,22 @@ def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
     path = str(folder.path)
     assert capsys.readouterr().err.splitlines() == [
         f"{path}: left out: polygons of fewer than 6 numbers (4, first annotation 7)",
-        f"{path}: left out: objects without a mask, in what needs masks (4, first annotation 5)",
+        f"{path}: left out: objects without a mask, where masks are needed (4, first annotation 5)",
     ]
     first, *_ = DETECTION.examples(data_dir, "val", COCO)
-    masks, known = (x.numpy() for x in record_masks(first, COCO))
-    assert known.tolist() == 3 * [True] + 4 * [False] + [True]
+    masks, has_mask = (x.numpy() for x in record_masks(first, COCO))
+    assert has_mask.tolist() == 3 * [True] + 4 * [False] + [True]
     assert masks.sum((1, 2)).tolist() == [256, masks[1].sum(), 640, 0, 0, 0, 0, 256]
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, flip=False, boxes=8)
     batch = next(iter(training_batches(data_dir, data)))
-    assert (batch["masks"][0, 2:6] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1  # no crowd
+    assert (batch["masks"][0, 2:6] == -1).numpy().all() and batch["masks"][0, 1].numpy().max() == 1  # without crowd
     assert batch["classes"][0].numpy().tolist() == [1, *6 * [1 + COCO.class_index(DOG)], -1]
     check_records(data_dir, "val")
 
 
 @pytest.mark.parametrize("shape,fill", [((12, 7), 0.5), ((5, 9), 1.0)])
 def test_run_lengths_that_fill_their_mask_are_taken(shape, fill):
-    """As numbers and as pycocotools' text. One pixel more, another character or no text is not."""
+    """As numbers and as pycocotools' text. An extra pixel, a wrong character or no text is refused."""
     pixels = (np.random.default_rng(0).random(shape) < fill).astype(np.uint8)
     text = coco_masks.encode(np.asfortranarray(pixels))["counts"].decode()
     edges = np.flatnonzero(np.diff(pixels.ravel("F"), prepend=0, append=2)) if pixels.size else []
@@ -187,8 +187,8 @@ BAD = {
     ),
     "outside": (put(1, "bbox", [90, 30, 20, 10]), "annotation 2: bbox .* inside its image of 96x64"),
     "category": (put(0, "category_id", 300), "annotation 1: category_id 300, which the spec 'coco' lacks"),
-    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is no thing of 'coco'"),
-    "image": (put(0, "image_id", 9), "annotation 1: of image 9, which images do not have"),
+    "stuff": (put(0, "category_id", SKY), "annotation 1: category_id 187: 'sky-other-merged' is not a thing of 'coco'"),
+    "image": (put(0, "image_id", 9), "annotation 1: image_id 9 is not in images"),
     "an image less": (
         lambda folder: folder.save(images=folder.content["images"][:1], annotations=folder.objects[:3]),
         "image 2 of the panoptic JSON is missing",
@@ -213,11 +213,11 @@ def test_bad_boxes_are_one_line(damage, words, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "size,wanted",
+    "size,expected",
     [((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((400, 1000), (533, 1333)), ((1, 1), (800, 800))],
 )
-def test_photos_have_the_protocols_sizes(size, wanted):
-    np.testing.assert_array_equal(photo_size(tf.constant(size), (800, 1333), (1344, 1344)), wanted)
+def test_photos_have_the_protocols_sizes(size, expected):
+    np.testing.assert_array_equal(photo_size(tf.constant(size), (800, 1333), (1344, 1344)), expected)
 
 
 def test_a_canvas_is_made_of_strides():
@@ -234,12 +234,12 @@ def batch(converted):
 
 
 def test_training_examples_have_padded_boxes(batch):
-    """The photos fill 64x96 of the canvas, so that nothing is scaled."""
+    """The valid region is 64x96, so nothing is scaled."""
     assert batch["image"].shape == (3, 64, 128, 3) and not batch["image"][:, :, 96:].numpy().any()
     np.testing.assert_array_equal(batch["content"], [[64, 96]] * 3)
     np.testing.assert_allclose(batch["boxes"][0], [[4, 8.25, 20, 23.75], [30, 40, 40, 60], [-1] * 4, [-1] * 4])
     np.testing.assert_array_equal(batch["classes"], [[1, 1 + COCO.class_index(DOG), -1, -1], [-1] * 4, [-1] * 4])
-    assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and one without an area
+    assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and an object without area
     inner = batch["masks"][0, 1, 12:-12, 12:-12].numpy()  # the outermost half a pixel is interpolated
     assert inner.min() == 1 and (batch["masks"][0, 2:] == -1).numpy().all()
 
@@ -247,9 +247,9 @@ def test_training_examples_have_padded_boxes(batch):
 def test_mirror_images_keep_boxes_on_their_objects(converted):
     data = DetectionData("val", "val", (64, 96), (64, 128), shuffle=0, boxes=4)
     batches = training_batches(converted, data, "faster_rcnn_resnet_nano").take(8)
-    seen = {tuple(batch["boxes"][0, 1].numpy()) for batch in batches}
-    assert seen == {(30, 40, 40, 60), tuple(mirrored(tf.constant([[30.0, 40, 40, 60]]), 96.0).numpy()[0])}
-    assert (30, 36, 40, 56) in seen
+    boxes = {tuple(batch["boxes"][0, 1].numpy()) for batch in batches}
+    assert boxes == {(30, 40, 40, 60), tuple(mirrored(tf.constant([[30.0, 40, 40, 60]]), 96.0).numpy()[0])}
+    assert (30, 36, 40, 56) in boxes
 
 
 def test_choice_takes_a_share_and_fills_up():
@@ -267,6 +267,6 @@ def test_masks_are_pycocotools(tmp_path):
     items, source = coco_items(str(DATA / "coco"), "val2017")
     conversion.convert((items[:6], source), COCO, tmp_path, "val2017")
     for example in DETECTION.examples(str(tmp_path), "val2017", COCO):
-        wanted = coco.imgToAnns[int(example["image/id"])]
-        np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in wanted])
-        np.testing.assert_array_equal(record_masks(example, COCO)[0], [coco.annToMask(one) for one in wanted])
+        expected = coco.imgToAnns[int(example["image/id"])]
+        np.testing.assert_array_equal(example["object/box"], [one["bbox"] for one in expected])
+        np.testing.assert_array_equal(record_masks(example, COCO)[0], [coco.annToMask(one) for one in expected])

@@ -49,10 +49,10 @@ def test_the_segments_are_those_of_the_release(tmp_path):
     convert(tmp_path / "mvd", tmp_path / "out")
     first, second = records(tmp_path / "out", "training")
     assert first["image/file_name"].numpy() == b"aa.jpg" and int(second["image/id"]) == 1
-    found, classes = segment_map(first).numpy(), first["segment/class"].numpy()
+    actual, classes = segment_map(first).numpy(), first["segment/class"].numpy()
     assert classes.tolist() == [STUFF] + [THING] * 3 and not first["segment/crowd"].numpy().any()
-    wanted = np.searchsorted([STUFF * 256, THING * 256, THING * 256 + 1, THING * 256 + 2], scene()) + 1
-    np.testing.assert_array_equal(found, np.where(scene() == VOID * 256, 0, wanted))
+    expected = np.searchsorted([STUFF * 256, THING * 256, THING * 256 + 1, THING * 256 + 2], scene()) + 1
+    np.testing.assert_array_equal(actual, np.where(scene() == VOID * 256, 0, expected))
 
 
 def test_the_testing_split_has_photos_alone(tmp_path):

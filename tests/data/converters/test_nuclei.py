@@ -1,4 +1,4 @@
-"""The layout of the 2018 Data Science Bowl, and the sample of it that ships with axial."""
+"""The layout of the 2018 Data Science Bowl, and the sample that ships with axial."""
 
 import pathlib
 import shutil
@@ -36,13 +36,13 @@ def nuclei():
 
 
 def fluorescence():
-    """uint8 [h, w]: bright nuclei on a dark ground."""
+    """uint8 [h, w]: bright nuclei on a dark background."""
     noise = np.random.default_rng(0).integers(0, 20, SIZE)
     return (noise + np.where(nuclei() > 0, 120, 5)).astype(np.uint8)
 
 
 class Release:
-    """A folder in the release's layout, with a photo of `nuclei`."""
+    """A folder in the release's layout, with a photo of `nuclei()`."""
 
     def __init__(self, root, identity="f00d", split="stage1_train"):
         self.root, self.split, self.identity = root, split, identity
@@ -68,12 +68,12 @@ class Release:
 
 
 def numbers_of(record):
-    """int [h, w]: the numbers of a record's nuclei, 0 for background."""
+    """int [h, w]: numbers of a record's nuclei, 0 for background."""
     classes = np.concatenate([[NUCLEI.ignore], record["segment/class"]])
     ids = np.concatenate([[0], record["segment/id"]])
-    place = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
-    assert set(np.unique(classes[place])) <= {0, 1} and not np.any(record["segment/crowd"])
-    return np.where(classes[place] == 1, ids[place] % NUCLEI.label_divisor, 0)
+    index = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
+    assert set(np.unique(classes[index])) <= {0, 1} and not np.any(record["segment/crowd"])
+    return np.where(classes[index] == 1, ids[index] % NUCLEI.label_divisor, 0)
 
 
 def photo_of(record):
@@ -95,7 +95,7 @@ PHOTOS = {
 
 @pytest.mark.parametrize("name", PHOTOS)
 def test_training_prediction_and_the_layout_of_folders_see_the_same(tmp_path, name):
-    """The photos, and the labels: nuclei are numbered and keep their holes and pieces."""
+    """Same photos and same labels: nuclei are numbered, and keep their holes and pieces."""
     suffix, data, levels = PHOTOS[name]
     release = Release(tmp_path / "release")
     (release.photos / "f00d.png").unlink()
@@ -124,10 +124,10 @@ def test_a_list_names_the_photos_of_a_split(tmp_path):
     Release(tmp_path, "d", "stage1_test")
     (tmp_path / "stage1_train" / "notes.txt").write_text("no photo")
     (tmp_path / "train.txt").write_text("\ufeffstage1_train/c\r\n\r\nstage1_test/d \nstage1_train/a")
-    found = {split: nuclei_items(str(tmp_path), split) for split in ("train", "stage1_train", "stage1_test")}
-    assert [item["name"] for item in found["train"][0]] == ["c.png", "d.png", "a.png"]
-    assert [item["name"] for item in found["stage1_train"][0]] == ["a.png", "b.png", "c.png"]
-    assert len({source for _, source in found.values()}) == 3
+    listed = {split: nuclei_items(str(tmp_path), split) for split in ("train", "stage1_train", "stage1_test")}
+    assert [item["name"] for item in listed["train"][0]] == ["c.png", "d.png", "a.png"]
+    assert [item["name"] for item in listed["stage1_train"][0]] == ["a.png", "b.png", "c.png"]
+    assert len({source for _, source in listed.values()}) == 3
 
 
 def test_photos_without_masks_are_a_split_without_labels(tmp_path):
@@ -157,7 +157,7 @@ def no_masks(release):
 
 
 def tiff(data):
-    """Damage: a TIFF in the place of the photo."""
+    """Damage: replaces the photo by a TIFF."""
 
     def damage(release):
         photo(release).unlink()

@@ -1,4 +1,4 @@
-"""Data sets that tensorflow-datasets has prepared give the records of their own files."""
+"""Data sets prepared by tensorflow-datasets give the same records as their own files."""
 
 import os
 import shutil
@@ -15,14 +15,14 @@ from tests.data.conversion import convert
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):
-    """The published builder, on the validation split of the sample in place of a download."""
+    """The published builder, reading the sample's validation split instead of a download."""
 
     name = "coco"
 
     def _split_generators(self, dl_manager):
-        place = dict(image_dir=SAMPLE_DIR, annotation_dir=SAMPLE_DIR, split_name="val2017", annotation_type="panoptic")
-        place["panoptic_dir"] = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
-        return [tfds.core.SplitGenerator(name="validation", gen_kwargs=place)]
+        paths = dict(image_dir=SAMPLE_DIR, annotation_dir=SAMPLE_DIR, split_name="val2017", annotation_type="panoptic")
+        paths["panoptic_dir"] = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
+        return [tfds.core.SplitGenerator(name="validation", gen_kwargs=paths)]
 
 
 @pytest.fixture(scope="module")
