@@ -46,8 +46,8 @@ class TrainingConfig(Checked):
         batch: images in a step, over all replicas; of text, tokens of sources and as many of targets.
         accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
             gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
-            (experiments/RESULTS.md has the difference). A detector counts the boxes of all parts first, for a third
-            more work.
+            (experiments/results/checks.md has the difference). A detector counts the boxes of all parts first, for a
+            third more work.
         partitions: TPU cores that share each image, a part of its rows each, for models that do not fit one.
         seed: decides the initial weights, the order of the photos, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.

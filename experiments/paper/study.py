@@ -1,6 +1,6 @@
 """Counts the GFLOPs of the spatial-attention study's Tables 2 and 3 and Fig. 3, beside the published ones (minutes).
 
-%s --markdown=experiments/RESULTS.md --figure=experiments/study.png
+%s --markdown=experiments/results/study.md --figure=experiments/study.png
 
 study_published.csv has what Zhu et al., ICCV 2019, print in Tables 2 and 3, and experiments/study.csv the scores of our
 own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.

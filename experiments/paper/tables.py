@@ -1,6 +1,6 @@
 """Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
 
-%s --markdown=experiments/RESULTS.md
+%s --markdown=experiments/results/tables.md
 
 Each model is traced once for each image size.
 """

@@ -1,6 +1,6 @@
 """Measures the seconds in which each recipe's training step is traced and compiled, and counts its program (hours).
 
-%s --csv=experiments/compile.csv --markdown=experiments/RESULTS.md
+%s --csv=experiments/compile.csv --markdown=experiments/results/speed.md
                         what the file has is kept; --only=coco/axial_deeplab_s takes minutes
 
 The step is that of one device, with the recipe's batch shared by the cores of its paper. XLA compiles it for this CPU,

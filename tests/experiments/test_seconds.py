@@ -14,7 +14,7 @@ EXPERIMENTS = ROOT / "experiments"
 
 def test_the_page_has_the_measured_rows():
     rows = tpu_table.read_table(str(EXPERIMENTS / "compile.csv"), seconds.Row)
-    block = (EXPERIMENTS / "RESULTS.md").read_text().partition("<!-- compile:begin -->\n")[2]
+    block = (EXPERIMENTS / "results" / "speed.md").read_text().partition("<!-- compile:begin -->\n")[2]
     assert block.partition("\n<!-- compile:end -->")[0] == seconds.markdown(rows)
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables: published figures, our counts, the commands, and the copy in RESULTS.md."""
+"""The paper's tables: published figures, our counts, the commands, and the copy in results/tables.md."""
 
 import shlex
 
@@ -28,7 +28,7 @@ MACS = {
 
 
 def results_block():
-    text = (ROOT / "experiments" / "RESULTS.md").read_text()
+    text = (ROOT / "experiments" / "results" / "tables.md").read_text()
     return text.partition("<!-- tables:begin -->\n")[2].partition("\n<!-- tables:end -->")[0]
 
 
@@ -43,7 +43,7 @@ def check(results):
 
 
 def test_the_copy_is_not_stale():
-    """RESULTS.md has the current rows, published figures and commands. Our counts of one model are counted again."""
+    """The page has the current rows, published figures and commands. Our counts of one model are counted again."""
     block = results_block()
 
     def uncounted(text):

@@ -1,7 +1,7 @@
 """The campaigns' record, and its table.
 
 AXIAL_ROUNDS=rounds.jsonl scripts/test.sh -m slow tests/faults            rounds that the file has are skipped
-python tests/faults/rounds.py rounds.jsonl experiments/RESULTS.md         writes the table
+python tests/faults/rounds.py rounds.jsonl experiments/results/checks.md    writes the table
 """
 
 import collections

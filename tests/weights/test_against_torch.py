@@ -1,7 +1,7 @@
 """csrhddlam/axial-deeplab beside ours, from the same file: logits of its four networks, and the same training.
 
 AXIAL_TORCH names a Python with PyTorch, CSRHDDLAM a checkout of the source; `scripts/test.sh -n 0 -m slow -s` with this
-file prints the figures of experiments/RESULTS.md. A training step is also computed in float64 by both sides: a
+file prints the figures of experiments/results/checks.md. A training step is also computed in float64 by both sides: a
 difference that float64 has not is rounding.
 """
 
