@@ -20,10 +20,10 @@ from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, 
 from axial.analysis.step_cost import COUNTED, Step
 from axial.cli import app
 from axial.io import schemas, show
-from axial.io.paths import inside
+from axial.io.paths import experiments_dir, inside
 from axial.io.write import write_block, write_text
 from axial.models.registry import VARIANTS, find_variant
-from axial.statements import experiments_dir, read_recipes
+from axial.recipes import read_recipes
 from axial.weights.convert import PUBLIC
 from axial.weights.interchange import read_safetensors
 from axial.weights.source import SHIPPED, SHIPPED_DIR

@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 
-from axial import configuration
 from axial.analysis.zoo import SHIPPED, commands, read_zoo
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import file_digest
+from axial.recipes import configuration
 from axial.weights import convert
 from axial.weights.source import shipped_names
 from tests.conftest import ROOT

@@ -1,4 +1,4 @@
-"""What gin may bind, and the models that there are, read from the text of our own modules: nothing is imported.
+"""What gin may bind, read from the text of our own modules: nothing is imported.
 
 `configuration` builds it. It needs TensorFlow, whose import takes longer than all that is done here.
 """
@@ -11,9 +11,7 @@ import pathlib
 import re
 import sys
 
-from axial.errors import InputError, nearest
-
-PACKAGE = os.path.dirname(os.path.abspath(__file__))
+from axial.io.paths import PACKAGE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +49,6 @@ def read_arguments(tasks=()):
     return arguments
 
 
-def model_names():
-    """Names of all registered models: those of each home's `VARIANTS`, in the order of `models.registry`."""
-    homes = sorted(path.parent.name for path in pathlib.Path(PACKAGE, "models").glob("*/variants.py"))
-    found = [_module(f"axial.models.{home}.variants").find("VARIANTS")[0] for home in homes]
-    return [key.value for node in found for key in node.value.keys]
-
-
-def check_model_name(name, known=None, where=""):
-    """Raises InputError, which begins with `where`, unless a registered model has a name.
-
-    Args:
-        name: of a model.
-        known: all names; by default `model_names`.
-        where: for the message.
-    """
-    known = model_names() if known is None else known
-    if name not in known:
-        raise InputError(f"{where}no model is called {name!r}{nearest(name, known)}: {', '.join(known)}")
-
-
 def first_sentence(text):
     """The first sentence of a text, on one line.
 
@@ -82,7 +60,7 @@ def first_sentence(text):
 
 def _configurables():
     """dict from the names of all configurables to (class or function, `_Module` that defines it)."""
-    found = _module("axial.configuration").expanded("_BUILDERS")
+    found = _module("axial.recipes.configuration").expanded("_BUILDERS")
     for node, module in [*found.values()]:
         if isinstance(node, ast.ClassDef):
             found |= module.expanded("configures", node.body)

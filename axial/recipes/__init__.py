@@ -14,11 +14,13 @@ import tokenize
 
 from gin import config_parser
 
-from axial.builders import PACKAGE, check_model_name, first_sentence, read_arguments, read_settings
 from axial.errors import InputError, nearest
 from axial.io import gfile
 from axial.io.check import is_remote
+from axial.io.paths import experiments_dir
 from axial.io.read import first_line, read_text
+from axial.models.names import check_model_name
+from axial.recipes.settings import first_sentence, read_arguments, read_settings
 
 LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
 LARGEST_INCLUDES = 1000  # files that a configuration includes; a few that include each other twice make millions
@@ -33,12 +35,6 @@ _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a
 # === Files ===
 
 
-def experiments_dir():
-    """The folder of gin files, in the installed package or in the checkout."""
-    installed = os.path.join(PACKAGE, "experiments")
-    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(PACKAGE), "experiments")
-
-
 def find_file(name):
     """Path of a gin file from its path on disk or its name in `experiments_dir`.
 
@@ -51,14 +47,6 @@ def find_file(name):
             return path
     known = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
     raise InputError(f"{name}: no such gin file{nearest(below, known)}")
-
-
-def run_file(model_dir):
-    """Path of the config.gin of a run. Raises InputError if there is none."""
-    path = os.path.join(model_dir, "config.gin")
-    if not gfile.exists(path):
-        raise InputError(f"{path}: no such file; a run of axial-train is expected")
-    return path
 
 
 def _of_run(path):

@@ -8,12 +8,14 @@ import time
 import gin
 import pytest
 
-from axial import builders, configuration, statements
+from axial import recipes
+from axial.models.names import model_names
 from axial.models.registry import VARIANTS
+from axial.recipes import configuration, settings
 from tests.conftest import ROOT
 
-FOUND = statements.read_recipes()
-SETTINGS = builders.read_settings()
+FOUND = recipes.read_recipes()
+SETTINGS = settings.read_settings()
 
 
 @pytest.mark.parametrize("recipe", FOUND[:: len(FOUND) - 1], ids=lambda recipe: recipe.path)
@@ -41,7 +43,7 @@ def test_the_settings_are_those_of_the_signatures():
     for setting in SETTINGS:
         name, _, argument = setting.name.partition(".")
         found.setdefault(name, {})[argument] = setting
-    arguments = builders.read_arguments()
+    arguments = settings.read_arguments()
     assert list(arguments) == list(configuration.CONFIGURABLES)
     assert list(found) == [name for name, known in arguments.items() if known]
     for builder in configuration._BUILDERS:
@@ -57,7 +59,7 @@ def test_the_settings_are_those_of_the_signatures():
 
 
 def test_the_models_are_those_of_the_module():
-    assert builders.model_names() == list(VARIANTS)
+    assert model_names() == list(VARIANTS)
 
 
 def listed(*arguments):

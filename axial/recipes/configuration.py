@@ -24,16 +24,16 @@ from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
+from axial.recipes import Reference, Statements, read
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
-from axial.statements import Reference, Statements, read, run_file
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
-from axial.weights.source import SUFFIX, resolve
+from axial.weights.source import SUFFIX, resolve, run_file
 
 
 def experiment(task, training, optimizer):
