@@ -43,14 +43,13 @@ class Recipes(Flags):
 
 def _recipes(given: Recipes):
     """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
-    listed = recipes.read_recipes()
     if not given.arguments:
-        print_table(recipes.COLUMNS, (recipe.cells() for recipe in listed))
+        print_table(recipes.COLUMNS, (recipe.cells() for recipe in recipes.read_recipes()))
         return
-    recipe = recipes.find_recipe(listed, given.arguments[0])
+    recipe = recipes.read(given.arguments, whole=False)
     bound = {name: repr(value) for name, value in recipe.bindings.items()}
-    rows = [(s.name, s.default or "needed", bound.get(s.name, ""), s.meaning) for s in recipe.settings()]
-    print_table(("setting", "default", recipe.path, "what it is"), rows)
+    rows = [(name, default or "needed", bound.get(name, ""), meaning) for name, default, meaning in recipe.settings()]
+    print_table(("setting", "default", given.arguments[0], "what it is"), rows)
     macros = [(name, value) for name, value in bound.items() if "." not in name]
     print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 

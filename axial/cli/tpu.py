@@ -122,12 +122,12 @@ def _read_status(model_dir):
 
 def _training(slice_, given):
     """(`TrainingConfig` of the gin files, replicas), which are checked here and not on the slice. Raises InputError."""
-    recipes.read(given.gin_file, given.gin_binding)
+    recipe = recipes.read(given.gin_file, given.gin_binding)
     from axial.chips import replicas_of
     from axial.recipes import configuration
     from axial.training.trainer import check_batch
 
-    configuration.load(given.gin_file, given.gin_binding)
+    configuration.bind(recipe)
     training = configuration.build("TrainingConfig")
     replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
     try:

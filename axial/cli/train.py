@@ -69,12 +69,12 @@ def _main(given: Train):
     from axial.weights.source import RUN_CARD
 
     app.silence_xla()
-    configuration.load(given.gin_file, given.gin_binding)
+    configuration.bind(recipe)
     strategy = make_strategy(given.strategy, given.tpu, configuration.query("TrainingConfig.partitions", 1))
     if given.profiler_port:
         start_profiler(given.profiler_port, given.listen)
     with strategy.scope():
-        data_dir = given.data_dir or configuration.own_data_dir() or given.need("data_dir")
+        data_dir = given.data_dir or configuration.query(f"{recipe.task()}.data_dir", None)
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():

@@ -24,7 +24,7 @@ from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
-from axial.recipes import Reference, Statements, read
+from axial.recipes import Recipe, Reference, read
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
 from axial.tasks.registry import TASKS
@@ -37,7 +37,16 @@ from axial.weights.source import SUFFIX, resolve, run_file
 
 
 def experiment(task, training, optimizer):
-    """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
+    """The root of a configuration.
+
+    Args:
+        task: what is trained.
+        training: how it is trained, a `TrainingConfig`.
+        optimizer: of `OPTIMIZERS`.
+
+    Raises:
+        InputError: an argument is none of these.
+    """
     expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
     for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
         if not isinstance(value, tuple(kinds)):
@@ -60,23 +69,27 @@ _BUILDERS = (
 )
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
-_loaded = [Statements()]  # those of the loaded configuration
+_loaded = [Recipe()]
 
 
 def load(files, bindings=()):
-    """Parses gin files and bindings into gin's global configuration. They replace the configuration before.
+    """Reads gin files and bindings, and binds them; see `bind`.
 
-    gin's parser reads each text once. The statements that are checked here are the statements that gin keeps, and gin
-    never runs its own `import` or `include`.
+    gin's parser reads each text once. gin never runs its own `import` or `include`.
 
     Raises:
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    _loaded[0] = read(files, bindings)
+    bind(read(files, bindings))
+
+
+def bind(recipe):
+    """Makes a `Recipe` gin's global configuration, in place of the configuration before."""
+    _loaded[0] = recipe
     gin.clear_config()
     with gin.unlock_config():
-        for key, (value, _) in _loaded[0].bindings.items():
+        for key, value in recipe.bindings.items():
             gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _of_gin(value))
 
 
@@ -139,11 +152,6 @@ def query(name, default):
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
     return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
-
-
-def own_data_dir():
-    """The folder of data that the loaded configuration itself names, as those of the sample do, or None."""
-    return query(f"{_task()}.data_dir", None)
 
 
 def _task():
@@ -217,7 +225,7 @@ def task_of_weights(files, card, data_dir=None, bindings=(), *, path):
         InputError: the recipe does not fit; no data; weights of other classes than the data's.
     """
     load(files, [*([gin_text(card)] if card else []), *bindings])
-    data_dir = data_dir or own_data_dir()
+    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # as recipes of the sample have it
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
     task = build(_task(), data_dir)

@@ -4,7 +4,6 @@
 """
 
 import ast
-import dataclasses
 import functools
 import os
 import pathlib
@@ -14,39 +13,25 @@ import sys
 from axial.io.paths import PACKAGE
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """An argument that a gin binding may set.
-
-    Attributes:
-        name: like 'TrainingConfig.steps'.
-        default: the text of its default, or None where a recipe must set it.
-        meaning: first sentence of what its docstring says.
-    """
-
-    name: str
-    default: str | None
-    meaning: str
-
-
-def read_settings():
-    """List of the `Setting`s of every configurable, in the order of `configuration._BUILDERS`."""
-    settings = []
-    for name, (node, module) in _configurables().items():
-        whole = first_sentence(ast.get_docstring(node).partition("\n\n")[0])
-        for argument, (default, meaning) in _arguments(node, module).items():
-            settings.append(Setting(f"{name}.{argument}", default, meaning or whole))
-    return settings
-
-
 @functools.cache
-def read_arguments(tasks=()):
-    """dict from the names of configurables to the lists of their arguments. `tasks` are further ones of a program."""
-    arguments = {name: list(_arguments(*defined)) for name, defined in _configurables().items()}
-    for made in [made for task in tasks for made in (task, *task.configures) if made.__name__ not in arguments]:
-        module = _Module(sys.modules[made.__module__].__file__)
-        arguments[made.__name__] = list(_arguments(*module.find(made.__name__)))
-    return arguments
+def read_settings(tasks=()):
+    """What a gin binding may set.
+
+    Args:
+        tasks: further tasks, which a program has added.
+
+    Returns:
+        dict from the names of configurables, in the order of `configuration._BUILDERS`, to dicts from the names of
+        their arguments to (text of the default or None, first sentence of what the docstring says or None).
+    """
+    configurables = _module("axial.recipes.configuration").expanded("_BUILDERS")
+    for task in tasks:
+        if task.__name__ not in configurables:
+            configurables[task.__name__] = _Module(sys.modules[task.__module__].__file__).find(task.__name__)
+    for node, module in [*configurables.values()]:
+        if isinstance(node, ast.ClassDef):
+            configurables |= module.expanded("configures", node.body)
+    return {name: _arguments(*defined) for name, defined in configurables.items()}
 
 
 def first_sentence(text):
@@ -56,15 +41,6 @@ def first_sentence(text):
     'CamVid (Brostow et al., 2009) at 145x193.'
     """
     return re.split(r"(?<=\.)\s+(?=[A-Z`@'0-9])", " ".join(text.split()))[0]
-
-
-def _configurables():
-    """dict from the names of all configurables to (class or function, `_Module` that defines it)."""
-    found = _module("axial.recipes.configuration").expanded("_BUILDERS")
-    for node, module in [*found.values()]:
-        if isinstance(node, ast.ClassDef):
-            found |= module.expanded("configures", node.body)
-    return found
 
 
 class _Module:
@@ -105,15 +81,14 @@ def _module(name):
 
 
 def _arguments(node, module):
-    """dict from the arguments of a function or a constructor to (text of the default or None, meaning or None)."""
+    """dict from the arguments of a function or a constructor to what `read_settings` has of them."""
     said, arguments = _meanings(ast.get_docstring(node) or ""), {}
-    makes = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
-    for part in makes:
-        if part is node or part.name == "__init__":
-            given = [argument for argument in part.args.args if argument.arg != "self"]
-            defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
-            pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
-            return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
+    makers = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
+    for part in (part for part in makers if part.name in (node.name, "__init__")):
+        given = [argument for argument in part.args.args if argument.arg != "self"]
+        defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
+        pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
+        return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
             arguments |= _arguments(*module.find(base.id))

@@ -110,7 +110,7 @@ REVIEWED = {
     ],
     "the last part of a path that a list of checkpoints has": [],
     "it is only read, and a gin file may include any other": [
-        ("recipes/__init__.py", "find_file", "name", "below"),
+        ("recipes/__init__.py", "find_file", "below"),
     ],
     "the path is only shown": [
         ("data/files.py", "check_paired", "odd + ending"),
