@@ -307,10 +307,10 @@ def _check_uses(recipe):
     for key, value in recipe.bindings.items():
         name, dot, _ = key.partition(".")
         node = name if dot else f"%{name}"
-        graph.setdefault(node, []).extend(names_in(value))
+        graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # more take memory alone
         places[node] = recipe.places[key]
     uses = {node: _uses(graph, node) for node in graph}
-    # First what leads to itself, as everything that leads there has too many references.
+    # What leads to itself comes first: all that leads there has too many references.
     for node, names in sorted(uses.items(), key=lambda item: (item[0] not in item[1], item[0][0] != "%")):
         if node in names:
             what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
