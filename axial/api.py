@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial import configuration
 from axial.data.files import find_photos, load_photo
 from axial.data.objects import read_objects
 from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.base import Network
+from axial.recipes import configuration
 from axial.serving.predictor import Predictor, check_length
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed

@@ -12,7 +12,7 @@ import pytest
 SERVER = """
 import json, os, signal, sys, tempfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import axial.configuration, axial.serving.export, axial.serving.predictor, axial.data.converters.coco
+import axial.recipes.configuration, axial.serving.export, axial.serving.predictor, axial.data.converters.coco
 import gc, matplotlib, rich.table, tensorflow as tf  # everything that commands import late
 
 gc.freeze()

@@ -18,7 +18,7 @@ from axial.io.page import embedded, figure, page, table
 from axial.io.read import read_json, read_text
 from axial.io.show import drawn, html
 from axial.io.write import write_text
-from axial.statements import run_file
+from axial.weights.source import run_file
 
 CURVES = ("total", "semantic", "center", "offset", "eval/miou", "eval/pq_all", "eval/top1", "eval/top5")
 SPEED = (

@@ -4,10 +4,10 @@ import dataclasses
 import os
 
 from axial.chips import CHIPS
+from axial.io.paths import experiments_dir
 from axial.io.read import read_rows
 from axial.io.schemas import Struct
 from axial.io.show import counted
-from axial.statements import experiments_dir
 
 # US dollars for an on-demand chip-hour, by generation and region, with day and source. SkyPilot makes its catalogue
 # from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.

@@ -10,7 +10,7 @@ from axial.errors import InputError
 from axial.io.read import read_rows
 from axial.io.schemas import ZooRow
 from axial.models.registry import find_variant
-from axial.weights.convert import OWN_ARGUMENTS
+from axial.weights.convert import SOURCES
 from axial.weights.source import SHIPPED
 
 COLUMNS = "checkpoint model holds data parameters multiply-adds published ours file licence".split()
@@ -25,8 +25,8 @@ def read_zoo(path):
     rows = []
     for where, row in read_rows(path, ZooRow):
         find_variant(row.model, where)
-        if row.source not in (*OWN_ARGUMENTS, SHIPPED):
-            raise InputError(f"{where}source {row.source!r}: expected one of {', '.join([*OWN_ARGUMENTS, SHIPPED])}")
+        if row.source not in (*SOURCES, SHIPPED):
+            raise InputError(f"{where}source {row.source!r}: expected one of {', '.join([*SOURCES, SHIPPED])}")
         rows.append(row)
     return rows
 

@@ -20,18 +20,18 @@ import functools
 import os
 import sys
 
-from axial import statements
-from axial.builders import check_model_name
+from axial import recipes
 from axial.cli import app, flags
 from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
 from axial.data.files import load_photo
 from axial.errors import InputError
 from axial.io.images import PERCENTILES
-from axial.io.paths import output_names
+from axial.io.paths import experiments_dir, output_names
 from axial.io.show import print_table, say, working
 from axial.io.write import write_json, write_whole
-from axial.weights.source import without_recipe
+from axial.models.names import check_model_name
+from axial.weights.source import run_file, without_recipe
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
@@ -43,14 +43,13 @@ class Recipes(Flags):
 
 def _recipes(given: Recipes):
     """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
-    listed = statements.read_recipes()
     if not given.arguments:
-        print_table(statements.COLUMNS, (recipe.cells() for recipe in listed))
+        print_table(recipes.COLUMNS, (recipe.cells() for recipe in recipes.read_recipes()))
         return
-    recipe = statements.find_recipe(listed, given.arguments[0])
+    recipe = recipes.read(given.arguments, whole=False)
     bound = {name: repr(value) for name, value in recipe.bindings.items()}
-    rows = [(s.name, s.default or "needed", bound.get(s.name, ""), s.meaning) for s in recipe.settings()]
-    print_table(("setting", "default", recipe.path, "what it is"), rows)
+    rows = [(name, default or "needed", bound.get(name, ""), meaning) for name, default, meaning in recipe.settings()]
+    print_table(("setting", "default", given.arguments[0], "what it is"), rows)
     macros = [(name, value) for name, value in bound.items() if "." not in name]
     print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 
@@ -62,7 +61,7 @@ class Models(Flags):
 def _models(_: Models):
     from axial.analysis.model_counts import COLUMNS, read_models
 
-    models = read_models(os.path.join(statements.experiments_dir(), "models.csv"))
+    models = read_models(os.path.join(experiments_dir(), "models.csv"))
     print_table(COLUMNS, (model.cells() for model in models))
 
 
@@ -73,7 +72,7 @@ class Zoo(Flags):
 def _zoo(_: Zoo):
     from axial.analysis import zoo
 
-    rows = zoo.read_zoo(os.path.join(statements.experiments_dir(), "zoo.csv"))
+    rows = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
     print_table(zoo.COLUMNS, map(zoo.cells, rows))
     for row in rows:
         say(f"{row.checkpoint}, {row.data}:", *(f"    {command}" for command in zoo.commands(row)))
@@ -181,8 +180,8 @@ def _attention(given: Attention):
 
     import tensorflow as tf
 
-    from axial import configuration
     from axial.analysis import attention_pictures as pictures
+    from axial.recipes import configuration
     from axial.serving.export import folded_model
 
     app.silence_xla()
@@ -215,7 +214,7 @@ class Curves(Flags):
 def _curves(given: Curves):
     paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
-        statements.run_file(path)
+        run_file(path)
 
     from axial.analysis.run_page import draw_curves, read_curves
 
@@ -234,7 +233,7 @@ class Page(Flags):
 
 def _page(given: Page):
     (model_dir,) = given.arguments
-    statements.run_file(model_dir)
+    run_file(model_dir)
     with working(f"making the page of {model_dir}"):
         from axial.analysis.run_page import write_page
 
@@ -247,8 +246,8 @@ def _page(given: Page):
 
 def build_recipe(files, bindings, data_dir):
     """(task, training, optimizer) of a recipe; of the sample photos where no data is named."""
-    from axial import configuration
     from axial.data.converters.coco import sample_data_dir
+    from axial.recipes import configuration
 
     configuration.load(files, bindings)
     return configuration.build(data_dir=data_dir or sample_data_dir())
@@ -266,7 +265,7 @@ class Input(Flags):
 
 
 def _input(given: Input):
-    statements.read(given.gin_file, given.gin_binding)
+    recipes.read(given.gin_file, given.gin_binding)
     with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
         from axial.analysis import input_speed
         from axial.data.streams import name_damaged_records

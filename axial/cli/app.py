@@ -147,7 +147,8 @@ def _named_ends(program):
         try:
             yield
         except InputError as error:
-            configuration = sys.modules.get("axial.configuration")  # which has a configuration if a command read one
+            # It has a configuration if a command read one.
+            configuration = sys.modules.get("axial.recipes.configuration")
             fail(configuration.with_macros(str(error)) if configuration else error)
         except NonFiniteError as error:
             fail(error, 1)

@@ -3,12 +3,12 @@
 Each of these functions raises InputError. A path of a bucket is left for later, as TensorFlow reads it.
 """
 
-from axial import statements
+from axial import recipes
 from axial.cli import app
 from axial.data.files import find_manifest
 from axial.io import gfile
 from axial.io.check import is_remote
-from axial.weights.source import no_checkpoint, resolve, shipped_folder
+from axial.weights.source import no_checkpoint, resolve, run_file, shipped_folder
 
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
 
@@ -17,7 +17,7 @@ def check_run(model_dir, bindings=()):
     """A run, or the name of a shipped model, and gin bindings over it."""
     gfile.check_plain(model_dir)
     if not is_remote(model_dir):
-        statements.read([statements.run_file(shipped_folder(app.as_path(model_dir)))], bindings)
+        recipes.read([run_file(shipped_folder(app.as_path(model_dir)))], bindings)
 
 
 def check_model(what, bindings=()):
@@ -25,7 +25,7 @@ def check_model(what, bindings=()):
     source = resolve(what)
     if source.kind == "run" and not is_remote(source.path):
         gfile.check_plain(source.path)
-        statements.read([statements.run_file(source.folder)], bindings)
+        recipes.read([run_file(source.folder)], bindings)
     return source
 
 

@@ -33,7 +33,6 @@ import os
 import pkgutil
 import sys
 
-from axial.builders import check_model_name
 from axial.cli import app, flags
 from axial.cli.checks import SOURCES, TARGETS, check_splits
 from axial.cli.flags import Flag, Flags
@@ -41,9 +40,11 @@ from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.lock import locked
+from axial.io.paths import experiments_dir
 from axial.io.show import broken, counted, say
 from axial.io.write import try_file, try_new_folder, write_text
-from axial.statements import experiments_dir, read_recipe
+from axial.models.names import check_model_name
+from axial.recipes import read_recipe
 
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial

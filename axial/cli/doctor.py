@@ -135,8 +135,8 @@ def _step():
     """Loss of one training step of the smallest model on the sample photos."""
     import tensorflow as tf
 
-    from axial import configuration
     from axial.data.converters.coco import sample_data_dir
+    from axial.recipes import configuration
 
     configuration.load(["sample/overfit.gin", "tiny/panoptic.gin"])
     task, _, optimizer = configuration.build(data_dir=sample_data_dir())

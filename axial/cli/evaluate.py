@@ -35,7 +35,7 @@ Studies of a run
 
 import sys
 
-from axial import statements
+from axial import recipes
 from axial.cli import app, flags
 from axial.cli.checks import check_checkpoint, check_model, check_run, check_splits
 from axial.cli.flags import Flag, Flags
@@ -182,7 +182,7 @@ class Watch(Study):
 def _run(given: Run):
     model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
     if given.gin_file:
-        statements.read(given.gin_file, given.gin_binding, whole=False)
+        recipes.read(given.gin_file, given.gin_binding, whole=False)
     from axial.cli import evaluate_verbs
 
     evaluate_verbs.run(given, model)

@@ -8,7 +8,6 @@ import io
 
 import tensorflow as tf
 
-from axial import configuration
 from axial.cli import app
 from axial.cli.flags import as_path
 from axial.data.converters.coco import sample_data_dir
@@ -30,6 +29,7 @@ from axial.io.read import read_text
 from axial.io.show import csv_text, percent, print_table, say
 from axial.io.write import folder_digests, output_folder, write_json, write_text, write_whole
 from axial.layers.device import is_compiled
+from axial.recipes import configuration
 from axial.serving.predictor import Predictor
 from axial.serving.zoom import Zoomed
 from axial.tasks.base import Inference

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from axial import configuration
 from axial.cli import app, flags
 from axial.data.converters.coco import sample_data_dir
 from axial.data.objects import read_objects
@@ -22,6 +21,7 @@ from axial.io.read import read_json
 from axial.io.schemas import CardScores, CardSplit
 from axial.io.show import counted, percent, say, working
 from axial.io.write import new_folder
+from axial.recipes import configuration
 from axial.serving import export, files
 from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
 from axial.serving.predictor import Predictor

@@ -88,8 +88,8 @@ def _main(given: Predict):
 
 def _predictor(source, given):
     """The `Predictor` of a `Source`, with the flags' looks at a photo."""
-    from axial import configuration
     from axial.data.objects import read_objects
+    from axial.recipes import configuration
     from axial.serving.predictor import Predictor
     from axial.tasks.base import Inference
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from axial import statements
+from axial import recipes
 from axial.analysis import slice_cost as cost
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
@@ -122,12 +122,12 @@ def _read_status(model_dir):
 
 def _training(slice_, given):
     """(`TrainingConfig` of the gin files, replicas), which are checked here and not on the slice. Raises InputError."""
-    statements.read(given.gin_file, given.gin_binding)
-    from axial import configuration
+    recipe = recipes.read(given.gin_file, given.gin_binding)
     from axial.chips import replicas_of
+    from axial.recipes import configuration
     from axial.training.trainer import check_batch
 
-    configuration.load(given.gin_file, given.gin_binding)
+    configuration.bind(recipe)
     training = configuration.build("TrainingConfig")
     replicas = replicas_of(f"{slice_.generation}:{slice_.topology}", training.partitions)
     try:
@@ -139,8 +139,8 @@ def _training(slice_, given):
 
 def _check_data(training, data_dir):
     """Raises InputError unless the data has the splits of the gin files."""
-    from axial import configuration
     from axial.data.tfrecord import read_manifest
+    from axial.recipes import configuration
 
     for name in ("train_split", "eval_split")[: 2 if training.eval_interval else 1]:
         for kind in ("DataConfig", "ClassificationData", "DetectionData", "TextData"):
@@ -165,7 +165,7 @@ def _cost(given, engine, images, *, left, status):
 
 def _run_of(engine, given):
     """The `Run` of the flags. Where a gin file is of this machine, all files and bindings travel as one text."""
-    from axial import configuration
+    from axial.recipes import configuration
 
     is_local = any(map(os.path.isfile, given.gin_file))
     arguments = [f"--gin_file={name}" for name in given.gin_file if not is_local]

@@ -16,13 +16,14 @@ import os
 import shlex
 import sys
 
-from axial import statements
+from axial import recipes
 from axial.cli import app, flags
 from axial.cli.flags import Flag
 from axial.errors import InputError
 from axial.io.gfile import check_plain
 from axial.io.lock import locked
 from axial.io.loopback import host_and_port, keep_local
+from axial.io.paths import experiments_dir
 from axial.io.show import say, working
 from axial.io.write import output_folder, retried, write_json
 
@@ -55,12 +56,12 @@ class Train(flags.Devices):
 
 def _main(given: Train):
     model_dir = given.model_dir
-    recipe = statements.read(given.gin_file, given.gin_binding)
+    recipe = recipes.read(given.gin_file, given.gin_binding)
     if not recipe.value(f"{recipe.task()}.data_dir"):
         given.need("data_dir")
 
-    from axial import configuration
     from axial.data.objects import objects_of, read_objects
+    from axial.recipes import configuration
     from axial.training.strategy import is_chief, make_strategy
     from axial.training.trainer import RunOptions, train
     from axial.weights.interchange import make_card
@@ -68,12 +69,12 @@ def _main(given: Train):
     from axial.weights.source import RUN_CARD
 
     app.silence_xla()
-    configuration.load(given.gin_file, given.gin_binding)
+    configuration.bind(recipe)
     strategy = make_strategy(given.strategy, given.tpu, configuration.query("TrainingConfig.partitions", 1))
     if given.profiler_port:
         start_profiler(given.profiler_port, given.listen)
     with strategy.scope():
-        data_dir = given.data_dir or configuration.own_data_dir() or given.need("data_dir")
+        data_dir = given.data_dir or configuration.query(f"{recipe.task()}.data_dir", None)
         task, training, optimizer = configuration.build(data_dir=data_dir)
 
     def save():
@@ -110,7 +111,7 @@ def _warn_of_a_long_step(task, training, strategy):
 
     if cluster_workers() > 1:
         return
-    steps = step_cost.read_steps(os.path.join(statements.experiments_dir(), "steps.csv"))
+    steps = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))
     if task.model.name in steps:
         step = steps[task.model.name]
         if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):

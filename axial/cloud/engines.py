@@ -19,8 +19,8 @@ import yaml
 from axial import slices
 from axial.cloud import runs
 from axial.errors import InputError, pip_install
+from axial.io.paths import PACKAGE
 from axial.io.read import read_text
-from axial.statements import PACKAGE
 
 MARGIN = 600.0  # seconds after the deadline until the engine itself ends what the supervisors have not
 PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts the VM's installation first

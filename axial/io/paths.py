@@ -1,4 +1,7 @@
-"""Names from outside: those that records, specs, JSON files, lists and splits give. None of them leaves its folder."""
+"""Names from outside: those that records, specs, JSON files, lists and splits give. None of them leaves its folder.
+
+Where the files of axial lie is known here too.
+"""
 
 import collections
 import os
@@ -6,8 +9,15 @@ import re
 
 from axial.errors import InputError
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LONGEST = 255  # bytes of a name in the file systems of Linux and macOS
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def experiments_dir():
+    """The folder of recipes, in the installed package or in the checkout."""
+    installed = os.path.join(PACKAGE, "experiments")
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(PACKAGE), "experiments")
 
 
 def inside(folder, name, what):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from axial.data.specs import Spec
 from axial.errors import InputError
 from axial.layers import options
-from axial.layers.batch_norm import Norm
+from axial.layers.batch_norm import BatchNormConfig, Norm
 from axial.layers.configured import Layer, Model
 
 PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.5 - 1")
@@ -130,3 +130,24 @@ class Variant:
         arguments = self.arguments | changes
         backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)
         return self.head(backbone, num_classes, norm, options.replace(self.head.defaults, arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicWeights:
+    """Weights of another implementation, which a home's `public_weights.py` lists.
+
+    Attributes:
+        source: its name.
+        names: list of (pattern, replacement), which lead one after the other from their names to ours, or back.
+        models: dict from what tells their models apart, the numbers of blocks, to names of registered models.
+        norm: `BatchNormConfig` that they were trained with.
+        unused: dict from patterns of their names to why our models need no value for them.
+        arguments: dict of arguments of all of these models, which the files do not tell.
+    """
+
+    source: str
+    names: list
+    models: dict
+    norm: BatchNormConfig
+    unused: dict = dataclasses.field(default_factory=dict)
+    arguments: dict = dataclasses.field(default_factory=dict)

@@ -5,7 +5,6 @@ import typing
 
 import tensorflow as tf
 
-from axial.builders import check_model_name
 from axial.errors import InputError, nearest
 from axial.io.check import BelowOne, Checked, Name, shortened
 from axial.io.read import first_line
@@ -20,6 +19,7 @@ from axial.models.axial_deeplab import variants as axial_deeplab
 from axial.models.base import Network, Variant
 from axial.models.classifier import Classifier
 from axial.models.faster_rcnn import variants as faster_rcnn
+from axial.models.names import check_model_name
 from axial.models.panoptic_deeplab import variants as panoptic_deeplab
 from axial.models.resnet import variants as resnet
 from axial.models.resnet.network import ConvResNet

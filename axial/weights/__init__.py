@@ -2,7 +2,7 @@
 
 pytorch.py      torch.save's files, read and written without PyTorch
 checkpoint.py   TensorFlow's object checkpoints (a prefix, a folder or an archive) and .h5 files of Keras
-names.py        their names and axes, and ours
+names.py        their names and axes, and ours; `public_weights.py` of a model's home has the tables
 convert.py      one source each: the model that a file holds, every tensor used or named
 interchange.py  safetensors files
 card.py         README.md of a model's folder, a model card with a YAML head

@@ -17,10 +17,11 @@ from axial.io import gfile
 from axial.io.schemas import WeightsCard
 from axial.io.show import counted
 from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
-from axial.layers.batch_norm import BatchNormConfig
+from axial.models.axial_deeplab.public_weights import CSRHDDLAM, DECODERS, DEEPLAB2
 from axial.models.base import Network
 from axial.models.panoptic_deeplab.network import CHANNELS
 from axial.models.registry import ModelConfig, find_variant
+from axial.models.resnet.public_weights import KERAS
 from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
@@ -30,12 +31,6 @@ from axial.weights.restore import load_weights
 from axial.weights.source import CARD
 
 GIN = "model.gin"
-# Arguments of every model of a source, which its files do not tell.
-OWN_ARGUMENTS = {
-    "csrhddlam": dict(average_pool=True, pixels="torchvision"),
-    "deeplab2": {},
-    "keras_applications": dict(stride_first=True, pixels="caffe"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +50,6 @@ class Conversion:
 
 # === csrhddlam/axial-deeplab ===
 
-_TORCH_NORM = BatchNormConfig(momentum=0.9, epsilon=1e-5, unbiased=True)
-_AXIALNETS = {
-    ((1, 2, 4, 1), 0.5): "axial_resnet_26_s",
-    ((3, 4, 6, 3), 0.5): "axial_resnet_s",
-    ((3, 4, 6, 3), 0.75): "axial_resnet_m",
-    ((3, 4, 6, 3), 1.0): "axial_resnet_l",
-}
-
 
 def csrhddlam(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a PyTorch file of csrhddlam/axial-deeplab.
@@ -73,13 +60,13 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
     """
     arrays = read_state_dict(path)
     repeats, width = _repeats(arrays, r"layer(\d+)\.(\d+)\."), _shape(arrays, "conv1.weight", 4)[0] / 64
-    name = name or _AXIALNETS.get((repeats, width), "axial_resnet_s")
+    name = name or CSRHDDLAM.models.get((repeats, width), "axial_resnet_s")
     if find_variant(name).task != "classification":
         raise InputError(f"holds a classifier, and model {name!r} is none")
     photo = 2 * (_shape(arrays, "layer1.0.hight_block.relative", 2)[1] + 1)  # at stride 4
     arguments = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
-    card = _card("csrhddlam", name, arguments, _TORCH_NORM, num_classes=_shape(arrays, "fc.weight", 2)[0], photo=photo)
-    card = msgspec.structs.replace(card, unused=_unused(arrays, names.CSRHDDLAM_UNUSED))
+    card = _card(CSRHDDLAM, name, arguments, num_classes=_shape(arrays, "fc.weight", 2)[0], photo=photo)
+    card = msgspec.structs.replace(card, unused=names.unused(arrays, CSRHDDLAM))
     weights = names.weight_names(built_of_card(card, path))
     _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
     return Conversion(card, names.csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
@@ -94,7 +81,7 @@ def _check_like(arrays, network, unused):
             raise InputError(f"{name!r} has shape {list(array.shape)}, expected {list(network[name].shape)}")
         if name not in unused and array.dtype.kind in "iub":
             raise InputError(f"{name!r} holds {array.dtype}, expected numbers with fractions")
-    if missing := network.keys() - {*arrays, *_unused(network, names.CSRHDDLAM_UNUSED)}:
+    if missing := network.keys() - {*arrays, *names.unused(network, CSRHDDLAM)}:
         raise InputError(f"it has no tensor {min(missing)!r}, and lacks {len(missing)} of {len(network)}")
 
 
@@ -125,21 +112,6 @@ def write_csrhddlam(folder: str, output: str) -> int:
 
 # === google-research/deeplab2 ===
 
-_DEEPLAB2_NORM = BatchNormConfig(momentum=0.99, epsilon=1e-3)  # Keras' own
-_SWIDERNETS = {(3, 6, 3, 3): "axial_swidernet_1_1_1", (9, 18, 9, 9): "axial_swidernet_1_1_3"}
-# Convolutions that have `PanopticDeepLab`'s channels.
-_DECODERS = {
-    "semantic": ["semantic_decoder/fuse_res3/pointwise"],
-    "semantic_low": ["semantic_decoder/project_res3", "semantic_decoder/project_res2"],
-    "semantic_projection": ["semantic_decoder/context"],
-    "semantic_head": ["semantic_head/hidden/pointwise"],
-    "instance": ["instance_decoder/fuse_res3/pointwise"],
-    "instance_low": ["instance_decoder/project_res3", "instance_decoder/project_res2"],
-    "instance_projection": ["instance_decoder/context"],
-    "center_head": ["center_head/hidden/pointwise"],
-    "offset_head": ["offset_head/hidden/pointwise"],
-}
-
 
 def deeplab2(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a checkpoint of google-research/deeplab2: MaX-DeepLab-S's backbone, or an Axial-SWideRNet.
@@ -152,14 +124,14 @@ def deeplab2(path: str, name: str | None = None) -> Conversion:
             'max_s_backbone_gelu'.
     """
     arrays = read_checkpoint(path)
-    unused = _unused(arrays, names.DEEPLAB2_UNUSED)
+    unused = names.unused(arrays, DEEPLAB2)
     try:
         values = names.deeplab2_weights({n: a for n, a in arrays.items() if n not in unused})
     except (ValueError, IndexError) as error:
         raise InputError(f"a tensor has not the shape that its name asks for ({error})") from None
     repeats = _repeats(values, r"^backbone/stage([2-9])_block(\d+)/")
     wide = any(n.startswith("backbone/stem/block1/") for n in values)
-    name = name or (_SWIDERNETS.get(repeats, "axial_swidernet_1_1_4_5") if wide else "max_s_backbone")
+    name = name or (DEEPLAB2.models.get(repeats, "axial_swidernet_1_1_4_5") if wide else "max_s_backbone")
     stem = _channels(values, "backbone/stem/conv" if wide else "backbone/stem/conv1") / 64
     arguments = dict(width=_channels(values, "backbone/stage2_block1/expand") / 256, repeats=repeats)
     if stem != arguments["width"]:
@@ -168,9 +140,7 @@ def deeplab2(path: str, name: str | None = None) -> Conversion:
     if decodes:
         classes = _channels(values, "semantic_head/logits")
         arguments |= _decoder_channels(values)
-    card = msgspec.structs.replace(
-        _card("deeplab2", name, arguments, _DEEPLAB2_NORM, num_classes=classes), unused=unused
-    )
+    card = msgspec.structs.replace(_card(DEEPLAB2, name, arguments, num_classes=classes), unused=unused)
     if not decodes:
         weights = names.weight_names(built_of_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
@@ -180,7 +150,7 @@ def deeplab2(path: str, name: str | None = None) -> Conversion:
 def _decoder_channels(values):
     """The argument `channels` of `PanopticDeepLab`, where they are not the default."""
     changed = {}
-    for name, layers in _DECODERS.items():
+    for name, layers in DECODERS.items():
         sizes, usual = [_channels(values, layer) for layer in layers], CHANNELS.get(name, 256)
         if sizes != list(usual if isinstance(usual, tuple) else [usual])[-len(sizes) :]:
             changed[name] = sizes if name.endswith("low") else sizes[0]
@@ -188,9 +158,6 @@ def _decoder_channels(values):
 
 
 # === tf_keras.applications ===
-
-_KERAS_NORM = BatchNormConfig(momentum=0.99, epsilon=1.001e-5, unbiased=True)
-_RESNETS = {(3, 4, 6, 3): "resnet_50", (3, 4, 23, 3): "resnet_101", (3, 8, 36, 3): "resnet_152"}
 
 
 def keras_applications(path: str, name: str | None = None) -> Conversion:
@@ -204,10 +171,10 @@ def keras_applications(path: str, name: str | None = None) -> Conversion:
     """
     values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
-    name, kernel = name or _RESNETS.get(repeats, "resnet_50"), "logits/conv/kernel"
+    name, kernel = name or KERAS.models.get(repeats, "resnet_50"), "logits/conv/kernel"
     arguments = dict(width=_channels(values, "backbone/stage2_block1/reduce") / 64, repeats=repeats)
     classes = _channels(values, "logits") if kernel in values else 1000
-    card = _card("keras_applications", name, arguments, _KERAS_NORM, num_classes=classes, photo=224)
+    card = _card(KERAS, name, arguments, num_classes=classes, photo=224)
     unfilled = [] if kernel in values else [kernel, "logits/conv/bias"]
     return Conversion(msgspec.structs.replace(card, unfilled=unfilled), values)
 
@@ -239,22 +206,18 @@ def _repeats(arrays, pattern):
     return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
 
 
-def _unused(arrays, patterns):
-    """dict from those of some names that match a pattern to its reason."""
-    return {name: reason for name in arrays for pattern, reason in patterns.items() if re.search(pattern, name)}
-
-
-def _card(source, name, arguments, norm, num_classes, photo=None):
-    """The `WeightsCard` of a source's model, with those arguments that the variant has not itself."""
-    variant, arguments = find_variant(name), {**arguments, **OWN_ARGUMENTS[source]}
+def _card(public, name, arguments, num_classes, photo=None):
+    """The `WeightsCard` of a model of `PublicWeights`, with those arguments that the variant has not itself."""
+    variant, arguments = find_variant(name), {**arguments, **public.arguments}
     usual = {**variant.backbone_arguments({}), **variant.arguments}
     arguments = {key: value for key, value in arguments.items() if key not in usual or usual[key] != value}
-    return make_card(ModelConfig(name, norm, arguments=arguments), num_classes, photo, source=source)
+    return make_card(ModelConfig(name, public.norm, arguments=arguments), num_classes, photo, source=public.source)
 
 
 # === The output ===
 
-SOURCES = {"csrhddlam": csrhddlam, "deeplab2": deeplab2, "keras_applications": keras_applications}
+PUBLIC = {public.source: public for public in (CSRHDDLAM, DEEPLAB2, KERAS)}
+SOURCES = dict(zip(PUBLIC, (csrhddlam, deeplab2, keras_applications)))
 TARGETS = {"csrhddlam": write_csrhddlam}
 
 

@@ -1,4 +1,4 @@
-"""Names and axes of other public implementations, and ours.
+"""Names and axes of other public implementations, and ours. The tables of names are beside our models.
 
 `deeplab2_weights` reads the weights of google-research/deeplab2, `csrhddlam_weights` those of csrhddlam/axial-deeplab,
 `keras_weights` those of tf_keras.applications. Each turns a dict of their arrays into a dict of ours, which
@@ -12,50 +12,23 @@ import re
 import numpy as np
 
 from axial.errors import InputError, nearest
+from axial.models.axial_deeplab.public_weights import CSRHDDLAM, DEEPLAB2
+from axial.models.resnet.public_weights import KERAS
 
 
-def _renamed(name, table):
-    """A name after every replacement of a table of patterns."""
-    for pattern, replacement in table:
+def _renamed(name, public):
+    """A name after every replacement of a `PublicWeights`."""
+    for pattern, replacement in public.names:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-# === google-research/deeplab2 ===
+def unused(arrays, public):
+    """dict from those of some names that a model needs no value of to the reason."""
+    return {name: reason for name in arrays for pattern, reason in public.unused.items() if re.search(pattern, name)}
 
-# Its object paths, without underscores at the start of their parts, and its names of variables.
-_DEEPLAB2 = [
-    (r":0$|^decoder:[^/]+/", ""),
-    (r"^encoder:[^/]+/|^backbone/encoder/", "encoder/"),
-    (r"^encoder/stem/(conv|batch_norm)/", r"backbone/stem/conv/\1/"),
-    (r"^encoder/stage1/", "backbone/stem/"),
-    (r"^encoder/", "backbone/"),
-    (r"stage(\d)/block(\d+)/", r"stage\1_block\2/"),
-    (r"(block\d+)/conv1_bn_act/", r"\1/reduce/"),
-    (r"(block\d+)/conv2_bn_act/", r"\1/middle/"),
-    (r"(block\d+)/conv[23]_bn/", r"\1/expand/"),
-    (r"stem/conv(\d)_bn(_act)?/", r"stem/conv\1/"),
-    (r"(height|width)_axis/", r"\1/"),
-    (r"(^|/)qkv_kernel$", r"\1kernel"),
-    (r"batch_norm_qkv", "qkv_norm"),
-    (r"(query|key|value)_rpe/embeddings$", r"\1_table"),
-    (r"aspp/proj_conv_bn_act/", "context/"),
-    (r"low_level_conv1/", "project_res3/"),
-    (r"low_level_conv2/", "project_res2/"),
-    (r"fusion_conv1/conv1_bn_act/", "fuse_res3/"),
-    (r"fusion_conv2/conv1_bn_act/", "fuse_res2/"),
-    (r"(/conv_block|_without_last_layer)/conv1_bn_act/", "/hidden/"),
-    (r"^semantic_last_layer/", "semantic_head/logits/conv/"),
-    (r"_head(_last_layer|/final_conv)/", "_head/logits/conv/"),
-    (r"depthwise/depthwise_conv/", "depthwise/conv/"),
-    (r"instance_center_head/", "center_head/"),
-    (r"instance_regression_head/", "offset_head/"),
-    (r"/batch_norm/", "/norm/"),
-]
-DEEPLAB2_UNUSED = {
-    r"/\.OPTIMIZER_SLOT/|^_?(optimizer|model)/|^(global_step|save_counter)$": "state of its training",
-    r"batch_norm_similarity/beta$": "softmax ignores the offset of a logit",
-}
+
+# === google-research/deeplab2 ===
 
 
 def deeplab2_weights(arrays):
@@ -70,7 +43,7 @@ def deeplab2_weights(arrays):
         block, first, rest = name.partition("/conv1_bn_act/")
         if first and f"{block}/conv2_bn/conv/kernel" in plain:  # a basic block
             name = f"{block}/first/{rest}"
-        name = _renamed(name, _DEEPLAB2)
+        name = _renamed(name, DEEPLAB2)
         if "batch_norm_similarity/" in name:
             if not name.endswith("/beta"):
                 ours[name.replace("batch_norm_similarity", "logit_norm")] = array.reshape(array.shape[0], -1)
@@ -83,37 +56,6 @@ def deeplab2_weights(arrays):
 
 
 # === csrhddlam/axial-deeplab ===
-
-_CSRHDDLAM = [
-    (r"^backbone/stem/conv/kernel", "conv1.weight"),
-    (r"^backbone/stem/norm/", "bn1."),
-    (r"^backbone/stage(\d+)_block(\d+)/", lambda match: f"layer{int(match[1]) - 1}.{int(match[2]) - 1}."),
-    (r"reduce/conv/kernel", "conv_down.weight"),
-    (r"reduce/norm/", "bn1."),
-    (r"expand/conv/kernel", "conv_up.weight"),
-    (r"expand/norm/", "bn2."),
-    (r"shortcut/conv/kernel", "downsample.0.weight"),
-    (r"shortcut/norm/", "downsample.1."),
-    (r"logits/conv/kernel", "fc.weight"),
-    (r"logits/conv/bias", "fc.bias"),
-    (r"attention/height/", "hight_block."),
-    (r"attention/width/", "width_block."),
-    (r"\bkernel$", "qkv_transform.weight"),
-    (r"query_table$", "relative"),
-    (r"qkv_norm/", "bn_qkv."),
-    (r"logit_norm/", "bn_similarity."),
-    (r"content_output_norm/", "bn_output."),
-    (r"gamma$", "weight"),
-    (r"beta$", "bias"),
-    (r"moving_mean$", "running_mean"),
-    (r"moving_variance$", "running_var"),
-]
-# Source tensors that the target needs no value for, and why.
-CSRHDDLAM_UNUSED = {
-    r"flatten_index$": "an index that is computed",
-    r"num_batches_tracked$": "a count that inference and training do without",
-    r"bn_similarity\.bias$": "softmax ignores the offset of a logit",
-}
 
 
 def to_csrhddlam(values, heads=8):
@@ -136,7 +78,7 @@ def to_csrhddlam(values, heads=8):
     for name, array in values.items():
         if re.search("(key|value)_table$|position_output_norm/", name):
             continue  # they go with the table of the queries, and with the content
-        their = _renamed(name, _CSRHDDLAM)
+        their = _renamed(name, CSRHDDLAM)
         prefix, _, what = their.rpartition(".")
         if what == "relative":
             key, value = (values[name.replace("query", other)] for other in ("key", "value"))
@@ -165,7 +107,7 @@ def csrhddlam_weights(arrays, shapes, heads=8):
     """The inverse of `to_csrhddlam`: where that moves the places of our numbers to, their numbers come from.
 
     Args:
-        arrays: dict from its state_dict's names to arrays. Those of `CSRHDDLAM_UNUSED` are not read. What is not there
+        arrays: dict from its state_dict's names to arrays. Those of `CSRHDDLAM.unused` are not read. What is not there
             has no values.
         shapes: dict from our names to shapes.
         heads: `groups` of its attention layers.
@@ -173,22 +115,13 @@ def csrhddlam_weights(arrays, shapes, heads=8):
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
     places = {name: own.reshape(shape) for (name, shape), own in zip(shapes.items(), numbers, strict=True)}
-    values, there = np.empty(ends[-1]), np.zeros(ends[-1], bool)
-    for name, place in to_csrhddlam(places, heads).items():
-        if name in arrays and not any(re.search(pattern, name) for pattern in CSRHDDLAM_UNUSED):
-            values[place], there[place] = arrays[name], True
+    values, there, theirs = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(places, heads)
+    for name in theirs.keys() & arrays.keys() - unused(theirs, CSRHDDLAM):
+        values[theirs[name]], there[theirs[name]] = arrays[name], True
     return {name: values[own] for name, own in places.items() if there[own].all()}
 
 
 # === ResNets of tf_keras.applications ===
-
-_KERAS = [
-    (r"^predictions/", "logits/conv/"),
-    (r"^conv1_(conv|bn)/", r"backbone/stem/\1/"),
-    (r"^conv([2-5])_block(\d+)_", r"backbone/stage\1_block\2/"),
-    *((f"/{number}_", f"/{part}/") for number, part in enumerate(("shortcut", "reduce", "middle", "expand"))),
-    (r"/bn/", "/norm/"),
-]
 
 
 def keras_weights(arrays):
@@ -200,7 +133,7 @@ def keras_weights(arrays):
     Args:
         arrays: dict from names like 'conv2_block1_1_conv/kernel' to arrays.
     """
-    ours = {_renamed(name, _KERAS): array for name, array in arrays.items()}
+    ours = {_renamed(name, KERAS): array for name, array in arrays.items()}
     for name in [name for name in ours if re.match("backbone/.*/conv/bias$", name)]:
         place, bias = name.removesuffix("/conv/bias"), ours.pop(name)
         mean = f"{place}/norm/moving_mean"

@@ -9,13 +9,13 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from axial.builders import model_names
 from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile
-from axial.io.paths import inside
+from axial.io.paths import PACKAGE, inside
 from axial.io.read import first_line
+from axial.models.names import model_names
 
-SHIPPED_DIR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "shipped")
+SHIPPED_DIR = os.path.join(PACKAGE, "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
 SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
 SUFFIX = ".safetensors"
@@ -145,6 +145,14 @@ def _weights(path, is_checkpoint):
     cards = [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]
     card = next(filter(gfile.exists, cards), None)
     return Source("run" if run else "weights", path, run or folders[0], file=file, card=card)
+
+
+def run_file(model_dir: str) -> str:
+    """Path of the config.gin of a run. Raises InputError if there is none."""
+    path = os.path.join(model_dir, "config.gin")
+    if not gfile.exists(path):
+        raise InputError(f"{path}: no such file; a run of axial-train is expected")
+    return path
 
 
 def find_tensors(folder: str) -> str | None:

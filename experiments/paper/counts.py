@@ -20,11 +20,11 @@ from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, 
 from axial.analysis.step_cost import COUNTED, Step
 from axial.cli import app
 from axial.io import schemas, show
-from axial.io.paths import inside
+from axial.io.paths import experiments_dir, inside
 from axial.io.write import write_block, write_text
 from axial.models.registry import VARIANTS, find_variant
-from axial.statements import experiments_dir, read_recipes
-from axial.weights.convert import OWN_ARGUMENTS
+from axial.recipes import read_recipes
+from axial.weights.convert import PUBLIC
 from axial.weights.interchange import read_safetensors
 from axial.weights.source import SHIPPED, SHIPPED_DIR
 
@@ -108,7 +108,7 @@ def count_step(model, canvas):
 def count_checkpoint(row):
     """(trainable numbers, multiply-adds) of what the file of a `ZooRow` holds, as texts."""
     height, width = map(int, row.photo.split("x"))
-    classes, arguments = find_variant(row.model).classes, OWN_ARGUMENTS.get(row.source, {})
+    classes, arguments = find_variant(row.model).classes, PUBLIC[row.source].arguments if row.source in PUBLIC else {}
     if row.source == SHIPPED:
         file = inside(os.path.dirname(os.path.dirname(SHIPPED_DIR)), row.file, f"file of {row.checkpoint}")
         classes = read_safetensors(file)[0].num_classes

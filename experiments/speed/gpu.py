@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from axial import statements
+from axial import recipes
 from axial.cli import app
 from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed, nearest
@@ -99,7 +99,7 @@ def _main(_):
     programs, folder = find_programs(FLAGS.programs, FLAGS.quick), app.flag("export").rstrip("/")
     try_new_folder("export", folder)
     if of_recipe:
-        recipe = statements.read(FLAGS.gin_file, FLAGS.gin_binding)
+        recipe = recipes.read(FLAGS.gin_file, FLAGS.gin_binding)
         if not recipe.value(f"{recipe.task()}.data_dir"):
             app.flag("data_dir")
     check_installed("--export wants", "analysis", "jax")

@@ -23,8 +23,8 @@ import tpu_table
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.errors import InputError
+from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say
-from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 

@@ -20,8 +20,8 @@ import tpu_table
 from axial.cli import app
 from axial.errors import check_installed
 from axial.io import show
+from axial.io.paths import experiments_dir
 from axial.io.write import around_block, write_block
-from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 

@@ -14,14 +14,14 @@ from absl import flags
 
 import tpu_compile
 import tpu_table
-from axial import statements
+from axial import recipes
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed
+from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
-from axial.statements import experiments_dir
 
 FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
@@ -34,7 +34,7 @@ def _main(_):
     if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
     if not FLAGS.all:
-        statements.read(FLAGS.gin_file, FLAGS.gin_binding)
+        recipes.read(FLAGS.gin_file, FLAGS.gin_binding)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")

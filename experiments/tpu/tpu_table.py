@@ -14,7 +14,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 import tpu_compile
-from axial import configuration
 from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
@@ -26,6 +25,7 @@ from axial.errors import InputError
 from axial.io import read, show
 from axial.io.lock import locked_file
 from axial.io.write import write_text
+from axial.recipes import configuration
 from axial.serving.export import fold
 from axial.tasks.segmentation.panoptic import segment_each
 from axial.training.loop import Loop

@@ -7,10 +7,9 @@ import gin
 import numpy as np
 import pytest
 
-from axial import configuration
 from axial.analysis import own_data
 from axial.analysis.own_data import advise
-from axial.statements import read_recipe
+from axial.recipes import configuration, read_recipe
 
 
 def check(sizes, side, split="train"):

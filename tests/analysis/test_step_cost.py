@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from axial import configuration
 from axial.analysis import step_cost
+from axial.recipes import configuration
 from tests.conftest import ROOT
 
 STEPS = step_cost.read_steps(str(ROOT / "experiments/steps.csv"))

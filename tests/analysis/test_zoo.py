@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 
-from axial import configuration
 from axial.analysis.zoo import SHIPPED, commands, read_zoo
 from axial.errors import InputError
 from axial.io import schemas
 from axial.io.write import file_digest
+from axial.recipes import configuration
 from axial.weights import convert
 from axial.weights.source import shipped_names
 from tests.conftest import ROOT
@@ -49,12 +49,12 @@ WHOLE = [row for row in PUBLIC if row.holds != "backbone"]
 def as_converted(row, num_classes):
     """Card of a checkpoint, as the converter writes it."""
     norm = schemas.Norm(0.9, 1e-4, False)
-    return schemas.WeightsCard(1, row.model, num_classes, convert.OWN_ARGUMENTS[row.source], norm, source=row.source)
+    return schemas.WeightsCard(1, row.model, num_classes, convert.PUBLIC[row.source].arguments, norm, source=row.source)
 
 
 def check_network(row, task):
     assert task.model.name == row.model and task.model.norm.epsilon == 1e-4
-    assert task.model.arguments == convert.OWN_ARGUMENTS[row.source]
+    assert task.model.arguments == convert.PUBLIC[row.source].arguments
 
 
 @pytest.mark.parametrize("row", BACKBONES, ids=[f"{row.checkpoint}, {row.data}" for row in BACKBONES])

@@ -14,7 +14,7 @@ from axial.weights import convert
 RUN = """
 import importlib, json, os, sys, tempfile
 sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # importing one of them fails
-import axial.cli.checks, axial.data.files, axial.io.write, axial.statements  # what most of them import
+import axial.cli.checks, axial.data.files, axial.io.write, axial.recipes  # what most of them import
 for line in sys.stdin:
     command, *arguments = json.loads(line)
     streams = [tempfile.TemporaryFile("w+") for _ in range(2)]

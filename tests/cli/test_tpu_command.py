@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import yaml
 
-from axial import configuration
 from axial.cloud import engines
+from axial.recipes import configuration
 from tests.conftest import ROOT
 
 WHEEL = "--wheel=gs://near/axial_deeplab_tf-1.0-py3-none-any.whl"

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from axial import configuration
+from axial.recipes import configuration
 from tests.data.text_fixture import write_pairs
 
 TEXT = "two dogs run"

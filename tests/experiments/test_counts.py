@@ -6,7 +6,7 @@ import counts
 from axial.analysis import model_counts, step_cost, zoo
 from axial.io import show
 from axial.models.registry import VARIANTS, find_variant
-from axial.statements import read_recipes
+from axial.recipes import read_recipes
 from tests.conftest import ROOT
 
 MODELS = {row.model: row for row in model_counts.read_models(str(ROOT / "experiments/models.csv"))}

@@ -6,9 +6,9 @@ import pytest
 
 import pod
 import tpu_table
-from axial import configuration
 from axial.errors import InputError
-from axial.statements import experiments_dir
+from axial.io.paths import experiments_dir
+from axial.recipes import configuration
 
 ROW = tpu_table.Row(
     "coco/axial_deeplab_s.gin",

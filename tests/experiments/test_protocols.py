@@ -7,10 +7,10 @@ import pytest
 import tf_keras as keras
 
 import published
-from axial import configuration
 from axial.layers import device
 from axial.models.registry import VARIANTS, find_variant, plain_classifier
-from tests.test_configuration import LEAVES, ROOT, recipe_of
+from axial.recipes import configuration
+from tests.recipes.test_configuration import LEAVES, ROOT, recipe_of
 from tpu_compile import as_on_tpu
 
 CLASSIFIERS, DETECTORS, TRANSLATORS, PANOPTIC = (

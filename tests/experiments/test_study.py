@@ -8,11 +8,11 @@ import tensorflow as tf
 
 import study
 import study_reference
-from axial import configuration
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
+from axial.recipes import configuration
 from study import MEMORY, TABLE_2, TABLE_3, TASKS
 from tests.conftest import randomize, relative_error
 

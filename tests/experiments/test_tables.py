@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from axial import configuration
 from axial.models.registry import plain_classifier
+from axial.recipes import configuration
 from published import DATA, IMAGENET, ON_8_CORES, ROWS
 from tables import Result, count_rows, markdown
 from tests.conftest import ROOT

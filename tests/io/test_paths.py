@@ -84,8 +84,8 @@ REVIEWED = {
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
         ("cloud/engines.py", "_script", "name"),
-        ("statements.py", "read_recipe", "path"),
-        ("builders.py", "_module", "*name.split('.')[1:]"),
+        ("recipes/__init__.py", "read_recipe", "path"),
+        ("recipes/settings.py", "_module", "*name.split('.')[1:]"),
         ("data/beam.py", "_run", "f'.beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json'"),
         ("data/converters/cityscapes.py", "cityscapes_items", "labels"),
         ("data/converters/coco.py", "coco_items", "kind"),
@@ -110,7 +110,7 @@ REVIEWED = {
     ],
     "the last part of a path that a list of checkpoints has": [],
     "it is only read, and a gin file may include any other": [
-        ("statements.py", "find_file", "name", "below"),
+        ("recipes/__init__.py", "find_file", "below"),
     ],
     "the path is only shown": [
         ("data/files.py", "check_paired", "odd + ending"),

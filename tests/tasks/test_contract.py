@@ -154,7 +154,7 @@ import importlib, json, os, sys
 from axial.tasks.registry import TASKS
 from tests.tasks.toy_task import ToyTask
 TASKS.append(ToyTask)
-import axial.configuration, axial.serving.predictor
+import axial.recipes.configuration, axial.serving.predictor
 for command, *flags in json.loads(sys.argv[1]):
     pid = os.fork()  # flags of two commands may clash
     if not pid:

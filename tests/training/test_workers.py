@@ -124,7 +124,7 @@ def test_two_workers_meet_after_all_imports_of_a_training():
 import sys
 sys.path[:0] = {PATH!r}
 from tests.training.runs import run
-from axial import configuration
+from axial.recipes import configuration
 from axial.cli import train
 from axial.training import strategy as strategies, trainer
 strategies.GATHER_SECONDS = 60

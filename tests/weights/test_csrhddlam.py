@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from axial.errors import InputError
 from axial.layers.batch_norm import BatchNormConfig
+from axial.models.axial_deeplab.public_weights import CSRHDDLAM
 from axial.models.registry import build_model
 from axial.weights import convert
-from axial.weights.names import CSRHDDLAM_UNUSED
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import GOLDEN
@@ -51,7 +51,7 @@ def test_the_card_says_what_was_done(folder):
     assert card["source"] == "csrhddlam"
     assert card["arguments"]["pixels"] == "torchvision" and card["preprocessing"]["photo"] == 224
     assert list(card["input"]) == ["pt_checkpoint_tiny.pth"] and len(card["input"]["pt_checkpoint_tiny.pth"]) == 64
-    assert set(card["unused"].values()) == set(CSRHDDLAM_UNUSED.values())
+    assert set(card["unused"].values()) == set(CSRHDDLAM.unused.values())
     arrays = read_state_dict(FILE)
     theirs = sum(a.size for n, a in arrays.items() if n not in card["unused"] and "running" not in n)
     assert card["parameters"] == theirs

@@ -8,12 +8,14 @@ import time
 import gin
 import pytest
 
-from axial import builders, configuration, statements
+from axial import recipes
+from axial.models.names import model_names
 from axial.models.registry import VARIANTS
+from axial.recipes import configuration
+from axial.recipes.settings import read_settings
 from tests.conftest import ROOT
 
-FOUND = statements.read_recipes()
-SETTINGS = builders.read_settings()
+FOUND = recipes.read_recipes()
 
 
 @pytest.mark.parametrize("recipe", FOUND[:: len(FOUND) - 1], ids=lambda recipe: recipe.path)
@@ -37,27 +39,22 @@ def test_every_leaf_is_a_recipe():
 
 def test_the_settings_are_those_of_the_signatures():
     """Names and order; defaults as Python evaluates them; each with a meaning."""
-    found = {}
-    for setting in SETTINGS:
-        name, _, argument = setting.name.partition(".")
-        found.setdefault(name, {})[argument] = setting
-    arguments = builders.read_arguments()
-    assert list(arguments) == list(configuration.CONFIGURABLES)
-    assert list(found) == [name for name, known in arguments.items() if known]
+    settings = read_settings()
+    assert list(settings) == list(configuration.CONFIGURABLES)
     for builder in configuration._BUILDERS:
-        own, names = found.get(builder.__name__, {}), vars(sys.modules[builder.__module__])
+        arguments, names = settings[builder.__name__], vars(sys.modules[builder.__module__])
         parameters = inspect.signature(builder).parameters
-        assert list(own) == list(parameters), builder
+        assert list(arguments) == list(parameters), builder
         for argument, parameter in parameters.items():
-            text = own[argument].default
+            text, meaning = arguments[argument]
             assert (text is None) == (parameter.default is inspect.Parameter.empty), argument
             if text is not None and not text.startswith("dataclasses."):
                 assert eval(text, dict(names)) == parameter.default, argument  # noqa: S307, text of our own files
-            assert own[argument].meaning, argument
+            assert meaning, argument
 
 
 def test_the_models_are_those_of_the_module():
-    assert builders.model_names() == list(VARIANTS)
+    assert model_names() == list(VARIANTS)
 
 
 def listed(*arguments):
@@ -87,8 +84,10 @@ def test_the_command_lists_recipes_and_settings_quickly():
     assert line.split("│")[2].strip() == "1400"
 
 
-def test_an_unknown_recipe_is_named_with_the_nearest(command):
+def test_a_recipe_may_be_the_users_and_an_unknown_one_is_named_with_the_nearest(command, tmp_path):
+    (tmp_path / "own.gin").write_text("include 'nuclei/demo.gin'\nSTEPS = 1234\n")
+    assert "1234" in command("analyze", "recipes", str(tmp_path / "own.gin")).out
     result = command("analyze", "recipes", "nuclei/dmo.gin")
-    assert result.code == 2 and "nuclei/dmo.gin: no recipe has this name" in result.line and "demo.gin" in result.line
+    assert result.code == 2 and "nuclei/dmo.gin: no such gin file" in result.line and "demo.gin" in result.line
     result = command("analyze", "recipes", "a", "b")
     assert result.code == 2 and "takes [RECIPE]: got 'b'" in result.line

@@ -28,9 +28,9 @@ from axial.layers.attention.folded import fill_scales
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import Network
 from axial.models.registry import ModelConfig
+from axial.recipes import Recipe, Reference, read
 from axial.serving.files import FileModel
 from axial.serving.predictor import Predictor, check_export
-from axial.statements import Reference, Statements, read, run_file
 from axial.tasks.base import Task
 from axial.tasks.registry import TASKS
 from axial.training.optimizers import OPTIMIZERS, SCHEDULES
@@ -38,11 +38,20 @@ from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
-from axial.weights.source import SUFFIX, Location, resolve
+from axial.weights.source import SUFFIX, Location, resolve, run_file
 
 
 def experiment(task: Task, training: TrainingConfig, optimizer: Any) -> tuple[Task, TrainingConfig, Any]:
-    """The root of a configuration: the task, how long it is trained, and the optimizer. Raises InputError."""
+    """The root of a configuration.
+
+    Args:
+        task: what is trained.
+        training: how it is trained, a `TrainingConfig`.
+        optimizer: of `OPTIMIZERS`.
+
+    Raises:
+        InputError: an argument is none of these.
+    """
     expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
     for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
         if not isinstance(value, tuple(kinds)):
@@ -65,23 +74,27 @@ _BUILDERS = (
 )
 _GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
-_loaded = [Statements()]  # those of the loaded configuration
+_loaded = [Recipe()]
 
 
 def load(files: list[str], bindings: Sequence[str] = ()) -> None:
-    """Parses gin files and bindings into gin's global configuration. They replace the configuration before.
+    """Reads gin files and bindings, and binds them; see `bind`.
 
-    gin's parser reads each text once. The statements that are checked here are the statements that gin keeps, and gin
-    never runs its own `import` or `include`.
+    gin's parser reads each text once. gin never runs its own `import` or `include`.
 
     Raises:
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
             argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
     """
-    _loaded[0] = read(files, bindings)
+    bind(read(files, bindings))
+
+
+def bind(recipe):
+    """Makes a `Recipe` gin's global configuration, in place of the configuration before."""
+    _loaded[0] = recipe
     gin.clear_config()
     with gin.unlock_config():
-        for key, (value, _) in _loaded[0].bindings.items():
+        for key, value in recipe.bindings.items():
             gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _of_gin(value))
 
 
@@ -144,11 +157,6 @@ def query(name: str, default: Any) -> Any:
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
     return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
-
-
-def own_data_dir() -> str | None:
-    """The folder of data that the loaded configuration itself names, as those of the sample do, or None."""
-    return query(f"{_task()}.data_dir", None)
 
 
 def _task():
@@ -233,7 +241,7 @@ def task_of_weights(
         InputError: the recipe does not fit; no data; weights of other classes than the data's.
     """
     load(files, [*([gin_text(card)] if card else []), *bindings])
-    data_dir = data_dir or own_data_dir()
+    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # as recipes of the sample have it
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
     task = build(_task(), data_dir)

@@ -1,0 +1,108 @@
+"""What gin may bind, read from the text of our own modules: nothing is imported.
+
+`configuration` builds it. It needs TensorFlow, whose import takes longer than all that is done here.
+"""
+
+import ast
+import functools
+import os
+import pathlib
+import re
+import sys
+
+from axial.io.paths import PACKAGE
+
+
+@functools.cache
+def read_settings(tasks=()):
+    """What a gin binding may set.
+
+    Args:
+        tasks: further tasks, which a program has added.
+
+    Returns:
+        dict from the names of configurables, in the order of `configuration._BUILDERS`, to dicts from the names of
+        their arguments to (text of the default or None, first sentence of what the docstring says or None).
+    """
+    configurables = _module("axial.recipes.configuration").expanded("_BUILDERS")
+    for task in tasks:
+        if task.__name__ not in configurables:
+            configurables[task.__name__] = _Module(sys.modules[task.__module__].__file__).find(task.__name__)
+    for node, module in [*configurables.values()]:
+        if isinstance(node, ast.ClassDef):
+            configurables |= module.expanded("configures", node.body)
+    return {name: _arguments(*defined) for name, defined in configurables.items()}
+
+
+def first_sentence(text):
+    """The first sentence of a text, on one line.
+
+    >>> first_sentence("CamVid (Brostow et al., 2009) at 145x193. A leaf sets MODEL.")
+    'CamVid (Brostow et al., 2009) at 145x193.'
+    """
+    return re.split(r"(?<=\.)\s+(?=[A-Z`@'0-9])", " ".join(text.split()))[0]
+
+
+class _Module:
+    """The syntax of a module, from the path of its file."""
+
+    def __init__(self, path):
+        self.body = ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
+
+    def find(self, name, body=None):
+        """(statement that defines a name, its `_Module`), also of a name that is imported; None where there is none.
+
+        `body` is that of a class whose attribute it is.
+        """
+        for node in body or self.body:
+            match node:
+                case ast.ImportFrom() if name in [alias.name for alias in node.names]:
+                    return _module(node.module).find(name)
+                case ast.ClassDef(name=other) | ast.FunctionDef(name=other) | ast.Assign(targets=[ast.Name(id=other)]):
+                    if other == name:
+                        return node, self
+        return None
+
+    def expanded(self, name, body=None):
+        """dict from the names of the classes and functions that a variable lists to what `find` says of each."""
+        node, module = self.find(name, body) or (None, None)
+        if not isinstance(node, ast.Assign):
+            return {name: (node, module)} if node else {}
+        names = [part for part in ast.walk(node.value) if isinstance(part, ast.Name)]
+        names.sort(key=lambda part: (part.lineno, part.col_offset))
+        return {found: where for part in names for found, where in module.expanded(part.id).items()}
+
+
+@functools.cache
+def _module(name):
+    """The `_Module` of one of our modules."""
+    path = os.path.join(PACKAGE, *name.split(".")[1:])
+    return _Module(os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py")
+
+
+def _arguments(node, module):
+    """dict from the arguments of a function or a constructor to what `read_settings` has of them."""
+    said, arguments = _meanings(ast.get_docstring(node) or ""), {}
+    makers = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
+    for part in (part for part in makers if part.name in (node.name, "__init__")):
+        given = [argument for argument in part.args.args if argument.arg != "self"]
+        defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
+        pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
+        return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            arguments |= _arguments(*module.find(base.id))
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
+            name = part.target.id
+            arguments[name] = part.value and ast.unparse(part.value), arguments.get(name, (None, None))[1]
+    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
+
+
+def _meanings(docstring):
+    """dict from the names in the sections 'Args' and 'Attributes' of a docstring to what each is."""
+    found = {}
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n?|\n)+)", docstring, re.M):
+        for names, text in re.findall(r"^ {4}(\w[\w, ]*?): (.*(?:\n {5,}.*)*)", section, re.M):
+            found.update(dict.fromkeys(names.split(", "), first_sentence(text)))
+    return found
