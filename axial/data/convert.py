@@ -44,7 +44,7 @@ from axial.io import gfile, schemas, show
 from axial.io.images import PERCENTILES
 from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
-from axial.io.write import cache_dir, file_digest, make_folder, name_broken, output_file, write_json
+from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB of COCO's photos
 PERMUTATION = 5  # seed of the order of the records; see `tfrecord.item_numbers`
@@ -227,7 +227,8 @@ def convert_sample(name, splits, listing, spec):
         listing: function of a split that returns its items and the bytes of their source.
         spec: `DatasetSpec`.
     """
-    path = os.path.join(cache_dir(), name)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = os.path.join(cache, "axial", name)
     with locked(path):
         for split in splits:
             convert_split(Conversion(*listing(split), spec, split, path, progress=False))
