@@ -35,6 +35,7 @@ MODULES = (
     "metrics/*.py",
     "tasks/segmentation/losses.py",
     "tasks/segmentation/grouping.py",
+    "data/levels.py",
     "data/tfrecord.py",
 )
 PROPERTIES = "metrics/test_properties.py"

@@ -38,10 +38,10 @@ import tensorflow as tf
 
 from axial.data import labels, tfrecord
 from axial.data.files import photo_fields
+from axial.data.levels import PERCENTILES
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
 from axial.io import gfile, schemas, show
-from axial.io.images import PERCENTILES
 from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
 from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json

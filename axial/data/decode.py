@@ -9,7 +9,8 @@ import functools
 
 import tensorflow as tf
 
-from axial.io.images import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, NOISE, NOISE_VALUES, PERCENTILES
+from axial.data.levels import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
+from axial.io.images import LARGEST_PIXELS, MOST_SCANNED
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # of JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -21,7 +22,7 @@ _MOST_PARTS = 2**16  # segments, chunks and blocks of a file that are walked; a 
 def decode(encoded, levels=DEPTH):
     """uint8 [h, w, 3] of a photo's file, string [], as it is stored.
 
-    16 bits become 8 by `levels`; see `io.images.eight_bits`. Records have photos of 16 bits only where a version of
+    16 bits become 8 by `levels`; see `levels.eight_bits`. Records have photos of 16 bits only where a version of
     axial converted them that knew no other way than 'depth'. Transparency is dropped. Of several pictures in a JPEG,
     PNG or GIF, the first is decoded.
 
@@ -108,7 +109,7 @@ def _png(encoded, levels):
 
 
 def _by_percentiles(values):
-    """uint8 of the shape of int32 [h, w, n], values of 16 bits; see `io.images.eight_bits`."""
+    """uint8 of the shape of int32 [h, w, n], values of 16 bits; see `levels.eight_bits`."""
     size = tf.size(values)
     last = size - 1
     rank = tf.minimum(tf.cast(tf.sqrt(tf.cast(size, tf.float64)), tf.int32) // 4 + 1, last // 2)

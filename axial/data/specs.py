@@ -33,10 +33,10 @@ import runpy
 import msgspec
 import numpy as np
 
+from axial.data.levels import DEPTH
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.check import shortened
-from axial.io.images import DEPTH
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json, read_yaml
 
@@ -64,7 +64,7 @@ class DatasetSpec:
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
         ignored_ids: the data set's numbers that count as unlabelled.
         levels: how photos of more than 8 bits became 8 when the data set was converted, and become for its models; see
-            `io.images.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
+            `data.levels.eight_bits`. Versions of axial that wrote no `levels` knew 'depth' alone.
     """
 
     name: str

@@ -11,8 +11,8 @@ import os
 import msgspec
 import yaml
 
+from axial.data.levels import LEVELS
 from axial.io import schemas, show
-from axial.io.images import LEVELS
 from axial.io.write import folder_digests, write_text
 from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant

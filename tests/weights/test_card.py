@@ -7,8 +7,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from axial.data.levels import LEVELS
 from axial.data.specs import DatasetSpec
-from axial.io.images import LEVELS
 from axial.io.schemas import CardScores, CardSplit
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig
