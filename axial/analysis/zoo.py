@@ -5,15 +5,46 @@ of the source 'axial' and without a file to convert.
 """
 
 import os
+import typing
+from typing import Annotated
+
+from msgspec import Meta
 
 from axial.errors import InputError
 from axial.io.read import read_rows
-from axial.io.schemas import ZooRow
+from axial.io.schemas import Strict, Text
 from axial.models.registry import find_variant
 from axial.weights.convert import OWN_ARGUMENTS
 from axial.weights.source import SHIPPED
 
 COLUMNS = "checkpoint model holds data parameters multiply-adds published ours file licence".split()
+
+
+class ZooRow(Strict):
+    """A row of experiments/zoo.csv, of text alone. `experiments/paper/counts.py` counts the last two columns.
+
+    Attributes:
+        holds: which part of the model the file has: a classifier, a whole panoptic model, or the backbone of one.
+        params: trainable numbers of this part.
+        macs: multiply-adds of this part for a photo of the row's size.
+    """
+
+    checkpoint: Text
+    model: Text
+    source: Text
+    holds: typing.Literal["classifier", "backbone", "panoptic"]
+    data: Text
+    photo: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    published: str
+    published_at: Annotated[str, Meta(pattern="^https?://")]
+    file: Annotated[str, Meta(pattern="^(https?://|axial/shipped/)")]
+    licence: Text
+    ours: str
+    ours_on: str
+    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+    recipe: Text
+    params: Annotated[str, Meta(pattern=r"^\d*$")] = ""
+    macs: Annotated[str, Meta(pattern=r"^\d*$")] = ""
 
 
 def read_zoo(path):

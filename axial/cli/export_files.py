@@ -19,7 +19,6 @@ from axial.data.streams import decode_photo, evaluation_stream, name_damaged_rec
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
 from axial.io.read import read_json
-from axial.io.schemas import CardScores, CardSplit
 from axial.io.show import counted, percent, say, working
 from axial.io.write import new_folder
 from axial.serving import export, files
@@ -27,7 +26,14 @@ from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, pre
 from axial.serving.predictor import Predictor
 from axial.weights.card import write_page
 from axial.weights.convert import input_hashes
-from axial.weights.interchange import count_parameters, make_card, read_safetensors, write_safetensors
+from axial.weights.interchange import (
+    CardScores,
+    CardSplit,
+    count_parameters,
+    make_card,
+    read_safetensors,
+    write_safetensors,
+)
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 

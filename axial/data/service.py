@@ -32,15 +32,26 @@ import tensorflow as tf
 
 from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
-from axial.io import gfile, schemas
+from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.loopback import check_answer
 from axial.io.read import read_json
+from axial.io.schemas import Count, Struct
 from axial.io.show import counted
 
 OPEN = 4  # tickets that a worker reads at a time; they are lost with it
 TICKETS = 64  # of an epoch, at least; a split of fewer shards has several tickets a shard
 SECONDS = 10.0  # between two reports of what arrived
+
+
+class Arrivals(Struct):
+    """What reached one host of a training with --data_service."""
+
+    hosts: Count
+    epoch: Count
+    examples: Count
+    skipped: Count
+    arrived: list[Count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +264,7 @@ def read_arrivals(folder):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
         with contextlib.suppress(InputError):  # it is being written; the other one is whole
-            report, hosts = read_json(path, schemas.Arrivals)[1], jobs.setdefault((int(used), job), {})
+            report, hosts = read_json(path, Arrivals)[1], jobs.setdefault((int(used), job), {})
             hosts[host] = max(report, hosts.get(host, report), key=lambda one: sum(one.arrived))
     if not jobs:
         raise InputError(f"{folder}: no reports of arrivals; a training with --data_service writes them")

@@ -29,9 +29,12 @@ import json
 import os
 import re
 import runpy
+import typing
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from axial.data.levels import DEPTH
 from axial.errors import InputError, nearest
@@ -39,6 +42,7 @@ from axial.io import gfile, schemas
 from axial.io.check import shortened
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json, read_yaml
+from axial.io.schemas import Category, Color, Strict, Text
 
 
 @contextlib.contextmanager
@@ -48,6 +52,39 @@ def named_file(path):
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+class _AnySpec(Strict, kw_only=True):
+    name: Text
+    ignored_ids: list[Category] = []
+    label_divisor: Annotated[int, Meta(ge=1, le=2**24)] = 1000
+    # The largest panoptic label is (ignore + 1) x label_divisor and must fit an int32.
+    ignore: Annotated[int, Meta(ge=1, le=2**15)] = 255
+
+
+class Spec(_AnySpec, kw_only=True):
+    """A `DatasetSpec`; see there."""
+
+    class_names: list[Text]
+    category_ids: list[Category]
+    things: list[bool]
+    palette: list[Color] = []
+    levels: typing.Literal["depth", "percentiles"] = "depth"
+    languages: list[Text] = []  # with the vocabulary, of a `TextSpec` alone
+    vocabulary: str = ""
+
+
+class ClassRow(Strict):
+    id: Category
+    name: Text
+    thing: bool = False
+    color: Color | None = None
+
+
+class SpecFile(_AnySpec, kw_only=True):
+    """The user's YAML of classes."""
+
+    classes: Annotated[list[ClassRow], Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +169,7 @@ class DatasetSpec:
 
     @classmethod
     def from_schema(cls, path, spec):
-        """The spec of a `schemas.Spec` from the file `path`, a `TextSpec` if it has a vocabulary.
+        """The spec of a `Spec` from the file `path`, a `TextSpec` if it has a vocabulary.
 
         Raises:
             InputError: not a spec; names the file.
@@ -145,7 +182,7 @@ class DatasetSpec:
     @classmethod
     def from_yaml(cls, path):
         """The spec of a YAML file of classes. Raises InputError."""
-        content = read_yaml(path, schemas.SpecFile)
+        content = read_yaml(path, SpecFile)
         rows = content.classes
         with named_file(path):
             return cls(
@@ -162,7 +199,7 @@ class DatasetSpec:
     @classmethod
     def read(cls, path):
         """The spec in a spec.json. Raises InputError."""
-        return cls.from_schema(path, read_json(path, schemas.Spec, LARGEST_TEXT)[1])
+        return cls.from_schema(path, read_json(path, Spec, LARGEST_TEXT)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +262,7 @@ class TextSpec:
         return self.pieces.decode([i for i in ids if i])
 
     def to_json(self):
-        lists = {"class_names": [], "category_ids": [], "things": []}  # a `schemas.Spec` has them
+        lists = {"class_names": [], "category_ids": [], "things": []}  # a `Spec` has them
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
@@ -376,7 +413,7 @@ def json_spec(input_dir, splits):
             class_names=tuple(str(row.name) for row in rows),
             category_ids=tuple(row.id for row in rows),
             things=tuple(bool(row.isthing) for row in rows),
-            palette=tuple(convert("categories: color: ", colors, list[schemas.Color])) if all(colors) else (),
+            palette=tuple(convert("categories: color: ", colors, list[Color])) if all(colors) else (),
             ignore=max(255, len(rows)),
         )
 
@@ -398,7 +435,7 @@ def _from_python(path):
     if not isinstance(spec, DatasetSpec):
         raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
     fields = json.loads(json.dumps(spec.to_json(), default=str))
-    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, schemas.Spec))
+    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, Spec))
 
 
 def text_operations():

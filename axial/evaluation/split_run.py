@@ -11,15 +11,27 @@ import msgspec
 import tensorflow as tf
 
 from axial.data.files import names_in
-from axial.data.specs import DatasetSpec
+from axial.data.specs import DatasetSpec, Spec
 from axial.errors import InputError, Preempted
 from axial.evaluation.processes import number_of, scored
-from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.schemas import Struct
 from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
 
 RARELY = 20  # times as long as the last write of the state, at least, between two of them
+
+
+class EvaluationState(Struct):
+    """The state of an evaluation that goes on. Its annotations are those of `Evaluation.results`."""
+
+    identity: dict[str, typing.Any]
+    complete: bool
+    spec: Spec
+    annotations: list[dict[str, typing.Any]]
+    scores: dict[str, typing.Any]
+    kind: str = "panoptic"
+    model: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -258,4 +270,4 @@ def _compare(path, found, wanted):
 
 
 def _read(path):
-    return read_json(path, schemas.EvaluationState)[1]
+    return read_json(path, EvaluationState)[1]
