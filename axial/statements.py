@@ -17,7 +17,6 @@ from gin import config_parser
 from axial.builders import PACKAGE, check_model_name, first_sentence, read_arguments, read_settings
 from axial.errors import InputError, nearest
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.read import first_line, read_text
 
 LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
@@ -245,7 +244,7 @@ class _Reader(config_parser.ParserDelegate):
         self._included += 1
         if self._included > LARGEST_INCLUDES or len(self._open) > DEEPEST:
             raise InputError(f"{place}: more than {LARGEST_INCLUDES} files are included, or {DEEPEST} in a row")
-        if is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
+        if gfile.is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
             raise InputError(f"{place}: includes {name}: a local file is expected, or one of the same bucket")
         self.file(name, f"{place}: includes ")
 

@@ -6,9 +6,8 @@ of the source 'axial' and without a file to convert.
 
 import os
 import typing
-from typing import Annotated
 
-from msgspec import Meta
+import msgspec
 
 from axial.errors import InputError
 from axial.io.read import read_rows
@@ -34,17 +33,17 @@ class ZooRow(Strict):
     source: Text
     holds: typing.Literal["classifier", "backbone", "panoptic"]
     data: Text
-    photo: Annotated[str, Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    photo: typing.Annotated[str, msgspec.Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
     published: str
-    published_at: Annotated[str, Meta(pattern="^https?://")]
-    file: Annotated[str, Meta(pattern="^(https?://|axial/shipped/)")]
+    published_at: typing.Annotated[str, msgspec.Meta(pattern="^https?://")]
+    file: typing.Annotated[str, msgspec.Meta(pattern="^(https?://|axial/shipped/)")]
     licence: Text
     ours: str
     ours_on: str
-    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+    sha256: typing.Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
     recipe: Text
-    params: Annotated[str, Meta(pattern=r"^\d*$")] = ""
-    macs: Annotated[str, Meta(pattern=r"^\d*$")] = ""
+    params: typing.Annotated[str, msgspec.Meta(pattern=r"^\d*$")] = ""
+    macs: typing.Annotated[str, msgspec.Meta(pattern=r"^\d*$")] = ""
 
 
 def read_zoo(path):

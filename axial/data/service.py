@@ -33,7 +33,6 @@ import tensorflow as tf
 from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.loopback import check_answer
 from axial.io.read import read_json
 from axial.io.schemas import Count, Struct
@@ -106,7 +105,7 @@ class Tickets:
 
     def __init__(self, data_dir, manifest, *, seed, shuffle, wanted=None):
         # Workers run in folders of their own.
-        folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
+        folder = data_dir if gfile.is_remote(data_dir) else os.path.abspath(data_dir)
         counts = [count for _, count, _ in manifest["shards"]]
         self._files, self._seed, self._shuffle = shard_paths(folder, manifest), seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])

@@ -30,11 +30,9 @@ import os
 import re
 import runpy
 import typing
-from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from axial.data.levels import DEPTH
 from axial.errors import InputError, nearest
@@ -57,9 +55,9 @@ def named_file(path):
 class _AnySpec(Strict, kw_only=True):
     name: Text
     ignored_ids: list[Category] = []
-    label_divisor: Annotated[int, Meta(ge=1, le=2**24)] = 1000
+    label_divisor: typing.Annotated[int, msgspec.Meta(ge=1, le=2**24)] = 1000
     # The largest panoptic label is (ignore + 1) x label_divisor and must fit an int32.
-    ignore: Annotated[int, Meta(ge=1, le=2**15)] = 255
+    ignore: typing.Annotated[int, msgspec.Meta(ge=1, le=2**15)] = 255
 
 
 class Spec(_AnySpec, kw_only=True):
@@ -84,7 +82,7 @@ class ClassRow(Strict):
 class SpecFile(_AnySpec, kw_only=True):
     """The user's YAML of classes."""
 
-    classes: Annotated[list[ClassRow], Meta(min_length=1)]
+    classes: typing.Annotated[list[ClassRow], msgspec.Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,19 +43,16 @@ import functools
 import hashlib
 import os
 import typing
-from typing import Annotated
 
 import msgspec
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from msgspec import Meta
 
 from axial.data.files import find_manifest
 from axial.data.specs import DatasetSpec, Spec
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, check_regular, read_json
 from axial.io.schemas import Count, Struct, Text
@@ -68,12 +65,12 @@ class Plan(Struct):
     format: typing.Literal[1]
     spec: Spec
     split: Text
-    examples: Annotated[int, Meta(ge=1, le=2**40)]
+    examples: typing.Annotated[int, msgspec.Meta(ge=1, le=2**40)]
     source: Text
     stamps: list[Text] = []
     labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # of `SCHEMAS`
     # Seed of the order of the records, of `item_numbers`; None where they have the order of the items.
-    permutation: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+    permutation: typing.Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     shards: list[tuple[Text, Count, Count]] = []
     hashes: list[Text] = []
     left_out: list[tuple[Count, str]] = []
@@ -85,7 +82,7 @@ class Manifest(Plan, kw_only=True):
     The items that --skip_broken left out are (number in the data set's list, what is wrong).
     """
 
-    shards: Annotated[list[tuple[Text, Count, Count]], Meta(min_length=1)]
+    shards: typing.Annotated[list[tuple[Text, Count, Count]], msgspec.Meta(min_length=1)]
 
 
 _TEXT, _NUMBER = tf.io.FixedLenFeature([], tf.string), tf.io.FixedLenFeature([], tf.int64)
@@ -260,7 +257,7 @@ def read_manifest(data_dir, split):
     if (path, content) not in _checked:
         with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
             list(pool.map(functools.partial(_check_shard, path, data_dir), manifest.shards))
-        if is_remote(path):
+        if gfile.is_remote(path):
             _checked.add((path, content))
     return {**msgspec.structs.asdict(manifest), "spec": DatasetSpec.from_schema(path, manifest.spec)}
 

@@ -5,7 +5,7 @@ import os
 import socket
 
 from axial.errors import InputError
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 from axial.io.read import read_file
 from axial.io.write import lock_file, make_folder, partial_path, remove_empty
 

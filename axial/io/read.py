@@ -14,7 +14,7 @@ import yaml
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB

@@ -33,7 +33,7 @@ import msgspec
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 from axial.io.paths import LONGEST, inside
 from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say

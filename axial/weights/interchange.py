@@ -8,13 +8,11 @@ import hashlib
 import json
 import math
 import typing
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import safetensors.numpy
 import tensorflow as tf
-from msgspec import Meta
 
 from axial.data.specs import DatasetSpec, Spec, field_difference
 from axial.errors import InputError
@@ -34,8 +32,8 @@ SIDE = 33  # of the photo that builds a model; its weights do not depend on it
 class Norm(Strict):
     """A `BatchNormConfig`."""
 
-    momentum: Annotated[float, Meta(ge=0, lt=1)]
-    epsilon: Annotated[float, Meta(gt=0)]
+    momentum: typing.Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    epsilon: typing.Annotated[float, msgspec.Meta(gt=0)]
     unbiased: bool
     group: Count = 0
     frozen: bool = False
@@ -68,11 +66,11 @@ class WeightsCard(Struct):
 
     format: typing.Literal[1]
     model: Text
-    num_classes: Annotated[int, Meta(ge=1, le=2**24)]
-    arguments: dict[str, Any]
+    num_classes: typing.Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+    arguments: dict[str, typing.Any]
     norm: Norm
     source: Text
-    preprocessing: dict[str, Any] = {}
+    preprocessing: dict[str, typing.Any] = {}
     parameters: Count = 0
     input: dict[str, str] = {}
     unused: dict[str, str] = {}

@@ -37,9 +37,9 @@ def test_what_is_right_is_taken_as_the_annotation_says():
     [
         ({"steps": 0}, "Config.steps = 0: expected int >= 1"),
         ({"steps": True}, "Config.steps = True: expected int, got bool"),
-        ({"steps": None}, "Config.steps = None: expected int, got None"),
-        ({"size": 5}, "Config.size = 5: expected tuple, got int"),
-        ({"size": (5, "x")}, "Config.size = (5, 'x'): expected int, got str (in [1])"),
+        ({"steps": None}, "Config.steps = None: expected int, got null"),
+        ({"size": 5}, "Config.size = 5: expected a list, got int"),
+        ({"size": (5, "x")}, "Config.size = (5, 'x'): [1]: expected int, got str"),
         ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
         ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
         ({"other": 1}, "Config.other = 1: expected a Inner, or None for that of the data"),
