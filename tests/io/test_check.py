@@ -52,9 +52,8 @@ def test_a_refusal_names_the_argument(arguments, line):
 
 
 def test_a_long_value_is_cut():
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"^Config.steps = '{'x' * 199}[.]{{3}}: expected int, got str$"):
         Config(steps="x" * 1000)
-    assert str(error.value) == f"Config.steps = '{'x' * 199}...: expected int, got str"
     assert check.shortened("x" * 198) == repr("x" * 198)
     assert check.shortened("x" * 199) == f"'{'x' * 199}..."
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from axial.data.specs import SpecFile
-from axial.data.tfrecord import Manifest
+from axial.data import specs, tfrecord
 from axial.errors import InputError
 from axial.io import read, schemas
 from axial.io.read import read_file, read_json, read_text, read_yaml
@@ -29,7 +28,7 @@ PANOPTIC = {
 }
 CONTENTS = {
     schemas.Panoptic: PANOPTIC,
-    Manifest: {
+    tfrecord.Manifest: {
         "format": 1,
         "spec": {"name": "mine", "class_names": ["a"], "category_ids": [1], "things": [True], "label_divisor": 1000},
         "split": "val",
@@ -37,7 +36,7 @@ CONTENTS = {
         "source": "x",
         "shards": [["val-00000-of-00001.tfrecord", 3, 100]],
     },
-    SpecFile: {"name": "mine", "classes": [{"id": 1, "name": "a", "thing": True, "color": [1, 2, 3]}]},
+    specs.SpecFile: {"name": "mine", "classes": [{"id": 1, "name": "a", "thing": True, "color": [1, 2, 3]}]},
 }
 WRONG = st.sampled_from([None, True, -1, 0, 2**70, 0.5, "", "x", [], [1, 2], {}, {"a": 1}])
 
@@ -122,7 +121,7 @@ def test_wrong_yaml_is_named(tmp_path, text, words):
     path = tmp_path / "file.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=words):
-        read_yaml(str(path), SpecFile)
+        read_yaml(str(path), specs.SpecFile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +198,7 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
         read_text,
         file_digest,
         lambda path: read_json(path, BestScores),
-        lambda path: read_yaml(path, SpecFile),
+        lambda path: read_yaml(path, specs.SpecFile),
     )
     for reader in readers:
         with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
