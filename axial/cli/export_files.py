@@ -24,16 +24,10 @@ from axial.io.write import new_folder
 from axial.serving import export, files
 from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
 from axial.serving.predictor import Predictor
+from axial.weights import interchange
 from axial.weights.card import write_page
 from axial.weights.convert import input_hashes
-from axial.weights.interchange import (
-    CardScores,
-    CardSplit,
-    count_parameters,
-    make_card,
-    read_safetensors,
-    write_safetensors,
-)
+from axial.weights.interchange import count_parameters, make_card, read_safetensors, write_safetensors
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
@@ -147,7 +141,7 @@ def _of_run(task, data_dir, prefixes):
         scores=scores,
         scored_split=task.data.eval_split if scores else "",
         scored_photos=_records(task, data_dir, task.data.eval_split) if scores else 0,
-        trained=CardSplit(task.data.train_split, _records(task, data_dir, task.data.train_split)),
+        trained=interchange.CardSplit(task.data.train_split, _records(task, data_dir, task.data.train_split)),
         made=["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
         input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
@@ -172,7 +166,7 @@ def _results(task, given):
         raise InputError(
             f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
         ) from None
-    return [CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
+    return [interchange.CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
 
 def _command(given):

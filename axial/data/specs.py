@@ -53,6 +53,8 @@ def named_file(path):
 
 
 class _AnySpec(Strict, kw_only=True):
+    """What a `Spec` and the user's YAML share."""
+
     name: Text
     ignored_ids: list[Category] = []
     label_divisor: typing.Annotated[int, msgspec.Meta(ge=1, le=2**24)] = 1000
