@@ -119,11 +119,10 @@ def print_table(header, *groups, title=None):
             table.add_row(*rows[-1])
         table.add_section()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    console = Console(width=columns, color_system=None, markup=False, emoji=False, highlight=False)
-    if Measurement.get(console, console.options, table).minimum <= columns:
-        with console.capture() as text:
-            console.print(table)
-        say(*text.get().splitlines())
+    console = Console(width=columns, markup=False, emoji=False, highlight=False)
+    if Measurement.get(console, console.options.update(width=10**6), table).minimum <= columns:
+        lines = console.render_lines(table, pad=False)
+        say(*("".join(segment.text for segment in line) for line in lines))
         return
     wide = max(map(len, header), default=0)
     for row in rows:
