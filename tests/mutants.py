@@ -35,13 +35,13 @@ MODULES = (
     "metrics/*.py",
     "tasks/segmentation/losses.py",
     "tasks/segmentation/grouping.py",
+    "data/levels.py",
     "data/tfrecord.py",
 )
 PROPERTIES = "metrics/test_properties.py"
 # Of modules that have more tests than ROOM/test_NAME.py, or others.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
-    "io/lease.py": ["cloud/test_supervisor.py"],
     "io/lock.py": ["io/test_write.py"],
     "io/page.py": ["io/test_show.py"],
     "io/paths.py": ["io/test_paths.py", "io/test_write.py"],

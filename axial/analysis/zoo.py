@@ -5,15 +5,45 @@ have rows, with the source 'axial' and no file to convert.
 """
 
 import os
+import typing
+
+import msgspec
 
 from axial.errors import InputError
 from axial.io.read import read_rows
-from axial.io.schemas import ZooRow
+from axial.io.schemas import Strict, Text
 from axial.models.registry import find_variant
 from axial.weights.convert import SOURCES
 from axial.weights.source import SHIPPED
 
 COLUMNS = "checkpoint model holds data parameters multiply-adds published ours file licence".split()
+
+
+class ZooRow(Strict):
+    """A row of experiments/zoo.csv, of text alone. `experiments/paper/counts.py` counts the last two columns.
+
+    Attributes:
+        holds: which part of the model the file has: a classifier, a whole panoptic model, or the backbone of one.
+        params: trainable numbers of this part.
+        macs: multiply-adds of this part for a photo of the row's size.
+    """
+
+    checkpoint: Text
+    model: Text
+    source: Text
+    holds: typing.Literal["classifier", "backbone", "panoptic"]
+    data: Text
+    photo: typing.Annotated[str, msgspec.Meta(pattern=r"^\d{1,5}x\d{1,5}$")]
+    published: str
+    published_at: typing.Annotated[str, msgspec.Meta(pattern="^https?://")]
+    file: typing.Annotated[str, msgspec.Meta(pattern="^(https?://|axial/shipped/)")]
+    licence: Text
+    ours: str
+    ours_on: str
+    sha256: typing.Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
+    recipe: Text
+    params: typing.Annotated[str, msgspec.Meta(pattern=r"^\d*$")] = ""
+    macs: typing.Annotated[str, msgspec.Meta(pattern=r"^\d*$")] = ""
 
 
 def read_zoo(path):

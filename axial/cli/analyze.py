@@ -25,8 +25,8 @@ from axial.cli import app, flags
 from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
 from axial.data.files import load_photo
+from axial.data.levels import PERCENTILES
 from axial.errors import InputError
-from axial.io.images import PERCENTILES
 from axial.io.paths import experiments_dir, output_names
 from axial.io.show import print_table, say, working
 from axial.io.write import write_json, write_whole

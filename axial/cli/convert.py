@@ -38,7 +38,6 @@ from axial.cli.checks import SOURCES, TARGETS, check_splits
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed, nearest
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.lock import locked
 from axial.io.paths import experiments_dir
 from axial.io.show import broken, counted, say
@@ -338,7 +337,7 @@ class Weights(Flags):
             if self.model:
                 check_model_name(self.model)
             try_new_folder("output", self.output)
-        if not is_remote(self.input) and not (os.path.exists(self.input) or os.path.exists(f"{self.input}.index")):
+        if not gfile.is_remote(self.input) and not any(map(os.path.exists, (self.input, f"{self.input}.index"))):
             raise InputError(f"{self.input}: no such file or folder")
 
 

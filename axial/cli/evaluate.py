@@ -40,7 +40,7 @@ from axial.cli import app, flags
 from axial.cli.checks import check_checkpoint, check_model, check_run, check_splits
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 
 _SIDE = r"([1-9]\d{0,4})"
 _SIZE = flags.matched(rf"{_SIDE}(?:x{_SIDE})?", "SIDE or HEIGHTxWIDTH in pixels, as in 224 or 224x320")

@@ -18,13 +18,13 @@ from axial.data.streams import decode_photo, evaluation_stream, name_damaged_rec
 from axial.data.tfrecord import find_splits, read_manifest
 from axial.errors import InputError
 from axial.io.read import read_json
-from axial.io.schemas import CardScores, CardSplit
 from axial.io.show import counted, percent, say, working
 from axial.io.write import new_folder
 from axial.recipes import configuration
 from axial.serving import export, files
 from axial.serving.parity import NUMBERS, QUALITY, latency, map_differences, prediction_differences
 from axial.serving.predictor import Predictor
+from axial.weights import interchange
 from axial.weights.card import write_page
 from axial.weights.convert import input_hashes
 from axial.weights.interchange import count_parameters, make_card, read_safetensors, write_safetensors
@@ -141,7 +141,7 @@ def _of_run(task, data_dir, prefixes):
         scores=scores,
         scored_split=task.data.eval_split if scores else "",
         scored_photos=_records(task, data_dir, task.data.eval_split) if scores else 0,
-        trained=CardSplit(task.data.train_split, _records(task, data_dir, task.data.train_split)),
+        trained=interchange.CardSplit(task.data.train_split, _records(task, data_dir, task.data.train_split)),
         made=["axial-train --gin_file=RUN/config.gin --data_dir=DATA --model_dir=RUN"] if is_run else [],
         input={name: value for prefix in prefixes for name, value in input_hashes(f"{prefix}.").items()},
     )
@@ -166,7 +166,7 @@ def _results(task, given):
         raise InputError(
             f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
         ) from None
-    return [CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
+    return [interchange.CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
 
 def _command(given):

@@ -11,7 +11,8 @@ import typing
 from absl import flags as absl
 
 from axial.errors import InputError, nearest
-from axial.io.check import convert_diameter, is_remote
+from axial.io.check import convert_diameter
+from axial.io.gfile import is_remote
 from axial.io.write import try_file, try_folder, try_new_folder
 
 # What a flag's path names. Inputs are looked for before the work begins, and outputs are tried.

@@ -27,8 +27,7 @@ from axial.cloud.engines import ENGINES, Request
 from axial.cloud.node import describe
 from axial.cloud.runs import Run
 from axial.errors import InputError
-from axial.io.check import is_remote
-from axial.io.gfile import check_plain
+from axial.io.gfile import check_plain, is_remote
 from axial.io.read import read_json
 from axial.io.schemas import STATUS, RunStatus
 from axial.io.show import plain, say

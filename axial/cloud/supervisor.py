@@ -23,8 +23,8 @@ import tempfile
 import time
 
 from axial.cloud import runs
+from axial.cloud.lease import Lease
 from axial.errors import InputError
-from axial.io.lease import Lease
 from axial.io.read import read_file
 from axial.io.show import say
 from axial.io.write import write_text

@@ -18,9 +18,8 @@ import apache_beam
 import tensorflow as tf
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from axial.data.convert import write_items
+from axial.data.convert import WrittenShard, write_items
 from axial.errors import InputError, nearest
-from axial.io import schemas
 from axial.io.read import LARGEST_TEXT, first_line, read_json
 from axial.io.write import write_json
 
@@ -64,7 +63,7 @@ def shard_writer(listing, options):
 
 
 def _run(listing, options, conversion, todo, bar):
-    """Returns the list of `schemas.WrittenShard`s; see `convert_split`."""
+    """Returns the list of `WrittenShard`s; see `convert_split`."""
     report = os.path.join(conversion.output_dir, f".beam-{hashlib.sha256(repr(todo).encode()).hexdigest()[:16]}.json")
     source = hashlib.sha256(conversion.source).digest()
     work = _WriteShard(dataclasses.replace(conversion, items=None, source=source), listing)
@@ -82,7 +81,7 @@ def _run(listing, options, conversion, todo, bar):
         | "report" >> apache_beam.Map(functools.partial(write_json, report))
     )
     pipeline.run().wait_until_finish()
-    rows = read_json(report, schemas.WrittenShards, LARGEST_TEXT)[1]
+    rows = read_json(report, list[WrittenShard], LARGEST_TEXT)[1]
     tf.io.gfile.remove(report)
     if error := next((row.error for row in sorted(rows, key=lambda row: row.path) if row.error), None):
         raise InputError(error)
@@ -91,7 +90,7 @@ def _run(listing, options, conversion, todo, bar):
 
 
 class _WriteShard(apache_beam.DoFn):
-    """Writes a shard and yields a `schemas.WrittenShard`, also for bad input: a runner retries what raises.
+    """Writes a shard and yields a `WrittenShard`, also for bad input: a runner retries what raises.
 
     The conversion holds a hash of the source. The worker fills in the items with `listing`.
     """
@@ -111,4 +110,4 @@ class _WriteShard(apache_beam.DoFn):
             with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
                 yield write_items(self._conversion, path, self._items[first:last], pool)
         except InputError as error:
-            yield schemas.WrittenShard(path, error=str(error))
+            yield WrittenShard(path, error=str(error))

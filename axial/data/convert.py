@@ -38,17 +38,33 @@ import tensorflow as tf
 
 from axial.data import labels, tfrecord
 from axial.data.files import photo_fields
+from axial.data.levels import PERCENTILES
 from axial.data.specs import DatasetSpec, TextSpec
 from axial.errors import InputError
-from axial.io import gfile, schemas, show
-from axial.io.images import PERCENTILES
+from axial.io import gfile, show
 from axial.io.lock import locked
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json
-from axial.io.write import cache_dir, file_digest, make_folder, name_broken, output_file, write_json
+from axial.io.schemas import Count, Strict
+from axial.io.write import file_digest, make_folder, name_broken, output_file, write_json
 
 PHOTOS_A_SHARD = 512  # about 100 MB for COCO
 PERMUTATION = 5  # seed of the record order; see `tfrecord.item_numbers`
 AHEAD = 64  # items in progress at a time
+
+
+class WrittenShard(Strict):
+    """What a worker says of a shard. One without a file has no digest.
+
+    Broken items are (place in the shard, what is wrong), remarks (text, photo). After an `error` the job ends.
+    """
+
+    path: str
+    size: Count = 0
+    digest: str = ""
+    seconds: dict[str, float] = {}
+    error: str = ""
+    broken: list[tuple[Count, str]] = []
+    remarks: list[tuple[str, str]] = []
 
 
 def encode_item(item):
@@ -157,7 +173,7 @@ def convert_split(conversion, write=None):
     Args:
         conversion: `Conversion`.
         write: function of (conversion, dict from shard paths to (first record, last record + 1), progress bar) that
-            writes these shards and returns a `schemas.WrittenShard` for each. By default this process writes them;
+            writes these shards and returns a `WrittenShard` for each. By default this process writes them;
             `beam.shard_writer` makes another.
 
     Returns:
@@ -214,7 +230,7 @@ def convert_split(conversion, write=None):
 
 
 def _digest(row):
-    """(bytes, SHA-256) of a `schemas.WrittenShard`."""
+    """(bytes, SHA-256) of a `WrittenShard`."""
     return (row.size, row.digest) if row.digest else file_digest(row.path)
 
 
@@ -227,7 +243,8 @@ def convert_sample(name, splits, listing, spec):
         listing: function of a split that returns its items and the bytes of their source.
         spec: `DatasetSpec`.
     """
-    path = os.path.join(cache_dir(), name)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = os.path.join(cache, "axial", name)
     with locked(path):
         for split in splits:
             convert_split(Conversion(*listing(split), spec, split, path, progress=False))
@@ -244,15 +261,15 @@ def as_stored(listing):
 
 
 def _earlier(conversion):
-    """Returns a finished run's `schemas.Manifest`, the `schemas.Plan` of a run that has written shards, or None."""
-    for path, schema in ((conversion.manifest, schemas.Manifest), (conversion.plan, schemas.Plan)):
+    """Returns a finished run's `tfrecord.Manifest`, the `tfrecord.Plan` of a run that has written shards, or None."""
+    for path, schema in ((conversion.manifest, tfrecord.Manifest), (conversion.plan, tfrecord.Plan)):
         if tf.io.gfile.exists(path):
             return read_json(path, schema, LARGEST_TEXT)[1] if conversion.shards_there() else None
     return None
 
 
 def _plan(conversion):
-    """dict of a `schemas.Plan`. Its 'source' depends on the input, the number of shards and the record order."""
+    """dict of a `tfrecord.Plan`. Its 'source' depends on the input, the number of shards and the record order."""
     items, bounds, permutation = conversion.permuted(), conversion.bounds(), conversion.permutation
     order = "" if permutation is None else f" permuted by {permutation}"
     return {
@@ -280,7 +297,7 @@ def _stamp(items):
 
 
 def _kept(conversion, earlier, plan, order):
-    """dict from each reusable shard of an earlier run to a `schemas.WrittenShard` without its bytes.
+    """dict from each reusable shard of an earlier run to a `WrittenShard` without its bytes.
 
     Args:
         conversion: `Conversion`.
@@ -294,7 +311,7 @@ def _kept(conversion, earlier, plan, order):
     if not earlier:
         return {}
     path = conversion.manifest if earlier.shards else conversion.plan
-    now, reasons = convert(f"{path}: ", plan, schemas.Plan), dict(earlier.left_out)
+    now, reasons = convert(f"{path}: ", plan, tfrecord.Plan), dict(earlier.left_out)
     same = (earlier.spec, earlier.split, earlier.source, earlier.labels) == (
         now.spec,
         now.split,
@@ -313,11 +330,11 @@ def _kept(conversion, earlier, plan, order):
         if not unchanged or (broken and not conversion.skip_broken):
             continue
         if len(broken) == last - first:  # the shard has no file
-            kept[path] = schemas.WrittenShard(path, broken=broken)
+            kept[path] = WrittenShard(path, broken=broken)
         elif tf.io.gfile.exists(path):
             size = tf.io.gfile.stat(path).length
             whole = size == sizes.get(os.path.basename(path)) if sizes else _records(path) == last - first
-            kept |= {path: schemas.WrittenShard(path, broken=broken)} if whole else {}
+            kept |= {path: WrittenShard(path, broken=broken)} if whole else {}
     return kept
 
 
@@ -377,7 +394,7 @@ class _Incomplete(Exception):
 
 
 def write_items(conversion, path, items, pool, *, bar=None):
-    """Writes items as one shard, which appears only when it is complete. Returns its `schemas.WrittenShard`.
+    """Writes items as one shard, which appears only when it is complete. Returns its `WrittenShard`.
 
     Args:
         conversion: `Conversion` with `encode` and `skip_broken`. With `skip_broken`, the shard is written without its
@@ -408,7 +425,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
     with contextlib.suppress(_Incomplete):
         tfrecord.write_shard(path, records())
         size, digest = file_digest(path)
-    return schemas.WrittenShard(path, size, digest, dict(stages), broken=broken, remarks=remarks)
+    return WrittenShard(path, size, digest, dict(stages), broken=broken, remarks=remarks)
 
 
 def _in_order(pool, encode, items):

@@ -8,7 +8,8 @@ import functools
 
 import tensorflow as tf
 
-from axial.io.images import DEEP_DIVISORS, DEPTH, LARGEST_PIXELS, MOST_SCANNED, NOISE, NOISE_VALUES, PERCENTILES
+from axial.data.levels import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
+from axial.io.images import LARGEST_PIXELS, MOST_SCANNED
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, PNG, GIF and BMP; WebP has two parts
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
@@ -20,7 +21,7 @@ _MOST_PARTS = 2**16  # most segments, chunks or blocks to walk; a PNG of 512 MB 
 def decode(encoded, levels=DEPTH):
     """Decodes a photo's file, string [], to uint8 [h, w, 3], before the EXIF turn.
 
-    Values of 16 bits become 8 by the rule `levels`; see `io.images.eight_bits`. Only old versions of axial, which knew
+    Values of 16 bits become 8 by the rule `levels`; see `levels.eight_bits`. Only old versions of axial, which knew
     no rule but 'depth', wrote records with 16-bit photos. Transparency is dropped. If a JPEG, PNG or GIF has several
     pictures, the first is decoded.
 
@@ -107,7 +108,7 @@ def _png(encoded, levels):
 
 
 def _by_percentiles(values):
-    """Scales 16-bit values, int32 [h, w, n], to uint8 of the same shape; see `io.images.eight_bits`."""
+    """Scales 16-bit values, int32 [h, w, n], to uint8 of the same shape; see `levels.eight_bits`."""
     size = tf.size(values)
     last = size - 1
     rank = tf.minimum(tf.cast(tf.sqrt(tf.cast(size, tf.float64)), tf.int32) // 4 + 1, last // 2)

@@ -9,9 +9,10 @@ import typing
 
 import numpy as np
 
+from axial.data.levels import LEVELS, PERCENTILES, rgb
 from axial.errors import NOT_UTF8, InputError, nearest
 from axial.io import gfile
-from axial.io.images import LEVELS, PERCENTILES, open_photo, orientation, upright
+from axial.io.images import open_photo, orientation, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
@@ -216,7 +217,7 @@ def _encoded(data, photo):
     encoded = io.BytesIO()
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
     # Pillow would keep a transparency, which may not fit the mode.
-    photo.rgb().save(encoded, format, quality=95, subsampling=0, transparency=None)
+    rgb(photo).save(encoded, format, quality=95, subsampling=0, transparency=None)
     return encoded.getvalue()
 
 
@@ -256,7 +257,7 @@ def missing_files(folder, names, what):
 
 
 def load_photo(path, levels=PERCENTILES):
-    """Reads a photo of any format as uint8 [h, w, 3], turned by its EXIF tag; see `Photo.rgb`.
+    """Reads a photo of any format as uint8 [h, w, 3], turned by its EXIF tag; see `levels.rgb`.
 
     Prints on standard error which pages and channels of the file are left out.
 
@@ -266,7 +267,7 @@ def load_photo(path, levels=PERCENTILES):
     photo = open_photo(path, read_file(path))
     for text in photo.left_out:
         say(f"{path}: {text}", error=True)
-    return np.asarray(upright(photo.rgb(levels), orientation(photo.image)))
+    return np.asarray(upright(rgb(photo, levels), orientation(photo.image)))
 
 
 def find_photos(arguments):

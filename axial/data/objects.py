@@ -4,19 +4,38 @@ A network knows objects only at its training zoom. objects.json of a run or an e
 """
 
 import os
+from typing import Annotated
 
 import numpy as np
 import tensorflow as tf
+from msgspec import Meta
 
 from axial.data import tfrecord
 from axial.data.labels import numbered
 from axial.data.streams import decode_photo, name_damaged_records
-from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.schemas import Count, Strict
 
 OBJECTS = "objects.json"
 MOST_PHOTOS = 500  # photos to measure; records have a random order
 PERCENTILES = 5, 50, 95
+
+
+Pixels = Annotated[float, Meta(gt=0, le=2**16)]
+Level = Annotated[float, Meta(ge=0, le=255)]
+
+
+class Objects(Strict):
+    """objects.json of runs and exports: what the things of the training photos looked like, by their labels.
+
+    Each range has the 5th percentile, the median and the 95th percentile: of the diameters of circles of the objects'
+    areas, in pixels of the photos as they are stored, and of the photos' `grey_level`s.
+    """
+
+    photos: Count  # that were looked at
+    objects: Count
+    diameter: tuple[Pixels, Pixels, Pixels]
+    level: tuple[Level, Level, Level]
 
 
 def diameters(areas):
@@ -30,7 +49,7 @@ def grey_level(photo):
 
 
 def objects_of(data_dir, split):
-    """`schemas.Objects` of a converted split; None if it has no things.
+    """`Objects` of a converted split; None if it has no things.
 
     Crowds are left out. The first `MOST_PHOTOS` photos of a large split are measured.
 
@@ -58,10 +77,10 @@ def objects_of(data_dir, split):
     if not len(sizes):
         return None
     ranges = [np.percentile(values, PERCENTILES).round(2).tolist() for values in (sizes, levels)]
-    return schemas.Objects(len(levels), len(sizes), *map(tuple, ranges))
+    return Objects(len(levels), len(sizes), *map(tuple, ranges))
 
 
 def read_objects(folder):
-    """`schemas.Objects` from a run's folder or an export's assets.extra; None if an older version wrote it."""
+    """`Objects` from a run's folder or an export's assets.extra; None if an older version wrote it."""
     path = os.path.join(folder, OBJECTS)
-    return read_json(path, schemas.Objects)[1] if tf.io.gfile.exists(path) else None
+    return read_json(path, Objects)[1] if tf.io.gfile.exists(path) else None

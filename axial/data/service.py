@@ -32,15 +32,25 @@ import tensorflow as tf
 
 from axial.data.tfrecord import shard_paths
 from axial.errors import InputError
-from axial.io import gfile, schemas
-from axial.io.check import is_remote
+from axial.io import gfile
 from axial.io.loopback import check_answer
 from axial.io.read import read_json
+from axial.io.schemas import Count, Struct
 from axial.io.show import counted
 
 OPEN = 4  # tickets that a worker reads at a time; if it dies, they are lost
 TICKETS = 64  # fewest tickets of an epoch; a split with fewer shards has several tickets a shard
 SECONDS = 10.0  # seconds between two reports of arrivals
+
+
+class Arrivals(Struct):
+    """What reached one host of a training with --data_service."""
+
+    hosts: Count
+    epoch: Count
+    examples: Count
+    skipped: Count
+    arrived: list[Count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Tickets:
 
     def __init__(self, data_dir, manifest, *, seed, shuffle, keep_mask=None):
         # Workers run in other working directories.
-        folder = data_dir if is_remote(data_dir) else os.path.abspath(data_dir)
+        folder = data_dir if gfile.is_remote(data_dir) else os.path.abspath(data_dir)
         counts = [count for _, count, _ in manifest["shards"]]
         self._files, self._seed, self._shuffle = shard_paths(folder, manifest), seed, shuffle
         self._starts = np.concatenate([[0], np.cumsum(counts)])
@@ -254,7 +264,7 @@ def read_arrivals(folder):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
         with contextlib.suppress(InputError):  # this report is being written; the other is whole
-            report, hosts = read_json(path, schemas.Arrivals)[1], jobs.setdefault((int(used), job), {})
+            report, hosts = read_json(path, Arrivals)[1], jobs.setdefault((int(used), job), {})
             hosts[host] = max(report, hosts.get(host, report), key=lambda one: sum(one.arrived))
     if not jobs:
         raise InputError(f"{folder}: no reports of arrivals; a training with --data_service writes them")

@@ -29,16 +29,18 @@ import json
 import os
 import re
 import runpy
+import typing
 
 import msgspec
 import numpy as np
 
+from axial.data.levels import DEPTH
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.check import shortened
-from axial.io.images import DEPTH
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, convert, first_line, read_file, read_json, read_yaml
+from axial.io.schemas import Category, Color, Strict, Text
 
 
 @contextlib.contextmanager
@@ -48,6 +50,41 @@ def named_file(path):
         yield
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+class _AnySpec(Strict, kw_only=True):
+    """What a `StoredSpec` and the user's YAML share."""
+
+    name: Text
+    ignored_ids: list[Category] = []
+    label_divisor: typing.Annotated[int, msgspec.Meta(ge=1, le=2**24)] = 1000
+    # The largest panoptic label is (ignore + 1) x label_divisor and must fit an int32.
+    ignore: typing.Annotated[int, msgspec.Meta(ge=1, le=2**15)] = 255
+
+
+class StoredSpec(_AnySpec, kw_only=True):
+    """A `DatasetSpec` or a `TextSpec` as a file has it; see there."""
+
+    class_names: list[Text]
+    category_ids: list[Category]
+    things: list[bool]
+    palette: list[Color] = []
+    levels: typing.Literal["depth", "percentiles"] = "depth"
+    languages: list[Text] = []  # with the vocabulary, of a `TextSpec` alone
+    vocabulary: str = ""
+
+
+class ClassRow(Strict):
+    id: Category
+    name: Text
+    thing: bool = False
+    color: Color | None = None
+
+
+class SpecFile(_AnySpec, kw_only=True):
+    """The user's YAML of classes."""
+
+    classes: typing.Annotated[list[ClassRow], msgspec.Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +101,7 @@ class DatasetSpec:
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
         ignored_ids: the data set's numbers that count as unlabelled.
         levels: rule by which photos of more than 8 bits became 8 in the conversion, and become 8 for the data set's
-            models; see `io.images.eight_bits`. Versions of axial that wrote no `levels` knew only 'depth'.
+            models; see `data.levels.eight_bits`. Versions of axial that wrote no `levels` knew only 'depth'.
     """
 
     name: str
@@ -132,7 +169,7 @@ class DatasetSpec:
 
     @classmethod
     def from_schema(cls, path, spec):
-        """The spec of a `schemas.Spec` read from the file `path`; a `TextSpec` if it has a vocabulary.
+        """The spec of a `StoredSpec` read from the file `path`; a `TextSpec` if it has a vocabulary.
 
         Raises:
             InputError: this is not a spec; the message names the file.
@@ -145,7 +182,7 @@ class DatasetSpec:
     @classmethod
     def from_yaml(cls, path):
         """The spec of a user's YAML file. Raises InputError."""
-        content = read_yaml(path, schemas.SpecFile)
+        content = read_yaml(path, SpecFile)
         rows = content.classes
         with named_file(path):
             return cls(
@@ -162,7 +199,7 @@ class DatasetSpec:
     @classmethod
     def read(cls, path):
         """The spec in a spec.json. Raises InputError."""
-        return cls.from_schema(path, read_json(path, schemas.Spec, LARGEST_TEXT)[1])
+        return cls.from_schema(path, read_json(path, StoredSpec, LARGEST_TEXT)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +262,7 @@ class TextSpec:
         return self.pieces.decode([i for i in ids if i])
 
     def to_json(self):
-        lists = {"class_names": [], "category_ids": [], "things": []}  # a `schemas.Spec` has them
+        lists = {"class_names": [], "category_ids": [], "things": []}  # a `StoredSpec` has them
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
@@ -378,7 +415,7 @@ def json_spec(input_dir, splits):
             class_names=tuple(str(row.name) for row in rows),
             category_ids=tuple(row.id for row in rows),
             things=tuple(bool(row.isthing) for row in rows),
-            palette=tuple(convert("categories: color: ", colors, list[schemas.Color])) if all(colors) else (),
+            palette=tuple(convert("categories: color: ", colors, list[Color])) if all(colors) else (),
             ignore=max(255, len(rows)),
         )
 
@@ -400,7 +437,7 @@ def _from_python(path):
     if not isinstance(spec, DatasetSpec):
         raise InputError(f"{path}: it sets no SPEC, a DatasetSpec")
     fields = json.loads(json.dumps(spec.to_json(), default=str))
-    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, schemas.Spec))
+    return DatasetSpec.from_schema(path, convert(f"{path}: SPEC: ", fields, StoredSpec))
 
 
 def text_operations():

@@ -42,6 +42,7 @@ import concurrent.futures
 import functools
 import hashlib
 import os
+import typing
 
 import msgspec
 import numpy as np
@@ -49,13 +50,40 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from axial.data.files import find_manifest
-from axial.data.specs import DatasetSpec
+from axial.data.specs import DatasetSpec, StoredSpec
 from axial.errors import InputError
-from axial.io import gfile, schemas
-from axial.io.check import is_remote
+from axial.io import gfile
 from axial.io.paths import inside
 from axial.io.read import LARGEST_TEXT, check_regular, read_json
+from axial.io.schemas import Count, Struct, Text
 from axial.io.write import write_whole
+
+
+class Plan(Struct):
+    """.SPLIT.plan, of a conversion that goes on. Stamps are hashes of the sizes and times of a shard's input files."""
+
+    format: typing.Literal[1]
+    spec: StoredSpec
+    split: Text
+    examples: typing.Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    source: Text
+    stamps: list[Text] = []
+    labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # of `SCHEMAS`
+    # Seed of the order of the records, of `item_numbers`; None where they have the order of the items.
+    permutation: typing.Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
+    shards: list[tuple[Text, Count, Count]] = []
+    hashes: list[Text] = []
+    left_out: list[tuple[Count, str]] = []
+
+
+class Manifest(Plan, kw_only=True):
+    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256.
+
+    The items that --skip_broken left out are (number in the data set's list, what is wrong).
+    """
+
+    shards: typing.Annotated[list[tuple[Text, Count, Count]], msgspec.Meta(min_length=1)]
+
 
 _TEXT, _NUMBER = tf.io.FixedLenFeature([], tf.string), tf.io.FixedLenFeature([], tf.int64)
 _NUMBERS = tf.io.RaggedFeature(tf.int64)
@@ -204,7 +232,7 @@ def fingerprint(data_dir, split):
     Raises:
         InputError: no such split.
     """
-    manifest = read_json(inside(data_dir, f"{split}.json", "--split"), schemas.Manifest, LARGEST_TEXT)[1]
+    manifest = read_json(inside(data_dir, f"{split}.json", "--split"), Manifest, LARGEST_TEXT)[1]
     spec, content = manifest.spec, manifest.hashes or [manifest.source, manifest.shards]  # 0.1 wrote no hashes
     classes = [spec.class_names, spec.category_ids, spec.things, spec.label_divisor, spec.ignore, spec.vocabulary]
     digest = hashlib.sha256(msgspec.json.encode([classes, manifest.labels, content])).hexdigest()
@@ -221,7 +249,7 @@ def read_manifest(data_dir, split):
             is missing or has another length than when it was written.
     """
     path = find_manifest(data_dir, split)
-    content, manifest = read_json(path, schemas.Manifest, LARGEST_TEXT)
+    content, manifest = read_json(path, Manifest, LARGEST_TEXT)
     if manifest.split != split:
         raise InputError(f"{path}: split: the manifest is of {manifest.split!r}")
     if sum(records for _, records, _ in manifest.shards) != manifest.examples:
@@ -229,7 +257,7 @@ def read_manifest(data_dir, split):
     if (path, content) not in _checked:
         with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
             list(pool.map(functools.partial(_check_shard, path, data_dir), manifest.shards))
-        if is_remote(path):
+        if gfile.is_remote(path):
             _checked.add((path, content))
     return {**msgspec.structs.asdict(manifest), "spec": DatasetSpec.from_schema(path, manifest.spec)}
 

@@ -11,16 +11,27 @@ import msgspec
 import tensorflow as tf
 
 from axial.data.files import names_in
-from axial.data.specs import DatasetSpec
+from axial.data.specs import DatasetSpec, StoredSpec
 from axial.errors import InputError, Preempted
 from axial.evaluation.processes import number_of, scored
-from axial.io import schemas
-from axial.io.identity import compare_identity
 from axial.io.read import read_json
+from axial.io.schemas import Struct
 from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
 
 RARELY = 20  # times as long as the last write of the state, at least, between two of them
+
+
+class EvaluationState(Struct):
+    """The state of an evaluation that goes on. Its annotations are those of `Evaluation.results`."""
+
+    identity: dict[str, typing.Any]
+    complete: bool
+    spec: StoredSpec
+    annotations: list[dict[str, typing.Any]]
+    scores: dict[str, typing.Any]
+    kind: str = "panoptic"
+    model: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -240,9 +251,23 @@ def _left(path, shard, problem):
 
 
 def _compare(path, found, wanted):
-    """Raises InputError unless two identities are the same. Thresholds that only `found` has are a difference too."""
-    compare_identity(path, found, {**wanted, "thresholds": wanted.get("thresholds")}, "--results_dir")
+    """Raises InputError, which names the first difference, unless the identity of a state has all that is wanted.
+
+    Thresholds that only the state has are a difference too.
+    """
+    wanted = {**wanted, "thresholds": wanted.get("thresholds")}
+    keys, here = [], msgspec.json.decode(msgspec.json.encode(wanted))
+    while isinstance(found, dict) and isinstance(here, dict):
+        key = next((key for key, value in here.items() if found.get(key) != value), None)
+        if key is None:
+            return
+        keys.append(key)
+        found, here = found.get(key), here[key]
+    raise InputError(
+        f"{path}: of another evaluation, its {'.'.join(keys)} is {found!r} and not {here!r}; delete it or choose "
+        "another --results_dir"
+    )
 
 
 def _read(path):
-    return read_json(path, schemas.EvaluationState)[1]
+    return read_json(path, EvaluationState)[1]

@@ -1,7 +1,6 @@
 """Arguments of configuration: types and ranges, from annotations.
 
-A configurable annotates its arguments with the types below. It is a `Checked` dataclass, or its constructor calls
-`check_arguments` when it has its attributes:
+A configurable is a `Checked` dataclass, which annotates its arguments with the types below:
 
     >>> from axial.io.check import Checked, Count
     >>> @dataclasses.dataclass(frozen=True)
@@ -19,10 +18,10 @@ import types
 import typing
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from axial.errors import InputError, nearest
+from axial.io.read import convert
 
 LARGEST = 2**31 - 1
 
@@ -39,11 +38,6 @@ Name = Annotated[str, Meta(min_length=1)]
 Size = tuple[Annotated[int, Meta(ge=1, le=2**16)], Annotated[int, Meta(ge=1, le=2**16)]]
 
 
-def is_remote(path):
-    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
-    return "://" in path
-
-
 class Checked:
     """Base of a dataclass whose constructor raises InputError unless each argument has its type and range.
 
@@ -51,19 +45,17 @@ class Checked:
     """
 
     def __post_init__(self):
-        check_arguments(self)
+        kind = type(self)
+        for name, hint in hints_of(kind).items():
+            if name in vars(self):
+                value = convert_argument(f"{kind.__name__}.{name}", vars(self)[name], hint)
+                object.__setattr__(self, name, value)
 
 
-_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
-
-
-def check_arguments(configured):
-    """Does that for the attributes of an object that have the names of its constructor's annotated arguments."""
-    kind = type(configured)
-    for name, hint in _hints(kind.__init__).items():
-        if name in vars(configured):
-            value = convert_argument(f"{kind.__name__}.{name}", vars(configured)[name], hint)
-            object.__setattr__(configured, name, value)
+@functools.cache
+def hints_of(kind):
+    """dict from the fields of a dataclass to their annotations."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def convert_argument(name, value, kind):
@@ -79,14 +71,7 @@ def convert_argument(name, value, kind):
     if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
         choices = typing.get_args(kind)
         raise InputError(f"{where}: expected one of {', '.join(choices)}{nearest(value, choices)}")
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at ")
-        place = place.strip("`").removeprefix("$")
-        text = text.replace("`", "").replace("null", "None").replace("an array", "a tuple").replace("array", "tuple")
-        within = f" (in {place})" if place else ""
-        raise InputError(f"{where}: {text[:1].lower() + text[1:]}{within}") from None
+    return convert(f"{where}: ", value, kind)
 
 
 def check_choice(name, value, known):

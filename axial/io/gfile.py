@@ -8,7 +8,11 @@ import os
 import sys
 
 from axial.errors import InputError
-from axial.io.check import is_remote
+
+
+def is_remote(path):
+    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
+    return "://" in os.fspath(path)
 
 
 def of_tensorflow():
@@ -19,15 +23,15 @@ def of_tensorflow():
 
 
 def exists(path):
-    return of_tensorflow().exists(path) if is_remote(os.fspath(path)) else os.path.exists(path)
+    return of_tensorflow().exists(path) if is_remote(path) else os.path.exists(path)
 
 
 def isdir(path):
-    return of_tensorflow().isdir(path) if is_remote(os.fspath(path)) else os.path.isdir(path)
+    return of_tensorflow().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def listdir(path):
-    return of_tensorflow().listdir(path) if is_remote(os.fspath(path)) else os.listdir(path)
+    return of_tensorflow().listdir(path) if is_remote(path) else os.listdir(path)
 
 
 def glob(start, pattern):
@@ -43,17 +47,17 @@ def check_plain(path):
 
 def size(path):
     """Bytes of a file."""
-    return of_tensorflow().stat(path).length if is_remote(os.fspath(path)) else os.path.getsize(path)
+    return of_tensorflow().stat(path).length if is_remote(path) else os.path.getsize(path)
 
 
 def remove(path):
     """Removes a file."""
-    of_tensorflow().remove(path) if is_remote(os.fspath(path)) else os.remove(path)
+    of_tensorflow().remove(path) if is_remote(path) else os.remove(path)
 
 
 def open_binary(path, mode):
     """A file that is open in binary mode: 'rb' or 'wb'."""
-    return of_tensorflow().GFile(path, mode) if is_remote(os.fspath(path)) else open(path, mode)
+    return of_tensorflow().GFile(path, mode) if is_remote(path) else open(path, mode)
 
 
 def missing_errors():

@@ -5,15 +5,14 @@ import os
 import socket
 
 from axial.errors import InputError
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 from axial.io.read import read_file
-from axial.io.write import lock_file, make_folder, named_errors, partial_path, remove_empty
+from axial.io.write import lock_file, make_folder, partial_path, remove_empty
 
 
 def locked_file(path):
     """Holds the lock of a file, for who reads it, adds to it and writes it anew. Waits until the lock is free."""
-    name = os.path.basename(partial_path(path)).replace(".partial.", ".lock.", 1)
-    return locked(os.path.dirname(path) or ".", name=name)
+    return locked(os.path.dirname(path) or ".", name=os.path.basename(partial_path(path, ".lock.")))
 
 
 @contextlib.contextmanager
@@ -44,8 +43,8 @@ def locked(folder, flag=None, name=".lock"):
         raise InputError(f"--{flag}={folder}: {holder} is writing there; wait for it or choose another folder")
     try:
         file.truncate(0)
-        with named_errors(path):  # without a buffer, which would be written again at the end
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        # Without a buffer, which would be written again at the end.
+        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
         with contextlib.suppress(OSError):

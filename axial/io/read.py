@@ -14,7 +14,7 @@ import yaml
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
@@ -105,49 +105,41 @@ def decode_json(path, data, schema):
 
 # === YAML ===
 
-_DEEPEST = 100  # collections in each other
-_TAG = "tag:yaml.org,2002:"
-
-
-class _Loader(yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader):
-    """PyYAML's loader of texts, lists and mappings, which refuses a key that is there twice."""
-
-    def construct_mapping(self, node, deep=False):
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            where = f"line {node.start_mark.line + 1}"
-            check_unique(where, "the key", (self.construct_object(key) for key, _ in node.value))
-        return found
+_LOADER = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
 
 
 def read_yaml(path, schema):
     """The content of a YAML file as a `schema`, which says what is a number or a boolean. Raises InputError.
 
     Aliases are refused: a few of them can describe more values than any memory holds. So are all tags but those of
-    texts, lists and mappings.
+    texts, lists and mappings, and a key that is there twice.
     """
     text = read_text(path)
     try:
-        content = _plain_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:
+        root = yaml.compose(text, _LOADER)
+        content = root and _plain_yaml(root, set())
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # TypeError for a key that is a list or a mapping
         raise InputError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply") from None
     return convert(f"{path}: ", content, schema, strict=False)
 
 
-def _plain_yaml(text):
-    """The value of a YAML document: str, list or dict. Raises yaml.YAMLError or ValueError."""
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        where, tagged = f"line {event.start_mark.line + 1}", (yaml.ScalarEvent, yaml.CollectionStartEvent)
-        tag = ((event.tag if isinstance(event, tagged) else None) or "!").removeprefix(_TAG)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"{where}: aliases are not read")
-        if tag not in ("!", "str", "seq", "map"):
-            raise yaml.YAMLError(f"{where}: the tag {tag} is not read")
-        if depth > _DEEPEST:
-            raise yaml.YAMLError(f"{where}: nested too deeply")
-    return yaml.load(text, _Loader)  # noqa: S506, a loader of texts
+def _plain_yaml(node, seen):
+    """The str, list or dict of a node of YAML. Raises ValueError for a node that was `seen`, which an alias gives."""
+    where, tag = f"line {node.start_mark.line + 1}", node.tag.removeprefix("tag:yaml.org,2002:")
+    if node in seen:
+        raise ValueError(f"{where}: aliases are not read")
+    if tag not in ("str", "seq", "map"):
+        raise ValueError(f"{where}: the tag {tag} is not read")
+    seen.add(node)
+    if isinstance(node, yaml.ScalarNode):
+        return node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain_yaml(item, seen) for item in node.value]
+    pairs = [(_plain_yaml(key, seen), _plain_yaml(value, seen)) for key, value in node.value]
+    check_unique(where, "the key", (key for key, _ in pairs))
+    return dict(pairs)
 
 
 # === Checked values ===

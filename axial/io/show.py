@@ -22,6 +22,7 @@ import functools
 import html as html_of_python
 import io
 import re
+import shutil
 import sys
 import textwrap
 import threading
@@ -117,24 +118,15 @@ def print_table(header, *groups, title=None):
             rows.append([plain(cell) for cell in row])
             table.add_row(*rows[-1])
         table.add_section()
-
-    class Piped(Console):
-        def on_broken_pipe(self):  # where rich itself would end the process
-            raise
-
-    console = functools.partial(Piped, markup=False, emoji=False, highlight=False)
-    wide = console(width=10**6)
-    least, terminal = Measurement.get(wide, wide.options, table).minimum, sys.stdout.isatty()
-    here = console(width=None if terminal else max(200, least))
-    if least > here.width:
-        wide = max(map(len, header), default=0)
-        for row in rows:
-            say(*(f"{name:{wide}}  {cell}" for name, cell in zip(header, row)), "")
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    console = Console(width=columns, markup=False, emoji=False, highlight=False)
+    if Measurement.get(console, console.options.update(width=10**6), table).minimum <= columns:
+        lines = console.render_lines(table, pad=False)
+        say(*("".join(segment.text for segment in line) for line in lines))
         return
-    try:
-        here.print(table)
-    except BrokenPipeError:
-        raise Closed from None
+    wide = max(map(len, header), default=0)
+    for row in rows:
+        say(*(f"{name:{wide}}  {cell}" for name, cell in zip(header, row)), "")
 
 
 class _Lines:

@@ -33,7 +33,7 @@ import msgspec
 
 from axial.errors import InputError
 from axial.io import gfile
-from axial.io.check import is_remote
+from axial.io.gfile import is_remote
 from axial.io.paths import LONGEST, inside
 from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
@@ -70,8 +70,8 @@ def output_folder(folder, name, what):
     Raises:
         InputError: it leads out of the user's folder, by its name or by a link.
     """
-    path = inside(folder, name, what)
-    if not is_remote(path) and _leads_out(folder, path):
+    path, real = inside(folder, name, what), os.path.realpath(folder)
+    if not is_remote(path) and os.path.commonpath([real, os.path.realpath(path)]) != real:
         raise InputError(f"{path}: a link that leads out of {folder}, where nothing is written; remove the link")
     return path
 
@@ -81,11 +81,6 @@ def output_file(folder, name, what):
     path = inside(folder, name, what)
     parent = os.path.dirname(name)
     return os.path.join(output_folder(folder, parent, what), os.path.basename(name)) if parent else path
-
-
-def _leads_out(folder, path):
-    folder, path = os.path.realpath(folder), os.path.realpath(path)
-    return os.path.commonpath([folder, path]) != folder
 
 
 def refuse_links(folder):
@@ -120,13 +115,13 @@ def remove_empty(folders):
 
 
 def remove_folder(path):
-    """Removes a folder and all in it. Of a link, there or below, only the link is removed."""
+    """Removes a folder and all in it, or what else is there. Of a link, there or below, only the link is removed."""
     if is_remote(path):
         gfile.of_tensorflow().rmtree(path)
-    elif os.path.islink(path) or not os.path.isdir(path):
-        os.remove(path)
-    else:
+    elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.remove(path)
 
 
 # === Whole files ===
@@ -172,34 +167,26 @@ def _partial_file(path):
     Its name is `partial_path`, so that the next writer removes what a killed one has left. While a process that lives
     has that name, as by its lock, it is a name of its own.
     """
-    make_folder(os.path.dirname(path))
     temporary = partial_path(path)
+    if os.path.isdir(temporary):  # which a killed `new_folder` has left
+        remove_folder(temporary)
     file = lock_file(temporary)
     if file is None:
-        temporary = partial_path(path, unique=True)
+        temporary = partial_path(path, f".partial.{uuid.uuid4().hex}.")
         file = open(temporary, "xb")  # noqa: SIM115, closed below
     with file:
         try:
             file.truncate(0)
-            with named_errors(path):
-                yield temporary
-        except BaseException:
+            yield temporary
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
+            # What is raised without a name, as for a full disk, gets it. A library's own text has no number.
+            if isinstance(error, OSError) and error.errno and not error.filename:
+                raise OSError(error.errno, error.strerror, path) from None
+            if isinstance(error, gfile.passing_errors()) and not isinstance(error, OSError):
+                raise OSError(errno.EIO, first_line(error), path) from None
             raise
-
-
-@contextlib.contextmanager
-def named_errors(path):
-    """Gives what a file system raises without a name, as for a full disk, the name of the file that is written."""
-    try:
-        yield
-    except gfile.passing_errors() as error:
-        if not isinstance(error, OSError):
-            raise OSError(errno.EIO, first_line(error), path) from None
-        if error.errno is None:  # as it is of a library's own text, which would be lost
-            raise
-        raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
 def lock_file(path, wait=False):
@@ -272,7 +259,7 @@ def new_folder(path, last):
                 retried(target, functools.partial(_upload, os.path.join(folder, name), target))
         return
     temporary = partial_path(path)
-    _remove_left(temporary)
+    remove_folder(temporary)  # which stays when its process is killed
     _, *above = make_folder(temporary)
     try:
         yield temporary
@@ -283,14 +270,8 @@ def new_folder(path, last):
         os.rename(temporary, path)
         sync(os.path.dirname(path) or ".")
     finally:
-        _remove_left(temporary)
-        remove_empty(above)
-
-
-def _remove_left(temporary):
-    """Removes the temporary folder of a `new_folder`, which stays when its process is killed."""
-    if os.path.lexists(temporary):
         remove_folder(temporary)
+        remove_empty(above)
 
 
 def _is_taken(path):
@@ -325,14 +306,10 @@ def write_image(path, image, format="PNG"):
     """
     encoded = io.BytesIO()
     image.save(encoded, format, **_SAVED.get(format, {}))
-
-    def put():
-        make_folder(os.path.dirname(path))
-        with gfile.open_binary(path, "wb") as file:
-            file.write(encoded.getvalue())
-
     if is_remote(path):
-        retried(path, put)
+        import tensorflow as tf
+
+        retried(path, lambda: tf.io.write_file(path, encoded.getvalue()))
     else:
         write_bytes(path, encoded.getvalue())
 
@@ -349,37 +326,25 @@ def write_json(path, value):
 # === Blocks of a page ===
 
 
-def write_block(path, name, text):
+def write_block(path, name, text=None):
     """Writes a block of Markdown to a new file, or replaces the block of this name in an existing file.
 
-    A block stands between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+    A block stands between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`. Without a text, it is only looked
+    for.
 
     Raises:
         InputError: the file has no such block.
     """
-    before, after = around_block(path, name)
-    write_text(path, f"{before}<!-- {name}:begin -->\n{text}\n<!-- {name}:end -->{after}")
-
-
-def around_block(path, name):
-    """The text of a file before and after a block. Raises InputError if it has no such block."""
-    if not gfile.exists(path):
-        return "", "\n"
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = read_text(path).partition(begin)
+    before, found, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
         raise InputError(f"{path}: holds no lines {begin} and {end} to write between")
-    return before, after
+    if text is not None:
+        write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
 
 
 # === Names and hashes of files ===
-
-
-def cache_dir():
-    """Folder of what axial makes once and reads again, in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "axial")
 
 
 def file_digest(path):
@@ -412,10 +377,9 @@ def _files(folder):
     return sorted(found)
 
 
-def partial_path(path, unique=False):
-    """The name that a file has while it is written, or a `unique` one."""
+def partial_path(path, start=".partial."):
+    """The path of a hidden file beside another: of the file itself while it is written, by default."""
     folder, name = os.path.split(path)
-    start = f".partial.{uuid.uuid4().hex}." if unique else ".partial."
     partial = start + name
     if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
         partial = start + hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -428,12 +392,10 @@ def partial_path(path, unique=False):
 def try_file(flag, path, suffixes=()):
     """Raises InputError unless a file can be written at `path`, the value of a flag."""
     where = f"--{flag}={path}"
-    if not os.path.basename(path):
-        raise InputError(f"{where}: names a folder, a file is expected")
     if suffixes and not path.lower().endswith(tuple(suffixes)):
         raise InputError(f"{where}: its name must end in {' or '.join(suffixes)}")
     with _named(where):
-        if gfile.isdir(path):
+        if not os.path.basename(path) or gfile.isdir(path):
             raise InputError(f"{where}: a folder, a file is expected")
         check_regular(path)
         if not is_remote(path) and os.path.exists(path):
@@ -455,9 +417,6 @@ def try_new_folder(flag, path):
     """Raises InputError if there is something at `path`, or if a folder cannot be made there."""
     if _is_taken(path.rstrip("/")):
         raise InputError(f"--{flag}={path}: exists; it is never overwritten, choose another")
-    if not is_remote(path):
-        with _named(f"--{flag}={path}"):
-            _remove_left(partial_path(path.rstrip("/")))
     try_file(flag, path.rstrip("/"))
 
 

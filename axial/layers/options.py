@@ -6,15 +6,8 @@ a field `name` of it stands there by the name of the field that holds it.
 """
 
 import dataclasses
-import functools
-import typing
 
-from axial.io.check import convert_argument
-
-
-@functools.cache
-def _hints(kind):
-    return typing.get_type_hints(kind, include_extras=True)
+from axial.io.check import convert_argument, hints_of
 
 
 def _nested(field, value):
@@ -46,7 +39,7 @@ def replace(options, flat):
     Raises:
         InputError: a value has not the type or range of its field.
     """
-    changes, hints = {}, _hints(type(options))
+    changes, hints = {}, hints_of(type(options))
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):

@@ -15,7 +15,6 @@ from gin import config_parser
 
 from axial.errors import InputError, nearest
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.paths import experiments_dir
 from axial.io.read import first_line, read_text
 from axial.models.names import check_model_name
@@ -206,7 +205,7 @@ class _Reader(config_parser.ParserDelegate):
     def file(self, name, place=""):
         """Reads a gin file and the files that it includes. `place` is that of the statement that includes it."""
         try:
-            if place and is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
+            if place and gfile.is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
             path = find_file(name)
             if path in self._open or len(self._open) > DEEPEST:

@@ -301,7 +301,7 @@ def save(folder: str, spec: Spec, objects: Objects | None = None) -> None:
     """Writes the configuration of a run or an export into its folder.
 
     'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.
-    'spec.json' is the `DatasetSpec`, and 'objects.json' the `schemas.Objects` if there are some.
+    'spec.json' is the `DatasetSpec`, and 'objects.json' the `Objects` if there are some.
     """
     write_text(os.path.join(folder, "config.gin"), gin.config_str())
     write_text(os.path.join(folder, "operative_config.gin"), gin.operative_config_str())

@@ -7,11 +7,11 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from axial.data.objects import read_objects
+from axial.data.objects import Objects, read_objects
 from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
-from axial.io import gfile, schemas
+from axial.io import gfile
 from axial.io.read import first_line, read_json
 from axial.io.show import say
 from axial.io.write import folder_digests
@@ -32,7 +32,7 @@ class Predictor:
     Attributes:
         spec, evaluation: `DatasetSpec` or `TextSpec`, and `Evaluation`, of what is predicted.
         canvas, scale: see `Task`.
-        objects: `schemas.Objects` of the training photos, to which the photos of a prediction can be compared; None
+        objects: `Objects` of the training photos, to which the photos of a prediction can be compared; None
             where nobody has told it, and of a model that has no scale.
         example: function of what is given that makes an evaluation example of it.
         examples: function of evaluation examples that yields (example, prediction) for each.
@@ -43,7 +43,7 @@ class Predictor:
     evaluation: Evaluation
     canvas: tuple
     scale: float | None
-    objects: schemas.Objects | None
+    objects: Objects | None
     example: typing.Callable
     examples: typing.Callable
     task: Task | None = None

@@ -33,7 +33,7 @@ class Result:
         evaluation: `Evaluation` of the predictor.
         spec: `DatasetSpec` of the predictor.
         photo: name of the photo, for the JSON; None for no name.
-        objects: `schemas.Objects` of the training, to compare with; None for no comparison.
+        objects: `Objects` of the training, to compare with; None for no comparison.
 
     Attributes:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import typing
 
 import msgspec
 import numpy as np
@@ -10,8 +11,8 @@ import tensorflow as tf
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError, nearest
-from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.schemas import Count, Strict, Text
 from axial.io.show import say
 from axial.training.saving import save_json
 
@@ -27,6 +28,23 @@ BEFORE = {
 }
 # Arguments of data that are in the fingerprint, or of evaluations.
 OF_SPLITS = ("train_split", "eval_split", "central", "tile_overlap")
+
+
+class SettingChange(Strict):
+    """A setting that a resumed training has changed from that step on."""
+
+    step: Count
+    setting: Text
+    before: typing.Any
+    after: typing.Any
+
+
+class TrainingSettings(Strict):
+    """training.json of a run: what it is trained with."""
+
+    format: typing.Literal[1]
+    settings: dict[str, typing.Any]
+    changes: list[SettingChange] = []
 
 
 def trained_with(task, optimizer, config):
@@ -103,8 +121,8 @@ def keep_settings(model_dir, settings, step=None):
     known = None if step is None else _read(model_dir)
     changes = known.changes if known else []
     for parts in _differences(known.settings, settings).values() if known else ():
-        changes = [*changes, *(schemas.SettingChange(step, *part) for part in parts)]
-    content = schemas.TrainingSettings(1, settings, changes)
+        changes = [*changes, *(SettingChange(step, *part) for part in parts)]
+    content = TrainingSettings(1, settings, changes)
     if content != known:
         save_json(os.path.join(model_dir, FILE), content)
 
@@ -112,7 +130,7 @@ def keep_settings(model_dir, settings, step=None):
 def _read(model_dir):
     """`TrainingSettings` of a run, or None if an older version of axial has made it."""
     path = os.path.join(model_dir, FILE)
-    return read_json(path, schemas.TrainingSettings)[1] if tf.io.gfile.exists(path) else None
+    return read_json(path, TrainingSettings)[1] if tf.io.gfile.exists(path) else None
 
 
 def _differences(found, wanted):

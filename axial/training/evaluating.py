@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import typing
 
 import msgspec
 import numpy as np
@@ -15,8 +16,8 @@ from axial.data.tfrecord import fingerprint, read_manifest
 from axial.errors import InputError
 from axial.evaluation.loop import write_scalar
 from axial.evaluation.split_run import SplitRun
-from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.schemas import Count, Struct
 from axial.io.write import file_digest, output_folder, remove_folder
 from axial.tasks.base import Inference
 from axial.training.monitor import for_people
@@ -25,6 +26,16 @@ from axial.training.saving import Saver, save_json
 from axial.training.strategy import is_chief, total_over_workers
 
 PICTURES = 4  # of an evaluation
+
+
+class Evaluated(Struct):
+    """evaluated.json: the last step whose evaluation was finished; also of best/scores.json.
+
+    `evaluation` is what the scores depend on beside the weights. Older versions did not write it.
+    """
+
+    step: Count
+    evaluation: dict[str, typing.Any] | None = None
 
 
 class Evaluations:
@@ -142,7 +153,7 @@ class Evaluations:
 
     def _read(self, path):
         """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
-        found = read_json(path, schemas.Evaluated)[1] if tf.io.gfile.exists(path) else None
+        found = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
         return found if found and found.evaluation in (None, self._identity) else None
 
     def _best(self):

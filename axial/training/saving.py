@@ -8,7 +8,6 @@ import tempfile
 import tensorflow as tf
 
 from axial.io import gfile
-from axial.io.check import is_remote
 from axial.io.write import retried, sync, write_json, write_text
 from axial.training.strategy import is_chief, total_over_workers
 from axial.weights.checkpoint import run_checkpoints
@@ -64,7 +63,7 @@ class Saver:
             self._last = step
 
     def _write(self, step):
-        if is_remote(self.folder) or not is_chief(self.strategy):
+        if gfile.is_remote(self.folder) or not is_chief(self.strategy):
             self.manager.save(checkpoint_number=step)
             return
         for path in self._files(os.path.join(self.folder, f"ckpt-{step}")):

@@ -11,12 +11,13 @@ import os
 import msgspec
 import yaml
 
+from axial.data.levels import LEVELS
 from axial.data.preprocess import SCALE
-from axial.io import schemas, show
-from axial.io.images import LEVELS
+from axial.io import show
 from axial.io.write import folder_digests, write_text
 from axial.models.outputs import MEANINGS
 from axial.models.registry import find_variant
+from axial.weights.interchange import CardScores
 
 PAGE = "README.md"
 NO_LICENCE = (
@@ -50,7 +51,7 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
         form: of `FORMS`.
         task: the task that the model is of; None of weights alone, of which the card says what their model is for.
         outputs: dict from the names of a network's maps in a file to their shapes; None where they are of any size.
-        objects: `schemas.Objects` of the training photos, or None.
+        objects: `Objects` of the training photos, or None.
     """
     digests = folder_digests(folder, leave=(PAGE,))
     write_text(os.path.join(folder, PAGE), page(card, form, digests, task=task, outputs=outputs, objects=objects))
@@ -113,7 +114,7 @@ def _head(card, form, network):
 
 def results(card):
     """List of the card's `CardScores`: those of its run's best evaluation, and those that were added."""
-    best = schemas.CardScores(card.scored_split or UNKNOWN, card.scored_photos, card.scores, chosen=True)
+    best = CardScores(card.scored_split or UNKNOWN, card.scored_photos, card.scores, chosen=True)
     return [best, *card.results] if card.scores else card.results
 
 
@@ -174,7 +175,7 @@ def _data(card):
 
 
 def _objects(objects):
-    """What the objects of the training looked like: `schemas.Objects`, or None."""
+    """What the objects of the training looked like: `Objects`, or None."""
     if not objects:
         return []
     (low, median, high), (dark, grey, bright) = objects.diameter, objects.level

@@ -14,7 +14,6 @@ import tf_keras as keras
 
 from axial.errors import InputError, nearest
 from axial.io import gfile
-from axial.io.schemas import WeightsCard
 from axial.io.show import counted
 from axial.io.write import file_digest, new_folder, write_bytes, write_json, write_text
 from axial.models.axial_deeplab.public_weights import CSRHDDLAM, DECODERS, DEEPLAB2
@@ -25,7 +24,7 @@ from axial.models.resnet.public_weights import KERAS
 from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import built_of_card, count_parameters, make_card
+from axial.weights.interchange import WeightsCard, built_of_card, count_parameters, make_card
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import load_weights
 from axial.weights.source import CARD

@@ -7,6 +7,7 @@ Ours has the weights under the names of `weight_names`, and under 'axial' in its
 import hashlib
 import json
 import math
+import typing
 
 import msgspec
 import numpy as np
@@ -14,11 +15,10 @@ import safetensors.numpy
 import tensorflow as tf
 
 from axial.data.preprocess import SCALE
-from axial.data.specs import DatasetSpec, Spec, field_difference
+from axial.data.specs import DatasetSpec, Spec, StoredSpec, field_difference
 from axial.errors import InputError
-from axial.io import schemas
 from axial.io.read import convert, decode_json, first_line, read_file
-from axial.io.schemas import WeightsCard
+from axial.io.schemas import Count, Strict, Struct, Text
 from axial.io.write import write_bytes
 from axial.layers.batch_norm import BatchNormConfig, Norm
 from axial.layers.configured import Model
@@ -30,6 +30,69 @@ from axial.weights.names import assign_weights, weight_names
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
 METADATA = "axial"  # the key of our card in the metadata of a file
 SIDE = 33  # of the photo that builds a model; its weights do not depend on it
+
+
+class StoredNorm(Strict):
+    """A `BatchNormConfig`."""
+
+    momentum: typing.Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    epsilon: typing.Annotated[float, msgspec.Meta(gt=0)]
+    unbiased: bool
+    group: Count = 0
+    frozen: bool = False
+
+
+class CardSplit(Struct):
+    """A split of a converted data set, and its number of records; 0 where nobody has told it."""
+
+    split: Text
+    photos: Count = 0
+
+
+class CardScores(Struct):
+    """Scores of a split, from 0 to 1, and whether the checkpoint was chosen by them."""
+
+    split: Text
+    photos: Count
+    scores: dict[str, float | None]
+    chosen: bool = False
+
+
+class WeightsCard(Struct):
+    """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
+
+    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255, and the scale of
+    photos that are not fitted to that side. input has the SHA-256 of the files that the weights come from, scores has
+    numbers from 0 to 1. scored_split is the split that the scores are of, and that the checkpoint was chosen on as the
+    best of its run.
+    """
+
+    format: typing.Literal[1]
+    model: Text
+    num_classes: typing.Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+    arguments: dict[str, typing.Any]
+    norm: StoredNorm
+    source: Text
+    preprocessing: dict[str, typing.Any] = {}
+    parameters: Count = 0
+    input: dict[str, str] = {}
+    unused: dict[str, str] = {}
+    unfilled: list[str] = []
+    spec: StoredSpec | None = None
+    scores: dict[str, float | None] = {}
+    scored_split: str = ""
+    scored_photos: Count = 0
+    results: list[CardScores] = []  # of further evaluations, which chose nothing
+    trained: CardSplit | None = None
+    license: str = ""  # of the weights, as SPDX or the hub writes it
+    made: list[str] = []  # the commands
+    weights: str = ""  # SHA-256 of the tensors of a safetensors file
+
+
+class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
+    """The header of a safetensors file, without its tensors."""
+
+    metadata: dict[str, str] = {}
 
 
 def count_parameters(model: Model) -> int:
@@ -72,7 +135,7 @@ def make_card(
         "preprocessing": preprocessing,
         "spec": spec and spec.to_json(),
     }
-    return convert(f"{config.name}: ", msgspec.to_builtins(card), schemas.WeightsCard)
+    return convert(f"{config.name}: ", msgspec.to_builtins(card), WeightsCard)
 
 
 def built(name: str, num_classes: int, norm: Norm, arguments: dict) -> Network:
@@ -137,12 +200,12 @@ def read_safetensors(path: str) -> tuple[WeightsCard, dict[str, np.ndarray]]:
     try:
         arrays = safetensors.numpy.load(data)
         header = data[8 : 8 + int.from_bytes(data[:8], "little")]
-        metadata = decode_json(path, header, schemas.TensorsHeader).metadata
+        metadata = decode_json(path, header, TensorsHeader).metadata
     except (safetensors.SafetensorError, KeyError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({first_line(error)})") from None
     if METADATA not in metadata:
         raise InputError(f"{path}: its metadata have no {METADATA!r}; a file of axial is expected")
-    card = decode_json(path, metadata[METADATA].encode(), schemas.WeightsCard)
+    card = decode_json(path, metadata[METADATA].encode(), WeightsCard)
     if weights_digest(arrays) != card.weights:
         raise InputError(f"{path}: its weights are not those that its metadata have the SHA-256 of")
     return card, arrays

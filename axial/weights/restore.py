@@ -12,9 +12,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from axial.errors import InputError
-from axial.io import gfile, schemas
+from axial.io import gfile
 from axial.io.read import read_json
-from axial.io.schemas import WeightsCard
 from axial.io.show import counted, say
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.configured import Layer, Model
@@ -23,7 +22,7 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.models.base import Network
 from axial.models.registry import FREE, PLAIN, ModelConfig, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
-from axial.weights.interchange import assign_tensors, built, built_of_card, read_safetensors
+from axial.weights.interchange import WeightsCard, assign_tensors, built, built_of_card, read_safetensors
 from axial.weights.source import CARD, SUFFIX, Location, find_tensors, no_checkpoint, resolve
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
@@ -225,7 +224,7 @@ def _of_checkpoint(prefix, config):
     """
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
-        check_card(card, read_json(card, schemas.WeightsCard)[1], config)
+        check_card(card, read_json(card, WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     names = _stored_names(reader)
     # The optimizer calls the average of a variable 'average/' and the variable's name.
@@ -419,7 +418,7 @@ def _read(what):
     if file.endswith(SUFFIX):
         card, arrays = read_safetensors(file)
         return path, card, arrays, lambda model: assign_tensors(model, path, arrays)
-    card = read_json(source.card, schemas.WeightsCard)[1] if source.card else None
+    card = read_json(source.card, WeightsCard)[1] if source.card else None
     return path, card, None, lambda model: restore_model(model, file)
 
 

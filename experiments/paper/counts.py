@@ -19,7 +19,7 @@ from axial.analysis.model_counts import Counts
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.analysis.step_cost import COUNTED, Step
 from axial.cli import app
-from axial.io import schemas, show
+from axial.io import show
 from axial.io.paths import experiments_dir, inside
 from axial.io.write import write_block, write_text
 from axial.models.registry import VARIANTS, find_variant
@@ -163,7 +163,7 @@ def _zoo(_):
         if key not in counts:
             counts[key] = count_checkpoint(row)
         rows.append(msgspec.structs.replace(row, params=counts[key][0], macs=counts[key][1]))
-    write_text(_path("zoo.csv"), show.csv_text([schemas.ZooRow.__struct_fields__, *map(msgspec.structs.astuple, rows)]))
+    write_text(_path("zoo.csv"), show.csv_text([zoo.ZooRow.__struct_fields__, *map(msgspec.structs.astuple, rows)]))
     write_block(_path("ZOO.md"), "zoo", zoo_markdown(rows))
 
 

@@ -30,7 +30,7 @@ from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.cli import app
 from axial.io import show
-from axial.io.write import around_block, write_whole
+from axial.io.write import write_block, write_whole
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
 from axial.layers.spatial_attention.attention_terms import SETTINGS
@@ -407,7 +407,7 @@ def write_figure(path, results):
 
 def _main(_):
     if flags.FLAGS.markdown:
-        around_block(flags.FLAGS.markdown, "study")
+        write_block(flags.FLAGS.markdown, "study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     results = counted(rows)
     show.print_table(COLUMNS, map(cells, results))

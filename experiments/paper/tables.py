@@ -14,7 +14,7 @@ from absl import flags
 
 from axial.cli import app
 from axial.io.show import broken, markdown_table, print_table, say
-from axial.io.write import around_block, write_block
+from axial.io.write import write_block
 from counts import count_models, counted
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
 
@@ -140,7 +140,7 @@ def publish(page, module, results):
 
 def _main(_):
     if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tables")
+        write_block(FLAGS.markdown, "tables")
     say("counting the models of the paper's tables: minutes", error=True)
     results = counted(lambda step: count_rows(progress=step))
     groups = itertools.groupby(results, lambda result: result.row.table)

@@ -21,7 +21,7 @@ from axial.cli import app
 from axial.errors import check_installed
 from axial.io import show
 from axial.io.paths import experiments_dir
-from axial.io.write import around_block, write_block
+from axial.io.write import write_block
 
 FLAGS = flags.FLAGS
 
@@ -127,7 +127,7 @@ def _gib():
 
 def _main(_):
     if FLAGS.markdown:
-        around_block(FLAGS.markdown, "compile")
+        write_block(FLAGS.markdown, "compile")
     path, compilers = app.flag("csv"), (tpu_compile.CPU, tpu_compile.DEFAULT_SLICE)
     leaves = tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
     rows = tpu_table.read_table(path, Row)

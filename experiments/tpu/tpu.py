@@ -21,7 +21,7 @@ from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say, working
-from axial.io.write import around_block, write_block
+from axial.io.write import write_block
 
 FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
@@ -136,7 +136,7 @@ def compile_row(leaf, slice_name, form):
 def _compile_all():
     """Compiles every published recipe; see `tpu_table`."""
     if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tpu")
+        write_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
     tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
     rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)

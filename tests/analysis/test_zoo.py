@@ -7,10 +7,10 @@ import pytest
 
 from axial.analysis.zoo import SHIPPED, commands, read_zoo
 from axial.errors import InputError
-from axial.io import schemas
 from axial.io.write import file_digest
 from axial.recipes import configuration
 from axial.weights import convert
+from axial.weights.interchange import StoredNorm, WeightsCard
 from axial.weights.source import shipped_names
 from tests.conftest import ROOT
 
@@ -48,8 +48,8 @@ WHOLE = [row for row in PUBLIC if row.holds != "backbone"]
 
 def as_converted(row, num_classes):
     """Card of a checkpoint, as the converter writes it."""
-    norm = schemas.Norm(0.9, 1e-4, False)
-    return schemas.WeightsCard(1, row.model, num_classes, convert.PUBLIC[row.source].arguments, norm, source=row.source)
+    norm = StoredNorm(0.9, 1e-4, False)
+    return WeightsCard(1, row.model, num_classes, convert.PUBLIC[row.source].arguments, norm, source=row.source)
 
 
 def check_network(row, task):

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from axial.cloud import runs
+from axial.cloud.lease import FILE, Lease
 from axial.errors import InputError
-from axial.io.lease import FILE, Lease
 from tests.cloud.slice_fixture import below, kill, until, untouched
 
 

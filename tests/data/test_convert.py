@@ -12,10 +12,10 @@ from PIL import Image
 
 from axial.data import convert as convert_module
 from axial.data import tfrecord
+from axial.data.levels import LEVELS
 from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
-from axial.io.images import LEVELS
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import convert as convert_items

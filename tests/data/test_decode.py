@@ -11,19 +11,20 @@ from PIL import Image
 
 from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.levels import DEPTH, PERCENTILES, rgb
 from axial.io import images
 from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, png_chunk, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (
     tf.function(functools.partial(decode.decode, levels=levels), autograph=False, input_signature=BYTES)
-    for levels in (images.DEPTH, images.PERCENTILES)
+    for levels in (DEPTH, PERCENTILES)
 )
 orientation = tf.function(decode.orientation, autograph=False, input_signature=BYTES)
 
 
-def expected(data, levels=images.DEPTH):
-    return np.asarray(images.open_photo("photo", data).rgb(levels))
+def expected(data, levels=DEPTH):
+    return np.asarray(rgb(images.open_photo("photo", data), levels))
 
 
 def png_with(chunks, before=b"IDAT"):
@@ -95,7 +96,7 @@ def test_each_value_equals_pillows():
             refused.append(name)
         else:
             np.testing.assert_array_equal(actual, expected(data), str(name))
-            np.testing.assert_array_equal(by_percentiles(data), expected(data, images.PERCENTILES), str(name))
+            np.testing.assert_array_equal(by_percentiles(data), expected(data, PERCENTILES), str(name))
     one_bit = {("BMP", "1", "")}
     assert {name for name in refused if name[0] != "TIFF"} == one_bit
     assert all(name in refused for name in samples() if name[0] == "TIFF")

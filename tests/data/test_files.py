@@ -12,11 +12,11 @@ from axial.data.convert import encode_item
 from axial.data.converters.coco import checked_labels
 from axial.data.decode import decode
 from axial.data.files import load_photo, photo_fields
+from axial.data.levels import DEPTH, eight_bits, rgb
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.io import images
-from axial.io.images import open_image, open_photo
+from axial.io.images import open_image, open_photo, upright
 from tests.io.image_fixture import deep_png, encoded, picture, samples
 
 
@@ -38,7 +38,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
     turned = sides[::-1] if way > 4 else sides
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
     data = encoded(picture("RGB", sides), format, exif=exif, **options)
-    upright = np.asarray(images.upright(open_image("photo", data)))
+    pixels = np.asarray(upright(open_image("photo", data)))
     for size, stored, expected in (
         (None, False, way),
         (turned, False, way),
@@ -52,7 +52,10 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
         photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
         assert photo.shape[:2] == (fields["image/height"], fields["image/width"])
-        np.testing.assert_array_equal(photo, upright if expected == way else open_photo("photo", data).rgb())
+        if expected == way:
+            np.testing.assert_array_equal(photo, pixels)
+        else:
+            np.testing.assert_array_equal(photo, rgb(open_photo("photo", data)))
     square = encoded(picture("RGB", (20, 20)), "JPEG", exif=exif)
     assert photo_fields("photo", square, (20, 20))[0].get("image/orientation", 1) == way
     with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
@@ -61,7 +64,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
 
 def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
     for (format, mode, _), data in samples().items():
-        image = open_photo("photo", data).rgb()
+        image = rgb(open_photo("photo", data))
         stored = photo_fields("photo", data, image.size, stored=True)[0]["image/encoded"]
         actual = decode(stored).numpy()
         assert actual.shape == (*image.size[::-1], 3)
@@ -99,7 +102,7 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
     (tmp_path / "a.png").write_bytes(deep_png(levels))
     expected = {
         "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # by the smallest fitting depth of 8, 10, 12, 14 and 16
-        "percentiles": images.eight_bits(colours, "percentiles"),
+        "percentiles": eight_bits(colours, "percentiles"),
     }
     for rule, values in expected.items():
         values = np.broadcast_to(values, [9, 70, 3])
@@ -111,9 +114,9 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
 
 def test_floats_are_shares_of_white_or_clipped():
     shares = np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(3, 0)
-    assert (images.eight_bits(shares, images.DEPTH) == np.arange(256)).all()
+    assert (eight_bits(shares, DEPTH) == np.arange(256)).all()
     for odd, expected in (
         ([-1, np.nan, 2 / 255], [0, 0, 2]),
         ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
     ):
-        assert images.eight_bits(np.array(odd, np.float32), images.DEPTH).tolist() == expected
+        assert eight_bits(np.array(odd, np.float32), DEPTH).tolist() == expected

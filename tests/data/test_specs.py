@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from axial.data.specs import COCO, NUCLEI, SPECS, DatasetSpec, difference
+from axial.data.specs import COCO, NUCLEI, SPECS, DatasetSpec, StoredSpec, difference
 from axial.errors import InputError
-from axial.io import schemas
 from axial.io.read import convert
 
 
@@ -20,7 +19,7 @@ def test_coco_has_its_133_classes():
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_specs_survive_json_and_have_distinct_colors(spec):
-    fields = convert("", json.loads(json.dumps(spec.to_json())), schemas.Spec)
+    fields = convert("", json.loads(json.dumps(spec.to_json())), StoredSpec)
     assert DatasetSpec.from_schema("spec.json", fields) == spec
     assert len(np.unique(spec.colors, axis=0)) == spec.num_classes
 

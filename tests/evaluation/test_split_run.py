@@ -247,3 +247,21 @@ def written(folder):
     found = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
     assert found
     return found
+
+
+# === What a state is of ===
+
+IDENTITY = {"split": "val", "model": {"name": "nano", "scales": (0.5, 1.0), "norm": {"kind": "batch"}}, "photos": 7}
+
+
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        ({"split": None}, "its split is None and not 'val'"),
+        ({"model": {**IDENTITY["model"], "scales": [1.0]}}, "its model.scales is [1.0] and not [0.5, 1.0]"),
+        ({"model": {**IDENTITY["model"], "norm": {}}}, "its model.norm.kind is None and not 'batch'"),
+    ],
+)
+def test_the_first_difference_is_named_at_its_depth(change, line):
+    with pytest.raises(InputError, match=f"^state.json: of another evaluation, {re.escape(line)};.* --results_dir$"):
+        split_run._compare("state.json", json.loads(json.dumps({**IDENTITY, **change})), IDENTITY)

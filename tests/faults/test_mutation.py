@@ -27,6 +27,8 @@ import tensorflow as tf
 import yaml
 from PIL import Image
 
+from axial.data import specs, tfrecord
+from axial.evaluation.split_run import EvaluationState
 from axial.io import schemas
 from tests.data.coco_fixture import CocoFolder, stripes
 from tests.data.record_fixture import CHANGES, change_record, values_of
@@ -280,11 +282,11 @@ def change_field(rng, path, schema):
 # === The kinds ===
 
 KINDS = {
-    "manifest": Kind("data/val.json", EXPORT, 100, schemas.Manifest),
-    "manifest to check": Kind("data/val.json", CHECK, 50, schemas.Manifest, free=True),
+    "manifest": Kind("data/val.json", EXPORT, 100, tfrecord.Manifest),
+    "manifest to check": Kind("data/val.json", CHECK, 50, tfrecord.Manifest, free=True),
     "records": Kind("data/*.tfrecord", EXPORT, 150),
     "names in records": Kind("data/*.tfrecord", REPORT, 50, free=True, change=change_name),
-    "run's spec": Kind("run/spec.json", RUN, 100, schemas.Spec, free=True),
+    "run's spec": Kind("run/spec.json", RUN, 100, specs.StoredSpec, free=True),
     "run's configuration": Kind("run/config.gin", RUN, 100, free=True),
     "list of checkpoints": Kind("run/checkpoint", RUN, 50, free=True),
     "checkpoint": Kind("run/ckpt-*", RUN, 150),
@@ -293,7 +295,7 @@ KINDS = {
     "COCO's JSON": Kind("coco/annotations/*.json", COCO, 300, schemas.Panoptic, free=True),
     "label image": Kind("coco/annotations/panoptic_val/*", COCO, 100, free=True),
     "photo to convert": Kind("coco/val/*", COCO, 100, free=True),
-    "YAML of classes": Kind("folder/*.yaml", FOLDER, 200, schemas.SpecFile, free=True),
+    "YAML of classes": Kind("folder/*.yaml", FOLDER, 200, specs.SpecFile, free=True),
     "results": Kind("results/panoptic_val.json", RESULTS, 100, schemas.Results, free=True),
     "record's field": Kind("data/*.tfrecord", EXPORT, 60, free=True, change=change_record_field),
     "field of a record to check": Kind("data/*.tfrecord", CHECK, 40, free=True, change=change_record_field),
@@ -306,7 +308,7 @@ KINDS = {
     "pipe in an export": Kind("export/**/*", EXPORT, 20, change=change_to_pipe),
     "pipe for a YAML of classes": Kind("folder/*.yaml", FOLDER, 5, change=change_to_pipe),
     "pipe for results": Kind("results/**/*.*", RESULTS, 10, change=change_to_pipe),
-    "state of an evaluation": Kind("results/.val.*.json", STATE, 100, schemas.EvaluationState, free=True),
+    "state of an evaluation": Kind("results/.val.*.json", STATE, 100, EvaluationState, free=True),
 }
 assert sum(kind.rounds for kind in KINDS.values()) == 2275
 

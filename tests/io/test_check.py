@@ -37,9 +37,9 @@ def test_what_is_right_is_taken_as_the_annotation_says():
     [
         ({"steps": 0}, "Config.steps = 0: expected int >= 1"),
         ({"steps": True}, "Config.steps = True: expected int, got bool"),
-        ({"steps": None}, "Config.steps = None: expected int, got None"),
-        ({"size": 5}, "Config.size = 5: expected tuple, got int"),
-        ({"size": (5, "x")}, "Config.size = (5, 'x'): expected int, got str (in [1])"),
+        ({"steps": None}, "Config.steps = None: expected int, got null"),
+        ({"size": 5}, "Config.size = 5: expected a list, got int"),
+        ({"size": (5, "x")}, "Config.size = (5, 'x'): [1]: expected int, got str"),
         ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
         ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
         ({"other": 1}, "Config.other = 1: expected a Inner, or None for that of the data"),
@@ -52,9 +52,8 @@ def test_a_refusal_names_the_argument(arguments, line):
 
 
 def test_a_long_value_is_cut():
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"^Config.steps = '{'x' * 199}[.]{{3}}: expected int, got str$"):
         Config(steps="x" * 1000)
-    assert str(error.value) == f"Config.steps = '{'x' * 199}...: expected int, got str"
     assert check.shortened("x" * 198) == repr("x" * 198)
     assert check.shortened("x" * 199) == f"'{'x' * 199}..."
 

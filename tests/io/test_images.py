@@ -1,8 +1,6 @@
 """Images as the door reads them: as Pillow does, or one line that names the file."""
 
 import io
-import itertools
-import math
 import time
 import zlib
 
@@ -12,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps, TiffImagePlugin
 
+from axial.data.levels import rgb
 from axial.errors import InputError
-from axial.io import images
 from axial.io.images import LARGEST_PIXELS, open_image, open_photo, orientation, upright
 from tests.io import image_fixture as small
 from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, TEXT, deep_png, encoded, picture, png, tiff_of
@@ -130,7 +128,7 @@ def test_a_palette_of_8_bits_is_no_black():
     grey = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
     for scale in (1, 256):
         tags = {"t262": (SHORT, b"\3\0"), "t320": (SHORT, (colours * scale).astype("<u2").tobytes())}
-        found = np.asarray(open_photo("photo.tif", tiff_of(grey, **tags)).rgb())
+        found = np.asarray(rgb(open_photo("photo.tif", tiff_of(grey, **tags))))
         np.testing.assert_array_equal(found.reshape(256, 3), colours.T)
 
 
@@ -196,7 +194,7 @@ def test_damaged_images_are_refused_or_read(whole_images, data):
     started = time.process_time()
     try:
         photo = open_photo("photo", bytes(damaged))
-        assert upright(photo.rgb(), orientation(photo.image)).mode == "RGB"
+        assert upright(rgb(photo), orientation(photo.image)).mode == "RGB"
     except InputError as error:
         assert str(error).startswith("photo: ") and "\n" not in str(error) and "BytesIO" not in str(error)
     assert time.process_time() - started < 20
@@ -213,49 +211,12 @@ def test_a_small_file_that_takes_long_or_much_memory_is_refused(name):
     assert time.process_time() - started < 2
 
 
-@settings(RUNS, max_examples=60)
-@given(data=st.data())
-def test_percentiles_equal_their_definition(data):
-    """The oracle sorts the finite values. Affine changes of them change no level by more than rounding."""
-    kind = data.draw(st.sampled_from(["u2", "i2", "i4", "u4", "f4", ">u2"]))
-    random, size = np.random.default_rng(data.draw(st.integers(0, 99))), data.draw(st.tuples(*[st.integers(1, 60)] * 2))
-    values = (random.normal(300, 40, size) ** data.draw(st.sampled_from([0.5, 1, 1.5]))).astype(kind)
-    if kind == "f4":
-        values[random.random(size) < data.draw(st.sampled_from([0, 0.2, 1]))] = random.choice([np.nan, np.inf, -np.inf])
-    ordered = sorted(float(x) for x in values.flat if np.isfinite(x)) or [0.0]
-    rank = min(math.isqrt(len(ordered)) // 4 + 1, (len(ordered) - 1) // 2)
-    low, high = ordered[rank], ordered[-1 - rank]
-    if low == high:
-        low, high = ordered[0], ordered[-1]
-    pairs = [pair for row in values for pair in itertools.pairwise(row) if np.isfinite(pair).all()]
-    differences = sorted(abs(float(b) - float(a)) for a, b in pairs) or [0.0]
-    span = max(high - low, 20 * differences[len(differences) // 2])
-    clipped = [low if np.isnan(x) else min(max(float(x), low), high) for x in values.flat]
-    wanted = [math.floor(255 * (x - low) / (span or 1) + 0.5) for x in clipped]
-    np.testing.assert_array_equal(images.eight_bits(values, "percentiles", band=1000).flat, wanted)
-    changed = images.eight_bits(values.astype(np.float64) * 1.7 - 30, "percentiles")
-    assert np.abs(changed.ravel().astype(int) - wanted).max() <= 1
-
-
-def test_bright_spots_decide_but_neither_hot_pixels_nor_noise():
-    ground = np.random.default_rng(0).normal(100, 5, [1024, 1024]).astype(np.uint16)
-    spots = ground.copy()
-    spots[50:68, 50:68] = 3000  # one nucleus
-    hot = spots.copy()
-    hot[3:1000:50, 3:1000:90] = 65535
-    plain, found = (images.eight_bits(x, "percentiles") for x in (spots, hot))
-    assert plain[60, 60] == 255 and plain[spots < 200].max() < 15
-    assert np.abs(plain.astype(int) - found)[spots == hot].max() <= 1
-    assert images.eight_bits(ground, "percentiles").max() < 100  # noise alone
-    assert not images.eight_bits(np.full([5, 5], 700, np.uint16), "percentiles").any()
-
-
 def test_only_the_first_picture_of_a_file_is_decoded():
     """Of a GIF of many frames of 1000x1000 pixels."""
     frame = encoded(Image.new("L", (1000, 1000)), "GIF")
     start = frame.index(b",", 13 + 3 * 2 ** ((frame[10] & 7) + 1) if frame[10] & 128 else 13)
     started = time.process_time()
-    image = open_photo("photo", frame[:start] + 20_000 * frame[start:-1] + b";").rgb()
+    image = rgb(open_photo("photo", frame[:start] + 20_000 * frame[start:-1] + b";"))
     assert time.process_time() - started < 4 and np.asarray(image).max() == 0
 
 

@@ -3,7 +3,10 @@
 import msgspec
 import pytest
 
+from axial.data import specs, tfrecord
 from axial.io import schemas
+from axial.training import continuing
+from axial.weights import interchange
 
 SPEC = {"name": "s", "class_names": ["a"], "category_ids": [1], "things": [True]}
 PLAN = {"format": 1, "spec": SPEC, "split": "val", "examples": 1, "source": "s"}
@@ -15,18 +18,18 @@ LEAST = {
         {"id": 0, "image_id": 0, "category_id": 1, "bbox": [0, 0, 1, 1], "area": 0},
         {"iscrowd": 0, "segmentation": None},
     ),
-    schemas.Spec: (SPEC, {"label_divisor": 1000, "ignore": 255, "palette": [], "vocabulary": ""}),
-    schemas.SpecFile: ({"name": "s", "classes": [{"id": 1, "name": "a"}]}, {"label_divisor": 1000, "ignore": 255}),
-    schemas.Plan: (PLAN, {"stamps": [], "labels": "panoptic", "permutation": None}),
-    schemas.Manifest: ({**PLAN, "shards": [["f", 0, 0]]}, {"hashes": [], "left_out": []}),
-    schemas.TrainingSettings: ({"format": 1, "settings": {}}, {"changes": []}),
+    specs.StoredSpec: (SPEC, {"label_divisor": 1000, "ignore": 255, "palette": [], "vocabulary": ""}),
+    specs.SpecFile: ({"name": "s", "classes": [{"id": 1, "name": "a"}]}, {"label_divisor": 1000, "ignore": 255}),
+    tfrecord.Plan: (PLAN, {"stamps": [], "labels": "panoptic", "permutation": None}),
+    tfrecord.Manifest: ({**PLAN, "shards": [["f", 0, 0]]}, {"hashes": [], "left_out": []}),
+    continuing.TrainingSettings: ({"format": 1, "settings": {}}, {"changes": []}),
     schemas.RunStatus: (
         {"state": "done", "step": 0, "steps": 0},
         {"seconds_per_step": None, "images_per_second": None, "input_bound": None},
     ),
-    schemas.Norm: (NORM, {"group": 0, "frozen": False}),
-    schemas.CardSplit: ({"split": "val"}, {"photos": 0}),
-    schemas.WeightsCard: (
+    interchange.Norm: (NORM, {"group": 0, "frozen": False}),
+    interchange.CardSplit: ({"split": "val"}, {"photos": 0}),
+    interchange.WeightsCard: (
         {"format": 1, "model": "m", "num_classes": 1, "arguments": {}, "norm": NORM, "source": "s"},
         {"parameters": 0, "scored_photos": 0, "trained": None},
     ),

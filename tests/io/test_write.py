@@ -48,7 +48,7 @@ def test_a_block_replaces_itself_alone(tmp_path):
 @pytest.mark.parametrize(
     "path,words",
     [
-        ("", "names a folder"),
+        ("", "a folder, a file is expected"),
         ("folder", "a folder, a file is expected"),
         ("file/below.png", "cannot be written"),
         ("a" * 300 + ".png", "cannot be written"),

@@ -26,7 +26,7 @@ REVIEWED = {
     "it writes to memory": [
         ("analysis/data_check.py", "_picture", "image.save"),
         ("analysis/run_page.py", "_picture", "_plots({'': curves}, names).savefig"),
-        ("data/files.py", "_encoded", "photo.rgb().save"),
+        ("data/files.py", "_encoded", "rgb(photo).save"),
         ("data/converters/instances.py", "_mask", "Image.fromarray(255 * pixels).convert('1').save"),
         ("data/labels.py", "encode_rgb", "Image.fromarray(rgb).save"),
         ("weights/interchange.py", "write_safetensors", "safetensors.numpy.save"),

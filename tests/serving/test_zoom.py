@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from axial.data.objects import Objects
 from axial.data.specs import NUCLEI
 from axial.errors import InputError
-from axial.io.schemas import Objects
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed
 from axial.tasks.segmentation.evaluation import PANOPTIC

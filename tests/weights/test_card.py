@@ -7,9 +7,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from axial.data.levels import LEVELS
 from axial.data.specs import DatasetSpec
-from axial.io.images import LEVELS
-from axial.io.schemas import CardScores, CardSplit
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
@@ -18,7 +17,7 @@ from axial.tasks.detection.task import DetectionTask
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask
 from axial.weights.card import FORMS, page
-from axial.weights.interchange import make_card
+from axial.weights.interchange import CardScores, CardSplit, make_card
 from tests.hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))

@@ -17,11 +17,25 @@ from axial.data.converters.coco import panoptic_items
 from axial.data.files import PHOTOS, by_name, labelled_items, list_folder, split_folder
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError
-from axial.io import schemas
 from axial.io.read import read_json
+from axial.io.schemas import Color, Struct, Text
 
 # For each version: number of labels in its configuration, and year of its panoptic annotations.
 VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
+
+
+class Label(Struct):
+    name: Text
+    readable: Text
+    evaluate: bool
+    instances: bool
+    color: Color
+
+
+class VistasConfig(Struct):
+    """config_VERSION.json."""
+
+    labels: list[Label]
 
 
 def mapillary_spec(input_dir, version):
@@ -41,7 +55,7 @@ def mapillary_spec(input_dir, version):
     if not paths:
         here = [n for n in list_folder(input_dir) if n.startswith("config")]
         raise InputError(f"{os.path.join(input_dir, names[0])}: no such file; here: {', '.join(here) or 'none'}")
-    labels = read_json(paths[0], schemas.VistasConfig)[1].labels
+    labels = read_json(paths[0], VistasConfig)[1].labels
     if len(labels) != count:
         other = [v for v, (n, _) in VERSIONS.items() if n == len(labels)]
         is_it = f"; is it --version={other[0]}?" if other else ""

@@ -43,7 +43,7 @@ class CocoResults(Results):
             share the stem. Without it, a PNG has the stem.
     """
 
-    kind, schema = "panoptic", schemas.WrittenAnnotation
+    kind, schema = "panoptic", schemas.Annotation
 
     def __init__(self, folder, spec, split, data_dir=None):
         super().__init__(folder, spec, split, data_dir)

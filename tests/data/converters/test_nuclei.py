@@ -13,10 +13,10 @@ from axial.data.converters.folder import folder_items
 from axial.data.converters.nuclei import SAMPLE_DIR, nuclei_items
 from axial.data.files import load_photo
 from axial.data.labels import read_ids
+from axial.data.levels import PERCENTILES, eight_bits
 from axial.data.specs import NUCLEI, find_spec
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.io.images import PERCENTILES, eight_bits
 from axial.tasks.segmentation.feed import segment_map
 from tests.data.conversion import delete, replace
 from tests.io.image_fixture import encoded
