@@ -1,11 +1,10 @@
 """Compiles a training step of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
 
-%s --layer=258x65       our layer of rows x length, beside the textbook's form and attention without positions
+%s --layer=258x65       our layer of rows x length, beside its plain form and attention without positions
 %s                      each mechanism of the spatial-attention study, at the size of a detector's conv4
 """
 
 import os
-import re
 import sys
 
 import tensorflow as tf
@@ -14,7 +13,8 @@ from absl import flags
 
 import tpu_compile
 from axial.cli import app
-from axial.errors import InputError, check_installed
+from axial.cli.flags import matched
+from axial.errors import check_installed
 from axial.io.show import say, working
 from axial.layers.attention.layer import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
@@ -22,21 +22,19 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))
 import study_speed
 from benchmark import NORM, training_function
-from textbook import TextbookAttention
 
 FLAGS = flags.FLAGS
 SLICE = tpu_compile.DEFAULT_SLICE
 
 
 def _axial_layers(rows, length):
-    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
+    """The forms of --layer with 512 channels and 8 heads: plain, XLA, kernels, content alone by a kernel.
 
     All but the last have Axial-DeepLab's span. Yields (name, layer, shape of its input).
     """
     shape = rows, 1, length, 512
-    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
-    for form in ("xla", "kernel"):
-        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
+    for name, form in (("plain", "reference"), ("xla", "xla"), ("kernel", "kernel")):
+        yield name, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
     from flash import FlashAttention
 
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
@@ -59,12 +57,11 @@ def layer_step(layer, shape):
 
 def _main(_):
     """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
-    if FLAGS.layer and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    sides = FLAGS.layer and matched(r"([1-9]\d*)x([1-9]\d*)", "rows x length, like 258x65")("layer", FLAGS.layer)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layers = _axial_layers(*map(int, FLAGS.layer.split("x"))) if FLAGS.layer else _study_layers()
+    layers = _axial_layers(*sides) if sides else _study_layers()
     for name, layer, shape in layers:
         with working(f"{SLICE}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), SLICE)
