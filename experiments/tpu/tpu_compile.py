@@ -73,15 +73,12 @@ class SliceStrategy(distribute_lib.Strategy):
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
-def as_on_tpu(slice_name=DEFAULT_SLICE):
-    """A context in which layers take the forms that they have on a machine with a TPU of a slice."""
+def forms(slice_name=DEFAULT_SLICE):
+    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
+    if slice_name == CPU:
+        return device.portable()
     generation = int(re.search(r"\d+", slice_name)[0])
     return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True, tpu_generation=lambda: generation)
-
-
-def forms(slice_name):
-    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
-    return device.portable() if slice_name == CPU else as_on_tpu(slice_name)
 
 
 def trace(function, specs, slice_name=DEFAULT_SLICE):
@@ -251,13 +248,8 @@ def _compiled(lowered, slice_name, level, partitions):
             raise
         return *sizes, None, {}
     memory = executable.get_compiled_memory_stats()
-    used = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    used += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     program = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     kernels = [call for call in hlo.custom_calls(hlo.parse(program)) if call.custom_call_target == KERNEL]
     return used, None, program, kernel_cycles(kernels, _schedules().name) if kernels else {}
@@ -275,11 +267,14 @@ def refused_sizes(text):
 
 def _prepare():
     """Sets the environment variables that jax and libtpu read when they are loaded."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")  # only silences warnings
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
+    wanted = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }
+    os.environ.update(wanted | os.environ)
 
 
 @functools.cache
