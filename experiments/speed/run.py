@@ -328,8 +328,8 @@ def write_weights(path, program, state):
 # === Command line ===
 
 
-def parse():
-    """The arguments of the command, and the programs that it names. It exits with code 2 for wrong ones."""
+def main():
+    """Runs the command. It exits with code 2 for wrong arguments, and with code 1 if no program could be timed."""
     about, usage = __doc__.split("\n\n", 1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, epilog=usage, formatter_class=raw)
@@ -352,19 +352,13 @@ def parse():
         parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
     if given.verb == "train" and os.path.lexists(given.weights):
         parser.error(f"{given.weights}: exists; it is never overwritten, choose another")
-    return given, {name: known[name] for name in names}
-
-
-def main():
-    """Runs the command. It exits with code 1 if no program could be timed."""
-    given, programs = parse()
     jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
     if given.verb == "time":
-        return int(all(row["failed"] for row in time_programs(HERE, programs, given.budget, given.csv)))
-    (name,) = programs
-    train(HERE, name, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
+        rows = time_programs(HERE, {name: known[name] for name in names}, given.budget, given.csv)
+        return int(all(row["failed"] for row in rows))
+    train(HERE, given.programs, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
     return 0
 
 
