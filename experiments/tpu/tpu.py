@@ -346,10 +346,9 @@ def _compile_step():
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = tpu_compile.usable(FLAGS.slice)
     shared = f" of {training.partitions} devices" if training.partitions > 1 and FLAGS.mode == "train" else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
-    say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
+    say(f"memory {_gib(program.used)} of {_gib(program.limit) if program.limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if FLAGS.parts:
         generation = FLAGS.slice.partition(":")[0]
@@ -395,9 +394,8 @@ def compile_row(leaf, slice_name, form):
         own = max(training.batch // replicas_of(slice_name, training.partitions), 1)
         batch, program, *_ = compile_step(build, slice_name, None if form in LARGEST else own)
     facts = {name: vars(program)[name] for name in ("fits", "used", "cycles", "all_reduced", "all_reduces")}
-    facts |= {"limit": program.limit or tpu_compile.usable(slice_name) or 0}
     images, problems = training.steps * training.batch, " ".join(program.custom_calls)
-    return Row(leaf, slice_name, form, batch, images=images, problems=problems, **facts)
+    return Row(leaf, slice_name, form, batch, images=images, problems=problems, limit=program.limit or 0, **facts)
 
 
 def _compile_all():

@@ -130,7 +130,7 @@ class Compiled:
 
     Attributes:
         fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
-        used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
+        used, limit: bytes of memory needed and available; limit is None where no one knows it.
         cycles: estimated cycles of one run.
         by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
         padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
@@ -150,12 +150,6 @@ class Compiled:
     custom_calls: tuple = ()
 
 
-def usable(slice_name):
-    """Bytes of memory that the compiler allows on a device of a slice, or None if `USABLE_GIB` does not have it."""
-    generation = slice_name.partition(":")[0]
-    return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
-
-
 def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
@@ -171,9 +165,10 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
         MemoryError: the compiler was killed.
     """
     used, limit, program, kernels = alone(_compiled, lowered, slice_name, level, partitions)
-    usual = usable(slice_name)
-    if program is None or (usual and used > usual):
-        return Compiled(False, used, usual if program else limit)
+    usable = USABLE_GIB.get(slice_name.partition(":")[0])
+    limit = limit or (usable and int(usable * 2**30))
+    if program is None or (limit and used > limit):
+        return Compiled(False, used, limit)
     left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
     program = hlo.parse(program)
     by_op, by_part = hlo.costs(program, kernels)
@@ -181,7 +176,7 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     return Compiled(
         fits=True,
         used=used,
-        limit=None,
+        limit=limit,
         cycles=sum(cost.cycles for cost in by_op.values()),
         by_op=by_op,
         by_part=by_part,
