@@ -1,4 +1,4 @@
-"""Measures our form of attention, its plain form and ResNet-101 on this machine: seconds and memory (minutes).
+"""Measures our form of attention, the textbook's form and ResNet-101 on this machine: seconds and memory (minutes).
 
 %s                      of layers and of Axial-ResNet-L
 %s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
@@ -31,10 +31,13 @@ from axial.cli import app
 from axial.errors import InputError
 from axial.io.show import drawn, print_table, say, working
 from axial.io.write import write_whole
-from axial.layers.attention.layer import AttentionOptions, AxialAttention
+from axial.layers.attention.layer import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
+from axial.models.axial_deeplab.axial_resnet import AxialResNet, AxialResNetOptions
+from axial.models.classifier import Classifier
 from axial.models.registry import build_model
+from textbook import TextbookPair
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 from published import ROWS
@@ -47,19 +50,18 @@ PAIRS = {  # images, height, width, channels of a height and a width layer
     "56": (8, 56, 56, 128),  # stage 2 of Axial-ResNet-L at 224x224
     "14": (8, 14, 14, 512),  # stage 4
 }
-TRAIN = ("ours", "plain", "bfloat16")
-# The works, each with its forms. 'plain' is the equation as einsums, with every L x L map in memory. 'bfloat16' is our
-# form in mixed_bfloat16; all other forms are float32. 'recompute_block' is our form with recompute='block'.
+TRAIN = ("ours", "textbook", "bfloat16")
+# The works, each with its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
+# 'recompute_block' is our form with recompute='block'.
 WORKS = {
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,
     "layer_train_14": TRAIN,
-    "layer": ("folded", "ours", "plain"),
+    "layer": ("folded", "ours", "textbook"),
     "model_train": (*TRAIN, "recompute_block", "resnet101"),
-    "model": ("folded", "ours", "plain", "resnet101"),
-    "model_batch1": ("folded", "ours", "plain", "resnet101"),
+    "model": ("folded", "ours", "textbook", "resnet101"),
+    "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
-ARGUMENTS = {"plain": {"backend": "reference"}, "recompute_block": {"recompute": "block"}}
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
 MODULES = {"study": "study_speed", "systems": "systems"}  # suites that have a module of their own
 SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
@@ -68,6 +70,13 @@ ROWS_OF_STRIP, CHANNELS = 32, 64
 
 
 # === Forms ===
+
+
+class TextbookResNet(AxialResNet):
+    """Axial-ResNet-L of textbook layers."""
+
+    def make_pair(self, channels, place):
+        return TextbookPair(channels, 2 * channels, self.norm, place.strides, name="attention")
 
 
 def make_step(work, form):
@@ -79,12 +88,17 @@ def make_step(work, form):
     of_layer, training = work.startswith("layer"), "train" in work
     if of_layer:
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
-    images, arguments = tf.random.stateless_normal(size, [0, 0]), ARGUMENTS.get(form, {})
+    images = tf.random.stateless_normal(size, [0, 0])
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
     if of_layer:
-        layer = AxialPair(size[3] // 2, size[3], norm, attention=AttentionOptions(**arguments), name="pair")
+        pair_class = TextbookPair if form == "textbook" else AxialPair
+        layer = pair_class(size[3] // 2, size[3], norm, name="pair")
+    elif form == "textbook":
+        options = AxialResNetOptions(stem="imagenet", output_stride=32)
+        layer = Classifier(TextbookResNet(options, NORM), 1000)
     else:
+        arguments = {"recompute": "block"} if form == "recompute_block" else {}
         layer = build_model("resnet_101" if form == "resnet101" else "axial_resnet_l", 1000, norm, **arguments)
     layer(images[:1])
     keras.mixed_precision.set_global_policy("float32")
@@ -236,15 +250,15 @@ def over(works, work, a, b, key="median_s"):
 
 
 def ratios(works):
-    """dict of the ratios that the pages have. A speedup is the plain form's time over ours."""
+    """dict of the ratios that the pages have. A speedup is the textbook's time over ours."""
     found = {}
     for work in works:
         if "train" in work:
-            found[work.replace("_train", "_train_speedup")] = over(works, work, "plain", "ours")
-            found[work.replace("_train", "_train_memory_ratio")] = over(works, work, "ours", "plain", "peak_bytes")
+            found[work.replace("_train", "_train_speedup")] = over(works, work, "textbook", "ours")
+            found[work.replace("_train", "_train_memory_ratio")] = over(works, work, "ours", "textbook", "peak_bytes")
             found[work.replace("_train", "_train_bfloat16_speedup")] = over(works, work, "ours", "bfloat16")
     found["folded_speedup"] = over(works, "model_batch1", "ours", "folded")
-    found["folded_plain_speedup"] = over(works, "model_batch1", "plain", "folded")
+    found["folded_textbook_speedup"] = over(works, "model_batch1", "textbook", "folded")
     found["folded_vs_resnet101"] = over(works, "model_batch1", "folded", "resnet101")
     return found
 

@@ -1,6 +1,6 @@
 """Compiles a training step of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
 
-%s --layer=258x65       our layer of rows x length, beside its plain form and attention without positions
+%s --layer=258x65       our layer of rows x length, beside the textbook's form and attention without positions
 %s                      each mechanism of the spatial-attention study, at the size of a detector's conv4
 """
 
@@ -22,19 +22,21 @@ from axial.layers.spatial_attention.attention_terms import SETTINGS
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "speed"))
 import study_speed
 from benchmark import NORM, training_function
+from textbook import TextbookAttention
 
 FLAGS = flags.FLAGS
 SLICE = tpu_compile.DEFAULT_SLICE
 
 
 def _axial_layers(rows, length):
-    """The forms of --layer with 512 channels and 8 heads: plain, XLA, kernels, content alone by a kernel.
+    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
 
     All but the last have Axial-DeepLab's span. Yields (name, layer, shape of its input).
     """
     shape = rows, 1, length, 512
-    for name, form in (("plain", "reference"), ("xla", "xla"), ("kernel", "kernel")):
-        yield name, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
+    yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
+    for form in ("xla", "kernel"):
+        yield form, AxialAttention(256, 512, "width", span=65, norm=NORM, backend=form), shape
     from flash import FlashAttention
 
     yield "content alone", FlashAttention(256, 512, 8, norm=NORM), shape
