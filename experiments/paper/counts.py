@@ -42,31 +42,17 @@ def count(model, canvas, classes=None, arguments=()):
     return parameters.counted, parameters.attention_norms, total(count_multiply_adds(graph))
 
 
-def count_models(jobs, progress=lambda done, of, name: None, processes=2):
-    """dict from jobs to the results of `count`.
+def count_models(jobs, processes=2):
+    """dict from jobs to the results of `count`, behind a progress bar.
 
     Args:
-        jobs: tuples of arguments of `count`.
-        progress: function of the number of models done, the number of all models, and the name of the last one done.
+        jobs: tuples of arguments of `count`, all of one length.
         processes: number of processes that trace in parallel; 1 traces in this process.
     """
-    counts = {}
-    if processes == 1:
-        for job in jobs:
-            counts[job] = count(*job)
-            progress(len(counts), len(jobs), job[0])
-        return counts
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
-        futures = {pool.submit(count, *job): job for job in jobs}
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                counts[futures[future]] = future.result()
-                progress(len(counts), len(jobs), futures[future][0])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # or it would count the others first
-            raise
-    return counts
+        results = (map if processes == 1 else pool.map)(count, *zip(*jobs))
+        return dict(zip(jobs, show.progress(results, total=len(jobs), unit="model")))
 
 
 def _quiet():
@@ -74,26 +60,12 @@ def _quiet():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process without a traceback
 
 
-def counted(count):
-    """count(progress), behind a progress bar on standard error; progress is a function of (done, of, name)."""
-    bar = show.progress(unit="model")
-
-    def step(done, of, name):
-        bar.total = of
-        bar.set_postfix_str(show.plain(name), refresh=False)
-        bar.update(done - bar.n)
-
-    results = count(step)
-    bar.close()
-    return results
-
-
 # === The tables ===
 
 
-def count_variants(names, progress=lambda done, of, name: None, processes=2):
+def count_variants(names, processes=2):
     """List of the `Counts` of registered models."""
-    counts = count_models([(name, (65, 65)) for name in names], progress, processes)
+    counts = count_models([(name, (65, 65)) for name in names], processes)
     variants = {name: find_variant(name) for name in names}
     return [Counts(name, v.task, v.classes, *counts[name, (65, 65)][:2]) for name, v in variants.items()]
 
@@ -146,7 +118,7 @@ def _path(name):
 
 
 def _models(_):
-    write_text(_path("models.csv"), show.csv_rows(Counts, counted(lambda step: count_variants(VARIANTS, step))))
+    write_text(_path("models.csv"), show.csv_rows(Counts, count_variants(VARIANTS)))
 
 
 def _steps(_):

@@ -7,6 +7,11 @@ import csv
 import dataclasses
 import os
 
+from absl import flags
+from axial.statements import experiments_dir
+
+from axial.io.show import say
+from axial.io.write import write_block
 from axial.models.registry import plain_classifier
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
@@ -14,17 +19,6 @@ SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale rows; the recipes n
 SCALES[MAPILLARY] = SCALES[CITYSCAPES] = (*SCALES[COCO], 1.75, 2)
 IMAGENET = (224, 224)
 DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary", IMAGENET: "imagenet"}
-LEAVES = {  # models of a data set that have a gin file of their own
-    "coco": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
-    "cityscapes": ("axial_deeplab_s", "axial_deeplab_m", "axial_deeplab_l", "axial_deeplab_xl"),
-    "mapillary": ("axial_deeplab_l", "axial_deeplab_xl"),
-    "imagenet": (
-        *("axial_resnet_s", "axial_resnet_m", "axial_resnet_l"),
-        *("full_axial_resnet_s", "full_axial_resnet_m", "full_axial_resnet_l"),
-        *(f"axial_resnet_{size}_deeplab_stem" for size in ("s", "m", "l", "xl")),
-        *(f"resnet_{layers}_deeplab_stem" for layers in (50, 101)),
-    ),
-}
 # The paper trains classifiers on 128 TPU cores. With this flag each of 8 cores computes as many photos at a time.
 ON_8_CORES = "--gin_binding=TrainingConfig.accumulate = 16"
 FIGURE = "Fig. 3"  # its rows are those of no table: the paper draws their accuracies and prints none
@@ -61,10 +55,17 @@ def command(flags, data="DATA", run="RUN"):
     return " ".join(["axial-train", *quoted, f"--data_dir={data} --model_dir={run} --strategy=tpu"])
 
 
+def nearest_leaf(data, model):
+    """The gin file of a data set whose name is the most of a model's, without '.gin'; '' without any."""
+    words = model.split("_")
+    names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((name for name in names if os.path.exists(f"{experiments_dir()}/{data}/{name}.gin")), "")
+
+
 def classifier_flags(model, arguments):
     """Tuple of the flags of axial-train that train a classifier, with further arguments of its model, on ImageNet."""
     changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
-    if model in LEAVES["imagenet"]:
+    if nearest_leaf("imagenet", model) == model:
         return (f"--gin_file=imagenet/{model}.gin", *changes)
     return ("--gin_file=imagenet/classification.gin", f"--gin_binding=MODEL = {model!r}", *changes)
 
@@ -80,7 +81,7 @@ class Row:
 
     Attributes:
         table: its number, or `FIGURE`.
-        row: the paper's name of the row, with its flags.
+        label: the paper's name of the row, with its flags.
         model: name in the registry; None where only the published figures are shown.
         params, macs: published parameters in millions and multiply-adds in billions; None where the paper prints none.
         scores: dict of published scores, by the names of `SCORES`.
@@ -93,7 +94,7 @@ class Row:
     """
 
     table: int | str
-    row: str
+    label: str
     model: str | None
     params: float | None
     macs: float | None
@@ -106,7 +107,7 @@ class Row:
 
     @property
     def traced(self):
-        """Arguments of `tables.count` for this row, hashable."""
+        """Arguments of `counts.count` for this row, hashable."""
         stride = (("output_stride", self.inference_stride),) if self.inference_stride else ()
         return self.model, self.canvas, None, self.arguments + stride
 
@@ -144,11 +145,11 @@ class Row:
         if data == "imagenet":
             return classifier_flags(self.model, dict(self.arguments))
         init = f"--gin_binding=INIT = '{'MAPILLARY_RUN' if self.after else 'CHECKPOINT'}'"
-        if self.model in LEAVES[data]:
+        leaf = nearest_leaf(data, self.model)
+        if leaf == self.model:
             after = f"_{self.after}" if self.after else ""
-            return (f"--gin_file={data}/{self.model}{after}.gin", init)
-        recipe = next((size for size in LEAVES[data] if self.model.startswith(f"{size}_")), "panoptic")
-        return (f"--gin_file={data}/{recipe}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
+            return (f"--gin_file={data}/{leaf}{after}.gin", init)
+        return (f"--gin_file={data}/{leaf or 'panoptic'}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
 
     def commands(self, data="DATA", run="RUN"):
         """Tuple of the commands that train and score the row's model; () where `flags` is None.
@@ -171,17 +172,18 @@ class Row:
 
 def _row(line):
     """The `Row` of a line of published.csv, a dict."""
+    numbers = {name: float(line[name]) for name in ("params", "macs", "width", *SCORES) if line[name]}
     return Row(
         table=int(line["table"]) if line["table"].isdigit() else line["table"],
-        row=line["row"],
+        label=line["row"],
         model=line["model"] or None,
-        params=float(line["params"]) if line["params"] else None,
-        macs=float(line["macs"]) if line["macs"] else None,
-        scores={name: float(line[name]) for name in SCORES if line[name]},
+        params=numbers.get("params"),
+        macs=numbers.get("macs"),
+        scores={name: numbers[name] for name in SCORES if name in numbers},
         image=next(image for image, data in DATA.items() if data == line["image"]),
         multi_scale=line["multi_scale"] == "yes",
         after=line["after"],
-        arguments=(("width", float(line["width"])),) if line["width"] else (),
+        arguments=(("width", numbers["width"]),) if line["width"] else (),
         inference_stride=int(line["inference_stride"]) if line["inference_stride"] else None,
     )
 
@@ -190,6 +192,31 @@ def read_lines(name):
     """List of dicts, the lines of a CSV beside this file."""
     with open(os.path.join(os.path.dirname(__file__), name), newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def by_commands(rows):
+    """dict from tuples of commands to the labels of the rows that they train, each once."""
+    found = {}
+    for row in rows:
+        if commands := row.commands():
+            found.setdefault(commands, {})[row.label] = None
+    return found
+
+
+def publish(page, agreement, commands, markdown):
+    """Says how far our counts agree with the published ones and what trains the rows, and writes --markdown.
+
+    Args:
+        page: name of the block of --markdown.
+        agreement: lines.
+        commands: see `by_commands`.
+        markdown: text of the block.
+    """
+    say(*agreement)
+    for own, labels in commands.items():
+        say(f"{'; '.join(labels)}:", *(f"    {text}" for text in own))
+    if flags.FLAGS.markdown:
+        write_block(flags.FLAGS.markdown, page, markdown)
 
 
 ROWS = list(map(_row, read_lines("published.csv")))

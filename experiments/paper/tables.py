@@ -15,8 +15,8 @@ from absl import flags
 from axial.cli import app
 from axial.io.show import broken, markdown_table, print_table, say
 from axial.io.write import write_block
-from counts import count_models, counted
-from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
+from counts import count_models
+from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row, by_commands, publish
 
 FLAGS = flags.FLAGS
 
@@ -38,10 +38,9 @@ class Result:
     macs: int | None = None
 
 
-def count_rows(rows=ROWS, progress=lambda done, of, name: None, processes=2):
+def count_rows(rows=ROWS, processes=2):
     """List of `Result`s of the rows. Each model is counted once for each size; see `count_models`."""
-    jobs = sorted({row.traced for row in rows if row.model}, key=str)
-    counts = count_models(jobs, progress=progress, processes=processes)
+    counts = count_models(sorted({row.traced for row in rows if row.model}, key=str), processes)
 
     def result(row):
         params, norms, macs = counts[row.traced]
@@ -68,7 +67,7 @@ def cells(result):
         counted = [text for pair in pairs for text in pair], [f"{macs:.3f} B", apart]
     return (
         str(row.table),
-        row.row if row.model else f"{row.row} (published figures only)",
+        row.label if row.model else f"{row.label} (published figures only)",
         "" if row.params is None else f"{row.params:.1f} M",
         *counted[0],
         "" if row.macs is None else f"{row.macs:.1f} B",
@@ -93,15 +92,6 @@ def agreement(results):
     return lines
 
 
-def commands(results):
-    """dict from tuples of commands to the names of the rows that they train."""
-    found = {}
-    for result in results:
-        if own := result.row.commands():
-            found.setdefault(own, []).append(result.row.row)
-    return found
-
-
 def markdown(results):
     """Each of the paper's tables and the commands that train its rows, as Markdown."""
     lines = ["", *(f"- {line}" for line in agreement(results))]
@@ -112,7 +102,7 @@ def markdown(results):
             header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
             body = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in rows]
             lines += ["", f"### {name}: {title}", "", *markdown_table(header, body)]
-            found = commands(rows)
+            found = by_commands(result.row for result in rows)
             if found and rows[0].row.image == IMAGENET:
                 flag, _, binding = ON_8_CORES.partition("=")
                 on_8 = "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:"
@@ -123,29 +113,14 @@ def markdown(results):
     return "\n".join(lines)
 
 
-def publish(page, module, results):
-    """Says how far results agree with the published ones and what trains them, and writes --markdown.
-
-    Args:
-        page: name of the block of --markdown.
-        module: has `agreement`, `commands` and `markdown`, functions of the results.
-        results: list of rows.
-    """
-    say(*module.agreement(results))
-    for own, names in module.commands(results).items():
-        say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, page, module.markdown(results))
-
-
 def _main(_):
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tables")
     say("counting the models of the paper's tables: minutes", error=True)
-    results = counted(lambda step: count_rows(progress=step))
+    results = count_rows()
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
-    publish("tables", sys.modules[__name__], results)
+    publish("tables", agreement(results), by_commands(ROWS), markdown(results))
 
 
 if __name__ == "__main__":  # who imports this has flags of its own

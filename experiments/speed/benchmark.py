@@ -12,12 +12,13 @@ alike. Read the ratios, not the seconds. Peak memory is measured in a process of
 process holds before its first step.
 """
 
+import concurrent.futures
 import functools
 import importlib
+import multiprocessing
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 
@@ -28,8 +29,9 @@ from absl import flags
 
 from axial.cli import app
 from axial.errors import InputError
-from axial.io.show import print_table, say, working
+from axial.io.show import drawn, print_table, say, working
 from axial.io.write import write_whole
+from axial.layers.attention.layer import AxialAttention
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.models.axial_deeplab.axial_resnet import AxialResNet, AxialResNetOptions
@@ -61,7 +63,10 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-MODULES = {"study": "study_speed", "scaling": "scaling", "systems": "systems"}  # of the other suites
+MODULES = {"study": "study_speed", "systems": "systems"}  # suites that have a module of their own
+SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
+SPANS = (None, 129, 65, 17)
+ROWS_OF_STRIP, CHANNELS = 32, 64
 
 
 # === Forms ===
@@ -74,43 +79,30 @@ class TextbookResNet(AxialResNet):
         return TextbookPair(channels, 2 * channels, self.norm, place.strides, name="attention")
 
 
-def make_layer(form, images):
-    """A height and a width layer for `images`, both built."""
-    channels = images.shape[3]
-    pair_class = TextbookPair if form == "textbook" else AxialPair
-    layer = pair_class(channels // 2, channels, None if form == "folded" else NORM, name="pair")
-    layer(images)
-    return layer
-
-
-def make_model(form, images, training):
-    """Axial-ResNet-L, of our layers or of the textbook's, or ResNet-101, built. In inference ResNet-101 is folded."""
-    norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
-    if form == "textbook":
-        options = AxialResNetOptions(stem="imagenet", output_stride=32)
-        model = Classifier(TextbookResNet(options, NORM), 1000)
-    elif form == "resnet101":
-        model = build_model("resnet_101", 1000, norm)
-    else:
-        recompute = "block" if form == "recompute_block" else "none"
-        model = build_model("axial_resnet_l", 1000, norm, recompute=recompute)
-    model(images[:1])
-    return model
-
-
 def make_step(work, form):
-    """A function without arguments that runs one step of a work in one form and waits for its end."""
+    """A function without arguments that runs one step of a work in one form and waits for its end.
+
+    In inference ResNet-101 is folded.
+    """
     size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
-    if work.startswith("layer"):
+    of_layer, training = work.startswith("layer"), "train" in work
+    if of_layer:
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
     images = tf.random.stateless_normal(size, [0, 0])
-    training = "train" in work
+    norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
-    layer = make_layer(form, images) if work.startswith("layer") else make_model(form, images, training)
+    if of_layer:
+        pair_class = TextbookPair if form == "textbook" else AxialPair
+        layer = pair_class(size[3] // 2, size[3], norm, name="pair")
+    elif form == "textbook":
+        options = AxialResNetOptions(stem="imagenet", output_stride=32)
+        layer = Classifier(TextbookResNet(options, NORM), 1000)
+    else:
+        arguments = {"recompute": "block"} if form == "recompute_block" else {}
+        layer = build_model("resnet_101" if form == "resnet101" else "axial_resnet_l", 1000, norm, **arguments)
+    layer(images[:1])
     keras.mixed_precision.set_global_policy("float32")
-    if training:
-        return training_step(layer, images, input_gradient=work.startswith("layer"))
-    return inference_step(layer, images)
+    return training_step(layer, images, input_gradient=of_layer) if training else inference_step(layer, images)
 
 
 def inference_step(layer, images):
@@ -153,14 +145,14 @@ def training_function(layer, input_gradient=True):
 # === Measures ===
 
 
-def measure(forms, make, rounds, peak=None):
+def measure(forms, make, rounds, peak=False):
     """Times a step of each form, round by round, in turn. Each first runs twice to warm up.
 
     Args:
         forms: names or tuples.
         make: function of a form that returns its step, a function without arguments.
         rounds: how often each step is timed.
-        peak: `peak_memory`'s argument with '{!r}' in the place of the form; None if memory is not measured.
+        peak: whether memory is measured too; `make` can be pickled then.
 
     Returns:
         dict from forms to dicts of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
@@ -168,7 +160,7 @@ def measure(forms, make, rounds, peak=None):
     found = {form: {} for form in forms}
     for form in forms if peak else ():  # before the steps, with which this process holds gigabytes
         report(f"{form}: peak memory")
-        found[form]["peak_bytes"] = peak_memory(peak.format(form))
+        found[form]["peak_bytes"] = peak_memory(make, form)
     steps, seconds = {form: make(form) for form in forms}, {form: [] for form in forms}
     for form, step in steps.items():
         report(f"{form}: warming up")
@@ -183,31 +175,25 @@ def measure(forms, make, rounds, peak=None):
     return found
 
 
-def peak_memory(step):
-    """Bytes that two runs of a step need at their peak, measured in a process of its own.
-
-    Args:
-        step: 'MODULE:EXPRESSION', where the expression is of the module and returns the step.
-    """
-    module, _, expression = step.partition(":")
-    code = f"import {module} as module; import benchmark; benchmark.print_peak(module.{expression})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return int(done.stdout.split()[-1])
+def peak_memory(make, form):
+    """Bytes that two runs of the step make(form) need at their peak, measured in a process of its own."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak, make, form).result()
 
 
-def print_peak(step):
-    """Prints the bytes that two runs of `step` need in addition to what the process holds."""
+def _peak(make, form):
+    """`peak_memory` in this process, above what it holds before."""
 
     def resident(name):
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
+    step = make(form)
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # resets the peak, so that it does not include building the model
     step(), step()
-    say(resident("VmHWM") - before)
+    return resident("VmHWM") - before
 
 
 def benchmark(quick=False):
@@ -218,18 +204,13 @@ def benchmark(quick=False):
     """
     works = {}
     for work in QUICK if quick else WORKS:
-        peak = f"benchmark:make_step({work!r}, {{!r}})" if "train" in work else None
         rounds = 7 if quick else 5 if work == "model_train" else 15
-        works[work] = measure(WORKS[work], functools.partial(make_step, work), rounds, peak)
+        works[work] = measure(WORKS[work], functools.partial(make_step, work), rounds, "train" in work)
     return works, ratios(works)
 
 
-def runtime(quick=False):
-    """(works, ratios) of the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded.
-
-    Args:
-        quick: whether to time 5 rounds, as many as the paper, in place of 15.
-    """
+def runtime():
+    """(works, ratios) of the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded."""
     image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
     rows = {row.model: row for row in ROWS if row.table == 8 and row.model}
 
@@ -238,11 +219,29 @@ def runtime(quick=False):
         model(image)
         return inference_step(model, image)
 
-    works, found = {"runtime": measure(rows, make, 5 if quick else 15)}, {}
+    works, found = {"runtime": measure(rows, make, 15)}, {}
     for name, row in rows.items():
         found[f"{name} over resnet_101"] = over(works, "runtime", name, "resnet_101")
         found[f"{name} over resnet_101, published"] = row.scores["ms"] / rows["resnet_101"].scores["ms"]
     return works, found
+
+
+def scaling():
+    """(works, no ratios) of each image size and span. With a local span time and memory are linear in the pixels.
+
+    The work is one training step of a layer that attends along the width of a strip, which is as wide as the image's
+    map at stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
+    """
+    return {"strip": measure([(size, span) for size in SIZES for span in SPANS], strip_step, 9, peak=True)}, {}
+
+
+def strip_step(case):
+    """A function without arguments that runs one training step for (width of the image in pixels, span)."""
+    size, span = case
+    images = tf.random.stateless_normal([1, ROWS_OF_STRIP, (size - 1) // 4 + 1, CHANNELS], [0, 0])
+    layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
+    layer(images)
+    return training_step(layer, images)
 
 
 def over(works, work, a, b, key="median_s"):
@@ -278,19 +277,44 @@ def show(works, ratios):
     say(*(f"{key}: {value:.2f}" for key, value in ratios.items()))
 
 
+def draw(works, path):
+    """Writes a figure of time and memory over size, with a line for each span. Both axes are logarithmic."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    figure = Figure((9, 4), layout="constrained")
+    for axes, key, label, unit in zip(
+        figure.subplots(1, 2), ("median_s", "peak_bytes"), ("seconds a step", "peak memory, MB"), (1, 1e6)
+    ):
+        for span in dict.fromkeys(span for _, span in works["strip"]):
+            own = {size: found[key] / unit for (size, of), found in works["strip"].items() if of == span}
+            axes.loglog([*own], [*own.values()], "o-", label=drawn(f"span {span}" if span else "whole axis"))
+        axes.set_xticks([*own])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.minorticks_off()
+        axes.set_xlabel(drawn(f"width of the image, pixels; {ROWS_OF_STRIP} rows at stride 4"))
+        axes.set_ylabel(drawn(label))
+        axes.legend()
+    figure.savefig(path)
+
+
 def _main(_):
     if FLAGS.figure and FLAGS.suite != "scaling":
         raise InputError("--figure needs --suite=scaling")
-    suite = {"axial": benchmark, "runtime": runtime}.get(FLAGS.suite)
+    if FLAGS.quick and FLAGS.suite != "axial":
+        raise InputError("--quick needs --suite=axial")
+    suites = {"axial": functools.partial(benchmark, FLAGS.quick), "runtime": runtime, "scaling": scaling}
     with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        works, found = (suite or importlib.import_module(MODULES[FLAGS.suite]).benchmark)(FLAGS.quick)
+        works, found = (suites.get(FLAGS.suite) or importlib.import_module(MODULES[FLAGS.suite]).benchmark)()
     show(works, found)
     if FLAGS.figure:
-        write_whole(FLAGS.figure, lambda path: importlib.import_module(MODULES[FLAGS.suite]).draw(works, path))
+        write_whole(FLAGS.figure, functools.partial(draw, works))
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_enum("suite", "axial", ["axial", "runtime", *MODULES], "what is measured.")
-    flags.DEFINE_bool("quick", False, "fewer works and rounds.")
+    flags.DEFINE_enum("suite", "axial", ["axial", "runtime", "scaling", *MODULES], "what is measured.")
+    flags.DEFINE_bool("quick", False, "fewer works and rounds of --suite=axial.")
     flags.DEFINE_string("figure", None, "picture of --suite=scaling to draw, .png or .jpg.")
     app.run(_main, sys.modules[__name__])

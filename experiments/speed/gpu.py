@@ -10,22 +10,55 @@
 All compute in mixed_bfloat16. The name of a program says what it runs, whether it trains or infers, and on how many
 images: axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a training
 step of a height and a width layer. A training step computes a plain loss and its gradients; no optimizer is part of it.
+
+A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, where it assigns them,
+results too; none is a constant in it. programs.json says of each input its shape, its values and which result is its
+next value, so that no other file is needed. Large random weights are not kept: run.py draws them anew, normally
+distributed with their mean and deviation.
 """
 
 import dataclasses
 import functools
+import io
+import lzma
+import os
+import re
 import sys
 
+import msgspec
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
 from absl import flags
+from tensorflow.compiler.xla import xla_data_pb2
 
+import axial
 from axial import recipes
+from axial.analysis.multiply_adds import count_multiply_adds, total
+from axial.analysis.step_cost import FORWARD_AND_BACKWARD
 from axial.cli import app
 from axial.cli.analyze import build_recipe
 from axial.errors import InputError, check_installed, nearest
+from axial.io.read import read_file
 from axial.io.show import counted, say, working
-from axial.io.write import make_folder, try_new_folder
+from axial.io.write import make_folder, output_file, try_new_folder, write_bytes, write_json
+from axial.layers.batch_norm import BatchNormConfig
+from axial.layers.blocks import AxialPair
+from axial.models.registry import build_model, find_variant
+from axial.training.loop import Loop
+from axial.weights.interchange import count_parameters, make_card
+from axial.weights.names import weight_names
+from benchmark import training_function
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tpu"))
+import hlo
+from tpu_compile import CPU, alone, for_compiler, trace
 
 FLAGS = flags.FLAGS
+SMALL = 64  # numbers of an input whose values are kept
+SCRIPT = "run.py"
+SIDE = 257  # of images that build a model; its weights do not depend on larger ones
+PIXEL = 127.5  # of 255: a photo's values are from -1 to 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +122,194 @@ def find_programs(names=(), quick=False):
     return [program for name, program in known.items() if not names or name in names]
 
 
+# === A program ===
+
+
+def write_list(folder, entries):
+    """Writes programs.json, and run.py beside it."""
+    write_json(os.path.join(folder, "programs.json"), {"axial": axial.__version__, "programs": entries})
+    write_bytes(os.path.join(folder, SCRIPT), read_file(os.path.join(os.path.dirname(__file__), SCRIPT)))
+
+
+def _layer(program):
+    """What a program runs, not built. In inference a model's batch norms are folded."""
+    norm = BatchNormConfig() if program.training else None
+    if not program.model:
+        channels = program.images[3]
+        return AxialPair(channels // 2, channels, norm, name="pair")
+    changes = {} if program.recompute == "none" else {"recompute": program.recompute}
+    return build_model(program.model, find_variant(program.model).classes, norm, **changes)
+
+
+def multiply_adds(program):
+    """Multiply-adds of a program that its equations need; of a training step three times those of its forward pass."""
+    with tf.Graph().as_default() as graph:
+        images = tf.compat.v1.placeholder(tf.float32, program.images)
+        tf.autograph.experimental.do_not_convert(_layer(program))(images)
+    return (FORWARD_AND_BACKWARD if program.training else 1) * total(count_multiply_adds(graph))
+
+
+def write_program(folder, program):
+    """Writes the file of a `Program`: the outputs, or in training a loss and its gradients. Returns its entry."""
+    _, height, width, channels = program.images
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = _layer(program)
+    layer(tf.zeros([1, min(height, SIDE), min(width, SIDE), channels]))
+    keras.mixed_precision.set_global_policy("float32")
+
+    def infer(images):
+        return tf.nest.flatten(layer(images))
+
+    function = training_function(layer, input_gradient=not program.model) if program.training else infer
+    spec = tf.TensorSpec(program.images, tf.float32 if program.model else tf.bfloat16)
+    entry = _write(folder, program.name, function, [spec])
+    return {**dataclasses.asdict(program), **entry, "multiply_adds": multiply_adds(program)}
+
+
+def _write(folder, name, function, specs, variables=()):
+    """Writes the program of a function of tensors. Returns its entry.
+
+    Args:
+        folder, name: of the new file.
+        function, specs: see `compile.trace`.
+        variables: dict from names to variables, whose inputs the entry names.
+    """
+    stage, captured = trace(function, specs, CPU)
+    serialized = for_compiler(stage("hlo_serialized"))
+    module = hlo.parse(serialized)
+    shapes = [_shape(x) for x in module.host_program_shape.parameters]
+    tensors = tf.nest.flatten(specs)
+    next_value = {x.parameter_number: x.output_shape_index[0] for x in module.input_output_alias.entries}
+    names = {id(variable.handle): name for name, variable in dict(variables).items()}
+    inputs = []
+    for i, ((shape, dtype), handle) in enumerate(zip(shapes, [None] * len(tensors) + list(captured), strict=True)):
+        fill = _fill(handle) if handle is not None else {"normal": [0.0, 1.0]} if "float" in dtype else {"values": 0}
+        given = {"shape": shape, "dtype": dtype, "fill": fill}
+        inputs.append({**given, "output": next_value.get(i), "weight": names.get(id(handle))})
+    results = module.host_program_shape.result
+    outputs = [dict(zip(("shape", "dtype"), _shape(x))) for x in results.tuple_shapes or [results]]
+    file = f"{name}.stablehlo.xz"
+    write_bytes(output_file(folder, file, "the name of a program"), lzma.compress(_stablehlo(serialized)))
+    return {"name": name, "file": file, "inputs": inputs, "outputs": outputs}
+
+
+def _shape(shape):
+    """([sides], name of the dtype) of a `ShapeProto`."""
+    kind = xla_data_pb2.PrimitiveType.Name(shape.element_type)
+    words = {"PRED": "bool", "BF": "bfloat", "F": "float", "S": "int", "U": "uint"}
+    dtype = words.get(kind) or re.sub(r"^[A-Z]+", lambda found: words[found[0]], kind)
+    return list(shape.dimensions), dtype
+
+
+def _fill(captured):
+    """How the values of a captured input are made: see `fill` in run.py."""
+    if captured.dtype != tf.resource:
+        return {"values": captured.numpy().tolist()}
+    kind = tf.dtypes.as_dtype(captured._handle_data.shape_and_type[0].dtype)  # the variable itself is not known here
+    value = tf.raw_ops.ReadVariableOp(resource=captured, dtype=kind).numpy()
+    if value.size and (value == value.flat[0]).all():
+        return {"values": value.flat[0].item()}
+    if value.size > SMALL and value.dtype.kind not in "biu":
+        value = value.astype(np.float32)
+        return {"normal": [float(value.mean()), float(value.std())]}
+    return {"values": value.tolist()}
+
+
+def _stablehlo(serialized):
+    """Portable bytes of a serialised HLO module as StableHLO, which jax of twelve weeks earlier reads too."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo as dialect
+
+    weeks = dialect.StablehloCompatibilityRequirement.WEEK_12
+    version = dialect.get_version_from_compatibility_requirement(weeks)
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(serialized))
+        return _jax.mlir.serialize_portable_artifact(module, version, False)
+
+
+# === A training ===
+
+
+def write_training(folder, build, count):
+    """Writes the training step of a recipe, and batches that it is trained with. Returns its entry of programs.json.
+
+    The learning rate's number of steps is a variable of the program, so that one program serves trainings of any
+    length above its warm-up, which stays as long as the recipe has it.
+
+    Args:
+        folder: where to.
+        build: function of nothing that returns (task, training, optimizer).
+        count: number of batches.
+
+    Raises:
+        InputError: the task is a detector's or a translator's, or the learning rate has no number of steps.
+    """
+    task, training, optimizer = build()
+    if task.counted:  # there is no photo, or half precision would move boxes
+        raise InputError(f"{task.model.name}: the training of a detector or translator cannot be exported")
+    schedule = optimizer.learning_rate
+    if not hasattr(schedule, "steps"):
+        raise InputError("the recipe's learning rate has no number of steps; expected @WarmupPoly() or @WarmupCosine()")
+    dataset = task.train_dataset(training.batch, training.seed)
+    spec = dataset.element_spec
+    arrays = {
+        f"{i}/{key}": _packed(key, value)
+        for i, batch in enumerate(dataset.take(count).as_numpy_iterator())
+        for key, value in batch.items()
+    }
+    keras.mixed_precision.set_global_policy(training.precision)
+    model = task.build_model()
+    optimizer = optimizer.build(model.trainable_variables)
+    schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")
+    loop = Loop(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
+
+    def step(batch):
+        found = loop.replica_gradients(batch)
+        loop.replica_update(*found)
+        return [*(found[0][name] for name in task.loss_names), tf.identity(optimizer.bad_step)]
+
+    weights = weight_names(model)
+    averages = dict(zip(map(id, model.trainable_variables), optimizer.averages))
+    named = {name: averages.get(id(weight), weight) for name, weight in weights.items()}
+    name = f"{task.model.name}_recipe"
+    entry = _write(folder, name, step, [spec], variables={**named, "total_steps": schedule.steps})
+    total = next(i for i, given in enumerate(entry["inputs"]) if given["weight"] == "total_steps")
+    entry["inputs"][total]["weight"] = None
+    names, batches = sorted(spec), f"{name}.batches.npz"
+    entry["inputs"][names.index("image")] |= {"factor": 1 / PIXEL, "offset": -1.0}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    write_bytes(output_file(folder, batches, "the name of a program"), file.getvalue())
+    card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
+    card = msgspec.structs.replace(card, parameters=count_parameters(model))
+    return {
+        **entry,
+        "multiply_adds": None,  # not counted
+        "trains": {
+            "names": names,
+            "losses": list(task.loss_names),  # the first outputs; the next one is the step that was not finite, or -1
+            "warmup": schedule.warmup,
+            "batches": batches,
+            "total_steps": total,
+            "card": msgspec.to_builtins(card),
+        },
+    }
+
+
+def _packed(name, value):
+    """A batch's array in a type that takes less room: photos in bytes, other numbers in float16 or small integers."""
+    if name == "image":
+        return np.clip(np.round((value + 1) * PIXEL), 0, 255).astype(np.uint8)
+    if value.dtype.kind == "f":
+        return value.astype(np.float16)
+    return value.astype(np.min_scalar_type(value.max(initial=0)) if value.min(initial=0) >= 0 else value.dtype)
+
+
+# === The command ===
+
+
 def _main(_):
     """Writes programs, run.py and programs.json to --export."""
     of_recipe = FLAGS["gin_file"].present
@@ -98,30 +319,24 @@ def _main(_):
         app.refuse_without("gin_file", ("gin_binding", "data_dir", "batches"))
     programs, folder = find_programs(FLAGS.programs, FLAGS.quick), app.flag("export").rstrip("/")
     try_new_folder("export", folder)
+    tasks = [(program.name, write_program, program) for program in programs]
     if of_recipe:
         recipe = recipes.read(FLAGS.gin_file, FLAGS.gin_binding)
         if not recipe.value(f"{recipe.task()}.data_dir"):
             app.flag("data_dir")
-    check_installed("--export wants", "analysis", "jax")
-
-    import gpu_export
-    from tpu_compile import alone
-
-    tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
-    if of_recipe:
-        what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
         build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-        tasks = [(what, gpu_export.write_training, (folder, build, FLAGS.batches))]
+        what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
+        tasks = [(what, functools.partial(write_training, count=FLAGS.batches), build)]
+    check_installed("--export wants", "analysis", "jax")
     make_folder(folder)
     entries = []
-    for i, (name, write, arguments) in enumerate(tasks):
+    for i, (name, write, what) in enumerate(tasks):
         with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
-            entries.append(entry := alone(write, *arguments))
-        gpu_export.write_list(folder, entries)  # after each, as all of them take long
-        calls = f", custom calls: {', '.join(entry['custom_calls'])}" if entry["custom_calls"] else ""
-        size = f"{entry['bytes'] / 2**20:.2f} MiB"
-        say(f"{entry['name']}: {counted(len(entry['inputs']), 'input')}, {size}{calls}")
-    say(f"on a machine with a GPU and jax: python {folder}/{gpu_export.SCRIPT} --help")
+            entries.append(entry := alone(write, folder, what))
+        write_list(folder, entries)  # after each, as all of them take long
+        size = os.path.getsize(os.path.join(folder, entry["file"])) / 2**20
+        say(f"{entry['name']}: {counted(len(entry['inputs']), 'input')}, {size:.2f} MiB")
+    say(f"on a machine with a GPU and jax: python {folder}/{SCRIPT} --help")
 
 
 if __name__ == "__main__":  # who imports this has flags of its own

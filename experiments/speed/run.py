@@ -20,6 +20,7 @@ import argparse
 import concurrent.futures
 import csv
 import dataclasses
+import functools
 import hashlib
 import json
 import lzma
@@ -212,9 +213,7 @@ def write_rows(path, header, rows):
     os.replace(f"{path}.part", path)
 
 
-def say(line):
-    """Prints a line at once."""
-    print(line, flush=True)
+say = functools.partial(print, flush=True)
 
 
 # === Training ===
@@ -257,59 +256,50 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
     """
     program = read_programs(folder)[name]
     about, generator = program["trains"], np.random.default_rng(0)
+    given, losses = len(about["names"]), about["losses"]
     batches, unpack = read_batches(folder, program)
     say(f"{name}: {len(batches)} batches")
     compiled, _ = compile_program(folder, program)
-    state = [jax.device_put(fill(given, generator)) for given in program["inputs"][len(about["names"]) :]]
-    rows, waiting, done, order, count = [], [], 0, [], len(about["losses"])
+    state = [jax.device_put(fill(x, generator)) for x in program["inputs"][given:]]
+    rows, waiting, order, done, latest = [], [], [], 0, float("inf")
     started = time.monotonic()
 
-    def step():
+    def run(count):
+        """Takes steps. Returns the seconds of one."""
         nonlocal state, done, order
-        order = order or generator.permutation(len(batches)).tolist()
-        inputs = [*unpack(batches[order.pop()]), *state]
-        outputs = compiled(*inputs)
-        state = next_inputs(program, inputs, outputs)[len(about["names"]) :]
-        waiting.append(outputs[: count + 1])
-        done += 1
-
-    def seconds(steps):
         begun = time.monotonic()
-        for _ in range(steps):
-            step()
+        for _ in range(count):
+            order = order or generator.permutation(len(batches)).tolist()
+            inputs = [*unpack(batches[order.pop()]), *state]
+            outputs = compiled(*inputs)
+            state = next_inputs(program, inputs, outputs)[given:]
+            waiting.append(outputs[: len(losses) + 1])
+        done += count
         jax.block_until_ready(state)
-        return time.monotonic() - begun
+        return (time.monotonic() - begun) / count
 
-    def report():
-        losses = np.asarray([[float(x) for x in values[:count]] for values in waiting]).mean(0)
-        bad_step = int(waiting[-1][count])
+    if minutes:
+        run(3)
+        each, latest = run(10), started + LATE * 60 * minutes
+        steps = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
+        say(f"{name}: {1000 * each:.2f} ms a step, {steps} steps in all")
+    if steps <= about["warmup"]:
+        raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes or --steps")
+    place = about["total_steps"] - given
+    state[place] = jax.device_put(np.full_like(np.asarray(state[place]), steps))
+    every = max(1, min(REPORT, steps // 20))
+    while done < steps and time.monotonic() < latest:
+        run(min(every - done % every, steps - done))
+        means = np.asarray([[float(x) for x in values[:-1]] for values in waiting]).mean(0)
+        bad_step = int(waiting[-1][-1])
         waiting.clear()
-        passed = round(time.monotonic() - started, 2)
-        rows.append({"step": done, "seconds": passed, **dict(zip(about["losses"], losses))})
+        rows.append({"step": done, "seconds": round(time.monotonic() - started, 2), **dict(zip(losses, means))})
         say(" ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()))
         if csv_path:
-            write_rows(csv_path, ("step", "seconds", *about["losses"]), rows)
-        if bad_step >= 0 or not np.isfinite(losses).all():  # from a bad step on the program changes nothing
+            write_rows(csv_path, ("step", "seconds", *losses), rows)
+        if bad_step >= 0 or not np.isfinite(means).all():  # from a bad step on the program changes nothing
             what = f"a loss or a gradient is not finite after {bad_step if bad_step >= 0 else done} steps"
             raise SystemExit(f"{name}: {what}; no weights are written")
-
-    total, latest = steps, float("inf")
-    if minutes:
-        seconds(3)
-        each, latest = seconds(10) / 10, started + LATE * 60 * minutes
-        total = max(done + 1, done + int((started + 60 * minutes - time.monotonic()) / each))
-        say(f"{name}: {1000 * each:.2f} ms a step, {total} steps in all")
-    if total <= about["warmup"]:
-        raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes or --steps")
-    place = about["total_steps"] - len(about["names"])
-    state[place] = jax.device_put(np.full_like(np.asarray(state[place]), total))
-    every = max(1, min(REPORT, total // 20))
-    while done < total and time.monotonic() < latest:
-        step()
-        if done % every == 0:
-            report()
-    if waiting:
-        report()
     write_weights(path, program, state)
     say(f"{name}: {done} steps in {time.monotonic() - started:.0f} s: {path}")
     return rows
@@ -338,8 +328,8 @@ def write_weights(path, program, state):
 # === Command line ===
 
 
-def parse():
-    """The arguments of the command, and the programs that it names. It exits with code 2 for wrong ones."""
+def main():
+    """Runs the command. It exits with code 2 for wrong arguments, and with code 1 if no program could be timed."""
     about, usage = __doc__.split("\n\n", 1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, epilog=usage, formatter_class=raw)
@@ -362,19 +352,13 @@ def parse():
         parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
     if given.verb == "train" and os.path.lexists(given.weights):
         parser.error(f"{given.weights}: exists; it is never overwritten, choose another")
-    return given, {name: known[name] for name in names}
-
-
-def main():
-    """Runs the command. It exits with code 1 if no program could be timed."""
-    given, programs = parse()
     jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
     if given.verb == "time":
-        return int(all(row["failed"] for row in time_programs(HERE, programs, given.budget, given.csv)))
-    (name,) = programs
-    train(HERE, name, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
+        rows = time_programs(HERE, {name: known[name] for name in names}, given.budget, given.csv)
+        return int(all(row["failed"] for row in rows))
+    train(HERE, given.programs, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
     return 0
 
 

@@ -6,16 +6,15 @@ attention, four masked gathers a tap for deformable convolution. `benchmark` say
 
 import functools
 
+import numpy as np
 import tensorflow as tf
 
 from axial.layers.conv import Conv
 from axial.layers.spatial_attention.attended import Mechanism
-from axial.layers.spatial_attention.attention_terms import SETTINGS
+from axial.layers.spatial_attention.attention_terms import SETTINGS, encode
 from axial.layers.spatial_attention.deformable_conv import DeformableConv, add_taps, kernel_by_tap, positions
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
-from benchmark import inference_step, measure, over, peak_memory, training_step  # which adds the folder of what follows
-
-import study_reference  # isort: skip
+from benchmark import inference_step, measure, over, peak_memory, training_step
 
 HEADS = 8
 PLACES = {  # images, height, width, channels
@@ -25,19 +24,38 @@ PLACES = {  # images, height, width, channels
 }
 # Forms that are timed at conv4 and conv5. The naive attention runs at conv5 alone: at conv4 it needs 18 GB.
 FORMS = ("conv3x3", "1111", "0110", "0010", "deformable", "deformable_hat", "deformable_naive", "dynamic")
-QUICK = ("conv3x3", "1111", "deformable")
 
 
 class NaiveAttention(GeneralizedAttention):
-    """`GeneralizedAttention` by its plain form, which holds the relative position of every pair."""
+    """Setting 1111 of `GeneralizedAttention` with the relative position of every pair in memory.
+
+    Letters of the shapes: q queries, k keys, m heads, d channels of a head.
+    """
 
     def call(self, x, training=False):
-        """The attention of each map of x."""
+        """The attention of each map of x [N, H, W, C]."""
         del training
-        w = {weight.name.split("/")[-1].split(":")[0]: tf.cast(weight, self.compute_dtype) for weight in self.weights}
-        return tf.stack(
-            [study_reference.generalized_attention(m, w, self.setting, heads=self.heads) for m in tf.unstack(x)]
-        )
+        codes = list(map(self._codes, x.shape[1:3], self.position_kernels.values()))
+        return tf.stack([self._attend(image, *codes) for image in tf.unstack(x)])
+
+    def _codes(self, side, kernel):
+        """[side, side, m, d]: the projected code of each pair of an axis."""
+        code = tf.constant(encode(np.arange(1 - side, side), kernel.shape[0], self.wavelength) * 2**-0.5, kernel.dtype)
+        pairs = np.arange(side)[:, None] - np.arange(side) + side - 1
+        return tf.reshape(tf.gather(code @ kernel, pairs), [side, side, self.heads, self.depth])
+
+    def _attend(self, x, rows, columns):
+        size, pixels = x.shape, x.shape[0] * x.shape[1]
+        x = tf.reshape(x, [pixels, -1])
+        kernels = self.query_kernel, self.key_kernel, self.value_kernel
+        q, k, v = (tf.reshape(x @ kernel, [pixels, self.heads, self.depth]) for kernel in kernels)
+        place = tf.reshape(rows[:, None, :, None] + columns[None, :, None], [pixels, *q.shape])  # [q, k, m, d]
+        of_axes = [tf.einsum("md,qkmd->mqk", self.position_vector, codes) for codes in (rows, columns)]
+        of_place = of_axes[0][:, :, None, :, None] + of_axes[1][:, None, :, None]
+        logits = tf.einsum("qmd,qkmd->mqk", q, k + place) + tf.einsum("md,kmd->mk", self.key_vector, k)[:, None]
+        weights = tf.nn.softmax(logits + tf.reshape(of_place, logits.shape))
+        y = tf.reshape(tf.einsum("mqk,kmd->qmd", weights, v), x.shape)
+        return tf.reshape(y @ self.output_kernel + self.output_bias, size)
 
 
 class NaiveDeformableConv(DeformableConv):
@@ -66,9 +84,9 @@ class NaiveDeformableConv(DeformableConv):
 
 
 def make_layer(form, channels):
-    """The layer of a form, not built yet: of `FORMS`, any setting, or 'naive_' and a setting."""
-    if form.startswith("naive_"):
-        return NaiveAttention(form.removeprefix("naive_"), HEADS, **VISION)
+    """The layer of a form, not built yet: of `FORMS`, any setting, or 'naive_1111'."""
+    if form == "naive_1111":
+        return NaiveAttention("1111", HEADS, **VISION)
     if form == "conv3x3":
         return Conv(channels, 3, None, relu=False, use_bias=False)
     if form == "deformable_naive":
@@ -79,13 +97,13 @@ def make_layer(form, channels):
     return Mechanism(form, HEADS, window=13 if form == "dynamic" else None).layer(**VISION)
 
 
-def make_step(place, form, training):
+def make_step(place, training, form):
     """A function without arguments that runs one step of a form and waits for its end.
 
     Args:
         place: of `PLACES`.
-        form: see `make_layer`.
         training: whether the step also computes every gradient.
+        form: see `make_layer`.
     """
     x = tf.random.stateless_normal(PLACES[place], [0, 0])
     layer = make_layer(form, x.shape[3])
@@ -96,19 +114,18 @@ def make_step(place, form, training):
     return training_step(layer, x) if training else inference_step(layer, x)
 
 
-def benchmark(quick=False):
+def benchmark():
     """(works, ratios) of every form at conv4 and conv5, forward and in training; see `benchmark.benchmark`.
 
-    Ratios are over the 3x3 convolution, and of the naive forms over ours. Without `quick` also the peak memory of a
-    training step of each setting.
+    Ratios are over the 3x3 convolution, and of the naive forms over ours. Also the peak memory of a training step of
+    each setting.
     """
     works, found = {}, {}
     for place in ("conv4", "conv5"):
-        forms = [*(QUICK if quick else FORMS), *(["naive_1111"] if place == "conv5" else [])]
+        forms = [*FORMS, *(["naive_1111"] if place == "conv5" else [])]
         for training in (True, False):
-            make = functools.partial(make_step, place, training=training)
-            peak = f"study_speed:make_step({place!r}, {{!r}}, True)" if training else None
-            works[f"{place}_train" if training else place] = measure(forms, make, 3 if quick else 7, peak)
+            make = functools.partial(make_step, place, training)
+            works[f"{place}_train" if training else place] = measure(forms, make, 7, training)
     for work, forms in works.items():
         pairs = [(form, "conv3x3") for form in forms if form != "conv3x3"]
         pairs += [pair for pair in (("naive_1111", "1111"), ("deformable_naive", "deformable")) if pair[0] in forms]
@@ -116,7 +133,7 @@ def benchmark(quick=False):
             for key in ("median_s", "peak_bytes"):
                 if key in forms[a]:
                     found[f"{work}_{a}_over_{b}_{key}"] = over(works, work, a, b, key)
-    for place in () if quick else ("conv4", "segmentation"):
-        peaks = {form: peak_memory(f"study_speed:make_step({place!r}, {form!r}, True)") for form in SETTINGS}
-        works[f"{place}_settings"] = {form: {"peak_bytes": peak} for form, peak in peaks.items()}
+    for place in ("conv4", "segmentation"):
+        make = functools.partial(make_step, place, True)
+        works[f"{place}_settings"] = {form: {"peak_bytes": peak_memory(make, form)} for form in SETTINGS}
     return works, found

@@ -102,11 +102,11 @@ def _step(model, loss_of):
     return lambda: float(step()[0])
 
 
-def benchmark(quick=False):
-    """(works, ratios) of each system beside the official one, in fewer rounds if `quick`; see `benchmark.benchmark`."""
+def benchmark():
+    """(works, ratios) of each system beside the official one; see `benchmark.benchmark`."""
     works, found = {}, {}
     for name, make in (("translation", translation_steps), ("detection", detection_steps)):
         steps = make()
-        works[name] = measure(steps, steps.get, 3 if quick else 7)
+        works[name] = measure(steps, steps.get, 7)
         found[f"{name}_speed_over_official"] = over(works, name, "theirs", "ours")
     return works, found

@@ -6,10 +6,10 @@ A kernel's products are not in the program.
 """
 
 import collections
-import dataclasses
 import functools
 import math
 import re
+import typing
 
 import numpy as np
 from google.protobuf import unknown_fields
@@ -26,8 +26,7 @@ FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while
 SLICES = ("slice", "dynamic-slice", "gather")
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
+class Cost(typing.NamedTuple):
     """What operations cost.
 
     Attributes:
@@ -39,22 +38,6 @@ class Cost:
     cycles: int = 0
     bytes: int = 0
     products: int = 0
-
-    def __add__(self, other):
-        return Cost(self.cycles + other.cycles, self.bytes + other.bytes, self.products + other.products)
-
-    def times(self, count):
-        """The cost of `count` runs."""
-        return Cost(self.cycles * count, self.bytes * count, self.products * count)
-
-    def bound(self, products, memory):
-        """(cycles that it takes at least, 'products' or 'memory').
-
-        Args:
-            products: multiply-adds in a cycle.
-            memory: bytes in a cycle.
-        """
-        return max((self.products / products, "products"), (self.bytes / memory, "memory"))
 
 
 # === Shapes ===
@@ -104,84 +87,83 @@ def _said(instruction, name):
 def costs(program, kernels=None):
     """(`Cost` by opcode, `Cost` by part) of a run of a program, most expensive first.
 
-    A loop's body counts once for each iteration. An operation without a part has that of what it reads, or else that of
-    what reads it.
+    A loop's body counts once for each iteration. An operation without a part inherits the part of an operand, else of a
+    consumer.
 
     Args:
         program: `HloModuleProto`, optimised.
         kernels: cycles of the Pallas kernels by the names of their instructions; the compiler estimates none for them.
     """
-    return _Costs(program, kernels or {}).found
+    bodies = {computation.id: computation.instructions for computation in program.computations}
+    tables = [collections.defaultdict(lambda: np.zeros(3, np.int64)) for _ in range(2)]
 
-
-class _Costs:
-    """Adds up the costs of a program's computations."""
-
-    def __init__(self, program, kernels):
-        self.kernels = kernels
-        self.bodies = {computation.id: computation.instructions for computation in program.computations}
-        self.by_op, self.by_part = tables = [collections.defaultdict(Cost) for _ in range(2)]
-        self.add(program.entry_computation_id, 1, REST)
-        self.found = [dict(sorted(table.items(), key=lambda item: -item[1].cycles)) for table in tables]
-
-    def inner(self, instruction):
-        """The instructions of a fusion; none for another operation."""
-        return self.bodies[instruction.called_computation_ids[0]] if instruction.opcode == "fusion" else ()
-
-    def add(self, computation, turns, inherited):
+    def add(computation, turns, inherited):
         """Adds what `turns` runs of a computation cost. What has no part is of the part `inherited`."""
-        body = self.bodies[computation]
-        parts, shapes = self.parts(body, inherited), {i.id: arrays(i.shape) for i in body}
+        body = bodies[computation]
+        fused = {i.id: bodies[i.called_computation_ids[0]] if i.opcode == "fusion" else () for i in body}
+        parts, shapes = _parts(body, fused, inherited), _shapes(body)
         for i in body:
             part, called = parts[i.id], list(i.called_computation_ids)
-            cost = self.cost(i, shapes).times(turns)
-            if cost != Cost():
-                self.by_op["kernel" if i.custom_call_target == KERNEL else i.opcode] += cost
-                self.by_part[part] += cost
+            cost = turns * np.array(_cost(i, shapes, fused[i.id], kernels or {}))
+            if cost.any():
+                for table, name in zip(tables, ("kernel" if i.custom_call_target == KERNEL else i.opcode, part)):
+                    table[name] += cost
             if i.opcode == "while":
                 body_of_loop, condition = called
-                self.add(body_of_loop, turns * _turns(self.bodies[condition]), part)
+                add(body_of_loop, turns * _turns(bodies[condition]), part)
             elif i.opcode in ("call", "conditional"):
                 for each in called:
-                    self.add(each, turns, part)
+                    add(each, turns, part)
 
-    def parts(self, body, inherited):
-        """dict from the ids of instructions to their parts."""
-        parts, readers = {}, collections.defaultdict(list)
-        for i in body:
-            part = part_of(i.metadata.op_name, sub=True)
-            if part == REST:
-                # Equal constants of all parts are one, with the name of any of them.
-                inner = [each for each in self.inner(i) if each.opcode not in FREE]
-                named = collections.Counter(part_of(each.metadata.op_name, sub=True) for each in inner)
-                del named[REST]
-                read = (parts[id] for id in i.operand_ids if parts.get(id, REST) != REST)
-                part = named.most_common(1)[0][0] if named else next(read, REST)
-            parts[i.id] = part
-            for id in i.operand_ids:
-                readers[id].append(i.id)
-        for i in reversed(body):
-            if parts[i.id] == REST:
-                parts[i.id] = next((parts[id] for id in readers[i.id] if parts[id] != REST), inherited)
-        return parts
+    add(program.entry_computation_id, 1, REST)
+    return [
+        {name: Cost(*cost.tolist()) for name, cost in sorted(table.items(), key=lambda item: -item[1][0])}
+        for table in tables
+    ]
 
-    def cost(self, instruction, shapes):
-        """`Cost` of an instruction without the computations that it calls; `shapes` are of its computation."""
-        opcode, estimate = instruction.opcode, _said(instruction, "estimated_cycles")
-        still = opcode == "reshape" and not estimate  # another name for the same bytes
-        if still or opcode in FREE or opcode.endswith("-done"):
-            return Cost(estimate)
-        said = _said(instruction, "bytes_accessed") if instruction.custom_call_target == KERNEL else 0
-        moved = said or _moved(instruction, shapes, self.inner(instruction))
-        return Cost(self.kernels.get(instruction.name, estimate), moved, self.products(instruction, shapes))
 
-    def products(self, instruction, shapes):
-        """Multiply-adds of an operation and of what is fused into it."""
-        if instruction.opcode != "fusion":
-            return products(instruction, shapes)
-        inner = self.inner(instruction)
-        shapes = {i.id: arrays(i.shape) for i in inner}
-        return sum(self.products(i, shapes) for i in inner)
+def _shapes(body):
+    """dict from the ids of instructions to the arrays of their results."""
+    return {i.id: arrays(i.shape) for i in body}
+
+
+def _parts(body, fused, inherited):
+    """dict from the ids of instructions to their parts; `fused` has the instructions of each fusion."""
+    parts, readers = {}, collections.defaultdict(list)
+    for i in body:
+        part = part_of(i.metadata.op_name, sub=True)
+        if part == REST:
+            # Equal constants of all parts are one, with the name of any of them.
+            inner = [each for each in fused[i.id] if each.opcode not in FREE]
+            named = collections.Counter(part_of(each.metadata.op_name, sub=True) for each in inner)
+            del named[REST]
+            read = (parts[id] for id in i.operand_ids if parts.get(id, REST) != REST)
+            part = named.most_common(1)[0][0] if named else next(read, REST)
+        parts[i.id] = part
+        for id in i.operand_ids:
+            readers[id].append(i.id)
+    for i in reversed(body):
+        if parts[i.id] == REST:
+            parts[i.id] = next((parts[id] for id in readers[i.id] if parts[id] != REST), inherited)
+    return parts
+
+
+def _cost(instruction, shapes, inner, kernels):
+    """(cycles, bytes, products) of an instruction without the computations that it calls.
+
+    Args:
+        instruction: of the program.
+        shapes: dict from ids of its computation's instructions to their arrays.
+        inner: instructions of a fusion.
+        kernels: see `costs`.
+    """
+    opcode, estimate = instruction.opcode, _said(instruction, "estimated_cycles")
+    still = opcode == "reshape" and not estimate  # another name for the same bytes
+    if still or opcode in FREE or opcode.endswith("-done"):
+        return estimate, 0, 0
+    said = _said(instruction, "bytes_accessed") if instruction.custom_call_target == KERNEL else 0
+    count = sum(products(i, _shapes(inner)) for i in inner) if inner else products(instruction, shapes)
+    return kernels.get(instruction.name, estimate), said or _moved(instruction, shapes, inner), count
 
 
 def _turns(condition):
@@ -197,10 +179,7 @@ def _turns(condition):
 def _moved(instruction, shapes, inner):
     """Bytes that an instruction reads and writes. Of an operand that it only cuts pieces from, the pieces count.
 
-    Args:
-        instruction: of the program.
-        shapes: dict from ids of its computation's instructions to their arrays.
-        inner: instructions of a fusion.
+    Args: see `_cost`.
     """
     result = arrays(instruction.shape)
     if instruction.opcode.endswith("-start"):  # (result, operand, ...) or the like: one of them lies in memory

@@ -5,7 +5,6 @@
 """
 
 import os
-import re
 import sys
 
 import tensorflow as tf
@@ -14,7 +13,8 @@ from absl import flags
 
 import tpu_compile
 from axial.cli import app
-from axial.errors import InputError, check_installed
+from axial.cli.flags import matched
+from axial.errors import check_installed
 from axial.io.show import say, working
 from axial.layers.attention.layer import AxialAttention
 from axial.layers.spatial_attention.attention_terms import SETTINGS
@@ -59,12 +59,11 @@ def layer_step(layer, shape):
 
 def _main(_):
     """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
-    if FLAGS.layer and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    sides = FLAGS.layer and matched(r"([1-9]\d*)x([1-9]\d*)", "rows x length, like 258x65")("layer", FLAGS.layer)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layers = _axial_layers(*map(int, FLAGS.layer.split("x"))) if FLAGS.layer else _study_layers()
+    layers = _axial_layers(*sides) if sides else _study_layers()
     for name, layer, shape in layers:
         with working(f"{SLICE}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), SLICE)

@@ -19,7 +19,7 @@ import sys
 
 from absl import flags
 
-import tpu_table
+import tpu
 from axial.chips import replicas_of
 from axial.cli import app
 from axial.errors import InputError
@@ -50,7 +50,7 @@ def predict(row):
     trained on so many cores.
 
     Args:
-        row: `tpu_table.Row` that fits, of a slice: a step on one device has no sums over the replicas.
+        row: `tpu.Row` that fits, of a slice: a step on one device has no sums over the replicas.
     """
     generation, found = row.slice.partition(":")[0], []
     bandwidth, of_host, most, axes = NETWORKS[generation]
@@ -64,15 +64,15 @@ def predict(row):
         images = batch / math.ceil(chips / of_host)
         own = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "step": step}
         own |= {"efficiency": row.seconds / step, "limit": "compute" if row.seconds >= sums else "sums"}
-        found.append(own | {"host_images": images / step, "paper": cores == tpu_table.cores(row.leaf)})
+        found.append(own | {"host_images": images / step, "paper": cores == tpu.cores(row.leaf)})
     return found
 
 
 def _main(_):
     path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
-    table = tpu_table.read_table(path, tpu_table.Row).values()
+    table = tpu.read_table(path, tpu.Row).values()
     # Rows of the largest batch have one device and no sums.
-    rows = [row for row in table if FLAGS.only in row.leaf and row.fits and row.form not in tpu_table.LARGEST]
+    rows = [row for row in table if FLAGS.only in row.leaf and row.fits and row.form not in tpu.LARGEST]
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
     for row in rows:

@@ -8,19 +8,18 @@ in the forms that accelerators have, or the TPU's compiler for a chip, at its le
 """
 
 import dataclasses
-import resource
 import sys
 import time
 
 from absl import flags
 
 import hlo
+import tpu
 import tpu_compile
-import tpu_table
+from axial.analysis.step_cost import resident
 from axial.cli import app
 from axial.errors import check_installed
 from axial.io import show
-from axial.io.paths import experiments_dir
 from axial.io.write import write_block
 
 FLAGS = flags.FLAGS
@@ -77,18 +76,16 @@ def measure(leaf, compiler):
     module, row = tpu_compile.alone(lower_recipe, leaf, compiler)
     if module:
         wall, compiling, gib = tpu_compile.alone(_compile, module, compiler)
-        wall, compiling = row.wall + wall, row.compiling + compiling
-        row = dataclasses.replace(row, wall=wall, compiling=compiling, gib=max(row.gib, gib))
-    rounded = {name: round(value, 1) for name, value in vars(row).items() if isinstance(value, float)}
-    return dataclasses.replace(row, **rounded)
+        row = dataclasses.replace(row, wall=row.wall + wall, compiling=row.compiling + compiling, gib=max(row.gib, gib))
+    return dataclasses.replace(row, **{x: round(vars(row)[x], 1) for x in ("tracing", "compiling", "wall", "gib")})
 
 
 def lower_recipe(leaf, compiler):
     """`lower` of a recipe's step."""
     app.silence_xla()
-    with tpu_table.recipe_of(leaf, "recipe") as build:
-        batch = max(build()[1].batch // tpu_table.cores(leaf), 1)
-        return lower(leaf, compiler, batch, tpu_table.training_step(build, batch, 1, compiler))
+    with tpu.recipe_of(leaf, "recipe") as build:
+        batch = max(build()[1].batch // tpu.cores(leaf), 1)
+        return lower(leaf, compiler, batch, tpu.training_step(build, batch, 1, compiler))
 
 
 def lower(leaf, compiler, batch, step):
@@ -107,7 +104,7 @@ def lower(leaf, compiler, batch, step):
     raw = stage("hlo_serialized") if here else raw
     computations = hlo.parse(raw).computations
     instructions = sum(len(computation.instructions) for computation in computations)
-    times = traced - begun, compiled - traced, wall, _gib()
+    times = traced - begun, compiled - traced, wall, resident() / 2**30
     row = Row(leaf, compiler, batch, instructions, len(computations), *times)
     return None if here else tpu_compile.for_compiler(raw), row
 
@@ -117,26 +114,21 @@ def _compile(module, compiler):
     program = tpu_compile.compiler(module, compiler)
     started, processor = time.perf_counter(), time.process_time()
     program()
-    return time.perf_counter() - started, time.process_time() - processor, _gib()
-
-
-def _gib():
-    """Most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return time.perf_counter() - started, time.process_time() - processor, resident() / 2**30
 
 
 def _main(_):
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "compile")
     path, compilers = app.flag("csv"), (tpu_compile.CPU, tpu_compile.DEFAULT_SLICE)
-    leaves = tpu_table.named(tpu_table.leaves(experiments_dir()), FLAGS.only)
-    rows = tpu_table.read_table(path, Row)
+    leaves = tpu.named(tpu.leaves(), FLAGS.only)
+    rows = tpu.read_table(path, Row)
     lacking = [key for leaf in leaves for key in ((leaf, compiler) for compiler in compilers) if key not in rows]
     if lacking:
         check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     for key in lacking:
         with show.working(" ".join(key)):
-            rows = tpu_table.add_row(path, measure(*key))
+            rows = tpu.add_row(path, measure(*key))
     table = markdown(rows)
     show.say(*table.splitlines())
     if FLAGS.markdown:

@@ -7,24 +7,315 @@
                         every published recipe for images on its slice (hours; what the file has is kept)
 """
 
+import contextlib
+import dataclasses
 import functools
+import glob
+import os
+import re
 import sys
+import tempfile
 
+import tensorflow as tf
+import tf_keras as keras
 from absl import flags
 
 import tpu_compile
-import tpu_table
 from axial import recipes
+from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
 from axial.cli import app
 from axial.cli.analyze import build_recipe
+from axial.data.convert import Conversion, convert_split, encode_item
+from axial.data.converters import text
+from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.specs import SPECS, DatasetSpec
 from axial.errors import InputError, check_installed
+from axial.io import read, show
+from axial.io.lock import locked_file
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say, working
-from axial.io.write import write_block
+from axial.io.write import write_block, write_text
+from axial.serving.export import fold
+from axial.tasks.segmentation.panoptic import segment_each
+from axial.training.loop import Loop
+from axial.training.trainer import check_batch, check_loop
 
 FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
+
+# Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
+# The spatial-attention study, Sec. 4.1: 8 GPUs.
+CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
+STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
+STUDY_CORES = 8
+# Classes of the recipes' data sets, and how many of them are things. Their names are in files of the data sets.
+CLASSES = {"imagenet": (1000, 0), "imagenette": (10, 0)}
+SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
+FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
+REMEDIES = {
+    "block recomputation": ("ModelConfig.recompute = 'block'",),
+    "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
+    "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
+}
+# The largest batch of a device, by what computes the layers and what the backward pass recomputes.
+LARGEST = {
+    "largest batch, kernels": ("ModelConfig.recompute = 'none'",),
+    "largest batch, XLA, blocks recomputed": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'block'"),
+    "largest batch, kernels, blocks recomputed": ("ModelConfig.recompute = 'block'",),
+    "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
+}
+BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
+# These leaves are compiled for other chips too, with all remedies, and in all forms of `LARGEST`. The largest batch of
+# the others is that of the fastest form on the first of `DEVICES`.
+WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
+DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(CompiledStep):
+    """A training step of a recipe on a slice, whose form is of `BINDINGS`, with what follows from it.
+
+    Cores that share an image have no kernels. The batch of a form of `LARGEST` is the most that fit, or 1.
+    """
+
+    @property
+    def key(self):
+        return self.leaf, self.slice, self.form
+
+    @property
+    def chip(self):
+        """The `Chip` of its slice."""
+        return CHIPS[self.slice.partition(":")[0]]
+
+    @property
+    def seconds(self):
+        """Of a step, by the cycle model."""
+        return self.cycles / self.chip.clock
+
+    @property
+    def cores_an_image(self):
+        """Cores that share each image."""
+        return int(self.form[0]) if self.form.endswith("cores an image") else 1
+
+    @property
+    def chip_hours(self):
+        """Of the whole training, by the cycle model."""
+        cores = replicas_of(self.slice)
+        chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
+        return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
+
+
+def leaves(folder="*"):
+    """The recipes of a data set's folder, or of all: the files that set MODEL, without what is laid over a recipe."""
+    paths = sorted(glob.glob(os.path.join(experiments_dir(), folder, "*.gin")))
+    recipes = [path for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
+    return [leaf for leaf in (os.path.relpath(path, experiments_dir()) for path in recipes) if leaf[:5] != "tiny/"]
+
+
+def cores(leaf):
+    """The cores that a leaf's paper trains on; 8 for our own small recipes."""
+    study = os.path.basename(leaf).startswith(STUDY)
+    return STUDY_CORES if study else CORES.get(os.path.dirname(leaf), STUDY_CORES)
+
+
+def plan():
+    """[(leaf, slice, form)] of all rows. A recipe that does not fit has rows of remedies too; see `compile_all`."""
+    keys = []
+    for leaf in (leaf for folder in CORES for leaf in leaves(folder)):
+        shape, wholly, study = SHAPES[cores(leaf)], leaf in WHOLLY, cores(leaf) == STUDY_CORES
+        # A device of a v4 or v5p has a whole chip of two cores.
+        slices = [f"v5e:{shape}", f"v6e:{shape}", "v4:2x4x4", "v5p:2x4x4"] if wholly else [f"v5e:{shape}"]
+        forms = FORMS if "axial" in leaf else ["recipe"]  # only axial attention has kernels
+        keys += [(leaf, slice_name, form) for form in forms for slice_name in slices]
+        keys += [(leaf, slices[0], remedy) for remedy in REMEDIES if wholly]
+        devices, forms = (DEVICES, list(LARGEST)) if wholly else (DEVICES[:1], list(LARGEST)[:1])
+        keys += [(leaf, device, form) for form in forms for device in devices if not study]
+    return keys
+
+
+def read_table(path, row_type):
+    """dict from keys to the rows of a CSV file; empty if there is none. Raises InputError."""
+    if not tf.io.gfile.exists(path):
+        return {}
+    return {row.key: row for _, row in read.read_rows(path, row_type)}
+
+
+def add_row(path, row):
+    """Adds a row to a CSV file, to which other commands may have added for hours. Returns all rows, as `read_table`."""
+    with locked_file(path):
+        rows = {**read_table(path, type(row)), row.key: row}
+        write_text(path, show.csv_rows(type(row), [row for _, row in sorted(rows.items())]))
+    return rows
+
+
+def compile_all(path, compile_row, only=""):
+    """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
+
+    Args:
+        path: of the CSV file.
+        compile_row: function of (leaf, slice, form) that returns the `Row`.
+        only: leaves whose names do not have this text are left out.
+    """
+    rows = read_table(path, Row)
+    waiting, remedied = [key for key in plan() if only in key[0]], ["recipe", *REMEDIES]
+    while waiting:
+        key = leaf, slice_name, form = waiting.pop(0)
+        if key not in rows:
+            report(" ".join(key))
+            rows = add_row(path, compile_row(*key))
+        if not rows[key].fits and form in remedied[:-1]:
+            waiting.insert(0, (leaf, slice_name, remedied[remedied.index(form) + 1]))
+    return rows
+
+
+# === Recipes without their data ===
+
+
+@contextlib.contextmanager
+def recipe_of(leaf, form):
+    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
+    with tempfile.TemporaryDirectory() as folder:
+        splits = write_stand_in(leaf.partition("/")[0], folder)
+        yield functools.partial(build_recipe, [leaf], [*splits, *BINDINGS[form]], folder)
+
+
+def write_stand_in(folder, output_dir):
+    """Converts a photo, or words, under the classes of a data set, so that a recipe builds without the data set.
+
+    Args:
+        folder: of experiments/.
+        output_dir: of what is converted.
+
+    Returns:
+        gin bindings that name the splits.
+    """
+    if folder in text.SIZES:
+        names = SPECS["coco"].class_names
+        pairs = [(i, name, name[::-1]) for i, name in enumerate(names)]
+        spec = text.text_spec(folder, ("en", "de"), text.train_vocabulary(pairs, 128))
+        items, encode = text.pair_items(pairs, spec), text.encode_pair
+    else:
+        spec = _spec(folder)
+        photo = sorted(glob.glob(os.path.join(SAMPLE_DIR, "train2017", "*.jpg")))[0]
+        items = [{"photo": photo, "id": 1, **({"class": 0} if "imagenet" in folder else {"labels": None})}]
+        encode = encode_item
+    for split in ("train", "val"):
+        convert_split(Conversion(items, b"", spec, split, output_dir, encode=encode, progress=False))
+    return ["TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"]
+
+
+def _spec(folder):
+    if folder in SPECS or folder == "sample":
+        return SPECS.get(folder, SPECS["coco"])
+    count, things = CLASSES.get(folder, (65, 37))  # Mapillary Vistas'
+    names = tuple(f"class {i}" for i in range(count))
+    more = {"ignore": 2000} if "imagenet" in folder else {}
+    return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)
+
+
+# === Steps ===
+
+
+def lowered(build, batch, replicas, slice_name, mode):
+    """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
+    app.silence_xla()
+    make = serving_step if mode == "serve" else training_step
+    return tpu_compile.lower(*make(build, batch, replicas, slice_name), slice_name)
+
+
+def training_step(build, batch, replicas, slice_name):
+    """(function, specs) of a training step of one replica.
+
+    Args:
+        build: function that takes nothing and returns (task, training, optimizer).
+        batch: of each replica.
+        replicas: of the slice.
+        slice_name: like 'v5e:4x4', or `tpu_compile.CPU`.
+
+    Raises:
+        InputError: `TrainingConfig.accumulate` does not divide the batch.
+    """
+    strategy = tpu_compile.SliceStrategy(replicas)
+    with strategy.scope(), tpu_compile.forms(slice_name):
+        task, training, optimizer = build()
+        row = task.row
+        check_batch(dataclasses.replace(training, batch=batch * replicas), replicas, row)
+        keras.mixed_precision.set_global_policy(training.precision)
+        model = task.build_model()
+        check_loop(task, model, training, strategy)
+        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
+    spec = task.train_dataset(batch, training.seed).element_spec
+    return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
+
+
+def serving_step(build, batch, *_):
+    """(function, specs) of an exported model, from canvases to panoptic maps."""
+    task = build()[0]
+    folded = fold(task, task.build_model())
+    return lambda images: segment_each(task, folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
+
+
+def compile_step(build, slice_name, batch=None, mode="train"):
+    """Compiles a step of a recipe: (images of a device, `Compiled`, replicas, `TrainingConfig`).
+
+    Args:
+        build: function of nothing that can be pickled; returns (task, training, optimizer).
+        slice_name: like 'v5e:4x4'.
+        batch: images of a device; None for the most that fit, or the fewest.
+        mode: the flag.
+    """
+    training = build()[1]
+    partitions, unit = (1, 1) if mode == "serve" else (training.partitions, training.accumulate)
+    replicas = replicas_of(slice_name, partitions)
+
+    @functools.cache
+    def compiled(batch):
+        title = f"{slice_name}, {counted(batch, 'image')} a device"
+        with working(f"{title}: compiling"):
+            module = tpu_compile.alone(lowered, build, batch, replicas, slice_name, mode)
+            program = tpu_compile.compile_for(module, slice_name, partitions=partitions)
+        report(f"{title}: {_gib(program.used)}")
+        return program
+
+    batch = batch or unit * max(tpu_compile.largest_batch(lambda units: compiled(units * unit).fits), 1)
+    return batch, compiled(batch), replicas, training
+
+
+# === The table ===
+
+
+def named(leaves, only):
+    """The recipes whose names have the text of --only. Raises InputError if there is none."""
+    found = [leaf for leaf in leaves if only in leaf]
+    if not found:
+        raise InputError(f"--only={only}: no recipe has this in its name")
+    return found
+
+
+def markdown(rows):
+    """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
+    devices = [row for row in rows.values() if row.form in LARGEST]
+    slices = [row for row in rows.values() if row.form not in LARGEST]
+    lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
+    if devices:
+        lines += ["", *_table("M cycles an image", devices, lambda row: f"{row.cycles / row.batch / 1e6:.0f}")]
+    return "\n".join(lines)
+
+
+def _table(last, rows, of_last):
+    head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
+    lines = []
+    for row in rows:
+        costs = ["does not fit", "", "", ""]
+        if row.fits:
+            costs = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+        memory = f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"
+        lines.append([show.code(row.leaf), row.slice, row.form, row.batch, *memory, *costs])
+    return show.markdown_table(head, lines)
+
+
+# === The command ===
 
 
 def _main(_):
@@ -44,23 +335,10 @@ def _main(_):
 def _compile_step():
     """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
     build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-    training, programs = build()[1], {}
-    partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
-    generation, replicas = FLAGS.slice.partition(":")[0], replicas_of(FLAGS.slice, partitions)
-
-    def compiled(batch):
-        if batch not in programs:
-            with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
-                hlo = tpu_compile.alone(tpu_table.lowered, build, batch, replicas, FLAGS.slice, FLAGS.mode)
-                programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
-        return programs[batch]
-
-    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit).fits)
-    program = compiled(batch or unit)
+    batch, program, replicas, training = compile_step(build, FLAGS.slice, FLAGS.batch, FLAGS.mode)
     if not program.fits:
         say(
-            f"{batch or unit} images a device do not fit: {_gib(program.used)} of {_gib(program.limit)}, "
+            f"{batch} images a device do not fit: {_gib(program.used)} of {_gib(program.limit)}, "
             f"{_gib(program.used - program.limit)} too much; try a smaller --batch, "
             "--gin_binding=\"TrainingConfig.precision = 'mixed_bfloat16'\", "
             "--gin_binding=\"ModelConfig.backend = 'kernel'\", --gin_binding=\"ModelConfig.recompute = 'block'\", "
@@ -68,12 +346,12 @@ def _compile_step():
         )
         sys.exit(1)
     largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(FLAGS.slice))
-    shared = f" of {partitions} devices" if partitions > 1 else ""
+    shared = f" of {training.partitions} devices" if training.partitions > 1 and FLAGS.mode == "train" else ""
     say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
-    say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
+    say(f"memory {_gib(program.used)} of {_gib(program.limit) if program.limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if FLAGS.parts:
+        generation = FLAGS.slice.partition(":")[0]
         chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # of a chip, that are devices
         _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
@@ -95,7 +373,11 @@ def _print_parts(program, products, memory):
         program: `Compiled`.
         products, memory: multiply-adds and bytes of a device in a cycle.
     """
-    rows = [(part, cost, *cost.bound(products, memory)) for part, cost in program.by_part.items()]
+    rows = []
+    for part, cost in program.by_part.items():
+        limits = {"products": cost.products / products, "memory": cost.bytes / memory}
+        limit = max(limits, key=limits.get)
+        rows.append((part, cost, limits[limit], limit))
     header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
     cells = []
     for part, cost, bound, limit in sorted(rows, key=lambda row: row[2] - row[1].cycles):
@@ -106,43 +388,26 @@ def _print_parts(program, products, memory):
 
 
 def compile_row(leaf, slice_name, form):
-    """The `tpu_table.Row` of a training step of a recipe on a slice; see there."""
-
-    @functools.cache
-    def compiled(batch):
-        hlo, training, batch = tpu_compile.alone(tpu_table.lowered_row, leaf, slice_name, form, batch)
-        return tpu_compile.compile_for(hlo, slice_name, partitions=training.partitions), training, batch
-
-    batch = None
-    if form in tpu_table.LARGEST:
-        batch = max(tpu_compile.largest_batch(lambda batch: compiled(batch)[0].fits), 1)
-    program, training, batch = compiled(batch)
-    return tpu_table.Row(
-        leaf,
-        slice_name,
-        form,
-        batch,
-        fits=program.fits,
-        used=program.used,
-        limit=program.limit or tpu_compile.usable(slice_name) or 0,
-        cycles=program.cycles,
-        all_reduced=program.all_reduced,
-        all_reduces=program.all_reduces,
-        images=training.steps * training.batch,
-        problems=" ".join(program.custom_calls),
-    )
+    """The `Row` of a training step of a recipe on a slice; see there."""
+    with recipe_of(leaf, form) as build:
+        training = build()[1]
+        own = max(training.batch // replicas_of(slice_name, training.partitions), 1)
+        batch, program, *_ = compile_step(build, slice_name, None if form in LARGEST else own)
+    facts = {name: vars(program)[name] for name in ("fits", "used", "cycles", "all_reduced", "all_reduces")}
+    images, problems = training.steps * training.batch, " ".join(program.custom_calls)
+    return Row(leaf, slice_name, form, batch, images=images, problems=problems, limit=program.limit or 0, **facts)
 
 
 def _compile_all():
-    """Compiles every published recipe; see `tpu_table`."""
+    """Compiles every published recipe, or those of --only."""
     if FLAGS.markdown:
         write_block(FLAGS.markdown, "tpu")
     path = app.flag("csv")
-    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
-    say(*tpu_table.markdown(rows).splitlines())
+    named([leaf for leaf, *_ in plan()], FLAGS.only)
+    table = markdown(compile_all(path, compile_row, FLAGS.only))
+    say(*table.splitlines())
     if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
+        write_block(FLAGS.markdown, "tpu", table)
 
 
 if __name__ == "__main__":  # who imports this has flags of its own
@@ -150,9 +415,7 @@ if __name__ == "__main__":  # who imports this has flags of its own
     flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
     flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
     flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU slice, like v5e:4x4.")
-    flags.DEFINE_integer(
-        "batch", None, "images of a device; by default all that fit.", lower_bound=1, upper_bound=65536
-    )
+    flags.DEFINE_integer("batch", None, "images of a device; by default all that fit.", 1, 65536)
     flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
     flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
     flags.DEFINE_bool("all", False, "every published recipe; adds to the file of --csv what that lacks.")

@@ -73,15 +73,12 @@ class SliceStrategy(distribute_lib.Strategy):
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
-def as_on_tpu(slice_name=DEFAULT_SLICE):
-    """A context in which layers take the forms that they have on a machine with a TPU of a slice."""
+def forms(slice_name=DEFAULT_SLICE):
+    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
+    if slice_name == CPU:
+        return device.portable()
     generation = int(re.search(r"\d+", slice_name)[0])
     return mock.patch.multiple(device, on_cpu=lambda: False, has_tpu=lambda: True, tpu_generation=lambda: generation)
-
-
-def forms(slice_name):
-    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
-    return device.portable() if slice_name == CPU else as_on_tpu(slice_name)
 
 
 def trace(function, specs, slice_name=DEFAULT_SLICE):
@@ -133,7 +130,7 @@ class Compiled:
 
     Attributes:
         fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
-        used, limit: bytes of memory needed and available; limit is None where the compiler did not name it.
+        used, limit: bytes of memory needed and available; limit is None where no one knows it.
         cycles: estimated cycles of one run.
         by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
         padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
@@ -153,12 +150,6 @@ class Compiled:
     custom_calls: tuple = ()
 
 
-def usable(slice_name):
-    """Bytes of memory that the compiler allows on a device of a slice, or None if `USABLE_GIB` does not have it."""
-    generation = slice_name.partition(":")[0]
-    return int(USABLE_GIB[generation] * 2**30) if generation in USABLE_GIB else None
-
-
 def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
@@ -174,9 +165,10 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
         MemoryError: the compiler was killed.
     """
     used, limit, program, kernels = alone(_compiled, lowered, slice_name, level, partitions)
-    usual = usable(slice_name)
-    if program is None or (usual and used > usual):
-        return Compiled(False, used, usual if program else limit)
+    usable = USABLE_GIB.get(slice_name.partition(":")[0])
+    limit = limit or (usable and int(usable * 2**30))
+    if program is None or (limit and used > limit):
+        return Compiled(False, used, limit)
     left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
     program = hlo.parse(program)
     by_op, by_part = hlo.costs(program, kernels)
@@ -184,7 +176,7 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     return Compiled(
         fits=True,
         used=used,
-        limit=None,
+        limit=limit,
         cycles=sum(cost.cycles for cost in by_op.values()),
         by_op=by_op,
         by_part=by_part,
@@ -251,13 +243,8 @@ def _compiled(lowered, slice_name, level, partitions):
             raise
         return *sizes, None, {}
     memory = executable.get_compiled_memory_stats()
-    used = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    used += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     program = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     kernels = [call for call in hlo.custom_calls(hlo.parse(program)) if call.custom_call_target == KERNEL]
     return used, None, program, kernel_cycles(kernels, _schedules().name) if kernels else {}
@@ -275,11 +262,14 @@ def refused_sizes(text):
 
 def _prepare():
     """Sets the environment variables that jax and libtpu read when they are loaded."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")  # only silences warnings
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
+    wanted = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }
+    os.environ.update(wanted | os.environ)
 
 
 @functools.cache

@@ -87,4 +87,4 @@ def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, mo
     program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: (int(used * 2**30), None, program, {}))
     found = tpu_compile.compile_for(program, "v5e:1x1")
-    assert (found.fits, found.limit) == (fits, None if fits else int(15.75 * 2**30))
+    assert (found.fits, found.limit) == (fits, int(15.75 * 2**30))

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 
 import pod
-import tpu_table
+import tpu
 from axial.errors import InputError
-from axial.io.paths import experiments_dir
 from axial.recipes import configuration
 
-ROW = tpu_table.Row(
+ROW = tpu.Row(
     "coco/axial_deeplab_s.gin",
     "v5e:4x8",
     "recipe",
@@ -42,15 +41,15 @@ def test_rows_are_kept_and_a_wrong_one_is_named(tmp_path):
     path = tmp_path / "tpu.csv"
     bad = dataclasses.replace(ROW, form="block recomputation", fits=False, problems="A B")
     for row in (bad, ROW):
-        tpu_table.add_row(str(path), row)
+        tpu.add_row(str(path), row)
     rows = {row.key: row for row in (bad, ROW)}
-    assert tpu_table.read_table(str(path), tpu_table.Row) == rows
-    assert "does not fit" in tpu_table.markdown(rows)
+    assert tpu.read_table(str(path), tpu.Row) == rows
+    assert "does not fit" in tpu.markdown(rows)
     largest = dataclasses.replace(ROW, slice="v5e:1x1", form="largest batch, kernels")
-    assert tpu_table.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
+    assert tpu.markdown({**rows, None: largest}).splitlines()[-1].endswith("| 375 |")
     path.write_text(path.read_text().replace("750000000", "many"))
     with pytest.raises(InputError, match="tpu.csv:2: "):
-        tpu_table.read_table(str(path), tpu_table.Row)
+        tpu.read_table(str(path), tpu.Row)
 
 
 def test_hours_of_chips():
@@ -66,16 +65,10 @@ def test_hours_of_chips():
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
     """A stand-in for the compiler, in which a map must be shared by two cores."""
-    made = tpu_table.compile_all(
-        experiments_dir(),
-        str(tmp_path / "tpu.csv"),
-        stand_in,
-        progress=lambda line: None,
-        only="cityscapes/axial_deeplab_s.gin",
-    )
+    made = tpu.compile_all(str(tmp_path / "tpu.csv"), stand_in, only="cityscapes/axial_deeplab_s.gin")
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
-    assert set(tpu_table.read_table(str(tmp_path / "tpu.csv"), tpu_table.Row)) == set(made)
-    forms = {form for _, slice_name, form in made if slice_name not in tpu_table.DEVICES}
+    assert set(tpu.read_table(str(tmp_path / "tpu.csv"), tpu.Row)) == set(made)
+    forms = {form for _, slice_name, form in made if slice_name not in tpu.DEVICES}
     assert forms == {"recipe", "without kernels", "block recomputation", "2 cores an image"}
 
 
@@ -85,8 +78,8 @@ def stand_in(leaf, slice_name, form):
 
 @pytest.mark.parametrize("folder,classes", [("mapillary", 65), ("imagenet", 1000), ("nuclei", 2)])
 def test_recipes_build_without_their_data(folder, classes, tmp_path):
-    bindings = tpu_table.write_stand_in(folder, str(tmp_path))
-    leaf = tpu_table.leaves(experiments_dir(), folder)[0]
+    bindings = tpu.write_stand_in(folder, str(tmp_path))
+    leaf = tpu.leaves(folder)[0]
     configuration.load([leaf], bindings)
     task, _, _ = configuration.build(data_dir=str(tmp_path))
     assert task.num_classes == classes

@@ -11,7 +11,7 @@ from axial.layers import device
 from axial.models.registry import VARIANTS, find_variant, plain_classifier
 from axial.recipes import configuration
 from tests.recipes.test_configuration import LEAVES, ROOT, recipe_of
-from tpu_compile import as_on_tpu
+from tpu_compile import forms
 
 CLASSIFIERS, DETECTORS, TRANSLATORS, PANOPTIC = (
     [name for name in LEAVES if recipe_of(name) == recipe]
@@ -70,7 +70,7 @@ def test_a_model_takes_what_its_recipes_bind(name, kernels, monkeypatch):
     """Training and evaluation take batch norms, an export has them folded; on a TPU with kernels and elsewhere."""
     monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
     monkeypatch.setattr(device, "has_kernels", lambda: kernels)
-    with as_on_tpu() if kernels else contextlib.nullcontext():
+    with forms() if kernels else contextlib.nullcontext():
         for config in model_configs(name):
             for folded in (False, True):
                 config.build(7, (16,) if find_variant(name).task == "translation" else (65, 65), folded)

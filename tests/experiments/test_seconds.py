@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import seconds
+import tpu
 import tpu_compile
-import tpu_table
 from axial.layers import device
 from tests.conftest import ROOT
 
@@ -13,7 +13,7 @@ EXPERIMENTS = ROOT / "experiments"
 
 
 def test_the_page_has_the_measured_rows():
-    rows = tpu_table.read_table(str(EXPERIMENTS / "compile.csv"), seconds.Row)
+    rows = tpu.read_table(str(EXPERIMENTS / "compile.csv"), seconds.Row)
     block = (EXPERIMENTS / "results" / "speed.md").read_text().partition("<!-- compile:begin -->\n")[2]
     assert block.partition("\n<!-- compile:end -->")[0] == seconds.markdown(rows)
 

@@ -1,85 +1,36 @@
-"""The spatial-attention study's counts, and the plain forms that they are counted from."""
+"""The spatial-attention study's counts."""
 
 import shlex
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import study
-import study_reference
 from axial.layers.spatial_attention.attention_terms import SETTINGS
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import GeneralizedAttention
 from axial.models.registry import build_model
 from axial.recipes import configuration
-from study import MEMORY, TABLE_2, TABLE_3, TASKS
-from tests.conftest import randomize, relative_error
-
-PUBLISHED = {**TABLE_2, **TABLE_3}
+from study import FIGURE_3, MEMORY
+from tests.conftest import ROOT
 
 
-def named(layer):
-    return {weight.name.split("/")[-1].split(":")[0]: tf.convert_to_tensor(weight) for weight in layer.weights}
-
-
-# === The plain forms ===
-
-
-@pytest.mark.parametrize("setting,window", [*((setting, None) for setting in SETTINGS), ("1111", 3)])
-def test_the_plain_attention_equals_the_layer(setting, window):
-    x = tf.random.stateless_normal([1, 4, 5, 8], [0, 1])
-    layer = GeneralizedAttention(setting, 2, window=window)
-    layer(x)
-    randomize(layer)
-    w = named(layer)
-    shapes = study_reference.weight_shapes(setting, 8, 2)
-    assert {name: weight.shape.as_list() for name, weight in w.items()} == shapes
-    found = study_reference.generalized_attention(x[0], w, setting, heads=2, window=window)
-    assert relative_error(found, layer(x)[0]) < 1e-4
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_the_plain_dynamic_convolution_equals_the_layer(axes):
-    x = tf.random.stateless_normal([1, 6, 5, 8][: 1 + axes] + [8], [0, 1])
-    layer = DynamicConv(5, 2, axes)
-    layer(x)
-    randomize(layer)
-    x = x if axes == 2 else x[:, :, None]
-    found = study_reference.dynamic_conv(x[0], named(layer), kernel=5, groups=2)
-    wanted = layer(x if axes == 2 else x[:, :, 0])
-    assert relative_error(found, wanted[0] if axes == 2 else wanted[0][:, None]) < 1e-4
-
-
-# === Counts ===
-
-
-@pytest.fixture(scope="module")
-def counted():
-    """{(configuration, task): GFLOPs} of every published row."""
-    return {
-        (configuration, task): study.network_gflops(task, *configuration)
-        for configuration in PUBLISHED
-        for task in TASKS
-    }
-
-
-def row_of(counted, task, configuration):
-    """The `Row` of a published configuration, without what ships."""
-    plain = configuration == study.PLAIN
-    added = None if plain else study.added_gflops(task, *configuration, shipped=False)
-    published = PUBLISHED[configuration][TASKS.index(task)][1]
-    whole = counted[configuration, task]
-    return study.Row("", task, *configuration, added, None, gflops=whole, gflops_published=published)
+def test_the_page_has_the_products_of_the_equations():
+    block = (ROOT / "experiments/results/study.md").read_text().partition("<!-- study:begin -->")[2]
+    lines = [line.split(" | ") for line in block.partition("<!-- study:end -->")[0].splitlines() if "|" in line][2:]
+    for row, line in zip(study.ROWS, lines, strict=True):
+        assert line[:3] == [f"| {row.table}", row.task, row.configuration] and line[11] == f"{row.scores_ours} |"
+        added = "" if row.added() is None else f"{row.added():.{3 if row.table == FIGURE_3 else 2}f}"
+        assert line[3] == added, row
 
 
 @pytest.mark.slow  # counts every network
 @pytest.mark.parametrize("task,misses", [("detection", 0), ("segmentation", 2), ("nmt", 1)])
-def test_counts_agree_with_the_published_tables(counted, task, misses):
+def test_counts_agree_with_the_published_tables(task, misses):
     """Of a network without a mechanism nothing is compared, but for translation, whose whole is counted."""
-    rows = [row_of(counted, task, configuration) for configuration in PUBLISHED]
-    missed = {row.label for row in rows if row.agrees is False}
-    assert [row.label for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")
+    rows = [row for row in study.ROWS if row.task == task and row.table != FIGURE_3]
+    missed = {row.configuration for row in rows if row.agrees is False}
+    assert [row.configuration for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")
     assert len(rows) == 26 and len(missed) <= misses
     known = {"1010 + deformable", "1000 + deformable", "0100 (n_k = 31)"}
     assert missed <= known
@@ -87,21 +38,17 @@ def test_counts_agree_with_the_published_tables(counted, task, misses):
 
 @pytest.mark.slow  # counts what ships, too
 def test_rows_and_their_files(tmp_path):
-    results = study.rows()
-    assert len(results) >= 60
-    overhead = {row.setting: row.added for row in results if row.table == "Fig. 3" and row.task == "detection"}
+    assert len(study.ROWS) >= 60
+    overhead = {row.setting: row.added() for row in study.ROWS if row.table == FIGURE_3 and row.task == "detection"}
     assert set(overhead) == set(SETTINGS)
     np.testing.assert_allclose(overhead["1111"], 281.4 - 213.7, atol=0.1)
-    assert study.markdown(results).count("\n|") == len(results) + 2
-    study.write_figure(str(tmp_path / "study.png"), results)
+    page = (ROOT / "experiments/results/study.md").read_text().partition("<!-- study:begin -->\n")[2]
+    assert study.markdown(list(map(study.cells, study.ROWS))) == page.partition("\n<!-- study:end -->")[0]
+    study.write_figure(str(tmp_path / "study.png"))
     assert (tmp_path / "study.png").stat().st_size > 10_000
 
 
 # === The systems ===
-
-
-ROWS = [(task, *row) for row in PUBLISHED for task in TASKS]
-FIGURE_3 = [(task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
 
 
 def configured(text):
@@ -119,19 +66,19 @@ QUICK = [("detection", "0010", None, True), ("segmentation", "1111", None, False
 
 @pytest.mark.parametrize(
     "row",
-    [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in dict.fromkeys([*ROWS, *FIGURE_3])],
-    ids=str,
+    [row if (row.task, *row.own) in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in study.ROWS],
+    ids=lambda row: row.label,
 )
 def test_every_command_is_parsed_and_its_model_made(row):
     """Networks of photos start from a plain ResNet-50 of ImageNet (Sec. 4.1), which the command before makes."""
-    *before, text = study.row_commands(*row)
+    *before, text = row.commands()
     config, start = configured(text)
-    assert config.name == study.RECIPES[row[0]][1]
+    assert config.name == study.RECIPES[row.task][1]
     model = build_model(config.name, 19, **config.arguments)
     # Sec. 4.1: conv4 and conv5, once more in the segmenter's head, and both sides of the Transformer
-    blocks = {"detection": 9, "segmentation": 10}.get(row[0], 12)
-    assert attending(model) == (0 if row[1] == "none" else blocks)
-    starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row[0], [])
+    blocks = {"detection": 9, "segmentation": 10}.get(row.task, 12)
+    assert attending(model) == (0 if row.setting == "none" else blocks)
+    starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row.task, [])
     assert start == ("CHECKPOINT" if starts else None)
     assert [configured(one)[0].name for one in before] == starts
     assert all(one.endswith("--data_dir=IMAGENET_DATA --model_dir=CHECKPOINT --strategy=tpu") for one in before)
@@ -144,5 +91,4 @@ def attending(model):
 
 
 def test_the_scores_that_are_kept_belong_to_rows():
-    kept = study.read_scores()
-    assert set(kept) <= {*ROWS, *FIGURE_3}
+    assert {(line["task"], study._own(line)) for line in study.OURS} <= {(row.task, row.own) for row in study.ROWS}

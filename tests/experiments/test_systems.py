@@ -1,21 +1,20 @@
-"""The suites of benchmark.py that have a file of their own run."""
+"""Suites of benchmark.py run."""
 
 import pytest
 
 import benchmark
-import scaling
 import systems
 
 
 def test_a_span_has_a_time_and_a_memory_for_each_size(monkeypatch, tmp_path):
-    for name, value in dict(SIZES=(33, 65), ROWS=2).items():
-        monkeypatch.setattr(scaling, name, value)
-    monkeypatch.setattr(benchmark, "peak_memory", lambda step: 1000)
-    works, _ = scaling.benchmark(quick=True)
+    for name, value in dict(SIZES=(33, 65), SPANS=(None, 65), ROWS_OF_STRIP=2).items():
+        monkeypatch.setattr(benchmark, name, value)
+    monkeypatch.setattr(benchmark, "peak_memory", lambda make, form: 1000)
+    works, _ = benchmark.scaling()
     assert list(works["strip"]) == [(33, None), (33, 65), (65, None), (65, 65)]
     assert all(found["median_s"] > 0 and found["peak_bytes"] == 1000 for found in works["strip"].values())
     benchmark.show(works, {"x": 1.5})
-    scaling.draw(works, tmp_path / "scaling.png")
+    benchmark.draw(works, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 1000
 
 
@@ -23,6 +22,6 @@ def test_a_span_has_a_time_and_a_memory_for_each_size(monkeypatch, tmp_path):
 def test_the_benchmark_has_a_ratio_for_each_system(monkeypatch):
     for name, value in dict(WORDS=64, SENTENCES=2, TOKENS=8, SIDE=128).items():
         monkeypatch.setattr(systems, name, value)
-    _, ratios = systems.benchmark(quick=True)
+    _, ratios = systems.benchmark()
     assert set(ratios) == {"translation_speed_over_official", "detection_speed_over_official"}
     assert all(ratio > 0 for ratio in ratios.values())

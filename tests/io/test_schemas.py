@@ -27,7 +27,7 @@ LEAST = {
         {"state": "done", "step": 0, "steps": 0},
         {"seconds_per_step": None, "images_per_second": None, "input_bound": None},
     ),
-    interchange.Norm: (NORM, {"group": 0, "frozen": False}),
+    interchange.StoredNorm: (NORM, {"group": 0, "frozen": False}),
     interchange.CardSplit: ({"split": "val"}, {"photos": 0}),
     interchange.WeightsCard: (
         {"format": 1, "model": "m", "num_classes": 1, "arguments": {}, "norm": NORM, "source": "s"},

