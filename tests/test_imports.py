@@ -20,7 +20,6 @@ ROWS = [
     ("layers", "data", "metrics"),
     ("models",),
     ("weights",),
-    ("evaluation",),
     ("tasks",),
     ("analysis",),
     ("training", "serving", "cloud"),
@@ -55,7 +54,7 @@ def test_imports_point_one_way():
             assert allowed, f"{path} imports {other}"
 
 
-NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "evaluation", "serving", "configuration", "api")]
+NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "serving", "configuration", "api")]
 NAME_NO_TASK += [
     PACKAGE / "data/service.py",
     *(PACKAGE / f"cli/{name}.py" for name in ("train", "export", "export_files", "predict")),

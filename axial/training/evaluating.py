@@ -13,15 +13,14 @@ import tensorflow as tf
 from axial.data.streams import name_damaged_records
 from axial.data.tfrecord import fingerprint, read_manifest
 from axial.errors import InputError
-from axial.evaluation.loop import write_scalar
-from axial.evaluation.split_run import SplitRun
 from axial.io import schemas
 from axial.io.read import read_json
 from axial.io.write import file_digest, output_folder, remove_folder
 from axial.tasks.base import Inference
-from axial.training.monitor import for_people
+from axial.training.monitor import for_people, write_scalar
 from axial.training.optimizers import averaged
 from axial.training.saving import Saver, save_json
+from axial.training.split_run import SplitRun
 from axial.training.strategy import is_chief, total_over_workers
 
 PICTURES = 4  # of an evaluation

@@ -35,6 +35,11 @@ def for_people(what):
         say(f"{what}: not written ({first_line(error)}); the training goes on", error=True)
 
 
+def write_scalar(name, value, step):
+    """Writes a summary. TensorFlow keeps every Python number that becomes a tensor for good, but no array."""
+    tf.summary.scalar(name, np.asarray(value, np.float32), step)
+
+
 class Status:
     """status.json in the folder of a run: how far the training is and how fast.
 

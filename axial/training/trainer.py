@@ -12,7 +12,6 @@ import tf_keras as keras
 
 from axial.data.tfrecord import is_labelled
 from axial.errors import InputError, Preempted
-from axial.evaluation.loop import write_scalar
 from axial.io.check import Checked, Count, Name, Natural, NonNegative, Positive
 from axial.io.read import first_line
 from axial.io.show import plain, progress, say, working
@@ -21,7 +20,7 @@ from axial.layers.device import is_compiled, on_cpu
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.evaluating import Evaluations
 from axial.training.loop import Loop
-from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people
+from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people, write_scalar
 from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
 from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError, Preempted
-from axial.evaluation.split_run import SplitRun
 from axial.training.evaluating import Evaluations
 from axial.training.monitor import Watchdog
+from axial.training.split_run import SplitRun
 from axial.weights.restore import find_checkpoint
 from tests.cloud.slice_fixture import until
 from tests.training.runs import begin, curve, run, small_task, weights

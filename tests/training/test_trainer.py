@@ -12,8 +12,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation import split_run
-from axial.training import monitor, trainer
+from axial.training import monitor, split_run, trainer
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import make_task, two_replicas

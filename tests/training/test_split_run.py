@@ -15,14 +15,14 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from axial.evaluation import split_run
-from axial.evaluation.split_run import SplitRun, merge
 from axial.metrics.panoptic_quality import Segments
 from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.registry import find_evaluation
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import segment_map
 from axial.tasks.translation.task import TRANSLATION
+from axial.training import split_run
+from axial.training.split_run import SplitRun, merge
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):

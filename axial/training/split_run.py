@@ -13,12 +13,12 @@ import tensorflow as tf
 from axial.data.files import names_in
 from axial.data.specs import DatasetSpec
 from axial.errors import InputError, Preempted
-from axial.evaluation.processes import number_of, scored
 from axial.io import schemas
 from axial.io.identity import compare_identity
 from axial.io.read import read_json
 from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
+from axial.training.processes import number_of, scored
 
 RARELY = 20  # times as long as the last write of the state, at least, between two of them
 
