@@ -18,8 +18,10 @@ from axial.io.identity import compare_identity
 from axial.io.read import read_json
 from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
+from axial.training.monitor import for_people
 from axial.training.processes import number_of, scored
 
+INTERVAL = 30  # seconds between two writes of the state, at least
 RARELY = 20  # times as long as the last write of the state, at least, between two of them
 
 
@@ -37,12 +39,10 @@ class SplitRun:
         identity: dict that differs between different evaluations. Its `thresholds`, if it has any, are those of the
             scores; see `PanopticScores`. Only an evaluation whose `studies` have them takes any.
         results_dir: folder of the evaluation's results, or None.
-        state_dir: folder of the state alone, of an evaluation without results.
-        guard: function that returns the context in which the state is written.
+        state_dir: folder of the state alone, of an evaluation without results, which goes on if it cannot be written.
         report: `Report`, or None.
         data_dir: folder of the converted split, for the names of the results.
         shard: (i, n) for every n-th photo, from the i-th on.
-        interval: least seconds between two writes of the state.
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
 
     Attributes:
@@ -57,11 +57,9 @@ class SplitRun:
     _: dataclasses.KW_ONLY
     results_dir: str | None = None
     state_dir: str | None = None
-    guard: typing.Callable = contextlib.nullcontext
     report: typing.Any = None
     data_dir: str | None = None
     shard: tuple = (0, 1)
-    interval: float = 30
     model: str = ""
     scores = results = None
     _complete = False
@@ -127,7 +125,7 @@ class SplitRun:
         return self.scores.result()
 
     def _score(self, stream, processes, watch):
-        written, pause = time.monotonic(), self.interval
+        written, pause = time.monotonic(), INTERVAL
         for pairs in scored(stream, self.scores, self._make, processes):
             for (example, seen), photo in zip(pairs, self.scores.photos[-len(pairs) :]):
                 if self.results:
@@ -139,7 +137,7 @@ class SplitRun:
             if (now := time.monotonic()) - written >= pause:
                 self._write()
                 written = time.monotonic()
-                pause = max(self.interval, RARELY * (written - now))
+                pause = max(INTERVAL, RARELY * (written - now))
 
     def close(self):
         """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
@@ -174,17 +172,17 @@ class SplitRun:
 
     def _write(self):
         """Writes the state."""
-        with self.guard():
-            if path := self._path(self.shard):
-                state = {
-                    "kind": self.evaluation.name,
-                    "identity": self.identity,
-                    "model": self.model,
-                    "complete": self._complete,
-                    "spec": self.spec.to_json(),
-                    "annotations": self.results.annotations if self.results else [],
-                    "scores": self.scores.state(),
-                }
+        if path := self._path(self.shard):
+            state = {
+                "kind": self.evaluation.name,
+                "identity": self.identity,
+                "model": self.model,
+                "complete": self._complete,
+                "spec": self.spec.to_json(),
+                "annotations": self.results.annotations if self.results else [],
+                "scores": self.scores.state(),
+            }
+            with contextlib.nullcontext() if self.results_dir else for_people("the state of the evaluation"):
                 write_bytes(path, msgspec.json.encode(state))
 
 
