@@ -81,12 +81,10 @@ class Loop(orbit.StandardTrainer):
             found = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
             self.strategy.run(self.replica_update, found)
 
-    @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch):
         """One step of one replica."""
         self.replica_update(*self.replica_gradients(batch))
 
-    @tf.autograph.experimental.do_not_convert
     def replica_gradients(self, batch):
         """What `replica_update` takes, from the batch of one replica. Updates the moving statistics."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -98,7 +96,6 @@ class Loop(orbit.StandardTrainer):
             (total,) = all_reduce_sums(losses["total"])
         return losses, gradients, total, statistics
 
-    @tf.autograph.experimental.do_not_convert
     def replica_update(self, losses, gradients, total, statistics):
         """Updates the weights, unless the loss or a gradient is not finite, and the means of the losses on one replica.
 
@@ -215,31 +212,27 @@ def first_non_finite(task, model, batch, count=5):
 
     Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
     """
-    names, call = [], keras.layers.Layer.__call__
+    variables, computed, call = model.trainable_variables, [], keras.layers.Layer.__call__
+    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
 
-    def look(name, value):
-        for tensor in tf.nest.flatten(value):
-            floats = tf.is_tensor(tensor) and tensor.dtype.is_floating
-            if floats and name not in names and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
-                names.append(name)
-
-    def watched(layer, *args, **kwargs):
+    def recorded(layer, *args, **kwargs):
         output = call(layer, *args, **kwargs)
-        look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
+        computed.append((f"output of {layer.name_scope().rstrip('/') or layer.name}", output))
         return output
 
-    for weight in model.weights:
-        look(f"weight {weight.name}", tf.convert_to_tensor(weight))
-    for name, value in batch.items():
-        look(f"input {name}", value)
-    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
-    with unittest.mock.patch.object(keras.layers.Layer, "__call__", watched), tf.GradientTape() as tape:
+    computed += [(f"weight {weight.name}", tf.convert_to_tensor(weight)) for weight in model.weights]
+    computed += [(f"input {name}", value) for name, value in batch.items()]
+    with unittest.mock.patch.object(keras.layers.Layer, "__call__", recorded), tf.GradientTape() as tape:
         losses = task.losses(model, batch)
+    computed += [(f"loss {name}", value) for name, value in losses.items()]
+    gradients = tape.gradient(losses["total"], variables)
+    computed += [(f"gradient of {v.name}", tf.convert_to_tensor(g)) for v, g in zip(variables, gradients)]
     for variable, before in statistics:
         variable.assign(before)
-    for name, value in losses.items():
-        look(f"loss {name}", value)
-    variables = model.trainable_variables
-    for variable, gradient in zip(variables, tape.gradient(losses["total"], variables)):
-        look(f"gradient of {variable.name}", tf.convert_to_tensor(gradient))
-    return names[:count]
+    names = {
+        name: None
+        for name, value in computed
+        for tensor in tf.nest.flatten(value)
+        if tf.is_tensor(tensor) and tensor.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(tensor)))
+    }
+    return list(names)[:count]
