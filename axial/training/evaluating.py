@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import functools
-import json
 import os
 
 import msgspec
@@ -131,7 +130,7 @@ class Evaluations:
         """What the scores depend on beside the weights, as the files have it."""
         task = self.task
         of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
-        return json.loads(msgspec.json.encode(of_scores))
+        return msgspec.json.decode(msgspec.json.encode(of_scores))
 
     def _read(self, path):
         """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""

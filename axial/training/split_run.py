@@ -78,7 +78,7 @@ class SplitRun:
         self.scores, annotations = self._make(self.shard), {}
         path, whole = self._path(self.shard), self._path((0, 1))
         if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
-            _compare(whole, _read(whole).identity, self.identity)
+            self._read((0, 1))
         for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
             scores, rows, self._complete = self._stored(shard)
             if shards and not self._complete:
@@ -93,12 +93,13 @@ class SplitRun:
             self.results.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Yields what was seen of each photo that an earlier run has scored, in order."""
-        for index in range(len(self.scores.photos)):
-            yield self.results.seen(index)
+        """Iterator of what was seen of each photo that an earlier run has scored, in order."""
+        return map(self.results.seen, range(len(self.scores.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the photos that are left, many of them in other processes. Returns the result of all.
+
+        At the end of a whole split it writes the JSON of the results, and removes the states of shards.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
@@ -120,8 +121,10 @@ class SplitRun:
                 raise
         self._complete = True
         self._write()
-        if self.shard[1] == 1:
-            self.close()
+        if self.results and self.shard[1] == 1:
+            self.results.close()
+            for shard in set(_shards(self.results_dir, self.split)) - {(0, 1)}:  # the state of the whole split stays
+                tf.io.gfile.remove(self._path(shard))
         return self.scores.result()
 
     def _score(self, stream, processes, watch):
@@ -139,14 +142,6 @@ class SplitRun:
                 written = time.monotonic()
                 pause = max(INTERVAL, RARELY * (written - now))
 
-    def close(self):
-        """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
-        if self.results:
-            self.results.close()
-            for shard in _shards(self.results_dir, self.split):
-                if shard != (0, 1):
-                    tf.io.gfile.remove(self._path(shard))
-
     def _path(self, shard):
         """The path of a shard's state; None without a folder."""
         folder = self.results_dir or self.state_dir
@@ -158,9 +153,7 @@ class SplitRun:
         Raises:
             InputError: the state of another evaluation, or not of the shard's first photos.
         """
-        path, scores = self._path(shard), self._make(shard)
-        state = _read(path)
-        _compare(path, state.identity, self.identity)
+        path, scores, state = self._path(shard), self._make(shard), self._read(shard)
         try:
             scores.restore(state.scores)
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -169,6 +162,13 @@ class SplitRun:
         if [number for number, *_ in scores.photos] != [shard[0] + shard[1] * i for i in range(len(photos))]:
             raise InputError(f"{path}: not of the first {len(photos)} photos of the shard; delete it")
         return scores, state.annotations, state.complete
+
+    def _read(self, shard):
+        """The `EvaluationState` of a shard (i, n). Raises InputError for another evaluation, as one with thresholds."""
+        path, identity = self._path(shard), {**self.identity, "thresholds": self.identity.get("thresholds")}
+        state = read_json(path, schemas.EvaluationState)[1]
+        compare_identity(path, state.identity, identity, "--results_dir")
+        return state
 
     def _write(self):
         """Writes the state."""
@@ -209,7 +209,7 @@ def merge(results_dir, split, find_evaluation, report=None):
         if shard not in there:
             raise _left(state_path(results_dir, split, shard), shard, "missing")
     path = state_path(results_dir, split, shards[0])
-    first = _read(path)
+    first = read_json(path, schemas.EvaluationState)[1]
     spec = DatasetSpec.from_schema(path, first.spec)
     evaluation = find_evaluation(first.kind, f"{path}: kind")
     model, report = first.model or first.identity.get("model", ""), report and report(evaluation, spec)
@@ -235,12 +235,3 @@ def _shards(folder, split):
 
 def _left(path, shard, problem):
     return InputError(f"{path}: {problem}; evaluate --shard={'/'.join(map(str, shard))} first")
-
-
-def _compare(path, found, wanted):
-    """Raises InputError unless two identities are the same. Thresholds that only `found` has are a difference too."""
-    compare_identity(path, found, {**wanted, "thresholds": wanted.get("thresholds")}, "--results_dir")
-
-
-def _read(path):
-    return read_json(path, schemas.EvaluationState)[1]

@@ -131,17 +131,20 @@ GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself w
 
 
 @contextlib.contextmanager
-def name_lost_workers(model_dir=None, others=True):
+def name_lost_workers(strategy=None, model_dir=None):
     """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped.
 
+    With one process, the file system or the device has given up a request.
+
     Args:
+        strategy: `tf.distribute` strategy; None while the workers come.
         model_dir: folder of a run that goes on from its last checkpoint; None before there is one.
-        others: whether there are others. If not, the file system or the device has given up a request.
     """
     try:
         yield
     except LOST as error:
         reason = first_line(error.message.split("aborted by:")[-1])[:150]
+        others = not strategy or workers(strategy) > 1 or getattr(strategy.extended, "num_hosts", 1) > 1
         what, where = ("another worker has stopped", " on all of them") if others else ("a request was aborted", "")
         goes_on = f": it goes on from the last checkpoint in {model_dir}" if model_dir else ""
         raise Preempted(f"{what} ({reason}); start the same command again{where}{goes_on}") from None
@@ -171,11 +174,6 @@ def is_chief(strategy):
 def workers(strategy):
     """How many processes run the same program, each with its own replicas."""
     return strategy.num_replicas_in_sync // local_replicas(strategy)
-
-
-def has_other_hosts(strategy):
-    """Whether other processes take part: workers, or the other hosts of a TPU."""
-    return workers(strategy) > 1 or getattr(strategy.extended, "num_hosts", 1) > 1
 
 
 def total_over_workers(strategy, value):

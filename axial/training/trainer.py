@@ -23,7 +23,7 @@ from axial.training.loop import Loop
 from axial.training.monitor import Profile, Status, StopRequests, for_people, show_hangs, write_scalar
 from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
-from axial.training.strategy import check_partitions, has_other_hosts, is_chief, name_lost_workers, total_over_workers
+from axial.training.strategy import check_partitions, is_chief, name_lost_workers, total_over_workers
 from axial.weights.checkpoint import refused, remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
@@ -158,7 +158,7 @@ def train(task, model_dir, optimizer, config, options=None):
     # A link that leads out of the run is refused before anything of the run is written.
     for name in ("best", ".evaluating"):
         output_folder(model_dir, name, "--model_dir")
-    with name_lost_workers(model_dir, has_other_hosts(strategy)):
+    with name_lost_workers(strategy, model_dir):
         start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)

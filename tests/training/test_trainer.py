@@ -161,7 +161,7 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
     assert str(caught.value).startswith("a request was aborted (All 10 retry attempts failed: 503 of gs://b/train-000")
     assert str(caught.value).endswith(f"it goes on from the last checkpoint in {tmp_path}")
     said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
-    with said, trainer.name_lost_workers("RUN"):
+    with said, trainer.name_lost_workers(model_dir="RUN"):
         raise tf.errors.UnavailableError(None, None, "aborted by: no answer")
 
 
