@@ -212,27 +212,31 @@ def first_non_finite(task, model, batch, count=5):
 
     Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
     """
-    variables, computed, call = model.trainable_variables, [], keras.layers.Layer.__call__
-    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
+    names, call = [], keras.layers.Layer.__call__
 
-    def recorded(layer, *args, **kwargs):
+    def look(name, value):
+        for tensor in tf.nest.flatten(value):
+            floats = tf.is_tensor(tensor) and tensor.dtype.is_floating
+            if floats and name not in names and not bool(tf.reduce_all(tf.math.is_finite(tensor))):
+                names.append(name)
+
+    def watched(layer, *args, **kwargs):
         output = call(layer, *args, **kwargs)
-        computed.append((f"output of {layer.name_scope().rstrip('/') or layer.name}", output))
+        look(f"output of {layer.name_scope().rstrip('/') or layer.name}", output)
         return output
 
-    computed += [(f"weight {weight.name}", tf.convert_to_tensor(weight)) for weight in model.weights]
-    computed += [(f"input {name}", value) for name, value in batch.items()]
-    with unittest.mock.patch.object(keras.layers.Layer, "__call__", recorded), tf.GradientTape() as tape:
+    for weight in model.weights:
+        look(f"weight {weight.name}", tf.convert_to_tensor(weight))
+    for name, value in batch.items():
+        look(f"input {name}", value)
+    statistics = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
+    with unittest.mock.patch.object(keras.layers.Layer, "__call__", watched), tf.GradientTape() as tape:
         losses = task.losses(model, batch)
-    computed += [(f"loss {name}", value) for name, value in losses.items()]
-    gradients = tape.gradient(losses["total"], variables)
-    computed += [(f"gradient of {v.name}", tf.convert_to_tensor(g)) for v, g in zip(variables, gradients)]
     for variable, before in statistics:
         variable.assign(before)
-    names = {
-        name: None
-        for name, value in computed
-        for tensor in tf.nest.flatten(value)
-        if tf.is_tensor(tensor) and tensor.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(tensor)))
-    }
-    return list(names)[:count]
+    for name, value in losses.items():
+        look(f"loss {name}", value)
+    variables = model.trainable_variables
+    for variable, gradient in zip(variables, tape.gradient(losses["total"], variables)):
+        look(f"gradient of {variable.name}", tf.convert_to_tensor(gradient))
+    return names[:count]
