@@ -212,7 +212,7 @@ class RAdamLookahead(Adam):
         *moments, slow = slots
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
-            adam = super().move(variable, gradient, moments, now, decays)
+            adam = super().move(variable, gradient, moments, now, decays=decays)
         with tf.control_dependencies([adam]):
             fast = variable.read_value()
         if self.decay and decays:
