@@ -18,7 +18,6 @@ ROWS = [
     ("layers", "data", "metrics"),
     ("models",),
     ("weights",),
-    ("evaluation",),
     ("tasks",),
     ("analysis",),
     ("training", "serving", "cloud"),
@@ -53,7 +52,7 @@ def test_imports_point_one_way():
             assert allowed, f"{path} imports {other}"
 
 
-NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "evaluation", "serving", "recipes", "api")]
+NAME_NO_TASK = [p for p in FILES if room_of(p) in ("training", "serving", "recipes", "api")]
 NAME_NO_TASK += [
     PACKAGE / "data/service.py",
     *(PACKAGE / f"cli/{name}.py" for name in ("train", "export", "export_files", "predict")),

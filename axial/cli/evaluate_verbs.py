@@ -18,11 +18,6 @@ from axial.data.specs import NUCLEI, difference
 from axial.data.streams import name_damaged_records
 from axial.data.tfrecord import find_splits, fingerprint, read_manifest
 from axial.errors import InputError
-from axial.evaluation import split_run
-from axial.evaluation.checkpoints import checkpoints, removed
-from axial.evaluation.loop import evaluate, write_scalar
-from axial.evaluation.pictures import save_picture_table
-from axial.evaluation.report import Report
 from axial.io import gfile
 from axial.io.lock import locked_file
 from axial.io.read import read_text
@@ -34,11 +29,16 @@ from axial.serving.predictor import Predictor
 from axial.serving.zoom import Zoomed
 from axial.tasks.base import Inference
 from axial.tasks.registry import find_evaluation
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation import studies
 from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
 from axial.tasks.segmentation.drawing import save_stress
 from axial.tasks.segmentation.evaluation import PANOPTIC, submitted
 from axial.tasks.segmentation.results import CityscapesResults, ResultPredictions
+from axial.training import split_run
+from axial.training.monitor import write_scalar
+from axial.training.report import Report, save_picture_table
+from axial.training.saving import checkpoints, removed
 from axial.training.strategy import make_strategy
 from axial.weights.card import PAGE
 from axial.weights.interchange import weights_digest

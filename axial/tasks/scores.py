@@ -8,6 +8,7 @@ import numpy as np
 
 from axial.data.specs import Spec
 from axial.io.read import convert
+from axial.io.show import progress
 from axial.io.write import make_folder, output_file
 
 
@@ -68,6 +69,23 @@ class Scores(abc.ABC):
     @abc.abstractmethod
     def result(self) -> dict:
         """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
+
+
+def evaluate(examples, predictions, scores, total=None, watch=None):
+    """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
+
+    Args:
+        examples: iterable of a task's evaluation examples.
+        predictions: function of the examples that yields (example, prediction).
+        scores: a task's `scores()`.
+        total: number of examples, for the progress bar.
+        watch: function that is called with each example and what `scores.update` returns for it.
+    """
+    for example, prediction in progress(predictions(examples), "evaluate", total=total, unit="photo", leave=False):
+        seen = scores.update(example, prediction)
+        if watch:
+            watch(example, seen)
+    return scores.result()
 
 
 class PairScores(Scores):

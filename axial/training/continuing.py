@@ -1,7 +1,6 @@
 """What a run is trained with. Its folder keeps it, so that a resumed training is the same one."""
 
 import dataclasses
-import json
 import os
 import typing
 
@@ -65,7 +64,7 @@ def trained_with(task, optimizer, config):
         "optimizer": {name: value for name, value in _arguments(optimizer).items() if name != "learning_rate"},
         "learning_rate": _arguments(rate) if dataclasses.is_dataclass(rate) else float(str(np.float32(rate))),
     }
-    return json.loads(msgspec.json.encode(settings))  # as the file has them
+    return msgspec.json.decode(msgspec.json.encode(settings))  # as the file has them
 
 
 def _arguments(built):
@@ -99,15 +98,15 @@ def check_continues(model_dir, settings, change=()):
             error=True,
         )
         return
-    found = _differences(known.settings, settings)
-    refused = {name: parts for name, parts in found.items() if name not in change}
-    if refused:
-        texts = [f"of another {name} ({'; '.join(map(_text, parts))})" for name, parts in refused.items()]
-        raise InputError(
-            f"{model_dir}: {', '.join(texts)}; --change={','.join(found)} goes on with what this command says"
-        )
-    for name, parts in found.items():
-        say(f"{model_dir}: goes on with another {name}: {'; '.join(map(_text, parts))}", error=True)
+    differing = {
+        name: "; ".join(f"{place} is {there!r} in the run and {here!r} here" for place, there, here in parts)
+        for name, parts in _differences(known.settings, settings).items()
+    }
+    if refused := [f"of another {name} ({text})" for name, text in differing.items() if name not in change]:
+        goes_on = f"--change={','.join(differing)} goes on with what this command says"
+        raise InputError(f"{model_dir}: {', '.join(refused)}; {goes_on}")
+    for name, text in differing.items():
+        say(f"{model_dir}: goes on with another {name}: {text}", error=True)
 
 
 def keep_settings(model_dir, settings, step=None):
@@ -148,8 +147,3 @@ def _differences(found, wanted):
 
     every = {name: parts(name, found[name], wanted[name]) for name in wanted if name in found}
     return {name: each for name, each in every.items() if each}
-
-
-def _text(part):
-    place, there, here = part
-    return f"{place} is {there!r} in the run and {here!r} here"

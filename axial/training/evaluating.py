@@ -1,9 +1,8 @@
 """The evaluations of a training: their scores, pictures and summaries, and the best checkpoint so far."""
 
 import contextlib
+import faulthandler
 import functools
-import json
-import math
 import os
 import typing
 
@@ -14,15 +13,14 @@ import tensorflow as tf
 from axial.data.streams import name_damaged_records
 from axial.data.tfrecord import fingerprint, read_manifest
 from axial.errors import InputError
-from axial.evaluation.loop import write_scalar
-from axial.evaluation.split_run import SplitRun
 from axial.io.read import read_json
 from axial.io.schemas import Count, Struct
-from axial.io.write import file_digest, output_folder, remove_folder
+from axial.io.write import file_digest, remove_folder
 from axial.tasks.base import Inference
-from axial.training.monitor import for_people
+from axial.training.monitor import for_people, show_hangs, write_scalar
 from axial.training.optimizers import averaged
 from axial.training.saving import Saver, save_json
+from axial.training.split_run import SplitRun
 from axial.training.strategy import is_chief, total_over_workers
 
 PICTURES = 4  # of an evaluation
@@ -48,11 +46,11 @@ class Evaluations:
 
     def __init__(self, loop, model_dir):
         self.loop, self.task, self.config, self.strategy = loop, loop.task, loop.config, loop.strategy
-        self.model_dir, best = model_dir, output_folder(model_dir, "best", "--model_dir")
+        self.model_dir = model_dir
+        names = "best", "best/scores.json", "evaluated.json", ".evaluating"
+        best, self.best_path, self.done_path, self.state_dir = (os.path.join(model_dir, name) for name in names)
         if self.config.eval_interval:
             self.saver = Saver(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy)
-        self.best_path = os.path.join(model_dir, "best/scores.json")
-        self.done_path = os.path.join(model_dir, "evaluated.json")
 
     def is_due(self, step):
         """Whether the training evaluates after this step."""
@@ -63,12 +61,13 @@ class Evaluations:
         """Whether the evaluation of this step, or a later one, was finished."""
         return self._decided(lambda: (done := self._read(self.done_path)) is not None and done.step >= step)
 
-    def run(self, step, watchdog, requests, writer=tf.summary.create_noop_writer):
+    def run(self, step, requests, writer=tf.summary.create_noop_writer):
         """Evaluates the averages of the weights, if there are any, and saves them if no score was better.
+
+        Each photo shows that the chief does not hang. The others wait for it, as long as it takes.
 
         Args:
             step: of the training.
-            watchdog: `Watchdog`, which the chief resets after each photo. The others wait for it, as long as it takes.
             requests: `StopRequests`. A run that goes on after one scores the photos that are left.
             writer: function without arguments that returns a writer of summaries.
 
@@ -80,24 +79,24 @@ class Evaluations:
         """
 
         def watch():
-            watchdog.reset()
+            show_hangs(self.config.hang_seconds)
             if requests.reason:
                 requests.stop(step)
 
         chief = is_chief(self.strategy)
         if not chief:
-            watchdog.pause()
+            faulthandler.cancel_dump_traceback_later()
         with averaged(self.loop.optimizer, self.loop.model.trainable_variables):
             scores = self._scores(step, watch, writer) if chief else {}
-            if self._decided(lambda: not self._best() >= self.task.main_score(scores)):
+            if self._decided(lambda: self._is_best(scores)):
                 self.saver.save(step)
                 if scores:
                     save_json(self.best_path, {"step": step, "evaluation": self._identity, **scores})
         if scores:
             save_json(self.done_path, {"step": step, "evaluation": self._identity})
             with contextlib.suppress(OSError, tf.errors.OpError):
-                remove_folder(self._state_dir)
-        watchdog.reset()
+                remove_folder(self.state_dir)
+        show_hangs(self.config.hang_seconds)
         return scores
 
     def _decided(self, of_chief):
@@ -105,32 +104,30 @@ class Evaluations:
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
 
     def _scores(self, step, watch, writer):
-        pictures = {}
+        task, split, pictures = self.task, self.task.data.eval_split, []
 
         def draw(example, seen):
             watch()
-            if (number := len(pictures)) < PICTURES:
-                pictures[number] = None
+            if len(pictures) < PICTURES:
+                pictures.append(None)
                 with for_people("a picture"):
-                    pictures[number] = np.concatenate(task.evaluation.draw(example, seen, task.spec), 1)[None]
+                    pictures[-1] = np.concatenate(task.evaluation.draw(example, seen, task.spec), 1)[None]
 
-        task, split = self.task, self.task.data.eval_split
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
         identity = {"step": step, "weights": weights, **self._identity}
-        guard = functools.partial(for_people, "the state of the evaluation")
-        run = SplitRun(task.evaluation, task.spec, split, identity, state_dir=self._state_dir, guard=guard)
+        run = SplitRun(task.evaluation, task.spec, split, identity, state_dir=self.state_dir)
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()
             except InputError:  # that of another step or training, or damaged
-                remove_folder(self._state_dir)
+                remove_folder(self.state_dir)
             total = read_manifest(task.data_dir, split)["examples"]
             scores = run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), self._predict, total, draw)
         with for_people("summaries of the evaluation"), writer().as_default():
             for name, value in task.evaluation.summaries(scores).items():
                 write_scalar(f"eval/{name}", value, step)
-            for number, picture in pictures.items():
+            for number, picture in enumerate(pictures):
                 if picture is not None:
                     tf.summary.image(f"photo_truth_prediction/{number}", picture, step)
         return scores
@@ -144,22 +141,16 @@ class Evaluations:
         """What the scores depend on beside the weights, as the files have it."""
         task = self.task
         of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
-        return json.loads(msgspec.json.encode(of_scores))
-
-    @property
-    def _state_dir(self):
-        """The folder that is there while an evaluation runs."""
-        return output_folder(self.model_dir, ".evaluating", "--model_dir")
+        return msgspec.json.decode(msgspec.json.encode(of_scores))
 
     def _read(self, path):
         """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
         found = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
         return found if found and found.evaluation in (None, self._identity) else None
 
-    def _best(self):
-        """The main score of the best checkpoint."""
+    def _is_best(self, scores):
+        """Whether no checkpoint so far has a main score as good as that of these scores."""
         if not self._read(self.best_path):
-            return -math.inf
-        found = read_json(self.best_path, self.task.best_scores)[1]
-        best = self.task.main_score(msgspec.to_builtins(found))
-        return -math.inf if best is None else best
+            return True
+        best = self.task.main_score(msgspec.to_builtins(read_json(self.best_path, self.task.best_scores)[1]))
+        return best is None or not best >= self.task.main_score(scores)

@@ -81,12 +81,10 @@ class Loop(orbit.StandardTrainer):
             found = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
             self.strategy.run(self.replica_update, found)
 
-    @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch):
         """One step of one replica."""
         self.replica_update(*self.replica_gradients(batch))
 
-    @tf.autograph.experimental.do_not_convert
     def replica_gradients(self, batch):
         """What `replica_update` takes, from the batch of one replica. Updates the moving statistics."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -98,7 +96,6 @@ class Loop(orbit.StandardTrainer):
             (total,) = all_reduce_sums(losses["total"])
         return losses, gradients, total, statistics
 
-    @tf.autograph.experimental.do_not_convert
     def replica_update(self, losses, gradients, total, statistics):
         """Updates the weights, unless the loss or a gradient is not finite, and the means of the losses on one replica.
 

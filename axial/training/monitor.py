@@ -4,7 +4,6 @@ import collections
 import contextlib
 import datetime
 import faulthandler
-import functools
 import math
 import os
 import platform
@@ -35,7 +34,12 @@ def for_people(what):
         say(f"{what}: not written ({first_line(error)}); the training goes on", error=True)
 
 
-class Status:
+def write_scalar(name, value, step):
+    """Writes a summary. TensorFlow keeps every Python number that becomes a tensor for good, but no array."""
+    tf.summary.scalar(name, np.asarray(value, np.float32), step)
+
+
+class Status(contextlib.AbstractContextManager):
     """status.json in the folder of a run: how far the training is and how fast.
 
     A file system that fails does not end the training. As a context it writes at the end how the training has ended.
@@ -52,9 +56,6 @@ class Status:
     def __init__(self, path, steps, batch, step=0):
         self.path, self.steps, self.batch, self._step = path, steps, batch, step
         self._state, self._tried, self._loops = "", -math.inf, collections.deque(maxlen=1000)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *_):
         state = {None: "done", Preempted: "preempted", NonFiniteError: "failed"}.get(kind)
@@ -95,20 +96,15 @@ class Status:
         self._state, self._tried = state, seconds
         with for_people(path := os.path.join(self.path, STATUS)):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            place = {"updated": now, "host": socket.gethostname(), "machine": machine()}
+            devices = collections.Counter(device.device_type for device in tf.config.list_logical_devices())
+            machine = {
+                "devices": ", ".join(f"{count} {kind}" for kind, count in sorted(devices.items())),
+                "axial": axial.__version__,
+                "tensorflow": tf.__version__,
+                "python": platform.python_version(),
+            }
+            place = {"updated": now, "host": socket.gethostname(), "machine": machine}
             write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
-
-
-@functools.cache
-def machine():
-    """dict of text: the devices, and the versions of what runs on them."""
-    devices = collections.Counter(device.device_type for device in tf.config.list_logical_devices())
-    return {
-        "devices": ", ".join(f"{count} {kind}" for kind, count in sorted(devices.items())),
-        "axial": axial.__version__,
-        "tensorflow": tf.__version__,
-        "python": platform.python_version(),
-    }
 
 
 class StopRequests:
@@ -167,42 +163,31 @@ class StopRequests:
             signal.signal(number, handler)
 
 
-class Watchdog:
-    """Writes the stack of every thread to standard error when too long no loop has ended.
+def show_hangs(seconds):
+    """Writes the stack of every thread to standard error each time that so many seconds pass without another call.
 
-    Args:
-        seconds: without a call of `reset`.
+    `faulthandler.cancel_dump_traceback_later` ends it.
     """
-
-    def __init__(self, seconds):
-        self.seconds = min(seconds, 1e9)  # the system's clock takes no more
-
-    def reset(self):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
-            faulthandler.dump_traceback_later(self.seconds, repeat=True, file=sys.__stderr__)
-
-    def pause(self):
-        """Nothing is written until the next `reset`."""
-        faulthandler.cancel_dump_traceback_later()
-
-    def __enter__(self):
-        self.reset()
-        return self
-
-    def __exit__(self, *_):
-        self.pause()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
+        # The system's clock takes no more seconds than this.
+        faulthandler.dump_traceback_later(min(seconds, 1e9), repeat=True, file=sys.__stderr__)
 
 
-class Profile:
+class Profile(contextlib.AbstractContextManager):
     """A trace of some steps, which TensorBoard's profiler shows.
 
     Args:
         path: folder of the run; None for a worker that writes no trace.
         steps: (first, last) of the trace; None to trace nothing.
+
+    Raises:
+        InputError: the trace would leave the folder by a link.
     """
 
     def __init__(self, path, steps):
         self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (0, 0), False
+        if path and steps:
+            output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
 
     def bound(self, step, target):
         """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.
@@ -220,12 +205,6 @@ class Profile:
             with for_people("the trace"):
                 tf.profiler.experimental.start(self.path)
                 self._running = True
-
-    def __enter__(self):
-        """Raises InputError if the trace would leave the folder by a link."""
-        if self.path and any(self.edges):
-            output_folder(self.path, "plugins/profile", "--profile")  # where TensorFlow writes it
-        return self
 
     def __exit__(self, *_):
         """Writes the trace, if one is running."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import numbers
 import re
 import typing
@@ -116,16 +115,46 @@ class Rule(Checked):
         return not NO_DECAY.search(name) and not TABLE.search(name)
 
 
-def _apply_adam(variable, moments, gradient, now):
-    """Moves a variable and its two moments by TensorFlow's fused kernel, with a step's scalars."""
-    first, second = moments
-    return tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in OF_ADAM}
-    )
+@dataclasses.dataclass(frozen=True)
+class Adam(Rule):
+    """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
+
+    With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
+    epsilon), the form at the end of Kingma and Ba's Sec. 2.
+
+    Args:
+        learning_rate: number or schedule.
+        beta_1, beta_2: of the moments.
+        epsilon: see above.
+    """
+
+    learning_rate: typing.Any = 1e-3
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.98
+    epsilon: Positive = 1e-9
+    slots = "first", "second"
+
+    def scalars(self, step, rate, stopped):
+        step = tf.cast(step + 1, tf.float32)
+        return {
+            "lr": tf.where(stopped, 0.0, rate),
+            "beta1_power": self.beta_1**step,
+            "beta2_power": self.beta_2**step,
+            "epsilon": self.epsilon,
+            "beta1": tf.where(stopped, 1.0, self.beta_1),
+            "beta2": tf.where(stopped, 1.0, self.beta_2),
+        }
+
+    def move(self, variable, gradient, slots, now, decays):
+        """Moves the variable and its two moments by TensorFlow's fused kernel."""
+        first, second = slots
+        return tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in OF_ADAM}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class RAdamLookahead(Rule):
+class RAdamLookahead(Adam):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
     With t the step, m and v Adam's moments, rho_inf = 2 / (1 - beta_2) - 1 and
@@ -144,8 +173,6 @@ class RAdamLookahead(Rule):
         decay: decoupled weight decay, scaled by the learning rate. Batch norms, biases and position tables have none.
     """
 
-    learning_rate: typing.Any = 1e-3
-    beta_1: BelowOne = 0.9
     beta_2: BelowOne = 0.999
     epsilon: Positive = 1e-7
     sync_period: Count = 5
@@ -185,7 +212,7 @@ class RAdamLookahead(Rule):
         *moments, slow = slots
         start = tf.convert_to_tensor(variable)
         with tf.control_dependencies([start]):
-            adam = _apply_adam(variable, moments, gradient, now)
+            adam = super().move(variable, gradient, moments, now, decays=decays)
         with tf.control_dependencies([adam]):
             fast = variable.read_value()
         if self.decay and decays:
@@ -245,40 +272,6 @@ class NesterovMomentum(Rule):
             average.assign_add(now["average"] * (weight - average))
 
 
-@dataclasses.dataclass(frozen=True)
-class Adam(Rule):
-    """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
-
-    With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
-    epsilon), the form at the end of Kingma and Ba's Sec. 2.
-
-    Args:
-        learning_rate: number or schedule.
-        beta_1, beta_2: of the moments.
-        epsilon: see above.
-    """
-
-    learning_rate: typing.Any = 1e-3
-    beta_1: BelowOne = 0.9
-    beta_2: BelowOne = 0.98
-    epsilon: Positive = 1e-9
-    slots = "first", "second"
-
-    def scalars(self, step, rate, stopped):
-        step = tf.cast(step + 1, tf.float32)
-        return {
-            "lr": tf.where(stopped, 0.0, rate),
-            "beta1_power": self.beta_1**step,
-            "beta2_power": self.beta_2**step,
-            "epsilon": self.epsilon,
-            "beta1": tf.where(stopped, 1.0, self.beta_1),
-            "beta2": tf.where(stopped, 1.0, self.beta_2),
-        }
-
-    def move(self, variable, gradient, slots, now, decays):
-        _apply_adam(variable, slots, gradient, now)
-
-
 @contextlib.contextmanager
 def averaged(optimizer, variables):
     """Within this context, the variables that an optimizer was built for have their moving averages as values.
@@ -324,9 +317,8 @@ class WarmupPoly(Checked, Schedule):
     power: NonNegative = 0.9
 
     def __call__(self, step):
-        step = tf.cast(step, tf.float32)
-        left = tf.clip_by_value(1 - step / self.steps, 0.0, 1.0)
-        return self.peak * self.ramp(step + 1) * left**self.power
+        decay = keras.optimizers.schedules.PolynomialDecay(self.peak, self.steps, 0.0, self.power)
+        return self.ramp(tf.cast(step, tf.float32) + 1) * decay(step)
 
 
 @dataclasses.dataclass(eq=False)
@@ -352,9 +344,8 @@ class WarmupCosine(Checked, Schedule):
             raise InputError(f"WarmupCosine.warmup = {self.warmup}: expected fewer than {self.steps}, the steps")
 
     def __call__(self, step):
-        step = tf.cast(step, tf.float32)
-        share = tf.clip_by_value((step - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
-        return self.peak * self.ramp(step + 1) * (1 + tf.cos(math.pi * share)) / 2
+        decay = keras.optimizers.schedules.CosineDecay(self.peak, self.steps - self.warmup)
+        return self.ramp(tf.cast(step, tf.float32) + 1) * decay(tf.maximum(step - self.warmup, 0))
 
 
 @dataclasses.dataclass(eq=False)

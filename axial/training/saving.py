@@ -1,16 +1,18 @@
-"""Checkpoints of a run, written by one or several processes."""
+"""Checkpoints of a run: written by one or several processes, and taken in order while a training writes them."""
 
 import functools
 import glob
 import os
 import tempfile
+import time
 
 import tensorflow as tf
 
 from axial.io import gfile
+from axial.io.show import say
 from axial.io.write import retried, sync, write_json, write_text
 from axial.training.strategy import is_chief, total_over_workers
-from axial.weights.checkpoint import run_checkpoints
+from axial.weights.checkpoint import is_unfinished, run_checkpoints
 
 
 class Saver:
@@ -63,26 +65,23 @@ class Saver:
             self._last = step
 
     def _write(self, step):
-        if gfile.is_remote(self.folder) or not is_chief(self.strategy):
+        folder = self.manager.directory
+        if gfile.is_remote(folder):
             self.manager.save(checkpoint_number=step)
             return
-        for path in self._files(os.path.join(self.folder, f"ckpt-{step}")):
+        files = os.path.join(glob.escape(folder), f"ckpt-{step}")
+        for path in glob.glob(f"{files}[._]*"):
             if os.path.islink(path):
                 os.remove(path)  # TensorFlow would write through it
-        self.manager.save(
-            checkpoint_number=step, options=tf.train.CheckpointOptions(experimental_write_callbacks=[self._sync])
-        )
-        sync(os.path.join(self.folder, "checkpoint"))
-        sync(self.folder)
 
-    def _sync(self, prefix):
-        """Is called when the files of a checkpoint have their names and the list does not name it yet."""
-        for path in self._files(prefix):
+        def sync_files(prefix):  # when they have their names, and the list does not name them yet
+            for path in (*glob.glob(f"{files}.*"), folder):
+                sync(path)
+
+        options = tf.train.CheckpointOptions(experimental_write_callbacks=[sync_files])
+        self.manager.save(checkpoint_number=step, options=options)
+        for path in (os.path.join(folder, "checkpoint"), folder):
             sync(path)
-        sync(self.folder)
-
-    def _files(self, prefix):
-        return glob.glob(f"{glob.escape(prefix)}.*") + glob.glob(f"{glob.escape(prefix)}_temp")
 
 
 def save_json(path, value):
@@ -105,3 +104,40 @@ def _list_checkpoints(folder):
         # The manager leaves checkpoints of the time 0 alone.
         lines += [f"all_model_checkpoint_timestamps: {number}" for number in range(1, len(names) + 1)]
         retried(path, functools.partial(write_text, path, "\n".join(lines) + "\n"))
+
+
+# === The checkpoints of a running training, in order ===
+
+
+def checkpoints(model_dir, last_step, timeout):
+    """Yields (step, prefix) of the latest checkpoint of a run, then of every newer one in order, until its last step.
+
+    A checkpoint that the training removes before its turn is named on standard error. TensorFlow's
+    `checkpoints_iterator` yields the latest one each time, and leaves out those between.
+
+    Args:
+        model_dir: folder of the run.
+        last_step: function that returns the last step of its training.
+        timeout: seconds to wait for the next checkpoint.
+    """
+    last, waiting, until = None, {}, time.monotonic() + timeout
+    while last is None or last < last_step():
+        whole = [prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)]
+        there = {int(prefix.rpartition("-")[2]): prefix for prefix in whole}
+        for step in sorted(waiting.keys() - there.keys()):
+            removed(waiting[step])
+        waiting = {step: prefix for step, prefix in there.items() if last is None or step > last}
+        if waiting:
+            last = max(waiting) if last is None else min(waiting)
+            yield last, waiting[last]
+            waiting = {step: prefix for step, prefix in waiting.items() if step > last}
+            until = time.monotonic() + timeout
+        elif time.monotonic() > until:
+            return
+        else:
+            time.sleep(1)
+
+
+def removed(prefix):
+    """Says that a checkpoint was removed before it was evaluated."""
+    say(f"{prefix}: was removed before its turn; a larger TrainingConfig.keep keeps more of them", error=True)

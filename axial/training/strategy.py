@@ -1,5 +1,6 @@
 """The devices of a training or an evaluation, and the processes that share it."""
 
+import contextlib
 import math
 import os
 import signal
@@ -129,14 +130,33 @@ LOST = tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExcee
 GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
 
 
+@contextlib.contextmanager
+def name_lost_workers(strategy=None, model_dir=None):
+    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped.
+
+    With one process, the file system or the device has given up a request.
+
+    Args:
+        strategy: `tf.distribute` strategy; None while the workers come.
+        model_dir: folder of a run that goes on from its last checkpoint; None before there is one.
+    """
+    try:
+        yield
+    except LOST as error:
+        reason = first_line(error.message.split("aborted by:")[-1])[:150]
+        others = not strategy or workers(strategy) > 1 or getattr(strategy.extended, "num_hosts", 1) > 1
+        what, where = ("another worker has stopped", " on all of them") if others else ("a request was aborted", "")
+        goes_on = f": it goes on from the last checkpoint in {model_dir}" if model_dir else ""
+        raise Preempted(f"{what} ({reason}); start the same command again{where}{goes_on}") from None
+
+
 def _workers(count):
-    again = "start the same command again on all of them"
-    say(f"TF_CONFIG: ends if not all of its {count} workers come in {GATHER_SECONDS} s; then {again}", error=True)
+    wait = f"ends if not all of its {count} workers come in {GATHER_SECONDS} s"
+    say(f"TF_CONFIG: {wait}; then start the same command again on all of them", error=True)
     signal.alarm(GATHER_SECONDS)  # by the system, as TensorFlow holds Python's lock while it waits
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    except LOST as error:
-        raise Preempted(f"TF_CONFIG: another worker has stopped ({first_line(error)[:150]}); {again}") from None
+        with name_lost_workers():
+            return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise InputError(f"TF_CONFIG: the workers cannot be reached ({first_line(error)[:200]})") from None
     finally:
@@ -153,13 +173,7 @@ def is_chief(strategy):
 
 def workers(strategy):
     """How many processes run the same program, each with its own replicas."""
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return strategy.extended._num_workers if several else 1
-
-
-def has_other_hosts(strategy):
-    """Whether other processes take part: workers, or the other hosts of a TPU."""
-    return workers(strategy) > 1 or getattr(strategy.extended, "num_hosts", 1) > 1
+    return strategy.num_replicas_in_sync // local_replicas(strategy)
 
 
 def total_over_workers(strategy, value):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import faulthandler
 import os
 import sys
 import typing
@@ -11,20 +12,18 @@ import tensorflow as tf
 import tf_keras as keras
 
 from axial.data.tfrecord import is_labelled
-from axial.errors import InputError, Preempted
-from axial.evaluation.loop import write_scalar
+from axial.errors import InputError
 from axial.io.check import Checked, Count, Name, Natural, NonNegative, Positive
-from axial.io.read import first_line
 from axial.io.show import plain, progress, say, working
 from axial.io.write import make_folder, output_folder
 from axial.layers.device import is_compiled, on_cpu
 from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
 from axial.training.evaluating import Evaluations
 from axial.training.loop import Loop
-from axial.training.monitor import Profile, Status, StopRequests, Watchdog, for_people
+from axial.training.monitor import Profile, Status, StopRequests, for_people, show_hangs, write_scalar
 from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
-from axial.training.strategy import LOST, check_partitions, has_other_hosts, is_chief, total_over_workers
+from axial.training.strategy import check_partitions, is_chief, name_lost_workers, total_over_workers
 from axial.weights.checkpoint import refused, remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
@@ -159,7 +158,7 @@ def train(task, model_dir, optimizer, config, options=None):
     # A link that leads out of the run is refused before anything of the run is written.
     for name in ("best", ".evaluating"):
         output_folder(model_dir, name, "--model_dir")
-    with _name_lost_workers(model_dir, has_other_hosts(strategy)):
+    with name_lost_workers(strategy, model_dir):
         start = find_weights(config.init_checkpoint)[0] if config.init_checkpoint and not latest else None
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
@@ -186,15 +185,16 @@ def _run(loop, model_dir, latest, *, start, settings, options):
         Profile(folder, options.profile) as trace,
         Status(folder, config.steps, config.batch, step) as status,
         StopRequests() as requests,
-        contextlib.ExitStack() as shown,
-        Watchdog(config.hang_seconds) as watchdog,
+        contextlib.ExitStack() as stack,
     ):
+        stack.callback(faulthandler.cancel_dump_traceback_later)
         while True:
+            show_hangs(config.hang_seconds)
             trace.at(step)
             # === Evaluate, also what a kill has interrupted ===
             if evaluations.is_due(step) and (step > first or not evaluations.is_done(step)):
                 status.write("evaluating", step)
-                scores = evaluations.run(step, watchdog, requests, summaries.summary_writer)
+                scores = evaluations.run(step, requests, summaries.summary_writer)
                 if scores:
                     _tell(bar, f"step {step}: {loop.task.evaluation.brief(scores)}")
             if step >= config.steps:
@@ -211,7 +211,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
                 bar.update(end - bar.n)
             else:
                 bar = progress(None, "train", initial=end, total=config.steps, unit="step", disable=not folder)
-                shown.enter_context(bar)
+                stack.enter_context(bar)
             status.write("training", step := end)
 
             # === Report ===
@@ -228,7 +228,6 @@ def _run(loop, model_dir, latest, *, start, settings, options):
             if total_over_workers(strategy, bool(requests.reason)):
                 saver.save(step)
                 requests.stop(step)
-            watchdog.reset()
         if first < step or not latest:
             saver.save(step)
     return scores
@@ -300,20 +299,19 @@ def _restored(loop, latest, start):
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """
     model, optimizer, config = loop.model, loop.optimizer, loop.config
-    averages = {"averages": optimizer.averages} if optimizer.averages else {}
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, **averages)  # `restore_model` looks for `model`
-    begins = True
+    # `restore_model` looks for these names.
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, averages=optimizer.averages)
     if latest:
         check_fits(model, latest)
         with refused(latest, "cannot be restored"):
-            begins = not _restored_slots(checkpoint, optimizer, latest)
+            if _restored_slots(checkpoint, optimizer, latest):
+                return checkpoint
     elif start:
         say(*initialize(model, start, loop.task.model, config.random_frozen).splitlines(), error=True)
     elif not config.random_frozen:
         check_frozen(model, loop.task.model)
-    if begins:
-        for average, weight in zip(optimizer.averages, model.trainable_variables):
-            average.assign(weight)
+    for average, weight in zip(optimizer.averages, model.trainable_variables):
+        average.assign(weight)
     return checkpoint
 
 
@@ -331,18 +329,3 @@ def _restored_slots(checkpoint, optimizer, latest):
     optimizer.iterations.assign(step)
     optimizer.first_step.assign(step)
     return False
-
-
-@contextlib.contextmanager
-def _name_lost_workers(model_dir, others=True):
-    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped.
-
-    Without `others`, the file system or the device has given up a request.
-    """
-    try:
-        yield
-    except LOST as error:
-        reason = first_line(error.message.split("aborted by:")[-1])[:150]
-        what, where = ("another worker has stopped", " on all of them") if others else ("a request was aborted", "")
-        again = f"start the same command again{where}: it goes on from the last checkpoint in {model_dir}"
-        raise Preempted(f"{what} ({reason}); {again}") from None

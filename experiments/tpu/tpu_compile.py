@@ -25,8 +25,8 @@ from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 import hlo
 from axial.errors import InputError, pip_install
-from axial.evaluation.processes import end_with
 from axial.layers import device
+from axial.training.processes import end_with
 from hlo import KERNEL
 
 HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing

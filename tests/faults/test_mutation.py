@@ -28,7 +28,7 @@ import yaml
 from PIL import Image
 
 from axial.data import specs, tfrecord
-from axial.evaluation.split_run import EvaluationState
+from axial.training.split_run import EvaluationState
 from axial.io import schemas
 from tests.data.coco_fixture import CocoFolder, stripes
 from tests.data.record_fixture import CHANGES, change_record, values_of

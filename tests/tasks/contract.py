@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.evaluation.split_run import SplitRun, merge
 from axial.layers import device, random
 from axial.serving.export import export
 from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
@@ -20,6 +19,7 @@ from axial.serving.predictor import Predictor
 from axial.tasks.base import Inference
 from axial.training.loop import Loop
 from axial.training.optimizers import Adam, NesterovMomentum
+from axial.training.split_run import SplitRun, merge
 from axial.training.trainer import TrainingConfig, train
 
 # Relative tolerances of a compiled step, of losses and of the moves of a weight by its largest; XLA sums in another

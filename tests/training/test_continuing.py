@@ -192,8 +192,8 @@ def weights_of_steps(loop, count=12, first=0):
 
 
 def save(loop, folder, step):
-    averages = {"averages": loop.optimizer.averages} if loop.optimizer.averages else {}
-    tf.train.Checkpoint(model=loop.model, optimizer=loop.optimizer, **averages).write(f"{folder}/ckpt-{step}")
+    averages = loop.optimizer.averages
+    tf.train.Checkpoint(model=loop.model, optimizer=loop.optimizer, averages=averages).write(f"{folder}/ckpt-{step}")
 
 
 OPTIMIZERS = {

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from axial.errors import InputError, Preempted
-from axial.evaluation.split_run import SplitRun
+from axial.training import evaluating
 from axial.training.evaluating import Evaluations
-from axial.training.monitor import Watchdog
+from axial.training.split_run import SplitRun
 from axial.weights.restore import find_checkpoint
 from tests.cloud.slice_fixture import until
 from tests.training.runs import begin, curve, run, small_task, weights
@@ -120,7 +120,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
 
 
 def evaluations_of(task, folder):
-    config = types.SimpleNamespace(eval_interval=1, steps=9, jit_compile="no")
+    config = types.SimpleNamespace(eval_interval=1, steps=9, hang_seconds=1e6, jit_compile="no")
     optimizer = types.SimpleNamespace(averages=())
     about = dict(task=task, config=config, strategy=tf.distribute.get_strategy(), optimizer=optimizer)
     return Evaluations(types.SimpleNamespace(model=task.build_model(), **about), str(folder))
@@ -134,7 +134,7 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
         monkeypatch.setattr(SplitRun, "run", lambda *args, **kwargs: {"right": score})
         evaluations = evaluations_of(task, tmp_path)
         done = evaluations.is_done(step)
-        evaluations.run(step, Watchdog(60), None)
+        evaluations.run(step, None)
         best = json.loads((tmp_path / "best" / "scores.json").read_text())
         assert [path.name for path in (tmp_path / "best").glob("*.index")] == [f"ckpt-{best['step']}.index"]
         return best["step"], done
@@ -154,17 +154,18 @@ def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
     (tmp_path / "best" / "scores.json").write_text('{"step": 3, "right": 0.5}')
     (tmp_path / "evaluated.json").write_text('{"step": 3}')
     evaluations = evaluations_of(small_task(colours_dir), tmp_path)
-    assert evaluations._best() == 0.5 and evaluations.is_done(3) and not evaluations.is_done(4)
+    assert [evaluations._is_best({"right": score}) for score in (0.5, 0.51)] == [False, True]
+    assert evaluations.is_done(3) and not evaluations.is_done(4)
 
 
-def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path):
+def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path, monkeypatch):
     """Each photo shows that it goes on. The state of another evaluation is not taken."""
-    watchdog, resets = Watchdog(60), []
-    watchdog.reset = lambda: resets.append(0)
+    resets = []
+    monkeypatch.setattr(evaluating, "show_hangs", resets.append)
     (tmp_path / ".evaluating").mkdir()
     (tmp_path / ".evaluating" / ".val.0-of-1.state.json").write_text("{}")
-    evaluations_of(small_task(colours_dir), tmp_path).run(1, watchdog, types.SimpleNamespace(reason=""))
-    assert len(resets) == 6 + 1
+    evaluations_of(small_task(colours_dir), tmp_path).run(1, types.SimpleNamespace(reason=""))
+    assert resets == [1e6] * (6 + 1)
 
 
 # === Folders whose files are not all there ===

@@ -12,8 +12,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from axial.errors import InputError, NonFiniteError, Preempted
-from axial.evaluation import split_run
-from axial.training import monitor, trainer
+from axial.training import monitor, split_run, trainer
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import make_task, two_replicas
@@ -162,7 +161,7 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
     assert str(caught.value).startswith("a request was aborted (All 10 retry attempts failed: 503 of gs://b/train-000")
     assert str(caught.value).endswith(f"it goes on from the last checkpoint in {tmp_path}")
     said = pytest.raises(Preempted, match=r"another worker has stopped \(no answer\).* checkpoint in RUN")
-    with said, trainer._name_lost_workers("RUN"):
+    with said, trainer.name_lost_workers(model_dir="RUN"):
         raise tf.errors.UnavailableError(None, None, "aborted by: no answer")
 
 

@@ -7,9 +7,9 @@ import math
 
 from axial.data import tfrecord
 from axial.errors import InputError, nearest
-from axial.evaluation.loop import evaluate
 from axial.io.show import progress
 from axial.tasks.base import Inference, by_size
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.canvas_maps import scaled_canvas
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.tiles import Tiled

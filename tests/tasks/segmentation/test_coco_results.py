@@ -13,11 +13,11 @@ from axial.data.convert import Conversion, convert_split
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.errors import InputError
-from axial.evaluation.loop import evaluate
-from axial.evaluation.split_run import SplitRun, merge
 from axial.tasks.registry import find_evaluation
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.results import CocoResults, ResultPredictions, zip_coco_results
+from axial.training.split_run import SplitRun, merge
 from tests.truths import shifted
 
 

@@ -13,8 +13,8 @@ from axial.data.preprocess import full_size, place_image
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.evaluation.loop import evaluate
 from axial.tasks.base import Replicated
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.evaluation import PanopticScores
 from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axial.data.specs import COCO
-from axial.evaluation.loop import evaluate
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
 from tests.truths import perfect, shifted, truth_as_prediction
 

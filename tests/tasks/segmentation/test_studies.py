@@ -9,12 +9,12 @@ import tf_keras as keras
 from PIL import Image
 
 from axial.errors import InputError
-from axial.evaluation.checkpoints import checkpoint_step, checkpoints
-from axial.evaluation.loop import evaluate
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.drawing import save_stress
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.studies import add_changes, combinations, stress_test, sweep
+from axial.training.saving import checkpoints
 from tests.conftest import make_task
 from tests.tasks.contract import eagerly
 
@@ -104,8 +104,6 @@ def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=variable), folder, None)
     manager.save(checkpoint_number=8)
     assert [s for s, _ in checkpoints(folder, lambda: 99, timeout=1)] == [8]
-    with pytest.raises(InputError, match="named ckpt-STEP"):
-        checkpoint_step("/run/model")
 
 
 def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):

@@ -13,8 +13,8 @@ from axial.data.converters.cityscapes import cityscapes_items
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import CITYSCAPES, COCO
 from axial.errors import InputError
-from axial.evaluation.loop import evaluate
 from axial.metrics.panoptic_quality import Segments
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.cityscapes_scores import cityscapes_scores
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, submitted
 from axial.tasks.segmentation.feed import segment_map

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from axial.data.specs import COCO
-from axial.evaluation.loop import evaluate
-from axial.evaluation.report import Report
+from axial.tasks.scores import evaluate
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
+from axial.training.report import Report
 from tests.browser import look
 from tests.truths import shifted
 

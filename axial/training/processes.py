@@ -18,7 +18,6 @@ WAITING = 128  # photos: some seconds of them, while the processes start, in 3.2
 
 # A device belongs to the process that has opened it.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TPU_LOAD_LIBRARY": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
-_own = {}  # what a process that scores was started with
 
 
 def number_of(photos):
@@ -47,7 +46,7 @@ def scored(stream, scores, make, processes=0):
             yield [(example, scores.update(example, prediction))]
         return
     waiting, stream, number, step = collections.deque(), iter(stream), scores.next_number(), scores.shard[1]
-    pool = loky.ProcessPoolExecutor(processes, initializer=_start, initargs=(make, os.getpid()), env=_ENVIRONMENT)
+    pool = loky.ProcessPoolExecutor(processes, initializer=_start, initargs=(os.getpid(),), env=_ENVIRONMENT)
 
     def added():
         examples, future = waiting.popleft()
@@ -60,7 +59,8 @@ def scored(stream, scores, make, processes=0):
     try:
         while photos := list(itertools.islice(stream, AT_ONCE)):
             examples, predictions = zip(*photos)
-            waiting.append((examples, pool.submit(_score, (number, step), [*zip(map(_labels, examples), predictions)])))
+            labelled = [*zip(map(_labels, examples), predictions)]
+            waiting.append((examples, pool.submit(_score, make, (number, step), labelled)))
             number += step * len(photos)
             while waiting and (waiting[0][1].done() or len(waiting) * AT_ONCE >= WAITING):
                 yield added()
@@ -75,8 +75,7 @@ def _labels(example):
     return {name: value for name, value in example.items() if name != "image"}
 
 
-def _start(make, parent):
-    _own["make"] = make
+def _start(parent):
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that waits for this one
 
@@ -88,7 +87,7 @@ def end_with(parent):
     os._exit(1)
 
 
-def _score(shard, photos):
-    part = _own["make"](shard)
+def _score(make, shard, photos):
+    part = make(shard)
     seen = [part.update(example, prediction) for example, prediction in photos]
     return part.state(), seen

@@ -15,14 +15,14 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
-from axial.evaluation import split_run
-from axial.evaluation.split_run import SplitRun, merge
 from axial.metrics.panoptic_quality import Segments
 from axial.tasks.classification.task import CLASSIFICATION
 from axial.tasks.registry import find_evaluation
 from axial.tasks.segmentation.evaluation import PANOPTIC
 from axial.tasks.segmentation.feed import segment_map
 from axial.tasks.translation.task import TRANSLATION
+from axial.training import split_run
+from axial.training.split_run import SplitRun, merge
 
 
 def converted(folder, split, spec, found, encode=convert.encode_item):
@@ -148,15 +148,21 @@ def interrupted(colours_dir, tmp_path_factory):
     case, split = CASES["classification"], colours_split(data, colours=colours_dir)
 
     def run(folder, **options):
-        return evaluated(case, data, split, folder, **{"interval": 0, **options})[1:]
+        return evaluated(case, data, split, folder, **options)[1:]
 
     run.split = split
     return run
 
 
-def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, monkeypatch):
+@pytest.fixture
+def each_photo(monkeypatch):
+    """The state is written after each photo."""
+    monkeypatch.setattr(split_run, "INTERVAL", 0)
     monkeypatch.setattr(split_run, "RARELY", 0)
-    whole, count = interrupted(tmp_path / "whole", interval=1000)
+
+
+def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
+    whole, count = interrupted(tmp_path / "whole")
     assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
     for left in (count - 2, 0):
         found, predicted = interrupted(tmp_path / "resumed")
@@ -164,9 +170,8 @@ def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, m
     assert written(tmp_path / "resumed") == written(tmp_path / "whole")
 
 
-def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(split_run, "RARELY", 0)
-    whole, _ = interrupted(tmp_path / "whole", interval=1000)
+def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
+    whole, _ = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
     interrupted(tmp_path / "shards", shard=(1, 2))
     with pytest.raises(InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first"):
@@ -179,23 +184,21 @@ def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, monkeypatc
         assert names == [f".{interrupted.split}.0-of-1.state.json"]
 
 
-def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, monkeypatch):
+def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
     """It has the sum of a bin's confidences."""
-    monkeypatch.setattr(split_run, "RARELY", 0)
-    whole, count = interrupted(tmp_path / "whole", interval=1000)
+    whole, count = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "older", until=2)
     path = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
     state = json.loads(path.read_text())
     right, confidences = state["scores"]["bins"]
     state["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
     path.write_text(json.dumps(state))
-    found, left = interrupted(tmp_path / "older", interval=1000)
+    found, left = interrupted(tmp_path / "older")
     np.testing.assert_equal(found, whole)
     assert left == count - 2 and written(tmp_path / "older") == written(tmp_path / "whole")
 
 
-def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(split_run, "RARELY", 0)
+def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path, each_photo):
     interrupted(tmp_path, until=2)
     path = tmp_path / f".{interrupted.split}.0-of-1.state.json"
     text, state = path.read_text(), json.loads(path.read_text())

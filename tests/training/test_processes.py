@@ -10,11 +10,11 @@ import pytest
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError, Preempted
-from axial.evaluation import processes
-from axial.evaluation.split_run import SplitRun
 from axial.metrics.panoptic_quality import Segments
 from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
 from axial.tasks.segmentation.feed import segment_map
+from axial.training import processes
+from axial.training.split_run import SplitRun
 
 
 def shifted(examples):
@@ -33,7 +33,7 @@ def photos(sample_dir, shard=(0, 1), skip=0):
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
     """What was scored before the stop is not predicted again, and the scores have the bits of one process."""
-    monkeypatch.setattr("axial.evaluation.split_run.number_of", lambda photos: others)
+    monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
     wanted = PanopticScores(COCO)
     wanted_seen = [wanted.update(*pair) for pair in shifted(photos(sample_dir))]
     total, found_seen, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
@@ -67,7 +67,7 @@ def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     script = tmp_path / "script.py"  # without a guard of its main module, as a user may write it
     script.write_text(
         "import functools, itertools, os, time\n"
-        "from axial.evaluation import processes\n"
+        "from axial.training import processes\n"
         "class Scores:\n"
         "    shard = 0, 1\n"
         "    def __init__(self, shard=None): pass\n"

@@ -13,12 +13,14 @@ import tensorflow as tf
 from axial.data.files import names_in
 from axial.data.specs import DatasetSpec, StoredSpec
 from axial.errors import InputError, Preempted
-from axial.evaluation.processes import number_of, scored
 from axial.io.read import read_json
 from axial.io.schemas import Struct
 from axial.io.show import progress
 from axial.io.write import output_file, write_bytes
+from axial.training.monitor import for_people
+from axial.training.processes import number_of, scored
 
+INTERVAL = 30  # seconds between two writes of the state, at least
 RARELY = 20  # times as long as the last write of the state, at least, between two of them
 
 
@@ -48,12 +50,10 @@ class SplitRun:
         identity: dict that differs between different evaluations. Its `thresholds`, if it has any, are those of the
             scores; see `PanopticScores`. Only an evaluation whose `studies` have them takes any.
         results_dir: folder of the evaluation's results, or None.
-        state_dir: folder of the state alone, of an evaluation without results.
-        guard: function that returns the context in which the state is written.
+        state_dir: folder of the state alone, of an evaluation without results, which goes on if it cannot be written.
         report: `Report`, or None.
         data_dir: folder of the converted split, for the names of the results.
         shard: (i, n) for every n-th photo, from the i-th on.
-        interval: least seconds between two writes of the state.
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
 
     Attributes:
@@ -68,11 +68,9 @@ class SplitRun:
     _: dataclasses.KW_ONLY
     results_dir: str | None = None
     state_dir: str | None = None
-    guard: typing.Callable = contextlib.nullcontext
     report: typing.Any = None
     data_dir: str | None = None
     shard: tuple = (0, 1)
-    interval: float = 30
     model: str = ""
     scores = results = None
     _complete = False
@@ -91,7 +89,7 @@ class SplitRun:
         self.scores, annotations = self._make(self.shard), {}
         path, whole = self._path(self.shard), self._path((0, 1))
         if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
-            _compare(whole, _read(whole).identity, self.identity)
+            self._read((0, 1))
         for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
             scores, rows, self._complete = self._stored(shard)
             if shards and not self._complete:
@@ -106,12 +104,13 @@ class SplitRun:
             self.results.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Yields what was seen of each photo that an earlier run has scored, in order."""
-        for index in range(len(self.scores.photos)):
-            yield self.results.seen(index)
+        """Iterator of what was seen of each photo that an earlier run has scored, in order."""
+        return map(self.results.seen, range(len(self.scores.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the photos that are left, many of them in other processes. Returns the result of all.
+
+        At the end of a whole split it writes the JSON of the results, and removes the states of shards.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
@@ -133,12 +132,14 @@ class SplitRun:
                 raise
         self._complete = True
         self._write()
-        if self.shard[1] == 1:
-            self.close()
+        if self.results and self.shard[1] == 1:
+            self.results.close()
+            for shard in set(_shards(self.results_dir, self.split)) - {(0, 1)}:  # the state of the whole split stays
+                tf.io.gfile.remove(self._path(shard))
         return self.scores.result()
 
     def _score(self, stream, processes, watch):
-        written, pause = time.monotonic(), self.interval
+        written, pause = time.monotonic(), INTERVAL
         for pairs in scored(stream, self.scores, self._make, processes):
             for (example, seen), photo in zip(pairs, self.scores.photos[-len(pairs) :]):
                 if self.results:
@@ -150,15 +151,7 @@ class SplitRun:
             if (now := time.monotonic()) - written >= pause:
                 self._write()
                 written = time.monotonic()
-                pause = max(self.interval, RARELY * (written - now))
-
-    def close(self):
-        """Writes the JSON of the results and removes the states of shards. The state of the whole split stays."""
-        if self.results:
-            self.results.close()
-            for shard in _shards(self.results_dir, self.split):
-                if shard != (0, 1):
-                    tf.io.gfile.remove(self._path(shard))
+                pause = max(INTERVAL, RARELY * (written - now))
 
     def _path(self, shard):
         """The path of a shard's state; None without a folder."""
@@ -171,9 +164,7 @@ class SplitRun:
         Raises:
             InputError: the state of another evaluation, or not of the shard's first photos.
         """
-        path, scores = self._path(shard), self._make(shard)
-        state = _read(path)
-        _compare(path, state.identity, self.identity)
+        path, scores, state = self._path(shard), self._make(shard), self._read(shard)
         try:
             scores.restore(state.scores)
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -183,19 +174,26 @@ class SplitRun:
             raise InputError(f"{path}: not of the first {len(photos)} photos of the shard; delete it")
         return scores, state.annotations, state.complete
 
+    def _read(self, shard):
+        """The `EvaluationState` of a shard (i, n). Raises InputError for another evaluation."""
+        path = self._path(shard)
+        state = read_json(path, EvaluationState)[1]
+        _compare(path, state.identity, self.identity)
+        return state
+
     def _write(self):
         """Writes the state."""
-        with self.guard():
-            if path := self._path(self.shard):
-                state = {
-                    "kind": self.evaluation.name,
-                    "identity": self.identity,
-                    "model": self.model,
-                    "complete": self._complete,
-                    "spec": self.spec.to_json(),
-                    "annotations": self.results.annotations if self.results else [],
-                    "scores": self.scores.state(),
-                }
+        if path := self._path(self.shard):
+            state = {
+                "kind": self.evaluation.name,
+                "identity": self.identity,
+                "model": self.model,
+                "complete": self._complete,
+                "spec": self.spec.to_json(),
+                "annotations": self.results.annotations if self.results else [],
+                "scores": self.scores.state(),
+            }
+            with contextlib.nullcontext() if self.results_dir else for_people("the state of the evaluation"):
                 write_bytes(path, msgspec.json.encode(state))
 
 
@@ -222,7 +220,7 @@ def merge(results_dir, split, find_evaluation, report=None):
         if shard not in there:
             raise _left(state_path(results_dir, split, shard), shard, "missing")
     path = state_path(results_dir, split, shards[0])
-    first = _read(path)
+    first = read_json(path, EvaluationState)[1]
     spec = DatasetSpec.from_schema(path, first.spec)
     evaluation = find_evaluation(first.kind, f"{path}: kind")
     model, report = first.model or first.identity.get("model", ""), report and report(evaluation, spec)
@@ -267,7 +265,3 @@ def _compare(path, found, wanted):
         f"{path}: of another evaluation, its {'.'.join(keys)} is {found!r} and not {here!r}; delete it or choose "
         "another --results_dir"
     )
-
-
-def _read(path):
-    return read_json(path, EvaluationState)[1]
