@@ -27,9 +27,8 @@ from axial.cli import app
 
 for command in sys.argv[1:]:
 
-    def tell(verbs, module, default=None, moved=()):
-        verbs = {"": verbs} if callable(verbs) else verbs
-        told = {name: sorted(app.flags_of(verb).names()) for name, verb in verbs.items()}
+    def tell(verbs, default=None, moved=()):
+        told = {name: sorted(kind.names()) for name, (kind, _) in verbs.items()}
         told |= {"": told[default]} if default else {}
         print(json.dumps(["axial-" + command.replace("_", "-"), told]), flush=True)
 

@@ -18,12 +18,10 @@
 
 import functools
 import os
-import sys
 
 from axial import statements
 from axial.builders import check_model_name
 from axial.cli import app, flags
-from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
 from axial.data.files import load_photo
 from axial.errors import InputError
@@ -38,10 +36,10 @@ WITH_NORMS = "with attention's batch norms"  # the paper's tables print paramete
 
 
 class Recipes(Flags):
-    takes, most = "[RECIPE]", 1
+    takes = "[RECIPE]"
 
 
-def _recipes(given: Recipes):
+def _recipes(given):
     """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
     listed = statements.read_recipes()
     if not given.arguments:
@@ -55,22 +53,14 @@ def _recipes(given: Recipes):
     print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 
 
-class Models(Flags):
-    pass
-
-
-def _models(_: Models):
+def _models(_):
     from axial.analysis.model_counts import COLUMNS, read_models
 
     models = read_models(os.path.join(statements.experiments_dir(), "models.csv"))
     print_table(COLUMNS, (model.cells() for model in models))
 
 
-class Zoo(Flags):
-    pass
-
-
-def _zoo(_: Zoo):
+def _zoo(_):
     from axial.analysis import zoo
 
     rows = zoo.read_zoo(os.path.join(statements.experiments_dir(), "zoo.csv"))
@@ -83,7 +73,7 @@ def _zoo(_: Zoo):
 
 
 class Model(Flags):
-    takes, least, most = "NAME", 1, 1
+    takes = "NAME"
     classes = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
     diff = Flag(str, "another model to compare with.")
     batch = flags.BATCH
@@ -91,7 +81,7 @@ class Model(Flags):
     width = SIDE
 
 
-def _model(given: Model):
+def _model(given):
     names = [*given.arguments, *filter(None, [given.diff])]
     for name in names:
         check_model_name(name)
@@ -168,14 +158,14 @@ class Attention(Flags):
     output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 
 
-def _attention(given: Attention):
+def _attention(given):
     """Writes a picture for each way in which a block attends, and prints their names."""
     photo = load_photo(given.image)
     height, width = photo.shape[:2]
     x, y = given.query or (width // 2, height // 2)
     if not (x < width and y < height):
         raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
-    source = check_model(given.model)
+    source = flags.check_model(given.model)
     if source.kind == "weights":
         raise InputError(without_recipe(given.model))
 
@@ -208,11 +198,11 @@ def _attention(given: Attention):
 
 
 class Curves(Flags):
-    takes, least = "RUN ...", 1
+    takes = "RUN ..."
     figure = flags.FIGURE.but(needed=True)
 
 
-def _curves(given: Curves):
+def _curves(given):
     paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
         statements.run_file(path)
@@ -228,11 +218,11 @@ def _curves(given: Curves):
 
 
 class Page(Flags):
-    takes, least, most = "RUN", 1, 1
+    takes = "RUN"
     html = flags.HTML.but(needed=True)
 
 
-def _page(given: Page):
+def _page(given):
     (model_dir,) = given.arguments
     statements.run_file(model_dir)
     with working(f"making the page of {model_dir}"):
@@ -265,7 +255,7 @@ class Input(Flags):
     quick = Flag(bool, "fewer works and rounds.", False)
 
 
-def _input(given: Input):
+def _input(given):
     statements.read(given.gin_file, given.gin_binding)
     with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
         from axial.analysis import input_speed
@@ -286,14 +276,14 @@ def _input(given: Input):
 
 
 VERBS = {
-    "recipes": _recipes,
-    "models": _models,
-    "model": _model,
-    "zoo": _zoo,
-    "attention": _attention,
-    "curves": _curves,
-    "page": _page,
-    "input": _input,
+    "recipes": (Recipes, _recipes),
+    "models": (Flags, _models),
+    "model": (Model, _model),
+    "zoo": (Flags, _zoo),
+    "attention": (Attention, _attention),
+    "curves": (Curves, _curves),
+    "page": (Page, _page),
+    "input": (Input, _input),
 }
 # What was a verb before and is a script now.
 MOVED = {
@@ -310,4 +300,4 @@ MOVED = {
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__], moved=MOVED)
+    app.run(VERBS, moved=MOVED)

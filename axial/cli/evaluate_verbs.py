@@ -244,12 +244,10 @@ def append_scores(path, evaluation, scores, columns):
 # === The verbs ===
 
 
-def run(given, model):
-    """Scores each split of a run or an export; `model` is the `Source` of --model, or None."""
-    if model is None:
-        source = Run(given, as_path(given.model_dir[0]))
-    else:
-        source = Export(given, model) if model.kind == "export" else Run(given, model, name=given.model)
+def run(given):
+    """Scores each split of a run or an export."""
+    model = resolve(given.model or as_path(given.model_dir[0]))
+    source = Export(given, model) if given.model and model.kind == "export" else Run(given, model, name=given.model)
     if not given.image_size:
         _score(source, given)
         return
@@ -437,6 +435,3 @@ def watch(given):
             table[f"{split} at step {step}"] = scores
             print_scores(how, split, scores, total)
         write_scores(given.json, table)
-
-
-VERBS = {"results": results, "merge": merge, "stress": stress, "sweep": sweep, "watch": watch}

@@ -4,19 +4,20 @@ A flag that several commands take is declared here, once, and means one thing in
 """
 
 import dataclasses
+import functools
 import os
 import re
 import typing
 
 from absl import flags as absl
 
+from axial import statements
 from axial.errors import InputError, nearest
+from axial.io import gfile
 from axial.io.check import convert_diameter, is_remote
 from axial.io.write import try_file, try_folder, try_new_folder
+from axial.weights.source import no_checkpoint, resolve, shipped_folder, shipped_names
 
-# What a flag's path names. Inputs are looked for before the work begins, and outputs are tried.
-PATH, IN_FILE, IN_FOLDER, OUT_FILE, OUT_FOLDER, NEW_FOLDER = range(1, 7)
-PICTURES = (".png", ".jpg", ".jpeg")
 _DEFINE = {
     str: absl.DEFINE_string,
     bool: absl.DEFINE_bool,
@@ -37,8 +38,8 @@ class Flag:
         default: its value if it is not given.
         choices: the values that it takes.
         least, most: bounds of a number.
-        path: what it names, as listed above; None if it names no path.
-        suffixes: of an `OUT_FILE`.
+        path: function of its name and of a path that it names, which raises InputError for a path that will not do;
+            see `IN_FILE`. None if it names no path, or one that is looked at later.
         needed: whether it must be given.
         needs: name of another flag that it needs.
         alone: names of flags that it does not go with.
@@ -52,8 +53,7 @@ class Flag:
     choices: tuple = ()
     least: float | None = None
     most: float | None = None
-    path: int | None = None
-    suffixes: tuple = ()
+    path: typing.Callable | None = None
     needed: bool = False
     needs: str = ""
     alone: tuple = ()
@@ -94,13 +94,13 @@ class Flags:
     """The flags and arguments of a verb. A subclass has a `Flag` for each of its flags, and becomes a dataclass.
 
     Attributes:
+        verb: its name.
         arguments: those that are no flags.
     """
 
+    verb: str = ""
     arguments: tuple = ()
-    takes: typing.ClassVar[str] = ""  # its arguments in messages, like 'NAME'; '' if it takes none
-    least: typing.ClassVar[int] = 0  # of how many it takes
-    most: typing.ClassVar[float] = float("inf")
+    takes: typing.ClassVar[str] = ""  # its arguments: 'NAME' for one, '[NAME]' for at most one, 'NAME ...' for several
 
     def __init_subclass__(cls):
         for name, flag in list(vars(cls).items()):
@@ -127,8 +127,8 @@ class Flags:
                 flag.define(name)
 
     @classmethod
-    def parsed(cls, arguments=()):
-        """The flags that absl has parsed. Raises InputError unless they can be read and go together."""
+    def parsed(cls, verb, arguments=()):
+        """The flags that absl has parsed. Raises InputError unless they go together and name what is there."""
         values = {}
         for name, flag in cls.declared().items():
             for one in (name, *flag.old):
@@ -138,8 +138,11 @@ class Flags:
                     values[name] = flag.value(one, absl.FLAGS[one].value)
                     if one != name and flag.kind is str:
                         values[name] = as_path(values[name])
-        given = cls(arguments=tuple(arguments), **values)
+        given = cls(verb=verb, arguments=tuple(arguments), **values)
         given._check_together()
+        given.check()
+        given._look_at_paths()
+        given.look()
         return given
 
     def changed(self, *names):
@@ -159,7 +162,13 @@ class Flags:
         """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
 
     def look(self):
-        """Raises InputError for what cannot be done, after outputs are tried. For subclasses."""
+        """Raises InputError unless the splits are there, after outputs are tried. Subclasses look at more."""
+        from axial.data.files import find_manifest
+
+        given = vars(self)
+        if given.get("data_dir") and not is_remote(given["data_dir"]):
+            for split in given.get("split", ()):
+                find_manifest(given["data_dir"], split)
 
     def _check_together(self):
         declared = self.declared()
@@ -173,30 +182,62 @@ class Flags:
             if flag.needed:
                 self.need(name)
 
-    def look_at_paths(self):
-        """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
+    def _look_at_paths(self):
         for name, flag in self.declared().items():
             value = vars(self)[name] if flag.path else None
             for path in value if isinstance(value, tuple) else filter(None, [value]):
-                if flag.path in (IN_FILE, IN_FOLDER):
-                    folder = flag.path == IN_FOLDER
-                    if not is_remote(path) and not (os.path.isdir if folder else os.path.exists)(path):
-                        what = "folder" if folder else "file"
-                        raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
-                elif flag.path == OUT_FILE:
-                    try_file(name, path, flag.suffixes)
-                elif flag.path != PATH:
-                    (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
+                flag.path(name, path)
 
 
-# === Values ===
+# === What flags name ===
+#
+# It is looked for, and outputs are tried, before TensorFlow is imported, which takes seconds. A path of a bucket is
+# left for later, as TensorFlow reads it. Each of these functions but the first raises InputError.
 
 
 def as_path(path):
     """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
-    from axial.weights.source import shipped_names
-
     return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
+
+
+def _existing(what, exists):
+    """A function for `Flag.path`, which looks for a local file or folder."""
+
+    def look(name, path):
+        if not is_remote(path) and not exists(path):
+            raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
+
+    return look
+
+
+IN_FILE, IN_FOLDER = _existing("file", os.path.exists), _existing("folder", os.path.isdir)
+OUT_FILE, OUT_FOLDER, NEW_FOLDER = try_file, try_folder, try_new_folder
+OUT_PICTURE = functools.partial(try_file, suffixes=(".png", ".jpg", ".jpeg"))
+
+
+def check_checkpoint(_, path):
+    """A checkpoint by its prefix, a safetensors file, or a folder of one, for `Flag.path`."""
+    if not is_remote(path):
+        resolve(path, no_checkpoint)
+
+
+def check_run(model_dir, bindings=()):
+    """A run, or the name of a shipped model, and gin bindings over it."""
+    gfile.check_plain(model_dir)
+    if not is_remote(model_dir):
+        statements.read([statements.run_file(shipped_folder(as_path(model_dir)))], bindings)
+
+
+def check_model(what, bindings=()):
+    """The `Source` of what `axial.load` takes, and gin bindings over its recipe if it has one."""
+    source = resolve(what)
+    if source.kind == "run" and not is_remote(source.path):
+        gfile.check_plain(source.path)
+        statements.read([statements.run_file(source.folder)], bindings)
+    return source
+
+
+# === Values ===
 
 
 def numbers(expected, fit):
@@ -241,13 +282,15 @@ def matched(pattern, expected):
 
 # === Flags of several verbs ===
 
-GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.", path=PATH)
+GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.")
 GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
 CHANGE = Flag(list, "settings that a resumed run may change, like batch,learning_rate.", ())
 DATA_DIR = Flag(str, "what axial-convert wrote; by default data of the recipe or run, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
-MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.", path=PATH)
-CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by its prefix.", path=PATH, needs="model_dir")
+MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.")
+CHECKPOINT = Flag(
+    str, "one checkpoint of the run in --model_dir, by its prefix.", path=check_checkpoint, needs="model_dir"
+)
 AVERAGE = Flag(int, "averages the weights of so many of the run's latest checkpoints.", 1, least=1, needs="model_dir")
 MODEL = Flag(
     str,
@@ -257,7 +300,7 @@ MODEL = Flag(
 )
 JSON = Flag(str, "file for all scores or numbers, in plain units.", path=OUT_FILE)
 CSV = Flag(str, "table to write; scores are appended, a row for each split.", path=OUT_FILE)
-FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_FILE, suffixes=PICTURES)
+FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_PICTURE)
 HTML = Flag(str, "page to write.", path=OUT_FILE)
 MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments around the table.", path=OUT_FILE)
 BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
@@ -267,7 +310,7 @@ DIAMETER = Flag(
     read=diameter,
     alone=("image_size",),
 )
-PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_FILE, suffixes=PICTURES)
+PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_PICTURE)
 CAPTION = Flag(str, "title of the picture and the report.", "")
 THRESHOLDS = Flag(list, "IoUs: at each TP / (TP + FP + FN) of the things, counted over all photos.", read=_ious)
 LISTEN = Flag(
@@ -292,15 +335,3 @@ class Looks(Flags):
     scales = Flag(list, "scales of the canvas to average over.", ("1",), read=positive_numbers, alone=("multi_scale",))
     flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
     multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
-
-
-_OF_SCRIPTS = dict(
-    json=JSON, csv=CSV, figure=FIGURE, html=HTML, markdown=MARKDOWN, gin_file=GIN_FILE, data_dir=DATA_DIR
-)
-
-
-def of_script(module):
-    """The `Flags` of a script of experiments/, which defines them for absl itself."""
-    defined = absl.FLAGS.get_flags_for_module(module.__name__)
-    known = {flag.name: _OF_SCRIPTS.get(flag.name) or Flag(object, flag.help, flag.default) for flag in defined}
-    return type("Script", (Flags,), known)

@@ -26,10 +26,8 @@ An export predicts at one scale. To average over scales and mirror images, use t
 """
 
 import os
-import sys
 
 from axial.cli import app, flags
-from axial.cli.checks import check_model
 from axial.cli.flags import Flag
 from axial.data.files import find_photos, load_photo
 from axial.errors import InputError
@@ -41,11 +39,11 @@ from axial.weights.source import without_recipe
 
 
 class Predict(flags.Looks):
-    takes = "PHOTO ..."
+    takes = "[PHOTO] ..."
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
     text = Flag(tuple, "a sentence to translate.", alone=("label_image", "diameter"))
-    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".", path=flags.PATH)
+    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".")
     label_image = Flag(
         str,
         "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
@@ -66,11 +64,11 @@ class Predict(flags.Looks):
                 raise InputError("--text: no sentence; each is empty")
 
 
-def _main(given: Predict):
+def _main(given):
     names = {} if given.text else output_names(find_photos(given.arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", given.output_dir)
-    source = check_model(given.model)
+    source = flags.check_model(given.model)
     app.silence_xla()
     predictor = _predictor(source, given)
     if predictor.evaluation.takes != ("text" if given.text else "photo"):
@@ -171,4 +169,4 @@ def output_names(photos):
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Predict, _main)})

@@ -181,7 +181,7 @@ def _run_of(engine, given):
     )
 
 
-def _launch(given: Launch):
+def _launch(given):
     engine = given.make_engine(find_slice(given.slice))
     training, replicas = _training(engine.request.slice, given)
     status = None if given.dry_run else _read_status(given.model_dir)
@@ -213,7 +213,7 @@ def _launch(given: Launch):
     _say(f"{given.name} is handed over, and goes on without this machine; it costs money until {given.verb('delete')}")
 
 
-def _status(given: Status):
+def _status(given):
     if given.node:
         say(*describe(given.node, given.need("project"), given.need("zone"), wait=given.wait))
         return
@@ -232,7 +232,7 @@ def _status(given: Status):
         say(f"run: {status.state}, {where}".rstrip())
 
 
-def _logs(given: Which):
+def _logs(given):
     engine = given.make_engine()
     follow = engine.commands()["logs"]
     if given.dry_run:
@@ -244,7 +244,7 @@ def _logs(given: Which):
         raise engine.not_installed() from None
 
 
-def _delete(given: Delete):
+def _delete(given):
     engine = given.make_engine()
     if not given.yes and not given.dry_run:
         try:
@@ -257,8 +257,8 @@ def _delete(given: Delete):
         _say(f"{given.name} is deleted")
 
 
-VERBS = {"launch": _launch, "status": _status, "logs": _logs, "delete": _delete}
+VERBS = {"launch": (Launch, _launch), "status": (Status, _status), "logs": (Which, _logs), "delete": (Delete, _delete)}
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__])
+    app.run(VERBS)

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import os
 import shlex
-import sys
 
 from axial import statements
 from axial.cli import app, flags
@@ -53,7 +52,7 @@ class Train(flags.Devices):
             host_and_port("data_service", self.data_service)
 
 
-def _main(given: Train):
+def _main(given):
     model_dir = given.model_dir
     recipe = statements.read(given.gin_file, given.gin_binding)
     if not recipe.value(f"{recipe.task()}.data_dir"):
@@ -146,4 +145,4 @@ def data_service(address, model_dir, strategy):
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Train, _main)})

@@ -23,12 +23,12 @@ import functools
 import sys
 
 import tensorflow as tf
-from absl import flags
 
 import study_reference as reference
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flags
 from axial.io import show
 from axial.io.write import around_block, write_whole
 from axial.layers.conv import Conv
@@ -405,18 +405,21 @@ def write_figure(path, results):
     write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
 
 
-def _main(_):
-    if flags.FLAGS.markdown:
-        around_block(flags.FLAGS.markdown, "study")
+class Study(Flags):
+    markdown = flags.MARKDOWN
+    figure = flags.FIGURE
+
+
+def _main(given):
+    if given.markdown:
+        around_block(given.markdown, "study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     results = counted(rows)
     show.print_table(COLUMNS, map(cells, results))
-    publish("study", sys.modules[__name__], results)
-    if flags.FLAGS.figure:
-        write_figure(flags.FLAGS.figure, results)
+    publish("study", sys.modules[__name__], results, given.markdown)
+    if given.figure:
+        write_figure(given.figure, results)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
-    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Study, _main)})

@@ -10,15 +10,12 @@ import itertools
 import sys
 import textwrap
 
-from absl import flags
-
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flags
 from axial.io.show import broken, markdown_table, print_table, say
 from axial.io.write import around_block, write_block
 from counts import count_models, counted
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row
-
-FLAGS = flags.FLAGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,31 +120,35 @@ def markdown(results):
     return "\n".join(lines)
 
 
-def publish(page, module, results):
-    """Says how far results agree with the published ones and what trains them, and writes --markdown.
+def publish(page, module, results, path):
+    """Says how far results agree with the published ones and what trains them, and writes a page.
 
     Args:
-        page: name of the block of --markdown.
+        page: name of the block of the page.
         module: has `agreement`, `commands` and `markdown`, functions of the results.
         results: list of rows.
+        path: of the page, or None.
     """
     say(*module.agreement(results))
     for own, names in module.commands(results).items():
         say(f"{'; '.join(dict.fromkeys(names))}:", *(f"    {command}" for command in own))
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, page, module.markdown(results))
+    if path:
+        write_block(path, page, module.markdown(results))
 
 
-def _main(_):
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tables")
+class Tables(Flags):
+    markdown = flags.MARKDOWN
+
+
+def _main(given):
+    if given.markdown:
+        around_block(given.markdown, "tables")
     say("counting the models of the paper's tables: minutes", error=True)
     results = counted(lambda step: count_rows(progress=step))
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
-    publish("tables", sys.modules[__name__], results)
+    publish("tables", sys.modules[__name__], results, given.markdown)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Tables, _main)})

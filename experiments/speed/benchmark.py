@@ -24,9 +24,9 @@ import time
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.show import print_table, say, working
 from axial.io.write import write_whole
@@ -40,7 +40,6 @@ from textbook import TextbookPair
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 from published import ROWS
 
-FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
@@ -278,19 +277,24 @@ def show(works, ratios):
     say(*(f"{key}: {value:.2f}" for key, value in ratios.items()))
 
 
-def _main(_):
-    if FLAGS.figure and FLAGS.suite != "scaling":
-        raise InputError("--figure needs --suite=scaling")
-    suite = {"axial": benchmark, "runtime": runtime}.get(FLAGS.suite)
-    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        works, found = (suite or importlib.import_module(MODULES[FLAGS.suite]).benchmark)(FLAGS.quick)
+class Benchmark(Flags):
+    suite = Flag(str, "what is measured.", "axial", choices=("axial", "runtime", *MODULES))
+    quick = Flag(bool, "fewer works and rounds.", False)
+    figure = flags.FIGURE.but(meaning="picture of --suite=scaling to draw, .png or .jpg.")
+
+    def check(self):
+        if self.figure and self.suite != "scaling":
+            raise InputError("--figure needs --suite=scaling")
+
+
+def _main(given):
+    suite = {"axial": benchmark, "runtime": runtime}.get(given.suite)
+    with working(f"measuring the suite {given.suite} on this machine: minutes"):
+        works, found = (suite or importlib.import_module(MODULES[given.suite]).benchmark)(given.quick)
     show(works, found)
-    if FLAGS.figure:
-        write_whole(FLAGS.figure, lambda path: importlib.import_module(MODULES[FLAGS.suite]).draw(works, path))
+    if given.figure:
+        write_whole(given.figure, lambda path: importlib.import_module(MODULES[given.suite]).draw(works, path))
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_enum("suite", "axial", ["axial", "runtime", *MODULES], "what is measured.")
-    flags.DEFINE_bool("quick", False, "fewer works and rounds.")
-    flags.DEFINE_string("figure", None, "picture of --suite=scaling to draw, .png or .jpg.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Benchmark, _main)})

@@ -14,18 +14,14 @@ step of a height and a width layer. A training step computes a plain loss and it
 
 import dataclasses
 import functools
-import sys
-
-from absl import flags
 
 from axial import statements
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.analyze import build_recipe
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed, nearest
 from axial.io.show import counted, say, working
-from axial.io.write import make_folder, try_new_folder
-
-FLAGS = flags.FLAGS
+from axial.io.write import make_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,29 +85,33 @@ def find_programs(names=(), quick=False):
     return [program for name, program in known.items() if not names or name in names]
 
 
-def _main(_):
+class Export(Flags):
+    export = Flag(str, "new folder for programs, which another machine runs.", path=flags.NEW_FOLDER, needed=True)
+    programs = Flag(list, "names of programs, in place of all.", (), alone=("gin_file",))
+    quick = Flag(bool, "small programs.", False, alone=("gin_file",))
+    gin_file = flags.GIN_FILE.but(meaning="the recipe whose training step is exported.")
+    gin_binding = flags.GIN_BINDING.but(needs="gin_file")
+    data_dir = flags.DATA_DIR.but(needs="gin_file")
+    batches = Flag(int, "of photos that are written for a training.", 64, least=1, most=2**16, needs="gin_file")
+
+
+def _main(given):
     """Writes programs, run.py and programs.json to --export."""
-    of_recipe = FLAGS["gin_file"].present
-    if of_recipe:
-        app.refuse_beside("gin_file", ("programs", "quick"))
-    else:
-        app.refuse_without("gin_file", ("gin_binding", "data_dir", "batches"))
-    programs, folder = find_programs(FLAGS.programs, FLAGS.quick), app.flag("export").rstrip("/")
-    try_new_folder("export", folder)
-    if of_recipe:
-        recipe = statements.read(FLAGS.gin_file, FLAGS.gin_binding)
+    programs, folder = find_programs(given.programs, given.quick), given.export.rstrip("/")
+    if given.gin_file:
+        recipe = statements.read(given.gin_file, given.gin_binding)
         if not recipe.value(f"{recipe.task()}.data_dir"):
-            app.flag("data_dir")
+            given.need("data_dir")
     check_installed("--export wants", "analysis", "jax")
 
     import gpu_export
     from tpu_compile import alone
 
     tasks = [(program.name, gpu_export.write_program, (folder, program)) for program in programs]
-    if of_recipe:
-        what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
-        build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-        tasks = [(what, gpu_export.write_training, (folder, build, FLAGS.batches))]
+    if given.gin_file:
+        what = f"the training step of {' '.join(given.gin_file)}, {given.batches} batches"
+        build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
+        tasks = [(what, gpu_export.write_training, (folder, build, given.batches))]
     make_folder(folder)
     entries = []
     for i, (name, write, arguments) in enumerate(tasks):
@@ -124,12 +124,5 @@ def _main(_):
     say(f"on a machine with a GPU and jax: python {folder}/{gpu_export.SCRIPT} --help")
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
-    flags.DEFINE_list("programs", [], "names of programs, in place of all.")
-    flags.DEFINE_bool("quick", False, "small programs.")
-    flags.DEFINE_multi_string("gin_file", [], "the recipe whose training step is exported.")
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Export, _main)})

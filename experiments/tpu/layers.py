@@ -10,10 +10,10 @@ import sys
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 
 import tpu_compile
 from axial.cli import app
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.show import say, working
 from axial.layers.attention.layer import AxialAttention
@@ -24,7 +24,6 @@ import study_speed
 from benchmark import NORM, training_function
 from textbook import TextbookAttention
 
-FLAGS = flags.FLAGS
 SLICE = tpu_compile.DEFAULT_SLICE
 
 
@@ -57,14 +56,18 @@ def layer_step(layer, shape):
     return lambda x: train(x)[1:], [tf.TensorSpec(shape, tf.bfloat16)]
 
 
-def _main(_):
+class Layers(Flags):
+    layer = Flag(str, "rows x length of our layer, in place of the study's, like 258x65.")
+
+
+def _main(given):
     """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
-    if FLAGS.layer and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", FLAGS.layer):
-        raise InputError(f"--layer={FLAGS.layer}: wants rows x length, like 258x65")
+    if given.layer and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", given.layer):
+        raise InputError(f"--layer={given.layer}: wants rows x length, like 258x65")
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layers = _axial_layers(*map(int, FLAGS.layer.split("x"))) if FLAGS.layer else _study_layers()
+    layers = _axial_layers(*map(int, given.layer.split("x"))) if given.layer else _study_layers()
     for name, layer, shape in layers:
         with working(f"{SLICE}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), SLICE)
@@ -81,6 +84,5 @@ def _main(_):
         )
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Layers, _main)})

@@ -10,53 +10,65 @@
 import functools
 import sys
 
-from absl import flags
-
 import tpu_compile
 import tpu_table
 from axial import statements
 from axial.chips import CHIPS, replicas_of
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.analyze import build_recipe
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.show import counted, print_table, say, working
 from axial.io.write import around_block, write_block
 from axial.statements import experiments_dir
 
-FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
 
 
-def _main(_):
-    app.refuse_without("all", ("only", "csv", "markdown"))
-    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir", "mode", "batch", "parts", "slice"))
-    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
-    if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
-        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
-    if not FLAGS.all:
-        statements.read(FLAGS.gin_file, FLAGS.gin_binding)
+class Compile(Flags):
+    gin_file = flags.GIN_FILE.but(default=("sample/overfit.gin",), alone=("all",))
+    gin_binding = flags.GIN_BINDING.but(alone=("all",))
+    data_dir = flags.DATA_DIR.but(alone=("all",))
+    slice = Flag(str, "the TPU slice, like v5e:4x4.", tpu_compile.DEFAULT_SLICE, alone=("all",))
+    batch = flags.BATCH.but(meaning="images of a device; by default all that fit.", alone=("all",))
+    mode = Flag(str, "the step that is compiled.", "train", choices=("train", "serve"), alone=("all",))
+    parts = Flag(
+        bool, "cycles, bytes and products of each part, beside the least that they take.", False, alone=("all",)
+    )
+    all = Flag(bool, "every published recipe; adds to the file of --csv what that lacks.", False)
+    only = Flag(str, "recipes whose names have this text.", "", needs="all")
+    csv = flags.CSV.but(meaning="table of compiled recipes.", needs="all")
+    markdown = flags.MARKDOWN.but(needs="all")
+
+
+def _main(given):
+    replicas_of(given.slice)  # names a wrong slice before anything is built
+    if given.parts and given.slice.partition(":")[0] not in CHIPS:
+        raise InputError(f"--parts: no speed of the memory of {given.slice} is known: {', '.join(CHIPS)}")
+    if not given.all:
+        statements.read(given.gin_file, given.gin_binding)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
-    what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
+    what = "every published recipe: hours" if given.all else f"a step of {' '.join(given.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
-    _compile_all() if FLAGS.all else _compile_step()
+    _compile_all(given) if given.all else _compile_step(given)
 
 
-def _compile_step():
+def _compile_step(given):
     """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
-    build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
+    build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
     training, programs = build()[1], {}
-    partitions, unit = (1, 1) if FLAGS.mode == "serve" else (training.partitions, training.accumulate)
-    generation, replicas = FLAGS.slice.partition(":")[0], replicas_of(FLAGS.slice, partitions)
+    partitions, unit = (1, 1) if given.mode == "serve" else (training.partitions, training.accumulate)
+    generation, replicas = given.slice.partition(":")[0], replicas_of(given.slice, partitions)
 
     def compiled(batch):
         if batch not in programs:
-            with working(f"{FLAGS.slice}, {counted(batch, 'image')} a device: compiling"):
-                hlo = tpu_compile.alone(tpu_table.lowered, build, batch, replicas, FLAGS.slice, FLAGS.mode)
-                programs[batch] = tpu_compile.compile_for(hlo, FLAGS.slice, partitions=partitions)
-            report(f"{FLAGS.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
+            with working(f"{given.slice}, {counted(batch, 'image')} a device: compiling"):
+                hlo = tpu_compile.alone(tpu_table.lowered, build, batch, replicas, given.slice, given.mode)
+                programs[batch] = tpu_compile.compile_for(hlo, given.slice, partitions=partitions)
+            report(f"{given.slice}, {counted(batch, 'image')} a device: {_gib(programs[batch].used)}")
         return programs[batch]
 
-    batch = FLAGS.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit).fits)
+    batch = given.batch or unit * tpu_compile.largest_batch(lambda parts: compiled(parts * unit).fits)
     program = compiled(batch or unit)
     if not program.fits:
         say(
@@ -67,13 +79,13 @@ def _compile_step():
             "or a generation with more memory"
         )
         sys.exit(1)
-    largest = "" if FLAGS.batch else ", the largest batch that fits"
-    limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(FLAGS.slice))
+    largest = "" if given.batch else ", the largest batch that fits"
+    limit = next((p.limit for p in programs.values() if p.limit), tpu_compile.usable(given.slice))
     shared = f" of {partitions} devices" if partitions > 1 else ""
-    say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
+    say(f"{given.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {given.mode}")
     say(f"memory {_gib(program.used)} of {_gib(limit) if limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
-    if FLAGS.parts:
+    if given.parts:
         chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # of a chip, that are devices
         _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
@@ -133,30 +145,17 @@ def compile_row(leaf, slice_name, form):
     )
 
 
-def _compile_all():
+def _compile_all(given):
     """Compiles every published recipe; see `tpu_table`."""
-    if FLAGS.markdown:
-        around_block(FLAGS.markdown, "tpu")
-    path = app.flag("csv")
-    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], FLAGS.only)
-    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=FLAGS.only)
+    if given.markdown:
+        around_block(given.markdown, "tpu")
+    path = given.need("csv")
+    tpu_table.named([leaf for leaf, *_ in tpu_table.plan(experiments_dir())], given.only)
+    rows = tpu_table.compile_all(experiments_dir(), path, compile_row, progress=report, only=given.only)
     say(*tpu_table.markdown(rows).splitlines())
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tpu", tpu_table.markdown(rows))
+    if given.markdown:
+        write_block(given.markdown, "tpu", tpu_table.markdown(rows))
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU slice, like v5e:4x4.")
-    flags.DEFINE_integer(
-        "batch", None, "images of a device; by default all that fit.", lower_bound=1, upper_bound=65536
-    )
-    flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
-    flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
-    flags.DEFINE_bool("all", False, "every published recipe; adds to the file of --csv what that lacks.")
-    flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    flags.DEFINE_string("csv", None, "table of compiled recipes.")
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Compile, _main)})

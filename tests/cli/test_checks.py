@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from axial.cli import checks
+from axial.cli import convert as command
 from axial.weights import convert
 
 # Runs each line of its input, a JSON of the command's arguments, in a fork, and prints (exit code, stdout, stderr).
 RUN = """
 import importlib, json, os, sys, tempfile
 sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # importing one of them fails
-import axial.cli.checks, axial.data.files, axial.io.write, axial.statements  # what most of them import
+import axial.cli.app, axial.data.files, axial.io.write, axial.statements  # what most of them import
 for line in sys.stdin:
     command, *arguments = json.loads(line)
     streams = [tempfile.TemporaryFile("w+") for _ in range(2)]
@@ -112,7 +112,7 @@ def test_cheap_errors_come_before_tensorflow(without_tensorflow, tmp_path, call,
 
 
 def test_the_sources_of_weights_are_those_of_the_module():
-    assert tuple(convert.SOURCES) == checks.SOURCES and tuple(convert.TARGETS) == checks.TARGETS
+    assert tuple(convert.SOURCES) == command.SOURCES and tuple(convert.TARGETS) == command.TARGETS
 
 
 # A white BMP of 2x2 pixels: the two headers, and two rows of three bytes a pixel and two of padding.
