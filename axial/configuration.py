@@ -33,7 +33,7 @@ from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
-from axial.weights.source import SUFFIX, resolve
+from axial.weights.source import SUFFIX, resolve, without_recipe
 
 
 def experiment(task, training, optimizer):
@@ -171,6 +171,8 @@ def restore_run(what, checkpoint=None, data_dir=None, bindings=(), *, average=1,
         InputError: there is no such run or split, or the checkpoint does not fit.
     """
     source = resolve(what)
+    if source.kind == "weights":
+        raise InputError(without_recipe(source.path))
     load([run_file(source.folder)], bindings)
     spec = DatasetSpec.read(os.path.join(source.folder, "spec.json"))
     task = build(_task(), data_dir, spec=spec)

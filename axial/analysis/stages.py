@@ -7,6 +7,7 @@ from axial.analysis.counts import count_parameters, trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds
 from axial.analysis.parts import REST, part_of
 from axial.layers.attention.layer import Attention
+from axial.models.registry import find_variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,14 @@ class Stage:
     heads: tuple = ()
 
 
-def stages(name, num_classes, *, batch, height, width):
-    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums."""
-    model, graph, images = trace(name, num_classes, height, width, batch=batch)
+def stages(name, num_classes=None, *, batch=1, height=None, width=None):
+    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums.
+
+    By default it has Cityscapes' or ImageNet's classes, and images of their size.
+    """
+    classes = find_variant(name).classes
+    sides = (224, 224) if classes == 1000 else (1024, 2048)
+    model, graph, images = trace(name, num_classes or classes, height or sides[0], width or sides[1], batch=batch)
     counted = count_parameters(model)
     params = counted.parts
 

@@ -29,7 +29,6 @@ from axial.io.images import PERCENTILES
 from axial.io.paths import output_names
 from axial.io.show import print_table, say, working
 from axial.io.write import write_json, write_whole
-from axial.weights.source import without_recipe
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
 WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
@@ -86,7 +85,12 @@ def _model(given):
     for name in names:
         check_model_name(name)
     with working(f"counting {' and '.join(names)}"):
-        tables = [_stages(name, given) for name in names]
+        from axial.analysis.stages import stages
+
+        of = functools.partial(
+            stages, num_classes=given.classes, batch=given.batch or 1, height=given.height, width=given.width
+        )
+        tables = list(map(of, names))
     if given.diff:
         _print_difference(*names, *tables)
         return
@@ -102,22 +106,6 @@ def _model(given):
         for row in tables[0]
     ]
     print_table(header, cells, [total])
-
-
-def _stages(name, given):
-    """What `stages` says of a model."""
-    from axial.analysis.stages import stages
-    from axial.models.registry import find_variant
-
-    classes = find_variant(name).classes
-    height, width = (224, 224) if classes == 1000 else (1024, 2048)
-    return stages(
-        name,
-        given.classes or classes,
-        batch=given.batch or 1,
-        height=given.height or height,
-        width=given.width or width,
-    )
 
 
 def _print_difference(name, other, ours, theirs):
@@ -166,8 +154,6 @@ def _attention(given):
     if not (x < width and y < height):
         raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
     source = flags.check_model(given.model)
-    if source.kind == "weights":
-        raise InputError(without_recipe(given.model))
 
     import tensorflow as tf
 

@@ -35,7 +35,7 @@ import pkgutil
 from axial.builders import check_model_name
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
-from axial.errors import InputError, check_installed, nearest
+from axial.errors import InputError, check_installed
 from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.lock import locked
@@ -79,10 +79,12 @@ class Labelled(Photos):
         str,
         "of cityscapes: gtFine (the default), gtCoarse, panoptic (of cityscapesscripts). Of others: upright (the "
         "default), or stored: labels are of the pixels as they are stored, not turned by the EXIF tag.",
+        choices=("upright", "stored"),
     )
 
 
 class Cityscapes(Labelled):
+    labels = Labelled.declared()["labels"].but(choices=("gtFine", "gtCoarse", "panoptic"))
     partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
 
 
@@ -163,9 +165,6 @@ def _convert(given):
     splits = given.split or sample or given.need("split")
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
-    if name != "cityscapes" and given.labels not in (known := (None, "upright", "stored")):
-        near = nearest(given.labels, known[1:])
-        raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
     spec = _spec(given)  # before TensorFlow is imported
 
     from axial.data.convert import Conversion, of_stored_pixels

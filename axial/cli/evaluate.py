@@ -48,13 +48,7 @@ def _sizes(name, texts):
     return tuple((height, width or height) for height, width in (_SIZE(name, text) for text in texts))
 
 
-def _shard(name, text):
-    """(i, n) of --shard."""
-    expected = "i/n with i from 0 to n - 1, as in 0/4"
-    number, of = flags.matched(r"(\d+)/(\d+)", expected)(name, text)
-    if not number < of:
-        raise InputError(f"--{name}={text}: expected {expected}")
-    return number, of
+_SHARD = flags.matched(r"(\d+)/(\d+)", "i/n with i from 0 to n - 1, as in 0/4", lambda number, of: number < of)
 
 
 class Written(Flags):
@@ -103,7 +97,7 @@ class Run(OfRun, Scored):
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     gin_file = flags.GIN_FILE.but(alone=("model_dir",))
-    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_shard)
+    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_SHARD)
     submission_dir = Flag(str, "writes the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
     cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(

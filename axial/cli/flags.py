@@ -68,17 +68,13 @@ class Flag:
         return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
 
     def define(self, name):
-        """Defines the flag for absl, and its older names."""
-        default = () if self.kind is tuple and self.default is None else self.default
-        default = list(default) if isinstance(default, tuple) else default
+        """Defines the flag for absl, and its older names. What absl has no value of has our own default."""
         for one in (name, *self.old):
-            if self.choices:
-                absl.DEFINE_enum(one, default, self.choices, self.meaning)
-            elif self.kind in (int, float):
-                _DEFINE[self.kind](one, default, self.meaning, lower_bound=self.least, upper_bound=self.most)
+            if self.kind in (int, float):
+                _DEFINE[self.kind](one, None, self.meaning, lower_bound=self.least, upper_bound=self.most)
                 absl.register_validator(one, lambda x: x is None or x == x, "expected a number")  # nan is in all bounds
             else:
-                _DEFINE[self.kind](one, default, self.meaning)
+                _DEFINE[self.kind](one, None, self.meaning)
 
     def value(self, name, given):
         """The value of what absl has parsed."""
@@ -86,6 +82,9 @@ class Flag:
             return () if self.kind is tuple else None
         if isinstance(given, list):
             given = tuple(given)
+        if self.choices and given not in self.choices:
+            expected = f"expected one of {', '.join(self.choices)}{nearest(given, self.choices)}"
+            raise InputError(f"--{name}={given}: {expected}")
         return self.read(name, given) if self.read else given
 
 
@@ -141,15 +140,13 @@ class Flags:
         given = cls(verb=verb, arguments=tuple(arguments), **values)
         given._check_together()
         given.check()
-        given._look_at_paths()
         given.look()
         return given
 
     def changed(self, *names):
         """dict of the flags, of all or of those of some names, that have another value than by default."""
-        defaults = {f.name: f.default for f in dataclasses.fields(self) if "flag" in f.metadata}
-        values = {name: value for name, value in vars(self).items() if not names or name in names}
-        return {name: value for name, value in values.items() if name in defaults and value != defaults[name]}
+        fields = {f.name: f.default for f in dataclasses.fields(self) if f.name in (names or self.declared())}
+        return {name: vars(self)[name] for name, default in fields.items() if vars(self)[name] != default}
 
     def need(self, name):
         """The value of a flag. Raises InputError if it is not set."""
@@ -162,10 +159,14 @@ class Flags:
         """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
 
     def look(self):
-        """Raises InputError unless the splits are there, after outputs are tried. Subclasses look at more."""
+        """Raises InputError unless what paths and splits name is there, and outputs can be written. For subclasses."""
         from axial.data.files import find_manifest
 
         given = vars(self)
+        for name, flag in self.declared().items():
+            value = given[name] if flag.path else None
+            for path in value if isinstance(value, tuple) else filter(None, [value]):
+                flag.path(name, path)
         if given.get("data_dir") and not is_remote(given["data_dir"]):
             for split in given.get("split", ()):
                 find_manifest(given["data_dir"], split)
@@ -181,12 +182,6 @@ class Flags:
         for name, flag in declared.items():
             if flag.needed:
                 self.need(name)
-
-    def _look_at_paths(self):
-        for name, flag in self.declared().items():
-            value = vars(self)[name] if flag.path else None
-            for path in value if isinstance(value, tuple) else filter(None, [value]):
-                flag.path(name, path)
 
 
 # === What flags name ===
@@ -268,14 +263,15 @@ def diameter(name, text):
     return text
 
 
-def matched(pattern, expected):
-    """A function for `Flag.read`: the whole numbers in a text that matches a pattern."""
+def matched(pattern, expected, fit=lambda *_: True):
+    """A function for `Flag.read`: the whole numbers in a text that matches a pattern, and which fit as a whole."""
 
     def read(name, text):
         found = re.fullmatch(pattern, text)
-        if not found:
+        values = tuple(number and int(number) for number in found.groups()) if found else ()
+        if not found or not fit(*values):
             raise InputError(f"--{name}={text}: expected {expected}")
-        return tuple(number and int(number) for number in found.groups())
+        return values
 
     return read
 

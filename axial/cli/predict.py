@@ -35,7 +35,6 @@ from axial.io import paths
 from axial.io.read import first_line
 from axial.io.show import say
 from axial.io.write import name_broken, try_folder
-from axial.weights.source import without_recipe
 
 
 class Predict(flags.Looks):
@@ -91,13 +90,10 @@ def _predictor(source, given):
     from axial.serving.predictor import Predictor
     from axial.tasks.base import Inference
 
-    what = given.model
-    if source.kind == "weights":
-        raise InputError(without_recipe(what))
     if source.kind == "export":
         if given.flip or given.multi_scale or given.changed("scales"):
             raise InputError(
-                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
+                f"--scales, --flip and --multi_scale: {given.model} is an export, which sees a photo at one scale"
             )
         return configuration.load_export(source)
     task, model = configuration.restore_run(source)

@@ -137,15 +137,12 @@ def _training(slice_, given):
     return training, replicas
 
 
-def _check_data(training, data_dir):
+def _check_data(given):
     """Raises InputError unless the data has the splits of the gin files."""
     from axial import configuration
-    from axial.data.tfrecord import read_manifest
 
-    for name in ("train_split", "eval_split")[: 2 if training.eval_interval else 1]:
-        for kind in ("DataConfig", "ClassificationData", "DetectionData", "TextData"):
-            if split := configuration.query(f"{kind}.{name}", None):
-                read_manifest(data_dir, split)
+    task, training, _ = configuration.build(data_dir=given.data_dir)
+    configuration.check_splits(task, [task.data.train_split, *[None] * bool(training.eval_interval)])
 
 
 def _cost(given, engine, images, *, left, status):
@@ -205,7 +202,7 @@ def _launch(given):
         say(f"$ cat > {engine.file} <<'END'", *engine.text(run).splitlines(), "END")
         given.call(engine, engine.launch(engine.file, run))
         return
-    _check_data(training, given.data_dir)
+    _check_data(given)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, engine.file)
         write_text(path, engine.text(run))

@@ -26,15 +26,6 @@ from axial.io.show import say, working
 from axial.io.write import output_folder, retried, write_json
 
 
-def _steps(name, text):
-    """(first, last) of --profile."""
-    expected = "the first and the last step, like 100:110"
-    first, last = flags.matched(r"(\d+):(\d+)", expected)(name, text)
-    if not 1 <= first <= last:
-        raise InputError(f"--{name}={text}: expected {expected}")
-    return first, last
-
-
 class Train(flags.Devices):
     gin_file = flags.GIN_FILE.but(default=("nuclei/demo.gin",))
     gin_binding = flags.GIN_BINDING
@@ -42,7 +33,11 @@ class Train(flags.Devices):
     data_dir = flags.DATA_DIR
     change = flags.CHANGE
     data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers prepare the photos.")
-    profile = Flag(str, "first and last step of a trace for TensorBoard, like 100:110.", read=_steps)
+    profile = Flag(
+        str,
+        "first and last step of a trace for TensorBoard, like 100:110.",
+        read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110", lambda i, n: 1 <= i <= n),
+    )
     profiler_port = Flag(int, "port where TensorBoard may ask for a trace at any time.", least=1, most=65535)
     listen = flags.LISTEN.but(needs="profiler_port")
 
