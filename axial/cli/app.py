@@ -103,7 +103,10 @@ class _Command:
         name, arguments = self._find_verb(argv[1:])
         kind, function = self.verbs[name]
         given = kind.parsed(name, arguments)
-        return (pkgutil.resolve_name(function) if isinstance(function, str) else function)(given)
+        if isinstance(function, str):
+            function = pkgutil.resolve_name(function)
+            silence_xla()
+        return function(given)
 
     def _find_verb(self, arguments):
         """(name of the verb, its arguments)."""

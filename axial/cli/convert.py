@@ -84,7 +84,7 @@ class Labelled(Photos):
 
 
 class Cityscapes(Labelled):
-    labels = Labelled.declared()["labels"].but(choices=("gtFine", "gtCoarse", "panoptic"))
+    labels = Labelled.declared()["labels"].but(default="gtFine", choices=("gtFine", "gtCoarse", "panoptic"))
     partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
 
 
@@ -120,15 +120,12 @@ DATA_SETS = {
 
 def _items(given, split, spec):
     """The function of nothing that lists the items of a split."""
-    name = given.verb
+    name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
     listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
-    list_items = pkgutil.resolve_name(f"axial.data.converters.{listed}")
-    list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
-    if name == "imagenet":
-        return list_items
-    if name == "cityscapes":
-        return functools.partial(list_items, spec, given.labels or "gtFine", partial=given.partial)
-    return functools.partial(list_items, spec, *([given.version] if name == "mapillary" else []))
+    list_items = functools.partial(pkgutil.resolve_name(f"axial.data.converters.{listed}"), input_dir, split)
+    specs = [] if name == "imagenet" else [spec]
+    own = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
+    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in own})
 
 
 def _sample_dir(name):

@@ -9,7 +9,6 @@ import io
 import tensorflow as tf
 
 from axial import configuration
-from axial.cli import app
 from axial.cli.flags import as_path
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
@@ -93,7 +92,6 @@ class Run(Model):
     """
 
     def __init__(self, given, what, checkpoint=None, name=None):
-        app.silence_xla()
         self.given, checkpoint = given, checkpoint or given.checkpoint
         strategy, source = make_strategy(given.strategy, given.tpu), resolve(what)
         with strategy.scope():
@@ -155,7 +153,6 @@ class Export(Model):
     def __init__(self, given, source):
         for flag in given.changed("gin_file", "scales", "flip", "multi_scale", "gin_binding", "image_size"):
             raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
-        app.silence_xla()
         self.given = given
         self.predictor = configuration.load_export(source)
         self.spec, self.evaluation = self.predictor.spec, self.predictor.evaluation

@@ -106,8 +106,8 @@ class Delete(Which):
     yes = YES
 
 
-def _say(line):
-    say(f"axial-tpu: {line}")
+def _say(*lines):
+    say(*(f"axial-tpu: {line}" for line in lines))
 
 
 def _read_status(model_dir):
@@ -156,8 +156,7 @@ def _cost(given, engine, images, *, left, status):
         why = "" if engine.kernels else f", without axial's TPU kernels, as {engine.runtime} has its own TensorFlow"
         _say(f"warning: {images:g} images a core, and {largest.batch} fit by the compiler (experiments/tpu.csv){why}")
     spent = cost.step_time(slice_, given=given.seconds_per_step, status=status, cycles=cycles)
-    for line in cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=given.time_limit):
-        _say(line)
+    _say(*cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=given.time_limit))
 
 
 def _run_of(engine, given):
@@ -190,8 +189,7 @@ def _launch(given):
     for name in bucket.names((given.data_dir, given.model_dir)) if engine.region and not given.dry_run else ():
         if warning := bucket.warning(name, engine.region):
             _say(f"warning: {warning}")
-    for line in engine.notes:
-        _say(f"note: {line}")
+    _say(*(f"note: {line}" for line in engine.notes))
     run = _run_of(engine, given)
     given = dataclasses.replace(given, dry_run=given.dry_run or (engine.by_hand and not given.yes))
     for arguments, check in engine.checks():
