@@ -1,12 +1,20 @@
 """How to train on a data set of one's own: what the recipe `RECIPE` is to be told, from the photos themselves."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import shlex
 
 import numpy as np
 
+from axial.analysis import step_cost
+from axial.data.tfrecord import is_labelled
+from axial.errors import InputError
+from axial.io import gfile
+from axial.io.show import broken, say
+from axial.statements import read_recipe
 from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 
 RECIPE = "own/axial_deeplab_nano.gin"
@@ -97,6 +105,27 @@ def crowding(checks, canvas, recipe):
     why = f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
     line = f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has room for"
     return f"{line} {room}{why if most > room else ''}", most > room
+
+
+def print_advice(data_dir, checks):
+    """Prints the command that trains on a checked data set, and what it takes on this machine."""
+    names = []
+    for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
+        with contextlib.suppress(InputError):  # another file than a manifest
+            name = os.path.basename(path)[:-5]
+            names += [name] * is_labelled(data_dir, name)
+    advice, recipe = advise(checks, names), read_recipe(RECIPE)
+    products, memory = step_cost.read_steps()[recipe.model].of(advice.crop, BATCH)
+    (device, _), rate = step_cost.device_memory(), step_cost.rate()
+    line, too_many = crowding(checks, advice.bindings["CANVAS"], recipe)
+    say(line, error=too_many)
+    say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
+    seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
+    say(
+        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
+        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
+        f"residual block did {rate / 1e9:.0f} billion a second just now."
+    )
 
 
 def _spread(values):

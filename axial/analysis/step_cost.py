@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from axial.io.read import read_rows
 from axial.io.show import counted
+from axial.statements import experiments_dir
 
 FORWARD_AND_BACKWARD = 3
 COUNTED = ("panoptic", "segmentation", "classification")  # tasks of models that see one photo at a fixed size
@@ -55,9 +56,9 @@ class Step:
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
 
-def read_steps(path):
-    """dict from names of models to `Step`s of a CSV that `experiments/paper/counts.py` writes. Raises InputError."""
-    return {row.model: row for _, row in read_rows(path, Step)}
+def read_steps():
+    """dict from names of models to `Step`s of the CSV that `experiments/paper/counts.py` writes. Raises InputError."""
+    return {row.model: row for _, row in read_rows(os.path.join(experiments_dir(), "steps.csv"), Step)}
 
 
 def rate():

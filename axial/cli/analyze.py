@@ -31,7 +31,6 @@ from axial.io.show import print_table, say, working
 from axial.io.write import write_json, write_whole
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
-WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
 
 class Recipes(Flags):
@@ -85,54 +84,17 @@ def _model(given):
     for name in names:
         check_model_name(name)
     with working(f"counting {' and '.join(names)}"):
-        from axial.analysis.stages import stages
+        from axial.analysis.stages import COLUMNS, differences, stages
 
         of = functools.partial(
             stages, num_classes=given.classes, batch=given.batch or 1, height=given.height, width=given.width
         )
         tables = list(map(of, names))
     if given.diff:
-        _print_difference(*names, *tables)
+        print_table(*differences(names, tables))
         return
-    header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
-    *cells, total = [
-        (
-            row.part,
-            " x ".join(map(str, row.output or ())),
-            ", ".join("all" if span is None else str(span) for span in row.spans),
-            ", ".join(map(str, row.heads)),
-            *_figures(row),
-        )
-        for row in tables[0]
-    ]
-    print_table(header, cells, [total])
-
-
-def _print_difference(name, other, ours, theirs):
-    header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
-    changes = [b - a for a, b in zip(_numbers(ours[-1]), _numbers(theirs[-1]))]
-    changes = [form.replace(":", ":+").format(change) for form, change in zip(_FORMS, changes)]
-    parts = dict.fromkeys(row.part for row in (*ours, *theirs) if row.part != "all")
-    ours, theirs = ({row.part: row for row in rows} for rows in (ours, theirs))
-
-    def line(part):
-        return part, *(text for pair in zip(_figures(ours.get(part)), _figures(theirs.get(part))) for text in pair)
-
-    difference = ("difference", *(text for change in changes for text in ("", change)))
-    print_table(header, map(line, parts), [line("all"), difference])
-
-
-_FORMS = "{:,}", "{:,}", "{:,.3f} B", "{:,.1f} MiB"
-
-
-def _numbers(row):
-    """Parameters without and with attention's batch norms, multiply-adds and activations of a `Stage`."""
-    return row.params, row.params + row.norms, row.macs / 1e9, row.activations / 2**20
-
-
-def _figures(row):
-    """The same as texts; '-' for None."""
-    return [form.format(number) for form, number in zip(_FORMS, _numbers(row))] if row else ["-"] * len(_FORMS)
+    *parts, total = (stage.cells() for stage in tables[0])
+    print_table(COLUMNS, parts, [total])
 
 
 # === attention ===

@@ -25,7 +25,6 @@ standard error.
 %s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -36,12 +35,10 @@ from axial.builders import check_model_name
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
-from axial.io import gfile
 from axial.io.check import is_remote
 from axial.io.lock import locked
-from axial.io.show import broken, counted, say
+from axial.io.show import counted, say
 from axial.io.write import try_file, try_new_folder, write_text
-from axial.statements import experiments_dir, read_recipe
 
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
@@ -259,34 +256,9 @@ def _check(given):
         raise InputError(f"{data_dir}: {counted(errors, 'error')}, which the tables above name")
     say(f"{data_dir}: no errors in {counted(sum(check.photos for check in checks), checks[0].unit)}")
     if all(check.labels == "panoptic" for check in checks):
-        _say_how_to_train(data_dir, checks)
+        from axial.analysis.own_data import print_advice
 
-
-def _say_how_to_train(data_dir, checks):
-    """Prints the command that trains on a checked data set, and what it takes on this machine."""
-    from axial.analysis import own_data, step_cost
-    from axial.data.tfrecord import is_labelled
-
-    names = []
-    for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
-        with contextlib.suppress(InputError):  # another file than a manifest
-            name = os.path.basename(path)[:-5]
-            names += [name] * is_labelled(data_dir, name)
-    advice = own_data.advise(checks, names)
-    recipe = read_recipe(own_data.RECIPE)
-    step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]
-    products, memory = step.of(advice.crop, own_data.BATCH)
-    device, _ = step_cost.device_memory()
-    rate = step_cost.rate()
-    line, too_many = own_data.crowding(checks, advice.bindings["CANVAS"], recipe)
-    say(line, error=too_many)
-    say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
-    seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
-    say(
-        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
-        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
-        f"residual block did {rate / 1e9:.0f} billion a second just now."
-    )
+        print_advice(data_dir, checks)
 
 
 class Zip(Flags):

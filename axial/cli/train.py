@@ -104,7 +104,7 @@ def _warn_of_a_long_step(task, training, strategy):
 
     if cluster_workers() > 1:
         return
-    steps = step_cost.read_steps(os.path.join(statements.experiments_dir(), "steps.csv"))
+    steps = step_cost.read_steps()
     if task.model.name in steps:
         step = steps[task.model.name]
         if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):
