@@ -74,14 +74,14 @@ class Labelled(Photos):
     spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
     labels = Flag(
         str,
-        "of cityscapes: gtFine (the default), gtCoarse, panoptic (of cityscapesscripts). Of others: upright (the "
-        "default), or stored: labels are of the pixels as they are stored, not turned by the EXIF tag.",
+        "of cityscapes: gtFine (the default) or gtCoarse. Of others: upright (the default), or stored: labels are of "
+        "the pixels as they are stored, not turned by the EXIF tag.",
         choices=("upright", "stored"),
     )
 
 
 class Cityscapes(Labelled):
-    labels = Labelled.declared()["labels"].but(default="gtFine", choices=("gtFine", "gtCoarse", "panoptic"))
+    labels = Labelled.declared()["labels"].but(default="gtFine", choices=("gtFine", "gtCoarse"))
     partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
 
 

@@ -58,7 +58,7 @@ class Which(Flags):
             self.need(name)
         return kind(Request(slice=slice_, **self.changed("name", "provisioning"), **asked))
 
-    def verb(self, verb):
+    def command(self, verb):
         """The command line of another verb for the same run."""
         named = self.changed(*Which.declared())
         return f"axial-tpu {verb} {shlex.join(f'--{name}={value}' for name, value in named.items())}"
@@ -205,7 +205,9 @@ def _launch(given):
         path = os.path.join(folder, engine.file)
         write_text(path, engine.text(run))
         engine.call(engine.launch(path, run))
-    _say(f"{given.name} is handed over, and goes on without this machine; it costs money until {given.verb('delete')}")
+    _say(
+        f"{given.name} is handed over, and goes on without this machine; it costs money until {given.command('delete')}"
+    )
 
 
 def _status(given):
@@ -217,7 +219,7 @@ def _status(given):
         said = given.call(engine, engine.commands()["status"])
         if said is not None:
             line, costs = engine.describe(said)
-            say(f"{given.name}: {line}" + (f"; it costs money until {given.verb('delete')}" if costs else ""))
+            say(f"{given.name}: {line}" + (f"; it costs money until {given.command('delete')}" if costs else ""))
     if given.model_dir:
         if (status := _read_status(given.model_dir)) is None:
             say("run: has no status.json")
