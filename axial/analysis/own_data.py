@@ -128,6 +128,13 @@ def print_advice(data_dir, checks):
     )
 
 
+def warn_of_a_long_step(task, training, replicas):
+    """Says in one line that a training step does not suit this device; see `step_cost.long_step`."""
+    step = step_cost.read_steps().get(task.model.name)
+    if step and (said := step_cost.long_step(step, task.data.crop, training, replicas)):
+        say(f"{said}; for one CPU or GPU there is {RECIPE} (see axial-convert check)", error=True)
+
+
 def _spread(values):
     """Ratio of the 90th to the 10th percentile."""
     low, high = np.percentile(values, [10, 90])

@@ -313,20 +313,14 @@ def _scoring(source, split, given):
     examples = functools.partial(source.examples, split)
 
     def watch(example, seen):
-        if given.picture and len(rows) < PICTURES:
+        if len(rows) < PICTURES:
             rows.append(source.evaluation.draw(example, seen, source.spec))
 
     def score():
         number, of = scored.shard
         total = len(range(number, read_manifest(source.data_dir, split)["examples"], of))
         with name_damaged_records(source.data_dir, split):
-            if given.picture or given.report:  # draws the photos that an earlier call has scored
-                stored = zip(examples(scored.shard, 0), scored.stored())
-                for photo, (example, seen) in zip(scored.scores.photos, stored):
-                    watch(example, seen)
-                    if scored.report:
-                        scored.report.add(example, seen, photo)
-            scores = scored.run(examples, predictions, total, watch=watch)
+            scores = scored.run(examples, predictions, total, watch=watch if given.picture else None)
         if files:
             files.close(name for _, name, _ in scored.scores.photos)
         return scored, scores, rows

@@ -54,8 +54,9 @@ def _main(given):
         given.need("data_dir")
 
     from axial import configuration
+    from axial.analysis.own_data import warn_of_a_long_step
     from axial.data.objects import objects_of, read_objects
-    from axial.training.strategy import is_chief, make_strategy
+    from axial.training.strategy import cluster_workers, is_chief, make_strategy
     from axial.training.trainer import RunOptions, train
     from axial.weights.interchange import make_card
     from axial.weights.restore import find_checkpoint, latest_checkpoint
@@ -79,8 +80,8 @@ def _main(given):
         card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, photo_scale=task.photo_scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
-    if given.strategy != "tpu":  # who has TPUs has chosen them
-        _warn_of_a_long_step(task, training, strategy)
+    if given.strategy != "tpu" and cluster_workers() == 1:  # who has TPUs or several workers has chosen them
+        warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(given.data_service, model_dir, strategy) as service:
         ready = functools.partial(retried, model_dir, save)
@@ -95,20 +96,6 @@ def _main(given):
             f"To score it: axial-evaluate --model_dir={run}",
             f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
         )
-
-
-def _warn_of_a_long_step(task, training, strategy):
-    """Says in one line that a step does not suit this device. Who has several workers has chosen them."""
-    from axial.analysis import own_data, step_cost
-    from axial.training.strategy import cluster_workers
-
-    if cluster_workers() > 1:
-        return
-    steps = step_cost.read_steps()
-    if task.model.name in steps:
-        step = steps[task.model.name]
-        if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):
-            say(f"{said}; for one CPU or GPU there is {own_data.RECIPE} (see axial-convert check)", error=True)
 
 
 def start_profiler(port, listen):
