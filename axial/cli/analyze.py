@@ -86,10 +86,10 @@ def _model(given):
     with working(f"counting {' and '.join(names)}"):
         from axial.analysis.stages import COLUMNS, differences, stages
 
-        of = functools.partial(
-            stages, num_classes=given.classes, batch=given.batch or 1, height=given.height, width=given.width
-        )
-        tables = list(map(of, names))
+        tables = [
+            stages(name, given.classes, batch=given.batch or 1, height=given.height, width=given.width)
+            for name in names
+        ]
     if given.diff:
         print_table(*differences(names, tables))
         return

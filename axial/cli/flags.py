@@ -160,15 +160,15 @@ class Flags:
 
     def look(self):
         """Raises InputError unless what paths and splits name is there, and outputs can be written. For subclasses."""
-        from axial.data.files import find_manifest
-
         given = vars(self)
         for name, flag in self.declared().items():
             value = given[name] if flag.path else None
             for path in value if isinstance(value, tuple) else filter(None, [value]):
                 flag.path(name, path)
-        if given.get("data_dir") and not is_remote(given["data_dir"]):
-            for split in given.get("split", ()):
+        if given.get("split") and given.get("data_dir") and not is_remote(given["data_dir"]):
+            from axial.data.files import find_manifest
+
+            for split in given["split"]:
                 find_manifest(given["data_dir"], split)
 
     def _check_together(self):
