@@ -59,7 +59,7 @@ CASES = {
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
     "convert coco --output_dir=OUT --beam": "--beam needs ",
-    "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "one of v1.2, v2.0 (did you",
+    "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "expected one of v1.2, v2.0",
     "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
     "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
     # axial-analyze
