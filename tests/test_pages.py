@@ -102,7 +102,7 @@ def test_scripts_of_commands_exist_and_have_their_flags():
         for script, arguments in re.findall(r"python\s+(experiments/[\w/]+\.py)((?:\s+--[a-z_]+\S*)*)", text):
             defined = (ROOT / script).read_text()
             for flag in re.findall(r"--([a-z_]+)", arguments):
-                assert f'"{flag}"' in defined, f"{script} --{flag}"
+                assert re.search(rf'"{flag}"|^    {flag} = ', defined, re.MULTILINE), f"{script} --{flag}"
 
 
 def test_the_readme_leads_to_every_page():
