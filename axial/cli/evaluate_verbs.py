@@ -374,13 +374,15 @@ def sweep(given):
     """Scores a run with every combination of knobs of the grouping."""
     tables, source = {}, Run(given, as_path(given.model_dir[0]))
     needs(source.evaluation, "sweep")
-    knobs, thresholds = [text.partition("=")[0].strip() for text in given.knob], given.thresholds or ()
+    knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
+    tasks = [dataclasses.replace(source.task, grouping=grouping) for grouping in groupings]
     for split in given.split or [source.split]:
+        total, thresholds = read_manifest(source.data_dir, split)["examples"], given.thresholds or ()
         with name_damaged_records(source.data_dir, split):
-            tables[split] = studies.sweep(
-                *(source.task, source.model, split, given.knob), inference=source.inference, thresholds=thresholds
-            )
-        print_rows(split, tables[split], knobs)
+            examples = source.task.eval_dataset(split)
+            scores = studies.sweep(tasks, source.model, examples, source.inference, total=total, thresholds=thresholds)
+        tables[split] = [{**one, **source.evaluation.headline(result)} for one, result in zip(knobs, scores)]
+        print_rows(split, tables[split], knobs[0])
     write_scores(given.json, tables)
 
 

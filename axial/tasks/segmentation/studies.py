@@ -106,22 +106,20 @@ def _value(text):
         return text
 
 
-def sweep(task, model, split, sweeps, *, inference=Inference(), thresholds=()):
-    """The scores of every grouping from one pass of the network.
+def sweep(tasks, model, examples, inference=Inference(), *, total=None, thresholds=()):
+    """Scores of every grouping from one pass of the network.
 
     Args:
-        task, model: a task of segmentation and its model.
-        split: photos to score.
-        sweeps: see `combinations`, as are the errors.
+        tasks: the task with each grouping.
+        model: of the tasks.
+        examples: of `eval_dataset`.
         inference: `Inference`.
+        total: number of examples, for the progress bar.
         thresholds: see `PanopticScores`.
 
     Returns:
-        list of a row for each combination: the knobs that change, and the `headline`.
+        list of `PanopticScores.result`, one for each task.
     """
-    knobs, groupings = zip(*combinations(task.grouping, sweeps))
-    tasks = [dataclasses.replace(task, grouping=grouping) for grouping in groupings]
-    total = tfrecord.read_manifest(task.data_dir, split)["examples"]
 
     def network(images, contents):
         return tasks[0].maps(model, images, contents[:, 1], inference)
@@ -135,8 +133,8 @@ def sweep(task, model, split, sweeps, *, inference=Inference(), thresholds=()):
     outputs, segments = tasks[0].replicated(network, inference), [by_size(task.segment) for task in tasks]
     tiled = [Tiled.of(task) for task in tasks]
     scores = [PanopticScores(task.spec, thresholds=thresholds) for task in tasks]
-    parts = tiled[0].parts(predictions, task.eval_dataset(split))
+    parts = tiled[0].parts(predictions, examples)
     for example, found in progress(parts, "sweep", total=total, unit="photo", leave=False):
         for one, tiles, prediction in zip(scores, tiled, zip(*found)):
             one.update(example, tiles.joined(example, prediction))
-    return [{**changes, **PANOPTIC.headline(one.result())} for changes, one in zip(knobs, scores)]
+    return [one.result() for one in scores]
