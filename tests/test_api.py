@@ -13,7 +13,7 @@ from PIL import Image
 
 import axial
 from axial import api
-from axial.cli import app
+from axial.cli import flags
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.specs import DatasetSpec
@@ -242,10 +242,10 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
     """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
     shutil.copytree(exported, tmp_path / "nuclei")
     monkeypatch.chdir(tmp_path)
-    assert resolve(app.as_path("nuclei")) == Source("export", "./nuclei", "./nuclei")
+    assert resolve(flags.as_path("nuclei")) == Source("export", "./nuclei", "./nuclei")
     assert resolve("nuclei").folder == str(ROOT / "axial" / "shipped" / "nuclei")
     for path in ("other", "./nuclei", "gs://bucket/nuclei", str(tmp_path / "nuclei")):
-        assert app.as_path(path) == path
+        assert flags.as_path(path) == path
     with pytest.raises(InputError, match="^./nuclei: an export, whose batch norms are folded; a run or weights are"):
         find_weights("./nuclei")
 

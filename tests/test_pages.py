@@ -27,9 +27,8 @@ from axial.cli import app
 
 for command in sys.argv[1:]:
 
-    def tell(verbs, module, default=None, moved=()):
-        verbs = {"": verbs} if callable(verbs) else verbs
-        told = {name: sorted(app.flags_of(verb).names()) for name, verb in verbs.items()}
+    def tell(verbs, default=None, moved=()):
+        told = {name: sorted(kind.names()) for name, (kind, _) in verbs.items()}
         told |= {"": told[default]} if default else {}
         print(json.dumps(["axial-" + command.replace("_", "-"), told]), flush=True)
 
@@ -104,7 +103,7 @@ def test_scripts_of_commands_exist_and_have_their_flags():
         for script, arguments in re.findall(r"python\s+(experiments/[\w/]+\.py)((?:\s+--[a-z_]+\S*)*)", text):
             defined = (ROOT / script).read_text()
             for flag in re.findall(r"--([a-z_]+)", arguments):
-                assert f'"{flag}"' in defined, f"{script} --{flag}"
+                assert re.search(rf'"{flag}"|^    {flag} = ', defined, re.MULTILINE), f"{script} --{flag}"
 
 
 def test_the_readme_leads_to_every_page():

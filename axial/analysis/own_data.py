@@ -1,12 +1,20 @@
 """Advises how to train on a user's data set: bindings of the recipe `RECIPE`, derived from the photos."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import shlex
 
 import numpy as np
 
+from axial.analysis import step_cost
+from axial.data.tfrecord import is_labelled
+from axial.errors import InputError
+from axial.io import gfile
+from axial.io.show import broken, say
+from axial.recipes import read_recipe
 from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 
 RECIPE = "own/axial_deeplab_nano.gin"
@@ -97,6 +105,34 @@ def crowding(checks, canvas, recipe):
     why = f", by its pixels, PostprocessConfig.nms_kernel and the label_divisor {spec.label_divisor} of the spec"
     line = f"Photos have up to {most} objects; with PostprocessConfig.top_k = {config.top_k} a canvas has room for"
     return f"{line} {room}{why if most > room else ''}", most > room
+
+
+def print_advice(data_dir, checks):
+    """Prints the command that trains on a checked data set, and what it takes on this machine."""
+    names = []
+    for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
+        with contextlib.suppress(InputError):  # another file than a manifest
+            name = os.path.basename(path)[:-5]
+            names += [name] * is_labelled(data_dir, name)
+    advice, recipe = advise(checks, names), read_recipe(RECIPE)
+    products, memory = step_cost.read_steps()[recipe.model].of(advice.crop, BATCH)
+    (device, _), rate = step_cost.device_memory(), step_cost.rate()
+    line, too_many = crowding(checks, advice.bindings["CANVAS"], recipe)
+    say(line, error=too_many)
+    say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
+    seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
+    say(
+        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
+        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
+        f"residual block did {rate / 1e9:.0f} billion a second just now."
+    )
+
+
+def warn_of_a_long_step(task, training, replicas):
+    """Says in one line that a training step does not suit this device; see `step_cost.long_step`."""
+    step = step_cost.read_steps().get(task.model.name)
+    if step and (said := step_cost.long_step(step, task.data.crop, training, replicas)):
+        say(f"{said}; for one CPU or GPU there is {RECIPE} (see axial-convert check)", error=True)
 
 
 def _spread(values):

@@ -7,6 +7,12 @@ from axial.analysis.counts import count_parameters, trace
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds
 from axial.analysis.parts import REST, part_of
 from axial.layers.attention.layer import Attention
+from axial.models.registry import find_variant
+
+# The paper's tables print parameters without attention's batch norms.
+FIGURES = "parameters", "with attention's batch norms", "multiply-adds", "activations"
+FORMS = "{:,}", "{:,}", "{:,.3f} B", "{:,.1f} MiB"
+COLUMNS = ("part", "output", "span", "heads", *FIGURES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +38,29 @@ class Stage:
     spans: tuple = ()
     heads: tuple = ()
 
+    def numbers(self):
+        """Parameters without and with attention's batch norms, multiply-adds and activations in units of `FORMS`."""
+        return self.params, self.params + self.norms, self.macs / 1e9, self.activations / 2**20
 
-def stages(name, num_classes, *, batch, height, width):
-    """The `Stage`s of a registered model on images [batch, height, width, 3]; the last one, 'all', has their sums."""
-    model, graph, images = trace(name, num_classes, height, width, batch=batch)
+    def cells(self):
+        """The strings of its row, in the order of `COLUMNS`."""
+        output, heads = " x ".join(map(str, self.output or ())), ", ".join(map(str, self.heads))
+        spans = ", ".join("all" if span is None else str(span) for span in self.spans)
+        return self.part, output, spans, heads, *self.figures()
+
+    def figures(self):
+        """The strings of its `FIGURES`."""
+        return [form.format(number) for form, number in zip(FORMS, self.numbers())]
+
+
+def stages(name, num_classes=None, *, batch=1, height=None, width=None):
+    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums.
+
+    By default it has Cityscapes' or ImageNet's classes, and images of their size.
+    """
+    classes = find_variant(name).classes
+    sides = (224, 224) if classes == 1000 else (1024, 2048)
+    model, graph, images = trace(name, num_classes or classes, height or sides[0], width or sides[1], batch=batch)
     counted = count_parameters(model)
     params = counted.parts
 
@@ -72,3 +97,17 @@ def stages(name, num_classes, *, batch, height, width):
     ]
     numbers = [(row.params, row.norms, row.macs, row.activations) for row in table]
     return [*table, Stage("all", *map(sum, zip(*numbers)))]
+
+
+def differences(names, tables):
+    """(header, rows of the parts, last rows) of a table of the figures of two models' `stages` side by side."""
+    header = ["part", f"parameters of {names[0]}", names[1]]
+    header += [text for figure in FIGURES[1:] for text in (figure, names[1])]
+    ours, theirs = ({stage.part: stage.figures() for stage in stages} for stages in tables)
+    none, rows = ["-"] * len(FORMS), {}
+    for part in {**ours, **theirs}:
+        rows[part] = [text for pair in zip(ours.get(part, none), theirs.get(part, none)) for text in pair]
+    changes = [b - a for a, b in zip(tables[0][-1].numbers(), tables[1][-1].numbers())]
+    changes = [form.replace(":", ":+").format(change) for form, change in zip(FORMS, changes)]
+    last = [("all", *rows.pop("all")), ("difference", *(text for change in changes for text in ("", change)))]
+    return header, [(part, *row) for part, row in rows.items()], last

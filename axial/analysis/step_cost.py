@@ -18,6 +18,7 @@ from typing import Annotated
 import tensorflow as tf
 from msgspec import Meta
 
+from axial.io.paths import experiments_dir
 from axial.io.read import read_rows
 from axial.io.show import counted
 
@@ -55,9 +56,9 @@ class Step:
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
 
-def read_steps(path):
-    """dict from names of models to the `Step`s of a CSV from `experiments/paper/counts.py`. Raises InputError."""
-    return {row.model: row for _, row in read_rows(path, Step)}
+def read_steps():
+    """dict from names of models to `Step`s of the CSV that `experiments/paper/counts.py` writes. Raises InputError."""
+    return {row.model: row for _, row in read_rows(os.path.join(experiments_dir(), "steps.csv"), Step)}
 
 
 def rate():

@@ -18,11 +18,9 @@
 
 import functools
 import os
-import sys
 
 from axial import recipes
 from axial.cli import app, flags
-from axial.cli.checks import check_model
 from axial.cli.flags import Flag, Flags
 from axial.data.files import load_photo
 from axial.data.levels import PERCENTILES
@@ -31,17 +29,16 @@ from axial.io.paths import experiments_dir, output_names
 from axial.io.show import print_table, say, working
 from axial.io.write import write_json, write_whole
 from axial.models.names import check_model_name
-from axial.weights.source import run_file, without_recipe
+from axial.weights.source import run_file
 
 SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
-WITH_NORMS = "with attention's batch norms"  # the paper's tables print parameters without them
 
 
 class Recipes(Flags):
-    takes, most = "[RECIPE]", 1
+    takes = "[RECIPE]"
 
 
-def _recipes(given: Recipes):
+def _recipes(given):
     """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
     if not given.arguments:
         print_table(recipes.COLUMNS, (recipe.cells() for recipe in recipes.read_recipes()))
@@ -54,22 +51,14 @@ def _recipes(given: Recipes):
     print_table(("macro", "value"), macros, title='a binding like --gin_binding="STEPS = 100" sets these too')
 
 
-class Models(Flags):
-    pass
-
-
-def _models(_: Models):
+def _models(_):
     from axial.analysis.model_counts import COLUMNS, read_models
 
     models = read_models(os.path.join(experiments_dir(), "models.csv"))
     print_table(COLUMNS, (model.cells() for model in models))
 
 
-class Zoo(Flags):
-    pass
-
-
-def _zoo(_: Zoo):
+def _zoo(_):
     from axial.analysis import zoo
 
     rows = zoo.read_zoo(os.path.join(experiments_dir(), "zoo.csv"))
@@ -82,7 +71,7 @@ def _zoo(_: Zoo):
 
 
 class Model(Flags):
-    takes, least, most = "NAME", 1, 1
+    takes = "NAME"
     classes = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
     diff = Flag(str, "another model to compare with.")
     batch = flags.BATCH
@@ -90,70 +79,22 @@ class Model(Flags):
     width = SIDE
 
 
-def _model(given: Model):
+def _model(given):
     names = [*given.arguments, *filter(None, [given.diff])]
     for name in names:
         check_model_name(name)
     with working(f"counting {' and '.join(names)}"):
-        tables = [_stages(name, given) for name in names]
+        from axial.analysis.stages import COLUMNS, differences, stages
+
+        tables = [
+            stages(name, given.classes, batch=given.batch or 1, height=given.height, width=given.width)
+            for name in names
+        ]
     if given.diff:
-        _print_difference(*names, *tables)
+        print_table(*differences(names, tables))
         return
-    header = ("part", "output", "span", "heads", "parameters", WITH_NORMS, "multiply-adds", "activations")
-    *cells, total = [
-        (
-            row.part,
-            " x ".join(map(str, row.output or ())),
-            ", ".join("all" if span is None else str(span) for span in row.spans),
-            ", ".join(map(str, row.heads)),
-            *_figures(row),
-        )
-        for row in tables[0]
-    ]
-    print_table(header, cells, [total])
-
-
-def _stages(name, given):
-    """What `stages` says of a model."""
-    from axial.analysis.stages import stages
-    from axial.models.registry import find_variant
-
-    classes = find_variant(name).classes
-    height, width = (224, 224) if classes == 1000 else (1024, 2048)
-    return stages(
-        name,
-        given.classes or classes,
-        batch=given.batch or 1,
-        height=given.height or height,
-        width=given.width or width,
-    )
-
-
-def _print_difference(name, other, ours, theirs):
-    header = ("part", f"parameters of {name}", other, WITH_NORMS, other, "multiply-adds", other, "activations", other)
-    changes = [b - a for a, b in zip(_numbers(ours[-1]), _numbers(theirs[-1]))]
-    changes = [form.replace(":", ":+").format(change) for form, change in zip(_FORMS, changes)]
-    parts = dict.fromkeys(row.part for row in (*ours, *theirs) if row.part != "all")
-    ours, theirs = ({row.part: row for row in rows} for rows in (ours, theirs))
-
-    def line(part):
-        return part, *(text for pair in zip(_figures(ours.get(part)), _figures(theirs.get(part))) for text in pair)
-
-    difference = ("difference", *(text for change in changes for text in ("", change)))
-    print_table(header, map(line, parts), [line("all"), difference])
-
-
-_FORMS = "{:,}", "{:,}", "{:,.3f} B", "{:,.1f} MiB"
-
-
-def _numbers(row):
-    """Parameters without and with attention's batch norms, multiply-adds and activations of a `Stage`."""
-    return row.params, row.params + row.norms, row.macs / 1e9, row.activations / 2**20
-
-
-def _figures(row):
-    """The same as texts; '-' for None."""
-    return [form.format(number) for form, number in zip(_FORMS, _numbers(row))] if row else ["-"] * len(_FORMS)
+    *parts, total = (stage.cells() for stage in tables[0])
+    print_table(COLUMNS, parts, [total])
 
 
 # === attention ===
@@ -167,16 +108,14 @@ class Attention(Flags):
     output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 
 
-def _attention(given: Attention):
+def _attention(given):
     """Writes a picture for each way in which a block attends, and prints their names."""
     photo = load_photo(given.image)
     height, width = photo.shape[:2]
     x, y = given.query or (width // 2, height // 2)
     if not (x < width and y < height):
         raise InputError(f"--query={x},{y}: outside of the photo of {width}x{height} pixels")
-    source = check_model(given.model)
-    if source.kind == "weights":
-        raise InputError(without_recipe(given.model))
+    source = flags.check_model(given.model)
 
     import tensorflow as tf
 
@@ -207,11 +146,11 @@ def _attention(given: Attention):
 
 
 class Curves(Flags):
-    takes, least = "RUN ...", 1
+    takes = "RUN ..."
     figure = flags.FIGURE.but(needed=True)
 
 
-def _curves(given: Curves):
+def _curves(given):
     paths = list(dict.fromkeys(path.rstrip("/") for path in given.arguments))
     for path in paths:
         run_file(path)
@@ -227,11 +166,11 @@ def _curves(given: Curves):
 
 
 class Page(Flags):
-    takes, least, most = "RUN", 1, 1
+    takes = "RUN"
     html = flags.HTML.but(needed=True)
 
 
-def _page(given: Page):
+def _page(given):
     (model_dir,) = given.arguments
     run_file(model_dir)
     with working(f"making the page of {model_dir}"):
@@ -264,7 +203,7 @@ class Input(Flags):
     quick = Flag(bool, "fewer works and rounds.", False)
 
 
-def _input(given: Input):
+def _input(given):
     recipes.read(given.gin_file, given.gin_binding)
     with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
         from axial.analysis import input_speed
@@ -285,14 +224,14 @@ def _input(given: Input):
 
 
 VERBS = {
-    "recipes": _recipes,
-    "models": _models,
-    "model": _model,
-    "zoo": _zoo,
-    "attention": _attention,
-    "curves": _curves,
-    "page": _page,
-    "input": _input,
+    "recipes": (Recipes, _recipes),
+    "models": (Flags, _models),
+    "model": (Model, _model),
+    "zoo": (Flags, _zoo),
+    "attention": (Attention, _attention),
+    "curves": (Curves, _curves),
+    "page": (Page, _page),
+    "input": (Input, _input),
 }
 # What was a verb before and is a script now.
 MOVED = {
@@ -309,4 +248,4 @@ MOVED = {
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__], moved=MOVED)
+    app.run(VERBS, moved=MOVED)

@@ -11,18 +11,17 @@ import functools
 import gc
 import json
 import os
+import pkgutil
 import re
 import signal
 import sys
 import textwrap
 import threading
 import traceback
-import types
 
 from absl import app, flags, logging
 
 import axial
-from axial.cli.flags import Flags, as_path, of_script  # noqa: F401
 from axial.errors import NOT_UTF8, InputError, NonFiniteError, Preempted, bounded, check_docstrings, nearest
 from axial.io.read import read_text
 from axial.io.show import Closed, say
@@ -37,7 +36,7 @@ CLOSED = 128 + signal.SIGPIPE
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
 
-def run(verbs, module, default=None, moved=()):
+def run(verbs, default=None, moved=()):
     """Runs a command.
 
     On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
@@ -45,20 +44,16 @@ def run(verbs, module, default=None, moved=()):
     70.
 
     Args:
-        verbs: dict from names to verbs, or the only verb. A verb is a function of the `Flags` that its argument is
-            annotated with. Without an annotation it takes the flags that the module itself defines for absl.
-        module: the command's module. Its docstring is the help; '%s' in it becomes the command's name.
+        verbs: dict from names to verbs; a command that has only one names it ''. A verb is a pair of its kind of
+            `Flags` and a function of them, or the path of such a function in a module that imports TensorFlow. The
+            docstring of the module of the flags is the help; '%s' in it becomes the command's name.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
         moved: dict from verbs of before to the scripts of a clone that take their place.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if callable(verbs):
-        verbs, default = {"": verbs}, ""
-    kinds = {name: flags_of(verb) or of_script(module) for name, verb in verbs.items()}
-    for kind in kinds.values():
+    for kind, _ in verbs.values():
         kind.define()
-    program = os.path.basename(sys.argv[0])
-    command = _Command(program, module, verbs, kinds, default=default, moved=dict(moved))
+    command = _Command(os.path.basename(sys.argv[0]), verbs, "" if "" in verbs else default, dict(moved))
     _prepare_streams()
     sys.unraisablehook = _interrupt_again
     try:
@@ -73,28 +68,26 @@ def run(verbs, module, default=None, moved=()):
 
 @dataclasses.dataclass(frozen=True)
 class _Command:
-    """A command; see `run`. `kinds` has the `Flags` of each verb."""
+    """A command; see `run`."""
 
     program: str
-    module: types.ModuleType
     verbs: dict
-    kinds: dict
     default: str | None
     moved: dict
 
     def parse(self, argv):
         """absl's `flags_parser`: the arguments that are no flags. Prints version and help."""
         for argument in argv[1:]:
-            check_text(argument)
+            argument.encode()  # `describe` names one that is not UTF-8, which TensorFlow takes for no file
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
             say(f"{self.program} {axial.__version__}")
             sys.exit(0)
         if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder of this name
             raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{self.moved[argv[1]]}")
-        every = {name: flag for kind in self.kinds.values() for name, flag in kind.declared().items()}
+        every = {name: flag for kind, _ in self.verbs.values() for name, flag in kind.declared().items()}
         if set(HELP) & set(argv):
-            named = [self.kinds[name].declared() for name in argv[1:] if name in self.kinds]
-            say(*_help(self.module, self.program, named[0] if named else every))
+            named = [self.verbs[name][0].declared() for name in argv[1:] if name in self.verbs]
+            say(*_help(next(iter(self.verbs.values()))[0], self.program, named[0] if named else every))
             sys.exit(0)
         try:
             return FLAGS([argv[0], *map(_at_home, argv[1:])])
@@ -108,29 +101,30 @@ class _Command:
         check_docstrings()
         logging.set_verbosity(logging.ERROR)
         name, arguments = self._find_verb(argv[1:])
-        given = self.kinds[name].parsed(arguments)
-        given.check()
-        given.look_at_paths()
-        given.look()
-        return self.verbs[name](given)
+        kind, function = self.verbs[name]
+        given = kind.parsed(name, arguments)
+        if isinstance(function, str):
+            function = pkgutil.resolve_name(function)
+            silence_xla()
+        return function(given)
 
     def _find_verb(self, arguments):
         """(name of the verb, its arguments)."""
         name = self.default
         if arguments and arguments[0] in self.verbs:
             name, *arguments = arguments
-        elif name is None or (arguments and not self.kinds[name].takes):
+        elif name is None or (arguments and not self.verbs[name][0].takes):
             named = [name for name in self.verbs if name]
             wrong = f": got {arguments[0]!r}{nearest(arguments[0], named)}" if arguments else ""
             raise InputError(f"give one of {', '.join(named)}{wrong}" if named else f"takes no argument{wrong}")
-        call, kind = f"{self.program} {name}".strip(), self.kinds[name]
-        for flag in sorted(set().union(*(kind.names() for kind in self.kinds.values())) - kind.names()):
+        call, kind = f"{self.program} {name}".strip(), self.verbs[name][0]
+        for flag in sorted({flag for other, _ in self.verbs.values() for flag in other.names()} - kind.names()):
             if FLAGS[flag].present:
                 takes = ", ".join(f"--{name}" for name in sorted(kind.declared()))
                 raise InputError(f"--{flag}: {call} does not take it; it takes {takes}")
-        if len(arguments) < kind.least:
+        if not arguments and kind.takes and not kind.takes.startswith("["):
             raise InputError(f"{call}: {kind.takes} is needed")
-        if len(arguments) > (kind.most if kind.takes else 0):
+        if len(arguments) > bool(kind.takes) and not kind.takes.endswith("..."):
             raise InputError(f"{call} takes {kind.takes or 'no argument'}: got {arguments[-1]!r}")
         return name, arguments
 
@@ -138,34 +132,35 @@ class _Command:
 @contextlib.contextmanager
 def _named_ends(program):
     """Says in one line why a command failed, and ends it with its exit code."""
-
-    def fail(message, code=BAD_INPUT):
-        say(bounded(f"{program}: {message}"), error=True)
-        sys.exit(code)
-
     try:
         try:
             yield
-        except InputError as error:
-            # It has a configuration if a command read one.
-            configuration = sys.modules.get("axial.recipes.configuration")
-            fail(configuration.with_macros(str(error)) if configuration else error)
-        except NonFiniteError as error:
-            fail(error, 1)
-        except Preempted as error:
-            gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
-            fail(error, PREEMPTED)
-        except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
         except Closed:
             raise
-        except Exception as error:
-            if reason := describe(error):
-                fail(reason)
-            say(*traceback.format_exc().splitlines(), error=True)
-            fail(f"this is a fault of axial {axial.__version__}; please report the lines above", FAULT)
+        except (Exception, KeyboardInterrupt) as error:
+            code, message = _end_of(error)
+            say(bounded(f"{program}: {message}"), error=True)
+            sys.exit(code)
     except Closed:
         sys.exit(CLOSED)
+
+
+def _end_of(error):
+    """(exit code, message) of what ended a command. Prints the traceback of a fault."""
+    if isinstance(error, InputError):
+        configuration = sys.modules.get("axial.recipes.configuration")  # if a command read a recipe
+        return BAD_INPUT, configuration.with_macros(str(error)) if configuration else error
+    if isinstance(error, NonFiniteError):
+        return 1, error
+    if isinstance(error, Preempted):
+        gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
+        return PREEMPTED, error
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if reason := describe(error):
+        return BAD_INPUT, reason
+    say(*traceback.format_exc().splitlines(), error=True)
+    return FAULT, f"this is a fault of axial {axial.__version__}; please report the lines above"
 
 
 def _prepare_streams():
@@ -197,23 +192,9 @@ def _end(stream):
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def flags_of(verb):
-    """The `Flags` that a verb takes, or None."""
-    kind = next(iter(verb.__annotations__.values()), None)
-    return kind if isinstance(kind, type) and issubclass(kind, Flags) else None
-
-
 def _at_home(argument):
     """An argument --flag=~/x with the folder of the user, which a shell puts there only for ~/x alone."""
     return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda found: found[1] + os.path.expanduser(found[2]), argument)
-
-
-def check_text(text):
-    """Raises InputError unless a text, like the name of a file, is UTF-8: TensorFlow takes no other name."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{text}: {NOT_UTF8}") from None
 
 
 # What the system says of disks, limits, devices and remote file systems. Libraries wrap it in errors of any class.
@@ -266,9 +247,9 @@ def silence_xla():
         ctypes.CFUNCTYPE(None, ctypes.c_int)((name, library))(2)  # errors
 
 
-def _help(module, program, declared):
+def _help(kind, program, declared):
     """The lines of a command's help with some flags. The docstring is the file's: `python -OO` leaves no other."""
-    about = ast.get_docstring(ast.parse(read_text(module.__file__)))
+    about = ast.get_docstring(ast.parse(read_text(sys.modules[kind.__module__].__file__)))
     lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(declared.items()):
         values = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
@@ -278,28 +259,3 @@ def _help(module, program, declared):
         lines.append(f"  --{name}")
         lines += textwrap.wrap(text, 80, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
     return lines
-
-
-# === What scripts of experiments/ ask of absl's flags ===
-
-
-def refuse_without(needed, names):
-    """Raises InputError if one of some flags is given without the flag that it needs."""
-    for name in names:
-        if FLAGS[name].present and not FLAGS[needed].value:
-            raise InputError(f"--{name} needs --{needed}")
-
-
-def refuse_beside(chosen, names):
-    """Raises InputError if one of some flags is given beside a flag that it does not go with."""
-    for name in names:
-        if FLAGS[name].present and FLAGS[chosen].value:
-            raise InputError(f"--{name} does not go with --{chosen}")
-
-
-def flag(name):
-    """The value of a flag. Raises InputError if the flag is not set."""
-    value = FLAGS[name].value
-    if value in (None, "", []):
-        raise InputError(f"--{name} is needed: {FLAGS[name].help.rstrip('.')}")
-    return value

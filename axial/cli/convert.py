@@ -25,28 +25,24 @@ standard error.
 %s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import os
 import pkgutil
-import sys
 
 from axial.cli import app, flags
-from axial.cli.checks import SOURCES, TARGETS, check_splits
 from axial.cli.flags import Flag, Flags
-from axial.errors import InputError, check_installed, nearest
+from axial.errors import InputError, check_installed
 from axial.io import gfile
 from axial.io.lock import locked
-from axial.io.paths import experiments_dir
-from axial.io.show import broken, counted, say
+from axial.io.show import counted, say
 from axial.io.write import try_file, try_new_folder, write_text
 from axial.models.names import check_model_name
-from axial.recipes import read_recipe
 
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
+SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
 MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
 
 SPLIT = flags.SPLIT.but(needed=True)
@@ -75,15 +71,17 @@ class Photos(Convert):
 
 
 class Labelled(Photos):
-    spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.", path=flags.PATH)
+    spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
     labels = Flag(
         str,
-        "of cityscapes: gtFine (the default), gtCoarse, panoptic (of cityscapesscripts). Of others: upright (the "
-        "default), or stored: labels are of the pixels as they are stored, not turned by the EXIF tag.",
+        "of cityscapes: gtFine (the default) or gtCoarse. Of others: upright (the default), or stored: labels are of "
+        "the pixels as they are stored, not turned by the EXIF tag.",
+        choices=("upright", "stored"),
     )
 
 
 class Cityscapes(Labelled):
+    labels = Labelled.declared()["labels"].but(default="gtFine", choices=("gtFine", "gtCoarse"))
     partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
 
 
@@ -117,16 +115,14 @@ DATA_SETS = {
 }
 
 
-def _items(name, given, split, spec):
+def _items(given, split, spec):
     """The function of nothing that lists the items of a split."""
+    name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
     listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
-    list_items = pkgutil.resolve_name(f"axial.data.converters.{listed}")
-    list_items = functools.partial(list_items, given.input_dir or _sample_dir(name), split)
-    if name == "imagenet":
-        return list_items
-    if name == "cityscapes":
-        return functools.partial(list_items, spec, given.labels or "gtFine", partial=given.partial)
-    return functools.partial(list_items, spec, *([given.version] if name == "mapillary" else []))
+    list_items = functools.partial(pkgutil.resolve_name(f"axial.data.converters.{listed}"), input_dir, split)
+    specs = [] if name == "imagenet" else [spec]
+    own = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
+    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in own})
 
 
 def _sample_dir(name):
@@ -134,8 +130,9 @@ def _sample_dir(name):
     return importlib.import_module(f"axial.data.converters.{name}").SAMPLE_DIR
 
 
-def _spec(name, given):
+def _spec(given):
     """The `DatasetSpec` of --spec, or the data set's own."""
+    name = given.verb
     from axial.data.specs import find_spec, json_spec
 
     if name == "imagenet":
@@ -155,23 +152,21 @@ def _spec(name, given):
     return find_spec(given.need("spec") if name == "folder" else name.removesuffix("_tfds"))
 
 
-def _convert(given, name):
+def _convert(given):
     """Converts the splits of a data set."""
+    name = given.verb
     sample = ("stage1_train",) if name == "nuclei" and given.input_dir else SAMPLE_SPLITS.get(name)
     splits = given.split or sample or given.need("split")
     if name not in SAMPLE_SPLITS:
         given.need("input_dir")
-    if name != "cityscapes" and given.labels not in (known := (None, "upright", "stored")):
-        near = nearest(given.labels, known[1:])
-        raise InputError(f"--labels={given.labels}: expected one of upright, stored{near}")
-    spec = _spec(name, given)  # before TensorFlow is imported
+    spec = _spec(given)  # before TensorFlow is imported
 
     from axial.data.convert import Conversion, as_stored
     from axial.data.tfrecord import is_labelled
 
     with locked(given.output_dir, "output_dir"):
         for split in splits:
-            listing = _items(name, given, split, spec)
+            listing = _items(given, split, spec)
             if given.labels == "stored":
                 listing = functools.partial(as_stored, listing)
             of_flags = given.output_dir, given.workers, given.skip_broken
@@ -202,7 +197,7 @@ def _write(given, conversion, listing, per):
     say(summary(conversion.split, manifest, done, conversion.unit))
 
 
-def _convert_text(given, name):
+def _convert_text(given):
     """Converts the splits of a data set of sentence pairs, the training split first."""
     input_dir, splits = given.need("input_dir"), given.need("split")
 
@@ -214,8 +209,8 @@ def _convert_text(given, name):
     with locked(given.output_dir, "output_dir"):
         pairs = functools.partial(read, training) if training else None
         size = given.vocabulary_size
-        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[name])
-        spec = text.text_spec(name, given.languages, model)
+        model = text.find_vocabulary(given.output_dir, given.vocabulary, pairs, size, default=text.SIZES[given.verb])
+        spec = text.text_spec(given.verb, given.languages, model)
         for split in splits:
             pairs, empty, digest = read(split)
             source = input_dir, split, given.languages
@@ -224,15 +219,6 @@ def _convert_text(given, name):
             listed, how = (text.pair_items(pairs, spec), digest), {"encode": text.encode_pair, "unit": "pair"}
             made = Conversion(*listed, spec, split, given.output_dir, workers=given.workers, **how)
             _write(given, made, functools.partial(text.listed_pairs, *source, spec), PAIRS_A_SHARD)
-
-
-def _verb(name, kind, convert=_convert):
-    """The verb of a data set, which takes a kind of `Flags`."""
-
-    def verb(given: kind):
-        convert(given, name)
-
-    return verb
 
 
 def summary(split, manifest, done, unit="photo"):
@@ -254,12 +240,10 @@ class Check(Flags):
     html = flags.HTML
 
 
-def _check(given: Check):
-    data_dir = given.data_dir
-    check_splits(data_dir, given.split)
-
+def _check(given):
     from axial.analysis import data_check
 
+    data_dir = given.data_dir
     checks = [data_check.check_split(data_dir, split) for split in given.split]
     data_check.across_splits(checks)
     for check in checks:
@@ -272,34 +256,9 @@ def _check(given: Check):
         raise InputError(f"{data_dir}: {counted(errors, 'error')}, which the tables above name")
     say(f"{data_dir}: no errors in {counted(sum(check.photos for check in checks), checks[0].unit)}")
     if all(check.labels == "panoptic" for check in checks):
-        _say_how_to_train(data_dir, checks)
+        from axial.analysis.own_data import print_advice
 
-
-def _say_how_to_train(data_dir, checks):
-    """Prints the command that trains on a checked data set, and what it takes on this machine."""
-    from axial.analysis import own_data, step_cost
-    from axial.data.tfrecord import is_labelled
-
-    names = []
-    for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
-        with contextlib.suppress(InputError):  # another file than a manifest
-            name = os.path.basename(path)[:-5]
-            names += [name] * is_labelled(data_dir, name)
-    advice = own_data.advise(checks, names)
-    recipe = read_recipe(own_data.RECIPE)
-    step = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))[recipe.model]
-    products, memory = step.of(advice.crop, own_data.BATCH)
-    device, _ = step_cost.device_memory()
-    rate = step_cost.rate()
-    line, too_many = own_data.crowding(checks, advice.bindings["CANVAS"], recipe)
-    say(line, error=too_many)
-    say(f"To train on them ({advice.why}):", *broken(advice.command(data_dir)))
-    seconds, memory = advice.steps * products / rate, memory + step_cost.resident()
-    say(
-        f"This takes about {step_cost.duration(seconds)} on this machine's {device}, and up to {memory / 1e9:.1f} GB "
-        f"of memory. Each of {advice.steps} steps has {products / 1e9:.0f} billion multiply-adds, as counted; a "
-        f"residual block did {rate / 1e9:.0f} billion a second just now."
-    )
+        print_advice(data_dir, checks)
 
 
 class Zip(Flags):
@@ -309,9 +268,7 @@ class Zip(Flags):
     split = SPLIT
 
 
-def _zip(given: Zip):
-    check_splits(given.data_dir, given.split)
-
+def _zip(given):
     from axial.tasks.segmentation.results import zip_coco_results
 
     for split in given.split:
@@ -324,8 +281,8 @@ def _zip(given: Zip):
 class Weights(Flags):
     source = Flag(str, "whose weights.", choices=SOURCES)
     target = Flag(str, "for whom to write converted weights.", choices=TARGETS)
-    input = Flag(str, "the file of weights; with --target the folder of converted ones.", path=flags.PATH, needed=True)
-    output = Flag(str, "a new folder; with --target a new .pth file.", path=flags.PATH, needed=True)
+    input = Flag(str, "the file of weights; with --target the folder of converted ones.", needed=True)
+    output = Flag(str, "a new folder; with --target a new .pth file.", needed=True)
     model = Flag(str, "registered model of the weights; by default the one that their sizes tell.", alone=("target",))
 
     def check(self):
@@ -341,7 +298,7 @@ class Weights(Flags):
             raise InputError(f"{self.input}: no such file or folder")
 
 
-def _weights(given: Weights):
+def _weights(given):
     from axial.weights import convert
 
     path, output = given.input, given.output
@@ -355,13 +312,13 @@ def _weights(given: Weights):
 
 
 VERBS = {
-    **{name: _verb(name, kind) for name, (kind, *_) in DATA_SETS.items()},
-    **{name: _verb(name, Texts, _convert_text) for name in ("multi30k", "wmt14")},
-    "check": _check,
-    "weights": _weights,
-    "zip": _zip,
+    **{name: (kind, _convert) for name, (kind, *_) in DATA_SETS.items()},
+    **dict.fromkeys(("multi30k", "wmt14"), (Texts, _convert_text)),
+    "check": (Check, _check),
+    "weights": (Weights, _weights),
+    "zip": (Zip, _zip),
 }
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__])
+    app.run(VERBS)

@@ -14,7 +14,6 @@ import ipaddress
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 
@@ -54,7 +53,7 @@ class Arrivals(Flags):
     model_dir = flags.MODEL_DIR.but(path=flags.IN_FOLDER, needed=True)
 
 
-def _dispatcher(given: Dispatcher):
+def _dispatcher(given):
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -69,7 +68,7 @@ def _dispatcher(given: Dispatcher):
         _serve(service.DispatchServer, config, given, host, where=where)
 
 
-def _worker(given: Worker):
+def _worker(given):
     host_and_port("dispatcher", given.dispatcher)
     until = time.monotonic() + given.wait
     while True:
@@ -100,7 +99,7 @@ def _serve(kind, config, given, host, *, where=""):
     """Runs a server until SIGTERM or SIGINT. Prints its address when it answers. `where` begins its errors."""
     import tensorflow as tf
 
-    name, ended = type(given).__name__.lower(), threading.Event()
+    name, ended = given.verb, threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
@@ -116,14 +115,14 @@ def _serve(kind, config, given, host, *, where=""):
     say(f"{name} ended")
 
 
-def _arrivals(given: Arrivals):
+def _arrivals(given):
     from axial.data.service import arrival_lines
 
     say(*arrival_lines(os.path.join(given.model_dir, "arrivals")))
 
 
-VERBS = {"dispatcher": _dispatcher, "worker": _worker, "arrivals": _arrivals}
+VERBS = {"dispatcher": (Dispatcher, _dispatcher), "worker": (Worker, _worker), "arrivals": (Arrivals, _arrivals)}
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__])
+    app.run(VERBS)

@@ -94,7 +94,7 @@ class Doctor(Flags):
     step = Flag(bool, "runs one training step of a tiny model too, about 10 seconds more on a CPU.", False)
 
 
-def _main(given: Doctor):
+def _main(given):
     from axial.io.metadata import tpu_environment
 
     wanted = requirements()
@@ -149,4 +149,4 @@ def _step():
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Doctor, _main)})

@@ -33,11 +33,8 @@ Studies of a run
 %s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
 """
 
-import sys
-
 from axial import recipes
 from axial.cli import app, flags
-from axial.cli.checks import check_checkpoint, check_model, check_run, check_splits
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.gfile import is_remote
@@ -51,13 +48,7 @@ def _sizes(name, texts):
     return tuple((height, width or height) for height, width in (_SIZE(name, text) for text in texts))
 
 
-def _shard(name, text):
-    """(i, n) of --shard."""
-    expected = "i/n with i from 0 to n - 1, as in 0/4"
-    number, of = flags.matched(r"(\d+)/(\d+)", expected)(name, text)
-    if not number < of:
-        raise InputError(f"--{name}={text}: expected {expected}")
-    return number, of
+_SHARD = flags.matched(r"(\d+)/(\d+)", "i/n with i from 0 to n - 1, as in 0/4", lambda number, of: number < of)
 
 
 class Written(Flags):
@@ -79,9 +70,6 @@ class Scored(Written):
     picture = flags.PICTURE
     thresholds = flags.THRESHOLDS
 
-    def look(self):
-        check_splits(self.data_dir, self.split)
-
 
 class OfRun(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
@@ -99,10 +87,9 @@ class OfRun(flags.Devices, flags.Looks):
             raise InputError("--model_dir: one run; stress takes two")
 
     def look(self):
+        super().look()
         for model_dir in self.model_dir:
-            check_run(model_dir, self.gin_binding)
-        check_checkpoint(self.checkpoint)
-        check_splits(self.data_dir, self.split)
+            flags.check_run(model_dir, self.gin_binding)
 
 
 class Run(OfRun, Scored):
@@ -110,7 +97,7 @@ class Run(OfRun, Scored):
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     gin_file = flags.GIN_FILE.but(alone=("model_dir",))
-    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_shard)
+    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_SHARD)
     submission_dir = Flag(str, "writes the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
     cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(
@@ -131,12 +118,19 @@ class Run(OfRun, Scored):
         if self.cityscapes_dir:
             check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
 
+    def look(self):
+        super().look()
+        if self.model:
+            flags.check_model(self.model, () if self.gin_file else self.gin_binding)
+        if self.gin_file:
+            recipes.read(self.gin_file, self.gin_binding, whole=False)
+
 
 class Results(Scored):
     data_dir = flags.DATA_DIR.but(needed=True)
     results_json = Flag(str, "the JSON of the results.", path=flags.IN_FILE, needed=True)
     split = flags.SPLIT.but(needed=True)
-    results_dir = Scored.declared()["results_dir"].but(path=flags.PATH)
+    results_dir = Scored.declared()["results_dir"].but(path=None)
 
 
 class Merge(Written):
@@ -176,32 +170,15 @@ class Watch(Study):
     csv = flags.CSV
 
     def look(self):
-        check_splits(self.data_dir, self.split)
+        Flags.look(self)  # its recipe may not be there yet
 
 
-def _run(given: Run):
-    model = check_model(given.model, () if given.gin_file else given.gin_binding) if given.model else None
-    if given.gin_file:
-        recipes.read(given.gin_file, given.gin_binding, whole=False)
-    from axial.cli import evaluate_verbs
-
-    evaluate_verbs.run(given, model)
-
-
-def _verb(kind):
-    """The name of a verb that takes a kind of `Flags`, and its function."""
-    name = kind.__name__.lower()
-
-    def verb(given: kind):
-        from axial.cli import evaluate_verbs
-
-        evaluate_verbs.VERBS[name](given)
-
-    return name, verb
-
-
-VERBS = {"run": _run, **dict(map(_verb, (Results, Merge, Stress, Sweep, Watch)))}
+# The functions are in a module that imports TensorFlow.
+VERBS = {
+    kind.__name__.lower(): (kind, f"axial.cli.evaluate_verbs.{kind.__name__.lower()}")
+    for kind in (Run, Results, Merge, Stress, Sweep, Watch)
+}
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__], default="run")
+    app.run(VERBS, default="run")

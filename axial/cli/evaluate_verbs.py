@@ -8,7 +8,6 @@ import io
 
 import tensorflow as tf
 
-from axial.cli import app
 from axial.cli.flags import as_path
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
@@ -56,25 +55,35 @@ PICTURES = 8  # photos of a split in --picture
 # `predictions(split)` is a function of them; see `evaluate`. `stores` tells whether --results_dir keeps them.
 
 
-def needs(evaluation, study, name):
-    """Raises InputError unless a `Evaluation` has the study."""
-    if study not in evaluation.studies:
-        raise InputError(f"{name}: not for {evaluation.name}")
+def needs(evaluation, study):
+    """Raises InputError unless a `Evaluation` has the study, a verb or a flag."""
+    if study.removeprefix("--") not in evaluation.studies:
+        raise InputError(f"{study}: not for {evaluation.name}")
 
 
 def check_studies(given, evaluation, spec, instances=True):
     """Raises InputError if --submission_dir or --thresholds ask for what a task, a spec or a run does not have."""
     if given.submission_dir:
-        needs(evaluation, "submission_dir", "--submission_dir")
+        needs(evaluation, "--submission_dir")
     if given.thresholds:
-        needs(evaluation, "thresholds", "--thresholds")
+        needs(evaluation, "--thresholds")
         if not any(spec.things):
             raise InputError(f"--thresholds: matches things, and the spec {spec.name!r} has none")
         if not instances:
             raise InputError("--thresholds: matches things, and the run's task has no instances")
 
 
-class Run:
+class Model:
+    """What a `predictor` predicts."""
+
+    stores = True
+
+    def predictions(self, split):
+        diameter = self.given.diameter
+        return self.predictor.examples if diameter is None else Zoomed(self.predictor, diameter).examples
+
+
+class Run(Model):
     """Predictions of a model with its weights. Data, canvas and grouping are those of its recipe, or of --gin_file.
 
     Args:
@@ -84,20 +93,18 @@ class Run:
         name: for people; by default the path of the checkpoint.
     """
 
-    stores = True
-
     def __init__(self, given, what, checkpoint=None, name=None):
-        app.silence_xla()
         self.given, checkpoint = given, checkpoint or given.checkpoint
-        self.strategy = make_strategy(given.strategy, given.tpu)
-        source = resolve(what)
-        with self.strategy.scope():
-            self.task, self.model = task, model = _restored(given, source, checkpoint, name)
+        strategy, source = make_strategy(given.strategy, given.tpu), resolve(what)
+        with strategy.scope():
+            self.task, self.model = task, model = _restored(given, source, checkpoint)
         self.objects = None if given.gin_file else read_objects(source.folder)
         self.name = name or find_weights(checkpoint or what, given.average)[-1]
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
         compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
-        self.inference = Inference(self.strategy, *looks, compiled)
+        self.inference = Inference(strategy, *looks, compiled)
+        if given.diameter is not None:  # one photo after the other
+            self.inference = dataclasses.replace(self.inference, strategy=None, compiled=False)
         self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
         self.split = task.data.eval_split
         check_studies(given, self.evaluation, self.spec, task.instances)
@@ -122,15 +129,12 @@ class Run:
     def examples(self, split, shard, skip):
         return self.task.eval_dataset(split, shard=shard, skip=skip)
 
-    def predictions(self, split):
-        if self.given.diameter is not None:
-            alone = dataclasses.replace(self.inference, strategy=None, compiled=False)  # one photo after the other
-            predictor = Predictor.of_task(self.task, self.model, alone, self.objects)
-            return Zoomed(predictor, self.given.diameter).examples
-        return self.task.predictions(self.model, self.inference)
+    @property
+    def predictor(self):
+        return Predictor.of_task(self.task, self.model, self.inference, self.objects)
 
 
-def _restored(given, source, checkpoint, name):
+def _restored(given, source, checkpoint):
     """(task, model with its weights) of a `Source`, by its own recipe or by that of --gin_file."""
     splits = given.split or [None]
     if given.gin_file:
@@ -141,24 +145,19 @@ def _restored(given, source, checkpoint, name):
         model = task.build_model()
         fill(model)
         return task, model
-    if source.kind == "weights":
-        raise InputError(f"{name or source.path}: no recipe (config.gin) is in it; --gin_file names one")
     of_run = source, checkpoint, given.data_dir, given.gin_binding
     return configuration.restore_run(*of_run, average=given.average, splits=splits)
 
 
-class Export:
+class Export(Model):
     """Predictions of an export, of a `Source`."""
-
-    stores = True
 
     def __init__(self, given, source):
         for flag in given.changed("gin_file", "scales", "flip", "multi_scale", "gin_binding", "image_size"):
             raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
-        app.silence_xla()
         self.given = given
-        self._predictor = configuration.load_export(source)
-        self.spec, self.evaluation = self._predictor.spec, self._predictor.evaluation
+        self.predictor = configuration.load_export(source)
+        self.spec, self.evaluation = self.predictor.spec, self.predictor.evaluation
         check_studies(given, self.evaluation, self.spec)
         sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = given.data_dir or sample()
@@ -167,12 +166,7 @@ class Export:
         self.identity = {"files": files, "diameter": given.diameter}
 
     def examples(self, split, shard, skip):
-        return self._predictor.photos(self.data_dir, split, shard=shard, skip=skip)
-
-    def predictions(self, split):
-        if self.given.diameter is not None:
-            return Zoomed(self._predictor, self.given.diameter).examples
-        return self._predictor.examples
+        return self.predictor.photos(self.data_dir, split, shard=shard, skip=skip)
 
 
 class Results:
@@ -198,11 +192,12 @@ class Results:
 # === What is printed and written of scores ===
 
 
-def print_scores(evaluation, split, scores, photos):
-    """Prints the result of an evaluation of a `Evaluation`, in percent."""
+def tell(given, evaluation, scores, columns):
+    """Prints the result of an evaluation of a `Evaluation`, in percent, and appends it to --csv; see there."""
+    append_scores(given.csv, evaluation, scores, columns)
     print_table(*evaluation.classes(scores))
     *lines, main = evaluation.lines(scores)
-    say(*lines, f"{main} split={split} {evaluation.unit}s={photos}")
+    say(*lines, f"{main} split={columns['split']} {evaluation.unit}s={columns['photos']}")
 
 
 def print_rows(title, rows, about):
@@ -218,10 +213,10 @@ def write_scores(path, scores):
 
 
 def append_scores(path, evaluation, scores, columns):
-    """Appends a row to a CSV. A missing file is created with its header.
+    """Appends a row to a CSV, if one is given. A missing file is created with its header.
 
     Args:
-        path: path of the CSV.
+        path: path of the CSV, or None.
         evaluation: `Evaluation` of the evaluation.
         scores: its result; the row has the scores in percent.
         columns: dict of the columns before the scores.
@@ -229,6 +224,8 @@ def append_scores(path, evaluation, scores, columns):
     Raises:
         InputError: the file has other columns.
     """
+    if not path:
+        return
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **columns}
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
@@ -246,12 +243,10 @@ def append_scores(path, evaluation, scores, columns):
 # === The verbs ===
 
 
-def run(given, model):
-    """Scores each split of a run or an export; `model` is the `Source` of --model, or None."""
-    if model is None:
-        source = Run(given, as_path(given.model_dir[0]))
-    else:
-        source = Export(given, model) if model.kind == "export" else Run(given, model, name=given.model)
+def run(given):
+    """Scores each split of a run or an export."""
+    model = resolve(given.model or as_path(given.model_dir[0]))
+    source = Export(given, model) if given.model and model.kind == "export" else Run(given, model, name=given.model)
     if not given.image_size:
         _score(source, given)
         return
@@ -263,9 +258,8 @@ def run(given, model):
             scored, scores, _ = score()
             table[f"{scored.split} at {size}"] = scores
             rows.setdefault(scored.split, []).append({"image_size": size, **source.evaluation.headline(scores)})
-            if given.csv:
-                columns = {"model": source.name, "split": scored.split, "image_size": size}
-                append_scores(given.csv, source.evaluation, scores, columns)
+            columns = {"model": source.name, "split": scored.split, "image_size": size}
+            append_scores(given.csv, source.evaluation, scores, columns)
     for split, sizes in rows.items():
         print_rows(split, sizes, ["image_size"])
     write_scores(given.json, table)
@@ -321,20 +315,14 @@ def _scoring(source, split, given):
     examples = functools.partial(source.examples, split)
 
     def watch(example, seen):
-        if given.picture and len(rows) < PICTURES:
+        if len(rows) < PICTURES:
             rows.append(source.evaluation.draw(example, seen, source.spec))
 
     def score():
         number, of = scored.shard
         total = len(range(number, read_manifest(source.data_dir, split)["examples"], of))
         with name_damaged_records(source.data_dir, split):
-            if given.picture or given.report:  # draws the photos that an earlier call has scored
-                stored = zip(examples(scored.shard, 0), scored.stored())
-                for photo, (example, seen) in zip(scored.scores.photos, stored):
-                    watch(example, seen)
-                    if scored.report:
-                        scored.report.add(example, seen, photo)
-            scores = scored.run(examples, predictions, total, watch=watch)
+            scores = scored.run(examples, predictions, total, watch=watch if given.picture else None)
         if files:
             files.close(name for _, name, _ in scored.scores.photos)
         return scored, scores, rows
@@ -351,10 +339,8 @@ def _publish(scored, scores, given):
     if scored.report:
         say(f"report {scored.report.write(scored.scores)}")
     photos, shard = len(scored.scores.photos), given.shard and "/".join(map(str, given.shard))
-    if given.csv:
-        columns = {"model": scored.model, "split": scored.split, "photos": photos, "shard": shard}
-        append_scores(given.csv, scored.evaluation, scores, columns)
-    print_scores(scored.evaluation, scored.split, scores, photos)
+    columns = {"model": scored.model, "split": scored.split, "photos": photos, "shard": shard}
+    tell(given, scored.evaluation, scores, columns)
 
 
 def merge(given):
@@ -373,7 +359,7 @@ def stress(given):
     curves = {}
     for model_dir in given.model_dir:
         source = Run(given, as_path(model_dir))
-        needs(source.evaluation, "stress", "stress")
+        needs(source.evaluation, "stress")
         split = (given.split or [source.split])[0]
         with name_damaged_records(source.data_dir, split):
             rows = studies.stress_test(source.task, source.model, split, given.ratios, inference=source.inference)
@@ -389,7 +375,7 @@ def stress(given):
 def sweep(given):
     """Scores a run with every combination of knobs of the grouping."""
     tables, source = {}, Run(given, as_path(given.model_dir[0]))
-    needs(source.evaluation, "sweep", "sweep")
+    needs(source.evaluation, "sweep")
     knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
     tasks = [dataclasses.replace(source.task, grouping=grouping) for grouping in groupings]
     for split in given.split or [source.split]:
@@ -433,12 +419,6 @@ def watch(given):
             with writer(split).as_default():
                 for name, value in how.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)
-            if given.csv:
-                columns = {"model": prefix, "split": split, "photos": total, "shard": None}
-                append_scores(given.csv, how, scores, columns)
             table[f"{split} at step {step}"] = scores
-            print_scores(how, split, scores, total)
+            tell(given, how, scores, {"model": prefix, "split": split, "photos": total, "shard": None})
         write_scores(given.json, table)
-
-
-VERBS = {"results": results, "merge": merge, "stress": stress, "sweep": sweep, "watch": watch}

@@ -19,10 +19,7 @@ If the run scales all photos by one factor, the export does it too, and has only
 axial-predict and axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
 """
 
-import sys
-
 from axial.cli import app, flags
-from axial.cli.checks import check_checkpoint, check_run
 from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed
 from axial.io.gfile import check_plain
@@ -54,15 +51,9 @@ class Export(Flags):
             check_plain(self.output_dir)
 
     def look(self):
-        check_run(self.model_dir, self.gin_binding)
-        check_checkpoint(self.checkpoint)
-
-
-def _main(given: Export):
-    from axial.cli.export_files import run
-
-    run(given)
+        super().look()
+        flags.check_run(self.model_dir, self.gin_binding)
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Export, "axial.cli.export_files.run")})

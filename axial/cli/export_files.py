@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from axial.cli import app, flags
+from axial.cli import flags
 from axial.data.converters.coco import sample_data_dir
 from axial.data.objects import read_objects
 from axial.data.preprocess import tile_size
@@ -38,7 +38,6 @@ IN_FILE = ("tflite", "onnx")  # formats of a network in one file, for one canvas
 def run(given):
     """Writes an export with its card, and compares it with the checkpoint."""
     model_dir, output_dir = flags.as_path(given.model_dir), given.output_dir
-    app.silence_xla()
     with working(f"building the network of {model_dir} and reading its weights"):
         task, model = configuration.restore_run(
             model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average

@@ -4,20 +4,20 @@ A flag that several commands take is declared here, once, and means one thing in
 """
 
 import dataclasses
+import functools
 import os
 import re
 import typing
 
 from absl import flags as absl
 
+from axial import recipes
 from axial.errors import InputError, nearest
+from axial.io import gfile
 from axial.io.check import convert_diameter
-from axial.io.gfile import is_remote
 from axial.io.write import try_file, try_folder, try_new_folder
+from axial.weights.source import no_checkpoint, resolve, run_file, shipped_folder, shipped_names
 
-# What a flag's path names. Inputs are looked for before the work begins, and outputs are tried.
-PATH, IN_FILE, IN_FOLDER, OUT_FILE, OUT_FOLDER, NEW_FOLDER = range(1, 7)
-PICTURES = (".png", ".jpg", ".jpeg")
 _DEFINE = {
     str: absl.DEFINE_string,
     bool: absl.DEFINE_bool,
@@ -38,8 +38,8 @@ class Flag:
         default: its value if it is not given.
         choices: the values that it takes.
         least, most: bounds of a number.
-        path: what it names, as listed above; None if it names no path.
-        suffixes: of an `OUT_FILE`.
+        path: function of its name and of a path that it names, which raises InputError for a path that will not do;
+            see `IN_FILE`. None if it names no path, or one that is looked at later.
         needed: whether it must be given.
         needs: name of another flag that it needs.
         alone: names of flags that it does not go with.
@@ -53,8 +53,7 @@ class Flag:
     choices: tuple = ()
     least: float | None = None
     most: float | None = None
-    path: int | None = None
-    suffixes: tuple = ()
+    path: typing.Callable | None = None
     needed: bool = False
     needs: str = ""
     alone: tuple = ()
@@ -69,17 +68,13 @@ class Flag:
         return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
 
     def define(self, name):
-        """Defines the flag for absl, and its older names."""
-        default = () if self.kind is tuple and self.default is None else self.default
-        default = list(default) if isinstance(default, tuple) else default
+        """Defines the flag for absl, and its older names. What absl has no value of has our own default."""
         for one in (name, *self.old):
-            if self.choices:
-                absl.DEFINE_enum(one, default, self.choices, self.meaning)
-            elif self.kind in (int, float):
-                _DEFINE[self.kind](one, default, self.meaning, lower_bound=self.least, upper_bound=self.most)
+            if self.kind in (int, float):
+                _DEFINE[self.kind](one, None, self.meaning, lower_bound=self.least, upper_bound=self.most)
                 absl.register_validator(one, lambda x: x is None or x == x, "expected a number")  # nan is in all bounds
             else:
-                _DEFINE[self.kind](one, default, self.meaning)
+                _DEFINE[self.kind](one, None, self.meaning)
 
     def value(self, name, given):
         """The value of what absl has parsed."""
@@ -87,6 +82,9 @@ class Flag:
             return () if self.kind is tuple else None
         if isinstance(given, list):
             given = tuple(given)
+        if self.choices and given not in self.choices:
+            expected = f"expected one of {', '.join(self.choices)}{nearest(given, self.choices)}"
+            raise InputError(f"--{name}={given}: {expected}")
         return self.read(name, given) if self.read else given
 
 
@@ -95,13 +93,13 @@ class Flags:
     """The flags and arguments of a verb. A subclass has a `Flag` for each of its flags, and becomes a dataclass.
 
     Attributes:
+        verb: its name.
         arguments: those that are no flags.
     """
 
+    verb: str = ""
     arguments: tuple = ()
-    takes: typing.ClassVar[str] = ""  # its arguments in messages, like 'NAME'; '' if it takes none
-    least: typing.ClassVar[int] = 0  # of how many it takes
-    most: typing.ClassVar[float] = float("inf")
+    takes: typing.ClassVar[str] = ""  # its arguments: 'NAME' for one, '[NAME]' for at most one, 'NAME ...' for several
 
     def __init_subclass__(cls):
         for name, flag in list(vars(cls).items()):
@@ -128,8 +126,8 @@ class Flags:
                 flag.define(name)
 
     @classmethod
-    def parsed(cls, arguments=()):
-        """The flags that absl has parsed. Raises InputError unless they can be read and go together."""
+    def parsed(cls, verb, arguments=()):
+        """The flags that absl has parsed. Raises InputError unless they go together and name what is there."""
         values = {}
         for name, flag in cls.declared().items():
             for one in (name, *flag.old):
@@ -139,15 +137,16 @@ class Flags:
                     values[name] = flag.value(one, absl.FLAGS[one].value)
                     if one != name and flag.kind is str:
                         values[name] = as_path(values[name])
-        given = cls(arguments=tuple(arguments), **values)
+        given = cls(verb=verb, arguments=tuple(arguments), **values)
         given._check_together()
+        given.check()
+        given.look()
         return given
 
     def changed(self, *names):
         """dict of the flags, of all or of those of some names, that have another value than by default."""
-        defaults = {f.name: f.default for f in dataclasses.fields(self) if "flag" in f.metadata}
-        values = {name: value for name, value in vars(self).items() if not names or name in names}
-        return {name: value for name, value in values.items() if name in defaults and value != defaults[name]}
+        fields = {f.name: f.default for f in dataclasses.fields(self) if f.name in (names or self.declared())}
+        return {name: vars(self)[name] for name, default in fields.items() if vars(self)[name] != default}
 
     def need(self, name):
         """The value of a flag. Raises InputError if it is not set."""
@@ -160,7 +159,17 @@ class Flags:
         """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
 
     def look(self):
-        """Raises InputError for what cannot be done, after outputs are tried. For subclasses."""
+        """Raises InputError unless what paths and splits name is there, and outputs can be written. For subclasses."""
+        given = vars(self)
+        for name, flag in self.declared().items():
+            value = given[name] if flag.path else None
+            for path in value if isinstance(value, tuple) else filter(None, [value]):
+                flag.path(name, path)
+        if given.get("split") and given.get("data_dir") and not gfile.is_remote(given["data_dir"]):
+            from axial.data.files import find_manifest
+
+            for split in given["split"]:
+                find_manifest(given["data_dir"], split)
 
     def _check_together(self):
         declared = self.declared()
@@ -174,30 +183,56 @@ class Flags:
             if flag.needed:
                 self.need(name)
 
-    def look_at_paths(self):
-        """Raises InputError unless what flags name for input is there, if it is local, and outputs can be written."""
-        for name, flag in self.declared().items():
-            value = vars(self)[name] if flag.path else None
-            for path in value if isinstance(value, tuple) else filter(None, [value]):
-                if flag.path in (IN_FILE, IN_FOLDER):
-                    folder = flag.path == IN_FOLDER
-                    if not is_remote(path) and not (os.path.isdir if folder else os.path.exists)(path):
-                        what = "folder" if folder else "file"
-                        raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
-                elif flag.path == OUT_FILE:
-                    try_file(name, path, flag.suffixes)
-                elif flag.path != PATH:
-                    (try_folder if flag.path == OUT_FOLDER else try_new_folder)(name, path)
 
-
-# === Values ===
+# === What flags name ===
+#
+# It is looked for, and outputs are tried, before TensorFlow is imported, which takes seconds. A path of a bucket is
+# left for later, as TensorFlow reads it. Each of these functions but the first raises InputError.
 
 
 def as_path(path):
     """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
-    from axial.weights.source import shipped_names
-
     return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
+
+
+def _existing(what, exists):
+    """A function for `Flag.path`, which looks for a local file or folder."""
+
+    def look(name, path):
+        if not gfile.is_remote(path) and not exists(path):
+            raise InputError(f"--{name}={path}: no such {what}{nearest(path, ())}")
+
+    return look
+
+
+IN_FILE, IN_FOLDER = _existing("file", os.path.exists), _existing("folder", os.path.isdir)
+OUT_FILE, OUT_FOLDER, NEW_FOLDER = try_file, try_folder, try_new_folder
+OUT_PICTURE = functools.partial(try_file, suffixes=(".png", ".jpg", ".jpeg"))
+
+
+def check_checkpoint(_, path):
+    """A checkpoint by its prefix, a safetensors file, or a folder of one, for `Flag.path`."""
+    if not gfile.is_remote(path):
+        resolve(path, no_checkpoint)
+
+
+def check_run(model_dir, bindings=()):
+    """A run, or the name of a shipped model, and gin bindings over it."""
+    gfile.check_plain(model_dir)
+    if not gfile.is_remote(model_dir):
+        recipes.read([run_file(shipped_folder(as_path(model_dir)))], bindings)
+
+
+def check_model(what, bindings=()):
+    """The `Source` of what `axial.load` takes, and gin bindings over its recipe if it has one."""
+    source = resolve(what)
+    if source.kind == "run" and not gfile.is_remote(source.path):
+        gfile.check_plain(source.path)
+        recipes.read([run_file(source.folder)], bindings)
+    return source
+
+
+# === Values ===
 
 
 def numbers(expected, fit):
@@ -228,27 +263,30 @@ def diameter(name, text):
     return text
 
 
-def matched(pattern, expected):
-    """A function for `Flag.read`: the whole numbers in a text that matches a pattern."""
+def matched(pattern, expected, fit=lambda *_: True):
+    """A function for `Flag.read`: the whole numbers in a text that matches a pattern, and which fit as a whole."""
 
     def read(name, text):
         found = re.fullmatch(pattern, text)
-        if not found:
+        values = tuple(number and int(number) for number in found.groups()) if found else ()
+        if not found or not fit(*values):
             raise InputError(f"--{name}={text}: expected {expected}")
-        return tuple(number and int(number) for number in found.groups())
+        return values
 
     return read
 
 
 # === Flags of several verbs ===
 
-GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.", path=PATH)
+GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.")
 GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
 CHANGE = Flag(list, "settings that a resumed run may change, like batch,learning_rate.", ())
 DATA_DIR = Flag(str, "what axial-convert wrote; by default data of the recipe or run, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
-MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.", path=PATH)
-CHECKPOINT = Flag(str, "one checkpoint of the run in --model_dir, by its prefix.", path=PATH, needs="model_dir")
+MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.")
+CHECKPOINT = Flag(
+    str, "one checkpoint of the run in --model_dir, by its prefix.", path=check_checkpoint, needs="model_dir"
+)
 AVERAGE = Flag(int, "averages the weights of so many of the run's latest checkpoints.", 1, least=1, needs="model_dir")
 MODEL = Flag(
     str,
@@ -258,7 +296,7 @@ MODEL = Flag(
 )
 JSON = Flag(str, "file for all scores or numbers, in plain units.", path=OUT_FILE)
 CSV = Flag(str, "table to write; scores are appended, a row for each split.", path=OUT_FILE)
-FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_FILE, suffixes=PICTURES)
+FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_PICTURE)
 HTML = Flag(str, "page to write.", path=OUT_FILE)
 MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments around the table.", path=OUT_FILE)
 BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
@@ -268,7 +306,7 @@ DIAMETER = Flag(
     read=diameter,
     alone=("image_size",),
 )
-PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_FILE, suffixes=PICTURES)
+PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_PICTURE)
 CAPTION = Flag(str, "title of the picture and the report.", "")
 THRESHOLDS = Flag(list, "IoUs: at each TP / (TP + FP + FN) of the things, counted over all photos.", read=_ious)
 LISTEN = Flag(
@@ -293,15 +331,3 @@ class Looks(Flags):
     scales = Flag(list, "scales of the canvas to average over.", ("1",), read=positive_numbers, alone=("multi_scale",))
     flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
     multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
-
-
-_OF_SCRIPTS = dict(
-    json=JSON, csv=CSV, figure=FIGURE, html=HTML, markdown=MARKDOWN, gin_file=GIN_FILE, data_dir=DATA_DIR
-)
-
-
-def of_script(module):
-    """The `Flags` of a script of experiments/, which defines them for absl itself."""
-    defined = absl.FLAGS.get_flags_for_module(module.__name__)
-    known = {flag.name: _OF_SCRIPTS.get(flag.name) or Flag(object, flag.help, flag.default) for flag in defined}
-    return type("Script", (Flags,), known)

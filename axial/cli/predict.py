@@ -26,10 +26,8 @@ An export predicts at one scale. To average over scales and mirror images, use t
 """
 
 import os
-import sys
 
 from axial.cli import app, flags
-from axial.cli.checks import check_model
 from axial.cli.flags import Flag
 from axial.data.files import find_photos, load_photo
 from axial.errors import InputError
@@ -37,15 +35,14 @@ from axial.io import paths
 from axial.io.read import first_line
 from axial.io.show import say
 from axial.io.write import name_broken, try_folder
-from axial.weights.source import without_recipe
 
 
 class Predict(flags.Looks):
-    takes = "PHOTO ..."
+    takes = "[PHOTO] ..."
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
     text = Flag(tuple, "a sentence to translate.", alone=("label_image", "diameter"))
-    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".", path=flags.PATH)
+    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".")
     label_image = Flag(
         str,
         "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
@@ -66,11 +63,11 @@ class Predict(flags.Looks):
                 raise InputError("--text: no sentence; each is empty")
 
 
-def _main(given: Predict):
+def _main(given):
     names = {} if given.text else output_names(find_photos(given.arguments))
     if names:  # translations go to the standard output
         try_folder("output_dir", given.output_dir)
-    source = check_model(given.model)
+    source = flags.check_model(given.model)
     app.silence_xla()
     predictor = _predictor(source, given)
     if predictor.evaluation.takes != ("text" if given.text else "photo"):
@@ -93,13 +90,10 @@ def _predictor(source, given):
     from axial.serving.predictor import Predictor
     from axial.tasks.base import Inference
 
-    what = given.model
-    if source.kind == "weights":
-        raise InputError(without_recipe(what))
     if source.kind == "export":
         if given.flip or given.multi_scale or given.changed("scales"):
             raise InputError(
-                f"--scales, --flip and --multi_scale: {what} is an export, which sees a photo at one scale"
+                f"--scales, --flip and --multi_scale: {given.model} is an export, which sees a photo at one scale"
             )
         return configuration.load_export(source)
     task, model = configuration.restore_run(source)
@@ -171,4 +165,4 @@ def output_names(photos):
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Predict, _main)})

@@ -57,7 +57,7 @@ class Which(Flags):
             self.need(name)
         return kind(Request(slice=slice_, **self.changed("name", "provisioning"), **asked))
 
-    def verb(self, verb):
+    def command(self, verb):
         """The command line of another verb for the same run."""
         named = self.changed(*Which.declared())
         return f"axial-tpu {verb} {shlex.join(f'--{name}={value}' for name, value in named.items())}"
@@ -105,8 +105,8 @@ class Delete(Which):
     yes = YES
 
 
-def _say(line):
-    say(f"axial-tpu: {line}")
+def _say(*lines):
+    say(*(f"axial-tpu: {line}" for line in lines))
 
 
 def _read_status(model_dir):
@@ -136,15 +136,12 @@ def _training(slice_, given):
     return training, replicas
 
 
-def _check_data(training, data_dir):
+def _check_data(given):
     """Raises InputError unless the data has the splits of the gin files."""
-    from axial.data.tfrecord import read_manifest
     from axial.recipes import configuration
 
-    for name in ("train_split", "eval_split")[: 2 if training.eval_interval else 1]:
-        for kind in ("DataConfig", "ClassificationData", "DetectionData", "TextData"):
-            if split := configuration.query(f"{kind}.{name}", None):
-                read_manifest(data_dir, split)
+    task, training, _ = configuration.build(data_dir=given.data_dir)
+    configuration.check_splits(task, [task.data.train_split, *[None] * bool(training.eval_interval)])
 
 
 def _cost(given, engine, images, *, left, status):
@@ -158,8 +155,7 @@ def _cost(given, engine, images, *, left, status):
         why = "" if engine.kernels else f", without axial's TPU kernels, as {engine.runtime} has its own TensorFlow"
         _say(f"warning: {images:g} images a core, and {largest.batch} fit by the compiler (experiments/tpu.csv){why}")
     spent = cost.step_time(slice_, given=given.seconds_per_step, status=status, cycles=cycles)
-    for line in cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=given.time_limit):
-        _say(line)
+    _say(*cost.describe(slice_, engine.region, steps_left=left, time=spent, limit=given.time_limit))
 
 
 def _run_of(engine, given):
@@ -180,7 +176,7 @@ def _run_of(engine, given):
     )
 
 
-def _launch(given: Launch):
+def _launch(given):
     engine = given.make_engine(find_slice(given.slice))
     training, replicas = _training(engine.request.slice, given)
     status = None if given.dry_run else _read_status(given.model_dir)
@@ -192,8 +188,7 @@ def _launch(given: Launch):
     for name in bucket.names((given.data_dir, given.model_dir)) if engine.region and not given.dry_run else ():
         if warning := bucket.warning(name, engine.region):
             _say(f"warning: {warning}")
-    for line in engine.notes:
-        _say(f"note: {line}")
+    _say(*(f"note: {line}" for line in engine.notes))
     run = _run_of(engine, given)
     given = dataclasses.replace(given, dry_run=given.dry_run or (engine.by_hand and not given.yes))
     for arguments, check in engine.checks():
@@ -204,15 +199,17 @@ def _launch(given: Launch):
         say(f"$ cat > {engine.file} <<'END'", *engine.text(run).splitlines(), "END")
         given.call(engine, engine.launch(engine.file, run))
         return
-    _check_data(training, given.data_dir)
+    _check_data(given)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, engine.file)
         write_text(path, engine.text(run))
         engine.call(engine.launch(path, run))
-    _say(f"{given.name} is handed over, and goes on without this machine; it costs money until {given.verb('delete')}")
+    _say(
+        f"{given.name} is handed over, and goes on without this machine; it costs money until {given.command('delete')}"
+    )
 
 
-def _status(given: Status):
+def _status(given):
     if given.node:
         say(*describe(given.node, given.need("project"), given.need("zone"), wait=given.wait))
         return
@@ -221,7 +218,7 @@ def _status(given: Status):
         said = given.call(engine, engine.commands()["status"])
         if said is not None:
             line, costs = engine.describe(said)
-            say(f"{given.name}: {line}" + (f"; it costs money until {given.verb('delete')}" if costs else ""))
+            say(f"{given.name}: {line}" + (f"; it costs money until {given.command('delete')}" if costs else ""))
     if given.model_dir:
         if (status := _read_status(given.model_dir)) is None:
             say("run: has no status.json")
@@ -231,7 +228,7 @@ def _status(given: Status):
         say(f"run: {status.state}, {where}".rstrip())
 
 
-def _logs(given: Which):
+def _logs(given):
     engine = given.make_engine()
     follow = engine.commands()["logs"]
     if given.dry_run:
@@ -243,7 +240,7 @@ def _logs(given: Which):
         raise engine.not_installed() from None
 
 
-def _delete(given: Delete):
+def _delete(given):
     engine = given.make_engine()
     if not given.yes and not given.dry_run:
         try:
@@ -256,8 +253,8 @@ def _delete(given: Delete):
         _say(f"{given.name} is deleted")
 
 
-VERBS = {"launch": _launch, "status": _status, "logs": _logs, "delete": _delete}
+VERBS = {"launch": (Launch, _launch), "status": (Status, _status), "logs": (Which, _logs), "delete": (Delete, _delete)}
 
 
 def main():
-    app.run(VERBS, sys.modules[__name__])
+    app.run(VERBS)

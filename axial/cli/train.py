@@ -14,7 +14,6 @@ import contextlib
 import functools
 import os
 import shlex
-import sys
 
 from axial import recipes
 from axial.cli import app, flags
@@ -23,18 +22,8 @@ from axial.errors import InputError
 from axial.io.gfile import check_plain
 from axial.io.lock import locked
 from axial.io.loopback import host_and_port, keep_local
-from axial.io.paths import experiments_dir
 from axial.io.show import say, working
 from axial.io.write import output_folder, retried, write_json
-
-
-def _steps(name, text):
-    """(first, last) of --profile."""
-    expected = "the first and the last step, like 100:110"
-    first, last = flags.matched(r"(\d+):(\d+)", expected)(name, text)
-    if not 1 <= first <= last:
-        raise InputError(f"--{name}={text}: expected {expected}")
-    return first, last
 
 
 class Train(flags.Devices):
@@ -44,7 +33,11 @@ class Train(flags.Devices):
     data_dir = flags.DATA_DIR
     change = flags.CHANGE
     data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers prepare the photos.")
-    profile = Flag(str, "first and last step of a trace for TensorBoard, like 100:110.", read=_steps)
+    profile = Flag(
+        str,
+        "first and last step of a trace for TensorBoard, like 100:110.",
+        read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110", lambda i, n: 1 <= i <= n),
+    )
     profiler_port = Flag(int, "port where TensorBoard may ask for a trace at any time.", least=1, most=65535)
     listen = flags.LISTEN.but(needs="profiler_port")
 
@@ -54,15 +47,16 @@ class Train(flags.Devices):
             host_and_port("data_service", self.data_service)
 
 
-def _main(given: Train):
+def _main(given):
     model_dir = given.model_dir
     recipe = recipes.read(given.gin_file, given.gin_binding)
     if not recipe.value(f"{recipe.task()}.data_dir"):
         given.need("data_dir")
 
+    from axial.analysis.own_data import warn_of_a_long_step
     from axial.data.objects import objects_of, read_objects
     from axial.recipes import configuration
-    from axial.training.strategy import is_chief, make_strategy
+    from axial.training.strategy import cluster_workers, is_chief, make_strategy
     from axial.training.trainer import RunOptions, train
     from axial.weights.interchange import make_card
     from axial.weights.restore import find_checkpoint, latest_checkpoint
@@ -86,8 +80,8 @@ def _main(given: Train):
         card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
-    if given.strategy != "tpu":  # who has TPUs has chosen them
-        _warn_of_a_long_step(task, training, strategy)
+    if given.strategy != "tpu" and cluster_workers() == 1:  # who has TPUs or several workers has chosen them
+        warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
     own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with own, data_service(given.data_service, model_dir, strategy) as service:
         ready = functools.partial(retried, model_dir, save)
@@ -102,20 +96,6 @@ def _main(given: Train):
             f"To score it: axial-evaluate --model_dir={run}",
             f"To export it: axial-export --model_dir={run} --output_dir=EXPORT",
         )
-
-
-def _warn_of_a_long_step(task, training, strategy):
-    """Says in one line that a step does not suit this device. Who has several workers has chosen them."""
-    from axial.analysis import own_data, step_cost
-    from axial.training.strategy import cluster_workers
-
-    if cluster_workers() > 1:
-        return
-    steps = step_cost.read_steps(os.path.join(experiments_dir(), "steps.csv"))
-    if task.model.name in steps:
-        step = steps[task.model.name]
-        if said := step_cost.long_step(step, task.data.crop, training, strategy.num_replicas_in_sync):
-            say(f"{said}; for one CPU or GPU there is {own_data.RECIPE} (see axial-convert check)", error=True)
 
 
 def start_profiler(port, listen):
@@ -147,4 +127,4 @@ def data_service(address, model_dir, strategy):
 
 
 def main():
-    app.run(_main, sys.modules[__name__])
+    app.run({"": (Train, _main)})

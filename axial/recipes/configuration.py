@@ -38,7 +38,7 @@ from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
 from axial.weights.interchange import restore_tensors
 from axial.weights.restore import find_weights, restore_average
-from axial.weights.source import SUFFIX, Location, resolve, run_file
+from axial.weights.source import SUFFIX, Location, resolve, run_file, without_recipe
 
 
 def experiment(task: Task, training: TrainingConfig, optimizer: Any) -> tuple[Task, TrainingConfig, Any]:
@@ -193,6 +193,8 @@ def restore_run(
         InputError: there is no such run or split, or the checkpoint does not fit.
     """
     source = resolve(what)
+    if source.kind == "weights":
+        raise InputError(without_recipe(source.path))
     load([run_file(source.folder)], bindings)
     spec = DatasetSpec.read(os.path.join(source.folder, "spec.json"))
     task = build(_task(), data_dir, spec=spec)

@@ -110,7 +110,8 @@ class SplitRun:
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the photos that are left, many of them in other processes. Returns the result of all.
 
-        At the end of a whole split it writes the JSON of the results, and removes the states of shards.
+        At the end of a whole split it writes the JSON of the results, and removes the states of shards. With a report,
+        or something that watches, it draws the photos again that an earlier run has scored.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
@@ -120,6 +121,9 @@ class SplitRun:
         """
         if self.scores is None:
             self.restore()
+        if examples and self.results and (self.report or watch):
+            for photo, example, seen in zip(self.scores.photos, examples(self.shard, 0), self.stored()):
+                self._show(example, seen, photo, watch)
         if not self._complete:
             done = len(self.scores.photos)
             stream = predictions(examples(self.shard, done))
@@ -144,14 +148,17 @@ class SplitRun:
             for (example, seen), photo in zip(pairs, self.scores.photos[-len(pairs) :]):
                 if self.results:
                     self.results.add(example, seen)
-                if self.report:
-                    self.report.add(example, seen, photo)
-                if watch:
-                    watch(example, seen)
+                self._show(example, seen, photo, watch)
             if (now := time.monotonic()) - written >= pause:
                 self._write()
                 written = time.monotonic()
                 pause = max(INTERVAL, RARELY * (written - now))
+
+    def _show(self, example, seen, photo, watch):
+        if self.report:
+            self.report.add(example, seen, photo)
+        if watch:
+            watch(example, seen)
 
     def _path(self, shard):
         """The path of a shard's state; None without a folder."""

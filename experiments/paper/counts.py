@@ -9,7 +9,6 @@ import concurrent.futures
 import multiprocessing
 import os
 import signal
-import sys
 
 import msgspec
 
@@ -19,6 +18,7 @@ from axial.analysis.model_counts import Counts
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
 from axial.analysis.step_cost import COUNTED, Step
 from axial.cli import app
+from axial.cli.flags import Flags
 from axial.io import show
 from axial.io.paths import experiments_dir, inside
 from axial.io.write import write_block, write_text
@@ -113,6 +113,10 @@ def zoo_markdown(rows):
 # === The command ===
 
 
+class Counting(Flags):
+    """No flags."""
+
+
 def _path(name):
     return os.path.join(experiments_dir(), name)
 
@@ -139,5 +143,5 @@ def _zoo(_):
     write_block(_path("ZOO.md"), "zoo", zoo_markdown(rows))
 
 
-if __name__ == "__main__":  # who imports this has no command
-    app.run({"models": _models, "steps": _steps, "zoo": _zoo}, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"models": (Counting, _models), "steps": (Counting, _steps), "zoo": (Counting, _zoo)})

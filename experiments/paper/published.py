@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import os
 
-from absl import flags
 from axial.statements import experiments_dir
 
 from axial.io.show import say
@@ -203,11 +202,11 @@ def by_commands(rows):
     return found
 
 
-def publish(page, agreement, commands, markdown):
-    """Says how far our counts agree with the published ones and what trains the rows, and writes --markdown.
+def publish(page, agreement, commands, markdown, path):
+    """Says how far our counts agree with the published ones and what trains the rows, and writes the page `path`.
 
     Args:
-        page: name of the block of --markdown.
+        page: name of the block of the page.
         agreement: lines.
         commands: see `by_commands`.
         markdown: text of the block.
@@ -215,8 +214,8 @@ def publish(page, agreement, commands, markdown):
     say(*agreement)
     for own, labels in commands.items():
         say(f"{'; '.join(labels)}:", *(f"    {text}" for text in own))
-    if flags.FLAGS.markdown:
-        write_block(flags.FLAGS.markdown, page, markdown)
+    if path:
+        write_block(path, page, markdown)
 
 
 ROWS = list(map(_row, read_lines("published.csv")))

@@ -21,14 +21,13 @@ have the published totals. Translation is the whole network without its vocabula
 import dataclasses
 import functools
 import math
-import sys
 
 import tensorflow as tf
-from absl import flags
 
 from axial.analysis.counts import trace
 from axial.analysis.multiply_adds import count_multiply_adds, total
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flags
 from axial.io import show
 from axial.io.write import write_block, write_whole
 from axial.layers.conv import Conv
@@ -353,18 +352,21 @@ def write_figure(path):
     write_whole(path, lambda partial: figure.savefig(partial, dpi=100))
 
 
-def _main(_):
-    if flags.FLAGS.markdown:
-        write_block(flags.FLAGS.markdown, "study")
+class Study(Flags):
+    markdown = flags.MARKDOWN
+    figure = flags.FIGURE
+
+
+def _main(given):
+    if given.markdown:
+        write_block(given.markdown, "study")
     show.say("counting the settings of the spatial-attention study: a minute", error=True)
     results = list(map(cells, show.progress(ROWS, unit="row")))
     show.print_table(COLUMNS, results)
-    publish("study", agreement(), by_commands(ROWS), markdown(results))
-    if flags.FLAGS.figure:
-        write_figure(flags.FLAGS.figure)
+    publish("study", agreement(), by_commands(ROWS), markdown(results), given.markdown)
+    if given.figure:
+        write_figure(given.figure)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
-    flags.DEFINE_string("figure", None, "picture to draw, .png or .jpg.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Study, _main)})

@@ -7,18 +7,14 @@ Each model is traced once for each image size.
 
 import dataclasses
 import itertools
-import sys
 import textwrap
 
-from absl import flags
-
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flags
 from axial.io.show import broken, markdown_table, print_table, say
 from axial.io.write import write_block
 from counts import count_models
 from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row, by_commands, publish
-
-FLAGS = flags.FLAGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,16 +109,19 @@ def markdown(results):
     return "\n".join(lines)
 
 
-def _main(_):
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tables")
+class Tables(Flags):
+    markdown = flags.MARKDOWN
+
+
+def _main(given):
+    if given.markdown:
+        write_block(given.markdown, "tables")
     say("counting the models of the paper's tables: minutes", error=True)
     results = count_rows()
     groups = itertools.groupby(results, lambda result: result.row.table)
     print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
-    publish("tables", agreement(results), by_commands(ROWS), markdown(results))
+    publish("tables", agreement(results), by_commands(ROWS), markdown(results), given.markdown)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Tables, _main)})

@@ -25,9 +25,9 @@ import time
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.show import drawn, print_table, say, working
 from axial.io.write import write_whole
@@ -42,7 +42,6 @@ from textbook import TextbookPair
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "paper"))
 from published import ROWS
 
-FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
 NORM = BatchNormConfig()
 PAIRS = {  # images, height, width, channels of a height and a width layer
@@ -300,21 +299,24 @@ def draw(works, path):
     figure.savefig(path)
 
 
-def _main(_):
-    if FLAGS.figure and FLAGS.suite != "scaling":
+class Benchmark(Flags):
+    suite = Flag(str, "what is measured.", "axial", choices=("axial", "runtime", "scaling", *MODULES))
+    quick = Flag(bool, "fewer works and rounds of --suite=axial.", False)
+    figure = flags.FIGURE.but(meaning="picture of --suite=scaling to draw, .png or .jpg.")
+
+
+def _main(given):
+    if given.figure and given.suite != "scaling":
         raise InputError("--figure needs --suite=scaling")
-    if FLAGS.quick and FLAGS.suite != "axial":
+    if given.quick and given.suite != "axial":
         raise InputError("--quick needs --suite=axial")
-    suites = {"axial": functools.partial(benchmark, FLAGS.quick), "runtime": runtime, "scaling": scaling}
-    with working(f"measuring the suite {FLAGS.suite} on this machine: minutes"):
-        works, found = (suites.get(FLAGS.suite) or importlib.import_module(MODULES[FLAGS.suite]).benchmark)()
+    suites = {"axial": functools.partial(benchmark, given.quick), "runtime": runtime, "scaling": scaling}
+    with working(f"measuring the suite {given.suite} on this machine: minutes"):
+        works, found = (suites.get(given.suite) or importlib.import_module(MODULES[given.suite]).benchmark)()
     show(works, found)
-    if FLAGS.figure:
-        write_whole(FLAGS.figure, functools.partial(draw, works))
+    if given.figure:
+        write_whole(given.figure, functools.partial(draw, works))
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_enum("suite", "axial", ["axial", "runtime", "scaling", *MODULES], "what is measured.")
-    flags.DEFINE_bool("quick", False, "fewer works and rounds of --suite=axial.")
-    flags.DEFINE_string("figure", None, "picture of --suite=scaling to draw, .png or .jpg.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Benchmark, _main)})

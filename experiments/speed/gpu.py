@@ -29,19 +29,19 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 from tensorflow.compiler.xla import xla_data_pb2
 
 import axial
 from axial import recipes
 from axial.analysis.multiply_adds import count_multiply_adds, total
 from axial.analysis.step_cost import FORWARD_AND_BACKWARD
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.analyze import build_recipe
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError, check_installed, nearest
 from axial.io.read import read_file
 from axial.io.show import counted, say, working
-from axial.io.write import make_folder, output_file, try_new_folder, write_bytes, write_json
+from axial.io.write import make_folder, output_file, write_bytes, write_json
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.models.registry import build_model, find_variant
@@ -54,7 +54,6 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pard
 import hlo
 from tpu_compile import CPU, alone, for_compiler, trace
 
-FLAGS = flags.FLAGS
 SMALL = 64  # numbers of an input whose values are kept
 SCRIPT = "run.py"
 SIDE = 257  # of images that build a model; its weights do not depend on larger ones
@@ -310,23 +309,27 @@ def _packed(name, value):
 # === The command ===
 
 
-def _main(_):
+class Export(Flags):
+    export = Flag(str, "new folder for programs, which another machine runs.", path=flags.NEW_FOLDER, needed=True)
+    programs = Flag(list, "names of programs, in place of all.", (), alone=("gin_file",))
+    quick = Flag(bool, "small programs.", False, alone=("gin_file",))
+    gin_file = flags.GIN_FILE.but(meaning="the recipe whose training step is exported.")
+    gin_binding = flags.GIN_BINDING.but(needs="gin_file")
+    data_dir = flags.DATA_DIR.but(needs="gin_file")
+    batches = Flag(int, "of photos that are written for a training.", 64, least=1, most=2**16, needs="gin_file")
+
+
+def _main(given):
     """Writes programs, run.py and programs.json to --export."""
-    of_recipe = FLAGS["gin_file"].present
-    if of_recipe:
-        app.refuse_beside("gin_file", ("programs", "quick"))
-    else:
-        app.refuse_without("gin_file", ("gin_binding", "data_dir", "batches"))
-    programs, folder = find_programs(FLAGS.programs, FLAGS.quick), app.flag("export").rstrip("/")
-    try_new_folder("export", folder)
+    programs, folder = find_programs(given.programs, given.quick), given.export.rstrip("/")
     tasks = [(program.name, write_program, program) for program in programs]
-    if of_recipe:
-        recipe = recipes.read(FLAGS.gin_file, FLAGS.gin_binding)
+    if given.gin_file:
+        recipe = recipes.read(given.gin_file, given.gin_binding)
         if not recipe.value(f"{recipe.task()}.data_dir"):
-            app.flag("data_dir")
-        build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-        what = f"the training step of {' '.join(FLAGS.gin_file)}, {FLAGS.batches} batches"
-        tasks = [(what, functools.partial(write_training, count=FLAGS.batches), build)]
+            given.need("data_dir")
+        build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
+        what = f"the training step of {' '.join(given.gin_file)}, {given.batches} batches"
+        tasks = [(what, functools.partial(write_training, count=given.batches), build)]
     check_installed("--export wants", "analysis", "jax")
     make_folder(folder)
     entries = []
@@ -339,12 +342,5 @@ def _main(_):
     say(f"on a machine with a GPU and jax: python {folder}/{SCRIPT} --help")
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("export", None, "new folder for programs, which another machine runs.")
-    flags.DEFINE_list("programs", [], "names of programs, in place of all.")
-    flags.DEFINE_bool("quick", False, "small programs.")
-    flags.DEFINE_multi_string("gin_file", [], "the recipe whose training step is exported.")
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_integer("batches", 64, "of photos that are written for a training.", lower_bound=1, upper_bound=2**16)
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Export, _main)})

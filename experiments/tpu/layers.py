@@ -9,11 +9,10 @@ import sys
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 
 import tpu_compile
 from axial.cli import app
-from axial.cli.flags import matched
+from axial.cli.flags import Flag, Flags, matched
 from axial.errors import check_installed
 from axial.io.show import say, working
 from axial.layers.attention.layer import AxialAttention
@@ -24,7 +23,6 @@ import study_speed
 from benchmark import NORM, training_function
 from textbook import TextbookAttention
 
-FLAGS = flags.FLAGS
 SLICE = tpu_compile.DEFAULT_SLICE
 
 
@@ -57,13 +55,20 @@ def layer_step(layer, shape):
     return lambda x: train(x)[1:], [tf.TensorSpec(shape, tf.bfloat16)]
 
 
-def _main(_):
+class Layers(Flags):
+    layer = Flag(
+        str,
+        "rows x length of our layer, in place of the study's, like 258x65.",
+        read=matched(r"([1-9]\d*)x([1-9]\d*)", "rows x length, like 258x65"),
+    )
+
+
+def _main(given):
     """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
-    sides = FLAGS.layer and matched(r"([1-9]\d*)x([1-9]\d*)", "rows x length, like 258x65")("layer", FLAGS.layer)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    layers = _axial_layers(*sides) if sides else _study_layers()
+    layers = _axial_layers(*given.layer) if given.layer else _study_layers()
     for name, layer, shape in layers:
         with working(f"{SLICE}, {name}: compiling"):
             hlo = tpu_compile.lower(*layer_step(layer, shape), SLICE)
@@ -80,6 +85,5 @@ def _main(_):
         )
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("layer", None, "rows x length of our layer, in place of the study's, like 258x65.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Layers, _main)})

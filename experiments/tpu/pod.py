@@ -15,18 +15,14 @@ prepare its images.
 
 import math
 import os
-import sys
-
-from absl import flags
 
 import tpu
 from axial.chips import replicas_of
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flag, Flags
 from axial.errors import InputError
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say
-
-FLAGS = flags.FLAGS
 
 HOP = 1e-6  # seconds from one chip to the next in a sum: an assumption
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -68,13 +64,18 @@ def predict(row):
     return found
 
 
-def _main(_):
-    path = FLAGS.csv or os.path.join(experiments_dir(), "tpu.csv")
+class Pod(Flags):
+    csv = flags.CSV.but(meaning="table of compiled recipes; by default that of experiments/.", path=flags.IN_FILE)
+    only = Flag(str, "recipes whose names have this text.", "")
+
+
+def _main(given):
+    path = given.csv or os.path.join(experiments_dir(), "tpu.csv")
     table = tpu.read_table(path, tpu.Row).values()
     # Rows of the largest batch have one device and no sums.
-    rows = [row for row in table if FLAGS.only in row.leaf and row.fits and row.form not in tpu.LARGEST]
+    rows = [row for row in table if given.only in row.leaf and row.fits and row.form not in tpu.LARGEST]
     if not rows:
-        raise InputError(f"{path}: no compiled recipe with {FLAGS.only!r} in its name; tpu.py --all makes them")
+        raise InputError(f"{path}: no compiled recipe with {given.only!r} in its name; tpu.py --all makes them")
     for row in rows:
         say(f"{row.leaf}, {row.form}, {counted(row.batch, 'image')} a core, as compiled for {row.slice}")
         cells = [
@@ -89,7 +90,5 @@ def _main(_):
     say(f"Here t is {1e6 * HOP:g} microseconds. No TPU has run any of it.")
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("csv", None, "table of compiled recipes; by default that of experiments/.")
-    flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Pod, _main)})

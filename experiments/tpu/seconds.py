@@ -8,21 +8,17 @@ in the forms that accelerators have, or the TPU's compiler for a chip, at its le
 """
 
 import dataclasses
-import sys
 import time
-
-from absl import flags
 
 import hlo
 import tpu
 import tpu_compile
 from axial.analysis.step_cost import resident
-from axial.cli import app
+from axial.cli import app, flags
+from axial.cli.flags import Flag, Flags
 from axial.errors import check_installed
 from axial.io import show
 from axial.io.write import write_block
-
-FLAGS = flags.FLAGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +113,17 @@ def _compile(module, compiler):
     return time.perf_counter() - started, time.process_time() - processor, resident() / 2**30
 
 
-def _main(_):
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "compile")
-    path, compilers = app.flag("csv"), (tpu_compile.CPU, tpu_compile.DEFAULT_SLICE)
-    leaves = tpu.named(tpu.leaves(), FLAGS.only)
+class Seconds(Flags):
+    csv = flags.CSV.but(meaning="table of the seconds of recipes.", needed=True)
+    markdown = flags.MARKDOWN
+    only = Flag(str, "recipes whose names have this text.", "")
+
+
+def _main(given):
+    if given.markdown:
+        write_block(given.markdown, "compile")
+    path, compilers = given.csv, (tpu_compile.CPU, tpu_compile.DEFAULT_SLICE)
+    leaves = tpu.named(tpu.leaves(), given.only)
     rows = tpu.read_table(path, Row)
     lacking = [key for leaf in leaves for key in ((leaf, compiler) for compiler in compilers) if key not in rows]
     if lacking:
@@ -131,12 +133,9 @@ def _main(_):
             rows = tpu.add_row(path, measure(*key))
     table = markdown(rows)
     show.say(*table.splitlines())
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "compile", table)
+    if given.markdown:
+        write_block(given.markdown, "compile", table)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_string("csv", None, "table of the seconds of recipes.")
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the table, or a new file.")
-    flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Seconds, _main)})

@@ -18,14 +18,14 @@ import tempfile
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import flags
 
 import tpu_compile
 from axial import recipes
 from axial.analysis.slice_cost import CompiledStep
 from axial.chips import CHIPS, replicas_of
-from axial.cli import app
+from axial.cli import app, flags
 from axial.cli.analyze import build_recipe
+from axial.cli.flags import Flag, Flags
 from axial.data.convert import Conversion, convert_split, encode_item
 from axial.data.converters import text
 from axial.data.converters.coco import SAMPLE_DIR
@@ -41,7 +41,6 @@ from axial.tasks.segmentation.panoptic import segment_each
 from axial.training.loop import Loop
 from axial.training.trainer import check_batch, check_loop
 
-FLAGS = flags.FLAGS
 report = functools.partial(say, error=True)
 
 # Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
@@ -318,24 +317,38 @@ def _table(last, rows, of_last):
 # === The command ===
 
 
-def _main(_):
-    app.refuse_without("all", ("only", "csv", "markdown"))
-    app.refuse_beside("all", ("gin_file", "gin_binding", "data_dir", "mode", "batch", "parts", "slice"))
-    replicas_of(FLAGS.slice)  # names a wrong slice before anything is built
-    if FLAGS.parts and FLAGS.slice.partition(":")[0] not in CHIPS:
-        raise InputError(f"--parts: no speed of the memory of {FLAGS.slice} is known: {', '.join(CHIPS)}")
-    if not FLAGS.all:
-        recipes.read(FLAGS.gin_file, FLAGS.gin_binding)
+class Compile(Flags):
+    gin_file = flags.GIN_FILE.but(default=("sample/overfit.gin",), alone=("all",))
+    gin_binding = flags.GIN_BINDING.but(alone=("all",))
+    data_dir = flags.DATA_DIR.but(alone=("all",))
+    slice = Flag(str, "the TPU slice, like v5e:4x4.", tpu_compile.DEFAULT_SLICE, alone=("all",))
+    batch = flags.BATCH.but(meaning="images of a device; by default all that fit.", alone=("all",))
+    mode = Flag(str, "the step that is compiled.", "train", choices=("train", "serve"), alone=("all",))
+    parts = Flag(
+        bool, "cycles, bytes and products of each part, beside the least that they take.", False, alone=("all",)
+    )
+    all = Flag(bool, "every published recipe; adds to the file of --csv what that lacks.", False)
+    only = Flag(str, "recipes whose names have this text.", "", needs="all")
+    csv = flags.CSV.but(meaning="table of compiled recipes.", needs="all")
+    markdown = flags.MARKDOWN.but(needs="all")
+
+
+def _main(given):
+    replicas_of(given.slice)  # names a wrong slice before anything is built
+    if given.parts and given.slice.partition(":")[0] not in CHIPS:
+        raise InputError(f"--parts: no speed of the memory of {given.slice} is known: {', '.join(CHIPS)}")
+    if not given.all:
+        recipes.read(given.gin_file, given.gin_binding)
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
-    what = "every published recipe: hours" if FLAGS.all else f"a step of {' '.join(FLAGS.gin_file)}: minutes"
+    what = "every published recipe: hours" if given.all else f"a step of {' '.join(given.gin_file)}: minutes"
     report(f"compiling with the TPU's own compiler {what}")
-    _compile_all() if FLAGS.all else _compile_step()
+    _compile_all(given) if given.all else _compile_step(given)
 
 
-def _compile_step():
+def _compile_step(given):
     """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
-    build = functools.partial(build_recipe, FLAGS.gin_file, FLAGS.gin_binding, FLAGS.data_dir)
-    batch, program, replicas, training = compile_step(build, FLAGS.slice, FLAGS.batch, FLAGS.mode)
+    build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
+    batch, program, replicas, training = compile_step(build, given.slice, given.batch, given.mode)
     if not program.fits:
         say(
             f"{batch} images a device do not fit: {_gib(program.used)} of {_gib(program.limit)}, "
@@ -345,13 +358,13 @@ def _compile_step():
             "or a generation with more memory"
         )
         sys.exit(1)
-    largest = "" if FLAGS.batch else ", the largest batch that fits"
-    shared = f" of {training.partitions} devices" if training.partitions > 1 and FLAGS.mode == "train" else ""
-    say(f"{FLAGS.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {FLAGS.mode}")
+    largest = "" if given.batch else ", the largest batch that fits"
+    shared = f" of {training.partitions} devices" if training.partitions > 1 and given.mode == "train" else ""
+    say(f"{given.slice}: {counted(replicas, 'replica')}{shared}, {counted(batch, 'image')} each{largest}; {given.mode}")
     say(f"memory {_gib(program.used)} of {_gib(program.limit) if program.limit else 'an unknown limit'}")
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
-    if FLAGS.parts:
-        generation = FLAGS.slice.partition(":")[0]
+    if given.parts:
+        generation = given.slice.partition(":")[0]
         chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # of a chip, that are devices
         _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
@@ -398,28 +411,17 @@ def compile_row(leaf, slice_name, form):
     return Row(leaf, slice_name, form, batch, images=images, problems=problems, limit=program.limit or 0, **facts)
 
 
-def _compile_all():
+def _compile_all(given):
     """Compiles every published recipe, or those of --only."""
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tpu")
-    path = app.flag("csv")
-    named([leaf for leaf, *_ in plan()], FLAGS.only)
-    table = markdown(compile_all(path, compile_row, FLAGS.only))
+    if given.markdown:
+        write_block(given.markdown, "tpu")
+    path = given.need("csv")
+    named([leaf for leaf, *_ in plan()], given.only)
+    table = markdown(compile_all(path, compile_row, given.only))
     say(*table.splitlines())
-    if FLAGS.markdown:
-        write_block(FLAGS.markdown, "tpu", table)
+    if given.markdown:
+        write_block(given.markdown, "tpu", table)
 
 
-if __name__ == "__main__":  # who imports this has flags of its own
-    flags.DEFINE_multi_string("gin_file", ["sample/overfit.gin"], "the recipe.")
-    flags.DEFINE_multi_string("gin_binding", [], "gin bindings over the recipe.")
-    flags.DEFINE_string("data_dir", None, "what axial-convert wrote; the sample photos by default.")
-    flags.DEFINE_string("slice", tpu_compile.DEFAULT_SLICE, "the TPU slice, like v5e:4x4.")
-    flags.DEFINE_integer("batch", None, "images of a device; by default all that fit.", 1, 65536)
-    flags.DEFINE_enum("mode", "train", ["train", "serve"], "the step that is compiled.")
-    flags.DEFINE_bool("parts", False, "cycles, bytes and products of each part, beside the least that they take.")
-    flags.DEFINE_bool("all", False, "every published recipe; adds to the file of --csv what that lacks.")
-    flags.DEFINE_string("only", "", "recipes whose names have this text.")
-    flags.DEFINE_string("csv", None, "table of compiled recipes.")
-    flags.DEFINE_string("markdown", None, "page that holds the two comments around the tables, or a new file.")
-    app.run(_main, sys.modules[__name__])
+if __name__ == "__main__":
+    app.run({"": (Compile, _main)})

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from axial.cli import checks
+from axial.cli import convert as command
 from axial.weights import convert
 
 # Runs each line of its input, a JSON of the command's arguments, in a fork, and prints (exit code, stdout, stderr).
 RUN = """
 import importlib, json, os, sys, tempfile
 sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # importing one of them fails
-import axial.cli.checks, axial.data.files, axial.io.write, axial.recipes  # what most of them import
+import axial.cli.app, axial.data.files, axial.io.write, axial.recipes  # what most of them import
 for line in sys.stdin:
     command, *arguments = json.loads(line)
     streams = [tempfile.TemporaryFile("w+") for _ in range(2)]
@@ -59,7 +59,7 @@ CASES = {
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
     "convert coco --output_dir=OUT --beam": "--beam needs ",
-    "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "one of <v1.2|v2.0>",
+    "convert mapillary --input_dir=FOLDER --output_dir=OUT --split=training --version=v3": "expected one of v1.2, v2.0",
     "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
     "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
     # axial-analyze
@@ -112,7 +112,7 @@ def test_cheap_errors_come_before_tensorflow(without_tensorflow, tmp_path, call,
 
 
 def test_the_sources_of_weights_are_those_of_the_module():
-    assert tuple(convert.SOURCES) == checks.SOURCES and tuple(convert.TARGETS) == checks.TARGETS
+    assert tuple(convert.SOURCES) == command.SOURCES and tuple(convert.TARGETS) == command.TARGETS
 
 
 # A white BMP of 2x2 pixels: the two headers, and two rows of three bytes a pixel and two of padding.

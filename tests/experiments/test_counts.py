@@ -10,7 +10,7 @@ from axial.recipes import read_recipes
 from tests.conftest import ROOT
 
 MODELS = {row.model: row for row in model_counts.read_models(str(ROOT / "experiments/models.csv"))}
-STEPS = step_cost.read_steps(str(ROOT / "experiments/steps.csv"))
+STEPS = step_cost.read_steps()
 ZOO = zoo.read_zoo(str(ROOT / "experiments/zoo.csv"))
 
 

@@ -28,8 +28,8 @@ import yaml
 from PIL import Image
 
 from axial.data import specs, tfrecord
-from axial.training.split_run import EvaluationState
 from axial.io import schemas
+from axial.training.split_run import EvaluationState
 from tests.data.coco_fixture import CocoFolder, stripes
 from tests.data.record_fixture import CHANGES, change_record, values_of
 from tests.faults import rounds

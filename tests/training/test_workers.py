@@ -19,7 +19,7 @@ WORKER = """
 import os, sys, time
 sys.path[:0] = {path!r}
 from tests.training.runs import run
-from axial.cli import app, train
+from axial.cli import app, flags
 from axial.training import strategy as strategies
 from axial.training.loop import Loop
 
@@ -33,7 +33,7 @@ def main(_):
     run({data!r}, {model!r}, strategy=strategy, **options)
 
 sys.argv[0] = "train"
-app.run(main, train)
+app.run({{"": (flags.Flags, main)}})
 """
 
 
