@@ -8,9 +8,10 @@ import sys
 import pytest
 
 import axial.layers
-from axial import api, configuration
+from axial import api
 from axial.models import base as models
 from axial.models import registry
+from axial.recipes import configuration
 from axial.serving import result
 from axial.tasks import base as tasks
 from axial.tasks import scores

@@ -14,7 +14,6 @@ from axial.data.tfrecord import is_labelled
 from axial.errors import InputError
 from axial.io import gfile
 from axial.io.show import broken, say
-from axial.recipes import read_recipe
 from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 
 RECIPE = "own/axial_deeplab_nano.gin"
@@ -107,14 +106,14 @@ def crowding(checks, canvas, recipe):
     return f"{line} {room}{why if most > room else ''}", most > room
 
 
-def print_advice(data_dir, checks):
-    """Prints the command that trains on a checked data set, and what it takes on this machine."""
+def print_advice(data_dir, checks, recipe):
+    """Prints the command that trains on a checked data set by the `Recipe` of `RECIPE`, and what it takes here."""
     names = []
     for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
         with contextlib.suppress(InputError):  # another file than a manifest
             name = os.path.basename(path)[:-5]
             names += [name] * is_labelled(data_dir, name)
-    advice, recipe = advise(checks, names), read_recipe(RECIPE)
+    advice = advise(checks, names)
     products, memory = step_cost.read_steps()[recipe.model].of(advice.crop, BATCH)
     (device, _), rate = step_cost.device_memory(), step_cost.rate()
     line, too_many = crowding(checks, advice.bindings["CANVAS"], recipe)

@@ -39,6 +39,7 @@ from axial.io.lock import locked
 from axial.io.show import counted, say
 from axial.io.write import try_file, try_new_folder, write_text
 from axial.models.names import check_model_name
+from axial.recipes import read_recipe
 
 PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
 SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
@@ -256,9 +257,9 @@ def _check(given):
         raise InputError(f"{data_dir}: {counted(errors, 'error')}, which the tables above name")
     say(f"{data_dir}: no errors in {counted(sum(check.photos for check in checks), checks[0].unit)}")
     if all(check.labels == "panoptic" for check in checks):
-        from axial.analysis.own_data import print_advice
+        from axial.analysis.own_data import RECIPE, print_advice
 
-        print_advice(data_dir, checks)
+        print_advice(data_dir, checks, read_recipe(RECIPE))
 
 
 class Zip(Flags):

@@ -16,12 +16,11 @@ import tensorflow as tf
 from axial.data.converters.coco import sample_data_dir
 from axial.data.converters.nuclei import nuclei_data_dir
 from axial.data.files import find_manifest
-from axial.data.objects import OBJECTS, read_objects
+from axial.data.objects import OBJECTS, Objects, read_objects
 from axial.data.specs import DatasetSpec, Spec, TextSpec, field_difference, text_operations
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.io.read import first_line
-from axial.io.schemas import Objects, WeightsCard
 from axial.io.show import say
 from axial.io.write import write_json, write_text
 from axial.layers.attention.folded import fill_scales
@@ -36,7 +35,7 @@ from axial.tasks.registry import TASKS
 from axial.training.optimizers import OPTIMIZERS, SCHEDULES
 from axial.training.trainer import TrainingConfig
 from axial.weights.convert import gin_text
-from axial.weights.interchange import restore_tensors
+from axial.weights.interchange import WeightsCard, restore_tensors
 from axial.weights.restore import find_weights, restore_average
 from axial.weights.source import SUFFIX, Location, resolve, run_file, without_recipe
 

@@ -8,10 +8,9 @@ import numpy as np
 from PIL import Image
 
 from axial.data.labels import colors_of
-from axial.data.objects import diameters, grey_level
+from axial.data.objects import Objects, diameters, grey_level
 from axial.data.specs import Spec
 from axial.errors import InputError
-from axial.io.schemas import Objects
 from axial.io.write import write_image, write_text
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Evaluation

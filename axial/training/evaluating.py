@@ -47,8 +47,8 @@ class Evaluations:
     def __init__(self, loop, model_dir):
         self.loop, self.task, self.config, self.strategy = loop, loop.task, loop.config, loop.strategy
         self.model_dir = model_dir
-        names = "best", "best/scores.json", "evaluated.json", ".evaluating"
-        best, self.best_path, self.done_path, self.state_dir = (os.path.join(model_dir, name) for name in names)
+        best, self.done_path = os.path.join(model_dir, "best"), os.path.join(model_dir, "evaluated.json")
+        self.best_path, self.state_dir = os.path.join(best, "scores.json"), os.path.join(model_dir, ".evaluating")
         if self.config.eval_interval:
             self.saver = Saver(tf.train.Checkpoint(model=loop.model), best, 1, loop.strategy)
 

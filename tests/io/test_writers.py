@@ -19,8 +19,8 @@ REVIEWED = {
         ("analysis/run_page.py", "draw_curves", "plots.savefig"),
         ("tasks/segmentation/results.py", "zip_coco_results", "tf.io.gfile.copy"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
-        ("evaluation/pictures.py", "save_confusion", "figure.savefig"),
-        ("evaluation/pictures.py", "save_picture_table", "figure.savefig"),
+        ("training/report.py", "save_confusion", "figure.savefig"),
+        ("training/report.py", "save_picture_table", "figure.savefig"),
         ("tasks/segmentation/drawing.py", "save_stress", "figure.savefig"),
     ],
     "it writes to memory": [
@@ -54,7 +54,7 @@ REVIEWED = {
     ],
 }
 # Calls of axial's own functions, which write in one of these ways, of the system's empty file, and of open streams.
-OWN = ("configuration.save", "store.save", "self.saver.save", "saver.save", "open(os.devnull")
+OWN = ("configuration.save", "store.save", "self.saver.save", "saver.save", "super().move", "open(os.devnull")
 DOORS = ("io/write.py", "io/lock.py", "io/gfile.py")
 
 
