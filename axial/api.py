@@ -103,7 +103,7 @@ class Exported(keras.Model):
     def __init__(self, predictor: Predictor):
         super().__init__(name="exported", dynamic=True)
         self.predictor, self.spec, self.photo_scale = predictor, predictor.spec, predictor.scale
-        self.task = predictor.evaluation.name
+        self.task = predictor.evaluator.name
 
     def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         given = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
@@ -146,21 +146,21 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
     predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
     several, found = isinstance(photos, (list, tuple)), []
     for number, one in enumerate(photos if several else [photos], 1):
-        if predictor.evaluation.takes == "text":
+        if predictor.evaluator.takes == "text":
             found.append(_checked_text(predictor, f"text {number}", one))
         elif isinstance(one, (str, os.PathLike)) and tf.io.gfile.isdir(one):
             several, found = True, found + find_photos([os.fspath(one)])
         else:
             found.append(_checked_photo(f"photo {number}", one))
     if not found:
-        raise InputError(f"no {predictor.evaluation.takes}: the list is empty")
+        raise InputError(f"no {predictor.evaluator.takes}: the list is empty")
     results = [_result(predictor, one) for one in found]
     return results if several else results[0]
 
 
 def _result(predictor, given):
     """`Result` of an array, of the path of a photo, or of a text."""
-    if predictor.evaluation.takes == "text" or not isinstance(given, str):
+    if predictor.evaluator.takes == "text" or not isinstance(given, str):
         return Result.of(predictor, given)
     image = load_photo(given, predictor.spec.levels)
     try:
@@ -186,7 +186,7 @@ def _checked_photo(where, photo):
 
 def _checked_text(predictor, where, text):
     if not isinstance(text, str):
-        raise InputError(f"{where}: {_described(text)}; the model does {predictor.evaluation.name}, it takes a str")
+        raise InputError(f"{where}: {_described(text)}; the model does {predictor.evaluator.name}, it takes a str")
     if not text.strip():
         raise InputError(f"{where}: is empty")
     check_length(predictor, where, text)

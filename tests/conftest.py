@@ -23,7 +23,7 @@ from tensorflow.python.framework import ops
 
 from axial.layers import device
 from axial.models.registry import ModelConfig
-from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask
 from tests.cli.run_fixture import exported, trained  # noqa: F401, fixtures
 from tests.cloud.tools_fixture import tools  # noqa: F401, a fixture

@@ -45,7 +45,7 @@ TESTS = {
     "io/lock.py": ["io/test_write.py"],
     "io/page.py": ["io/test_show.py"],
     "io/paths.py": ["io/test_paths.py", "io/test_write.py"],
-    "metrics/coco_ap.py": ["tasks/detection/test_detection_evaluation.py", PROPERTIES],
+    "metrics/coco_ap.py": ["tasks/detection/test_detection_evaluator.py", PROPERTIES],
     "metrics/matching.py": ["metrics/test_matching.py", PROPERTIES],
     "metrics/mean_iou.py": [PROPERTIES],
     "metrics/panoptic_quality.py": ["metrics/test_panoptic_quality.py", PROPERTIES],

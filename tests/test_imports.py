@@ -70,7 +70,7 @@ def test_one_keras_one_loop_one_gin():
     for path in FILES:
         text, modules = path.read_text(), set(imports_of(path))
         assert "tf.keras" not in text and "from tensorflow import keras" not in text, path
-        orbits = path.relative_to(PACKAGE).as_posix() in ("training/loop.py", "training/trainer.py")
+        orbits = path.relative_to(PACKAGE).as_posix() in ("training/train_step.py", "training/trainer.py")
         assert "orbit" not in modules or orbits, path
         assert "gin" not in modules or room_of(path) == "recipes", path
         assert "gin.tf" not in modules, path

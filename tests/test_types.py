@@ -14,12 +14,12 @@ from axial.models import registry
 from axial.recipes import configuration
 from axial.serving import result
 from axial.tasks import base as tasks
-from axial.tasks import scores
+from axial.tasks import metrics
 from axial.weights import convert, interchange, restore, source
 from tests.conftest import ROOT
 
-MODULES = (api, configuration, models, registry, result, tasks, scores, convert, interchange, restore, source)
-HELPERS = {"Replicated", "batch_size", "by_size"}  # of the tasks, in the file of their contract
+MODULES = (api, configuration, models, registry, result, tasks, metrics, convert, interchange, restore, source)
+HELPERS = {"DistributedPredictor", "batch_size", "by_size"}  # of the tasks, in the file of their contract
 LAYERS = [getattr(axial.layers, name) for name in axial.layers.__all__]
 
 

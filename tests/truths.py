@@ -3,7 +3,7 @@
 import numpy as np
 
 from axial.data.specs import COCO
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 
 
 def truth_as_prediction(example):

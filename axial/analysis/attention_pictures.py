@@ -197,7 +197,7 @@ def draw_block(stem, model, layers, example, *, fractions):
     """
     image, lines = example["image"], {}
     photo = np.uint8(np.clip(np.round((image + 1) * 127.5), 0, 255))
-    fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["content"]), photo.shape)]
+    fractions = [f * n / side for f, n, side in zip(fractions, np.array(example["valid_size"]), photo.shape)]
     for (path, layer), x in zip(layers.items(), layer_inputs(model, image[None], list(layers.values()))):
         size = x.shape[1:3]
         pixel = tuple(min(int(f * n), n - 1) for f, n in zip(fractions, size))

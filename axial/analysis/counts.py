@@ -51,7 +51,7 @@ def trace(name, num_classes, height, width, *, batch=1, changes=None):
                     f"{side} {length}: {name!r} has output stride {model.output_stride}, "
                     f"the least size is {model.output_stride} x {model.output_stride}"
                 )
-        signature = find_variant(name).head.signature((height, width), batch)
+        signature = find_variant(name).model.signature((height, width), batch)
         images = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), signature)
         # The model's code needs no conversion; AutoGraph would rewrite every call.
         tf.autograph.experimental.do_not_convert(model)(images)

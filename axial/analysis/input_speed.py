@@ -53,7 +53,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
     """
     seconds, batch = 0.5 if quick else 3.0, max(batch, task.row)
     stages = {"pipeline": lambda: _speed(task.train_dataset(batch, 0), batch, seconds)}
-    if segments := task.evaluation.labels == "panoptic":
+    if segments := task.evaluator.labels == "panoptic":
         files = tfrecord.shard_paths(task.data_dir, tfrecord.read_manifest(task.data_dir, task.data.train_split))
         in_memory = tf.data.Dataset.from_tensor_slices(list(tf.data.TFRecordDataset(files).take(16)))
         records = in_memory.map(tfrecord.parse_example).cache().repeat()

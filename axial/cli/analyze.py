@@ -130,8 +130,8 @@ def _attention(given):
         else:
             task, model = configuration.restore_run(source)
             model = folded_model(task, model)
-    if task.evaluation.takes != "photo":
-        raise InputError(f"{given.model}: does {task.evaluation.name}; a model that takes photos is expected")
+    if task.evaluator.takes != "photo":
+        raise InputError(f"{given.model}: does {task.evaluator.name}; a model that takes photos is expected")
     if task.spec.levels != PERCENTILES:
         photo = load_photo(given.image, task.spec.levels)
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
@@ -210,7 +210,7 @@ def _input(given):
         from axial.data.streams import name_damaged_records
 
         task, training, _ = build_recipe(given.gin_file, given.gin_binding, given.data_dir)
-        unit = "tokens" if task.evaluation.takes == "text" else "images"
+        unit = "tokens" if task.evaluator.takes == "text" else "images"
         with name_damaged_records(task.data_dir, task.data.train_split):
             result = input_speed.measure(task, given.quick, functools.partial(say, error=True))
     for stage, speed in result.items():

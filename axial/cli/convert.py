@@ -270,7 +270,7 @@ class Zip(Flags):
 
 
 def _zip(given):
-    from axial.tasks.segmentation.results import zip_coco_results
+    from axial.tasks.segmentation.prediction_writers import zip_coco_results
 
     for split in given.split:
         say(zip_coco_results(given.input_dir, split, given.data_dir, given.output_dir))

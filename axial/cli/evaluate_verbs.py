@@ -27,13 +27,13 @@ from axial.recipes import configuration
 from axial.serving.predictor import Predictor
 from axial.serving.zoom import Zoomed
 from axial.tasks.base import Inference
-from axial.tasks.registry import find_evaluation
-from axial.tasks.scores import evaluate
+from axial.tasks.metrics import evaluate
+from axial.tasks.registry import find_evaluator
 from axial.tasks.segmentation import studies
 from axial.tasks.segmentation.cityscapes_scores import check_cityscapes, cityscapes_scores
 from axial.tasks.segmentation.drawing import save_stress
-from axial.tasks.segmentation.evaluation import PANOPTIC, submitted
-from axial.tasks.segmentation.results import CityscapesResults, ResultPredictions
+from axial.tasks.segmentation.evaluator import PANOPTIC, submitted
+from axial.tasks.segmentation.prediction_writers import CityscapesPredictionWriter, StoredPredictions
 from axial.training import split_run
 from axial.training.monitor import write_scalar
 from axial.training.report import Report, save_picture_table
@@ -49,24 +49,24 @@ PICTURES = 8  # photos of a split in --picture
 
 # === Where predictions come from ===
 #
-# A run, an export, or files that were made elsewhere. Each class has a `evaluation`, a `spec`, the default `data_dir`
+# A run, an export, or files that were made elsewhere. Each class has a `evaluator`, a `spec`, the default `data_dir`
 # and `split`, a `name` for people, and an `identity`: a dict that differs if the predictions may differ. It has the
 # weights and every setting that predictions depend on, and no path. `examples(split, shard, skip)` are photos, and
 # `predictions(split)` is a function of them; see `evaluate`. `stores` tells whether --results_dir keeps them.
 
 
-def needs(evaluation, study):
-    """Raises InputError unless a `Evaluation` has the study, a verb or a flag."""
-    if study.removeprefix("--") not in evaluation.studies:
-        raise InputError(f"{study}: not for {evaluation.name}")
+def needs(evaluator, study):
+    """Raises InputError unless a `Evaluator` has the study, a verb or a flag."""
+    if study.removeprefix("--") not in evaluator.studies:
+        raise InputError(f"{study}: not for {evaluator.name}")
 
 
-def check_studies(given, evaluation, spec, instances=True):
+def check_studies(given, evaluator, spec, instances=True):
     """Raises InputError if --submission_dir or --thresholds ask for what a task, a spec or a run does not have."""
     if given.submission_dir:
-        needs(evaluation, "--submission_dir")
+        needs(evaluator, "--submission_dir")
     if given.thresholds:
-        needs(evaluation, "--thresholds")
+        needs(evaluator, "--thresholds")
         if not any(spec.things):
             raise InputError(f"--thresholds: matches things, and the spec {spec.name!r} has none")
         if not instances:
@@ -105,9 +105,9 @@ class Run(Model):
         self.inference = Inference(strategy, *looks, compiled)
         if given.diameter is not None:  # one photo after the other
             self.inference = dataclasses.replace(self.inference, strategy=None, compiled=False)
-        self.evaluation, self.spec, self.data_dir = task.evaluation, task.spec, task.data_dir
+        self.evaluator, self.spec, self.data_dir = task.evaluator, task.spec, task.data_dir
         self.split = task.data.eval_split
-        check_studies(given, self.evaluation, self.spec, task.instances)
+        check_studies(given, self.evaluator, self.spec, task.instances)
         self.identity = {
             "weights": weights_digest({name: weight.numpy() for name, weight in weight_names(model).items()}),
             "network": task.model.settings(),
@@ -121,8 +121,8 @@ class Run(Model):
 
     def resize(self, canvas):
         """Evaluates at another size of the network's input."""
-        if self.evaluation.takes != "photo":
-            raise InputError(f"--image_size: not for {self.evaluation.name}")
+        if self.evaluator.takes != "photo":
+            raise InputError(f"--image_size: not for {self.evaluator.name}")
         self.task = dataclasses.replace(self.task, data=self.task.data.resized(canvas))
         self.identity["canvas"] = self.task.canvas
 
@@ -157,8 +157,8 @@ class Export(Model):
             raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
         self.given = given
         self.predictor = configuration.load_export(source)
-        self.spec, self.evaluation = self.predictor.spec, self.predictor.evaluation
-        check_studies(given, self.evaluation, self.spec)
+        self.spec, self.evaluator = self.predictor.spec, self.predictor.evaluator
+        check_studies(given, self.evaluator, self.spec)
         sample, split = (sample_data_dir, "val2017") if difference(self.spec, NUCLEI) else (nuclei_data_dir, "test")
         self.data_dir = given.data_dir or sample()
         (self.split,) = find_splits(self.data_dir, {"val": split})
@@ -176,28 +176,28 @@ class Results:
 
     def __init__(self, given):
         self.given, self.data_dir = given, given.data_dir
-        self.evaluation = PANOPTIC
+        self.evaluator = PANOPTIC
         self.spec = read_manifest(self.data_dir, given.split[0])["spec"]
-        check_studies(given, self.evaluation, self.spec)
+        check_studies(given, self.evaluator, self.spec)
         self.name, self.identity = given.results_json, {}
 
     def examples(self, split, shard, skip):
-        return self.evaluation.examples(self.data_dir, split, self.spec, shard=shard, skip=skip)
+        return self.evaluator.examples(self.data_dir, split, self.spec, shard=shard, skip=skip)
 
     def predictions(self, split):
         given = self.given
-        return ResultPredictions(given.results_json, given.results_dir, self.data_dir, split, spec=self.spec)
+        return StoredPredictions(given.results_json, given.results_dir, self.data_dir, split, spec=self.spec)
 
 
 # === What is printed and written of scores ===
 
 
-def tell(given, evaluation, scores, columns):
-    """Prints the result of an evaluation of a `Evaluation`, in percent, and appends it to --csv; see there."""
-    append_scores(given.csv, evaluation, scores, columns)
-    print_table(*evaluation.classes(scores))
-    *lines, main = evaluation.lines(scores)
-    say(*lines, f"{main} split={columns['split']} {evaluation.unit}s={columns['photos']}")
+def tell(given, evaluator, scores, columns):
+    """Prints the result of an evaluation of a `Evaluator`, in percent, and appends it to --csv; see there."""
+    append_scores(given.csv, evaluator, scores, columns)
+    print_table(*evaluator.classes(scores))
+    *lines, main = evaluator.lines(scores)
+    say(*lines, f"{main} split={columns['split']} {evaluator.unit}s={columns['photos']}")
 
 
 def print_rows(title, rows, about):
@@ -212,12 +212,12 @@ def write_scores(path, scores):
         write_json(path, scores)
 
 
-def append_scores(path, evaluation, scores, columns):
+def append_scores(path, evaluator, scores, columns):
     """Appends a row to a CSV, if one is given. A missing file is created with its header.
 
     Args:
         path: path of the CSV, or None.
-        evaluation: `Evaluation` of the evaluation.
+        evaluation: `Evaluator` of the evaluation.
         scores: its result; the row has the scores in percent.
         columns: dict of the columns before the scores.
 
@@ -228,7 +228,7 @@ def append_scores(path, evaluation, scores, columns):
         return
     time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = {"time": time, **columns}
-    row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluation.columns(scores).items()})
+    row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluator.columns(scores).items()})
     header, line = csv_text([row]), csv_text([row.values()])
     (new,) = csv.DictReader(io.StringIO(header + line))
     with locked_file(path):  # another command may write to it
@@ -257,9 +257,9 @@ def run(given):
         for score in [_scoring(source, split, given) for split in given.split or [source.split]]:
             scored, scores, _ = score()
             table[f"{scored.split} at {size}"] = scores
-            rows.setdefault(scored.split, []).append({"image_size": size, **source.evaluation.headline(scores)})
+            rows.setdefault(scored.split, []).append({"image_size": size, **source.evaluator.headline(scores)})
             columns = {"model": source.name, "split": scored.split, "image_size": size}
-            append_scores(given.csv, source.evaluation, scores, columns)
+            append_scores(given.csv, source.evaluator, scores, columns)
     for split, sizes in rows.items():
         print_rows(split, sizes, ["image_size"])
     write_scores(given.json, table)
@@ -271,7 +271,7 @@ def results(given):
 
 
 def _score(source, given):
-    splits, how, scores, blocks = given.split or [source.split], source.evaluation, {}, []
+    splits, how, scores, blocks = given.split or [source.split], source.evaluator, {}, []
     for split in splits if given.cityscapes_dir else ():
         check_cityscapes(given.cityscapes_dir, split)
     for score in [_scoring(source, split, given) for split in splits]:
@@ -297,11 +297,11 @@ def _scoring(source, split, given):
     """
     asked = {"thresholds": list(given.thresholds)} if given.thresholds else {}
     scored = split_run.SplitRun(
-        source.evaluation,
+        source.evaluator,
         source.spec,
         split,
         results_dir=given.results_dir if source.stores else None,
-        report=_make_report(given, split, source.evaluation, source.spec),
+        report=_make_report(given, split, source.evaluator, source.spec),
         data_dir=source.data_dir,
         shard=given.shard or (0, 1),
         identity={**source.identity, "data": fingerprint(source.data_dir, split), **asked},
@@ -309,14 +309,14 @@ def _scoring(source, split, given):
     )
     scored.restore()
     predictions, rows = source.predictions(split), []
-    files = given.submission_dir and CityscapesResults(given.submission_dir, source.spec, split)
+    files = given.submission_dir and CityscapesPredictionWriter(given.submission_dir, source.spec, split)
     if files:
         predictions = submitted(predictions, files, source.spec)
     examples = functools.partial(source.examples, split)
 
     def watch(example, seen):
         if len(rows) < PICTURES:
-            rows.append(source.evaluation.draw(example, seen, source.spec))
+            rows.append(source.evaluator.draw(example, seen, source.spec))
 
     def score():
         number, of = scored.shard
@@ -324,23 +324,23 @@ def _scoring(source, split, given):
         with name_damaged_records(source.data_dir, split):
             scores = scored.run(examples, predictions, total, watch=watch if given.picture else None)
         if files:
-            files.close(name for _, name, _ in scored.scores.photos)
+            files.close(name for _, name, _ in scored.metrics.photos)
         return scored, scores, rows
 
     return score
 
 
-def _make_report(given, split, evaluation, spec):
-    return Report(evaluation, given.report, split, spec, caption=given.caption) if given.report else None
+def _make_report(given, split, evaluator, spec):
+    return Report(evaluator, given.report, split, spec, caption=given.caption) if given.report else None
 
 
 def _publish(scored, scores, given):
     """Writes the report and the CSV of a split, and prints its table."""
     if scored.report:
-        say(f"report {scored.report.write(scored.scores)}")
-    photos, shard = len(scored.scores.photos), given.shard and "/".join(map(str, given.shard))
+        say(f"report {scored.report.write(scored.metrics)}")
+    photos, shard = len(scored.metrics.photos), given.shard and "/".join(map(str, given.shard))
     columns = {"model": scored.model, "split": scored.split, "photos": photos, "shard": shard}
-    tell(given, scored.evaluation, scores, columns)
+    tell(given, scored.evaluator, scores, columns)
 
 
 def merge(given):
@@ -348,8 +348,8 @@ def merge(given):
     scores = {}
     for split in given.split:
         how = functools.partial(_make_report, given, split)
-        scored = split_run.merge(given.results_dir, split, find_evaluation, how)
-        scores[split] = scored.scores.result()
+        scored = split_run.merge(given.results_dir, split, find_evaluator, how)
+        scores[split] = scored.metrics.result()
         _publish(scored, scores[split], given)
     write_scores(given.json, scores)
 
@@ -359,7 +359,7 @@ def stress(given):
     curves = {}
     for model_dir in given.model_dir:
         source = Run(given, as_path(model_dir))
-        needs(source.evaluation, "stress")
+        needs(source.evaluator, "stress")
         split = (given.split or [source.split])[0]
         with name_damaged_records(source.data_dir, split):
             rows = studies.stress_test(source.task, source.model, split, given.ratios, inference=source.inference)
@@ -375,7 +375,7 @@ def stress(given):
 def sweep(given):
     """Scores a run with every combination of knobs of the grouping."""
     tables, source = {}, Run(given, as_path(given.model_dir[0]))
-    needs(source.evaluation, "sweep")
+    needs(source.evaluator, "sweep")
     knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
     tasks = [dataclasses.replace(source.task, grouping=grouping) for grouping in groupings]
     for split in given.split or [source.split]:
@@ -383,7 +383,7 @@ def sweep(given):
         with name_damaged_records(source.data_dir, split):
             examples = source.task.eval_dataset(split)
             scores = studies.sweep(tasks, source.model, examples, source.inference, total=total, thresholds=thresholds)
-        tables[split] = [{**one, **source.evaluation.headline(result)} for one, result in zip(knobs, scores)]
+        tables[split] = [{**one, **source.evaluator.headline(result)} for one, result in zip(knobs, scores)]
         print_rows(split, tables[split], knobs[0])
     write_scores(given.json, tables)
 
@@ -411,11 +411,11 @@ def watch(given):
                 raise
             removed(prefix)
             continue
-        how = source.evaluation
+        how = source.evaluator
         for split in given.split or [source.split]:
             total = read_manifest(source.data_dir, split)["examples"]
             with name_damaged_records(source.data_dir, split):
-                scores = evaluate(source.task.eval_dataset(split), predictions, how.scores(source.spec), total)
+                scores = evaluate(source.task.eval_dataset(split), predictions, how.metrics(source.spec), total)
             with writer(split).as_default():
                 for name, value in how.summaries(scores).items():
                     write_scalar(f"eval/{name}", value, step)

@@ -42,10 +42,10 @@ def run(given):
         task, model = configuration.restore_run(
             model_dir, given.checkpoint, bindings=given.gin_binding, average=given.average
         )
-    if given.format in IN_FILE and not task.evaluation.one_file:
-        raise InputError(f"--format={given.format}: not for {task.evaluation.name}; saved_model or safetensors")
-    if given.jit_compile and not task.evaluation.one_file:
-        raise InputError(f"--jit_compile: not for {task.evaluation.name}, whose network has no single canvas")
+    if given.format in IN_FILE and not task.evaluator.one_file:
+        raise InputError(f"--format={given.format}: not for {task.evaluator.name}; saved_model or safetensors")
+    if given.jit_compile and not task.evaluator.one_file:
+        raise InputError(f"--jit_compile: not for {task.evaluator.name}, whose network has no single canvas")
     card = _card(task, model, given)
     task, objects = configuration.exported(task), read_objects(resolve(model_dir).folder)
     if given.format == "safetensors":
@@ -81,17 +81,17 @@ def _photos(task, given):
     try:
         folder = given.data_dir or task.data_dir
         (split,) = find_splits(folder, {"val": task.data.eval_split})
-        examples = task.evaluation.examples(folder, split, task.spec)
+        examples = task.evaluator.examples(folder, split, task.spec)
     except InputError:
         if given.data_dir:
             raise
-        if task.evaluation.takes == "text":
+        if task.evaluator.takes == "text":
             return ["Two dogs run through the snow."]
         folder, split = sample_data_dir(), "val2017"
         examples = evaluation_stream(folder, split, COCO, lambda record: {"photo": decode_photo(record)})
     count = RANGES if given.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
-        photos = [np.asarray(task.evaluation.given(example))[()] for example in itertools.islice(examples, count)]
+        photos = [np.asarray(task.evaluator.given(example))[()] for example in itertools.islice(examples, count)]
     if (scale := task.scale) is not None:  # of a larger photo, what the canvas holds
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         photos = [photo[:height, :width] for photo in photos]
@@ -100,7 +100,7 @@ def _photos(task, given):
 
 def _check(given, task, model, *, folder, photos, card, objects):
     """Compares an export with the checkpoint, and writes its card."""
-    with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluation.unit)}"):
+    with working(f"comparing it with the checkpoint, on {counted(len(photos[:COMPARED]), task.evaluator.unit)}"):
         compared = _compared(task, model, configuration.load_export(folder), photos, in_file=given.format in IN_FILE)
     say(compared)
     outputs = files.FileModel(resolve(folder).file).shapes if given.format in IN_FILE else None
@@ -132,7 +132,7 @@ def _of_run(task, data_dir, prefixes):
     folder = os.path.dirname(prefixes[-1])
     best, scores = os.path.join(folder, "scores.json"), {}
     if tf.io.gfile.exists(best):
-        scores = task.evaluation.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
+        scores = task.evaluator.headline(msgspec.to_builtins(read_json(best, task.best_scores)[1]))
     run = folder if os.path.basename(folder) != "best" else os.path.dirname(folder)
     is_run = tf.io.gfile.exists(os.path.join(run, "config.gin"))
     return msgspec.structs.replace(
@@ -160,10 +160,10 @@ def _results(task, given):
         return []
     found = read_json(given.scores, dict[str, dict])[1]
     try:
-        scores = {split: task.evaluation.headline(result) for split, result in found.items()}
+        scores = {split: task.evaluator.headline(result) for split, result in found.items()}
     except (KeyError, TypeError):
         raise InputError(
-            f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluation.name}"
+            f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluator.name}"
         ) from None
     return [interchange.CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
@@ -196,8 +196,8 @@ def _compared(task, model, predictor, photos, *, in_file):
     photos = photos[:COMPARED]
     found = prediction_differences(Predictor.of_task(task, model), predictor, photos)
     quality = found.pop(QUALITY, None)
-    unit, what = task.evaluation.unit, "objects" if "box" in found else "pixels"
-    what = "sentences" if task.evaluation.takes == "text" else what
+    unit, what = task.evaluator.unit, "objects" if "box" in found else "pixels"
+    what = "sentences" if task.evaluator.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
         for name, value in found.items()
@@ -205,7 +205,7 @@ def _compared(task, model, predictor, photos, *, in_file):
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
-    if task.evaluation.one_file:  # the labels of a prediction do not show that a map is NaN
+    if task.evaluator.one_file:  # the labels of a prediction do not show that a map is NaN
         folded = export.folded_model(task, model)
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)
         if in_file:

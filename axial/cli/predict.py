@@ -70,9 +70,9 @@ def _main(given):
     source = flags.check_model(given.model)
     app.silence_xla()
     predictor = _predictor(source, given)
-    if predictor.evaluation.takes != ("text" if given.text else "photo"):
+    if predictor.evaluator.takes != ("text" if given.text else "photo"):
         expected = "photos" if given.text else "--text"
-        raise InputError(f"{given.model}: does {predictor.evaluation.name}; it takes {expected}")
+        raise InputError(f"{given.model}: does {predictor.evaluator.name}; it takes {expected}")
     if given.diameter:
         from axial.serving.zoom import Zoomed
 
@@ -108,7 +108,7 @@ def _translate(predictor, texts):
     for text in texts:
         check_length(predictor, "--text", text)
     for text in texts:
-        describe = predictor.evaluation.describe
+        describe = predictor.evaluator.describe
         say(describe(text, predictor(text.strip()), predictor.spec).summary if text.strip() else "")
 
 

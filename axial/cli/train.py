@@ -73,7 +73,7 @@ def _main(given):
 
     def save():
         objects = None if "data" in given.change else read_objects(model_dir)
-        if task.instances and "panoptic" in task.evaluation.labels and not objects:
+        if task.instances and "panoptic" in task.evaluator.labels and not objects:
             with working("measuring the objects of the training photos"):
                 objects = objects_of(data_dir, task.data.train_split)
         configuration.save(model_dir, task.spec, objects)

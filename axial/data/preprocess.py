@@ -62,9 +62,9 @@ class ScaledCanvas:
         """Only the largest canvas, as in exports."""
         return dataclasses.replace(self, heights=self.heights[:1], widths=self.widths[:1])
 
-    def choose(self, content):
-        """(height, width) of the canvas for a photo of scaled size `content`, int32 [2], if one holds it."""
-        return _smallest(self.heights, content[0]), _smallest(self.widths, content[1])
+    def choose(self, valid_size):
+        """(height, width) of the canvas for a photo of scaled size `valid_size`, int32 [2], if one holds it."""
+        return _smallest(self.heights, valid_size[0]), _smallest(self.widths, valid_size[1])
 
 
 def canvas_sides(side):
@@ -121,7 +121,7 @@ def is_whole(size, canvas, name=""):
     return False
 
 
-def content_size(size, canvas, scale=1.0):
+def fitted_size(size, canvas, scale=1.0):
     """int32 [2]: valid size of a photo of `size` (h, w), scaled to fit `canvas` and then by `scale`.
 
     A photo that fits and would change by at most a pixel keeps its size: 1024x2048 on a canvas of 1025x2049 is not
@@ -134,45 +134,45 @@ def content_size(size, canvas, scale=1.0):
     return tf.cast(tf.maximum(fitted, 1), tf.int32)
 
 
-def place_image(image, content, canvas, corner=(0, 0)):
+def place_image(image, valid_size, canvas, corner=(0, 0)):
     """Places a photo on a canvas: uint8 [h, w, 3] -> float32 [*canvas, 3].
 
     Args:
         image: the photo, of any dtype, with values from 0 to 255.
-        content: int32 [2], the scaled size.
+        valid_size: int32 [2], the scaled size.
         canvas: (height, width).
         corner: (y, x) of the canvas's upper left corner on the scaled photo; negative if padding precedes the photo.
     """
-    first, extent, before = _shown_region(content, canvas, corner)
-    return _padded(_resized(image, content, first, extent) / 127.5 - 1, canvas, before, 0.0)
+    first, extent, before = _shown_region(valid_size, canvas, corner)
+    return _padded(_resized(image, valid_size, first, extent) / 127.5 - 1, canvas, before, 0.0)
 
 
-def place_labels(labels, content, canvas, corner=(0, 0), fill=0):
+def place_labels(labels, valid_size, canvas, corner=(0, 0), fill=0):
     """Places labels on a canvas: int32 [h, w] -> int32 [*canvas], by nearest neighbour, with padding `fill`.
 
     See `place_image` for the other arguments.
     """
-    first, extent, before = _shown_region(content, canvas, corner)
+    first, extent, before = _shown_region(valid_size, canvas, corner)
     sides = tf.unstack(tf.shape(labels))
-    rows, columns = (_nearest(first[i], extent[i], content[i], side) for i, side in enumerate(sides))
+    rows, columns = (_nearest(first[i], extent[i], valid_size[i], side) for i, side in enumerate(sides))
     return _padded(tf.gather(tf.gather(labels, rows), columns, axis=1)[..., None], canvas, before, fill)[..., 0]
 
 
-def _shown_region(content, canvas, corner):
+def _shown_region(valid_size, canvas, corner):
     """The region of a scaled photo that a canvas shows: first pixel, size, offset on the canvas; int32 [2] each."""
     corner, canvas = tf.convert_to_tensor(corner), tf.stack([*canvas])
     first, before = tf.maximum(corner, 0), tf.minimum(tf.maximum(-corner, 0), canvas)
-    return first, tf.maximum(tf.minimum(tf.cast(content, tf.int32) - first, canvas - before), 0), before
+    return first, tf.maximum(tf.minimum(tf.cast(valid_size, tf.int32) - first, canvas - before), 0), before
 
 
-def _resized(image, content, first, extent):
-    """float32 [*extent, 3]: the region from `first` on of the photo scaled to `content`.
+def _resized(image, valid_size, first, extent):
+    """float32 [*extent, 3]: the region from `first` on of the photo scaled to `valid_size`.
 
-    It equals that region of `tf.image.resize(image, content, "bilinear", antialias=True)` up to rounding, but reads
+    It equals that region of `tf.image.resize(image, valid_size, "bilinear", antialias=True)` up to rounding, but reads
     only the pixels that it depends on.
     """
     size = tf.cast(tf.shape(image)[:2], tf.float64)
-    scale = tf.cast(content, tf.float64) / size
+    scale = tf.cast(valid_size, tf.float64) / size
     reach = tf.maximum(1 / scale, 1) + 1  # reach of the kernel in pixels of the photo, plus one for rounding
     first, extent = tf.cast(first, tf.float64), tf.cast(extent, tf.float64)
     start = tf.clip_by_value(tf.floor(first / scale - reach), 0, size - 1)
@@ -182,7 +182,7 @@ def _resized(image, content, first, extent):
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
         size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op makes no empty image
-        scale=tf.cast(content, tf.float32) / tf.cast(size, tf.float32),
+        scale=tf.cast(valid_size, tf.float32) / tf.cast(size, tf.float32),
         translation=tf.cast(start * scale - first, tf.float32),
         kernel_type="triangle",
         antialias=True,
@@ -190,9 +190,9 @@ def _resized(image, content, first, extent):
     return resized[0, :rows, :columns]
 
 
-def _nearest(first, extent, content, side):
-    """int32 [extent]: nearest pixels along a side that is scaled to `content` pixels, from `first` on."""
-    scale = tf.cast(side, tf.float32) / tf.cast(content, tf.float32)
+def _nearest(first, extent, valid_size, side):
+    """int32 [extent]: nearest pixels along a side that is scaled to `valid_size` pixels, from `first` on."""
+    scale = tf.cast(side, tf.float32) / tf.cast(valid_size, tf.float32)
     centres = (tf.cast(tf.range(first, first + extent), tf.float32) + 0.5) * scale  # as `tf.image.resize` rounds
     return tf.minimum(tf.cast(tf.floor(centres), tf.int32), side - 1)
 
@@ -216,28 +216,28 @@ def preprocess(image, canvas):
     """
     size = tf.shape(image)[:2]
     if not isinstance(canvas, ScaledCanvas):
-        content = content_size(size, canvas)
-        return place_image(image, content, canvas), content
-    content = scaled_size(size, canvas.scale)
-    fits = tf.reduce_all((content > 0) & (content <= canvas.largest))
-    shown = tf.where(fits, content, 1)
-    return place_image(image, shown, canvas.choose(shown)), content
+        valid_size = fitted_size(size, canvas)
+        return place_image(image, valid_size, canvas), valid_size
+    valid_size = scaled_size(size, canvas.scale)
+    fits = tf.reduce_all((valid_size > 0) & (valid_size <= canvas.largest))
+    shown = tf.where(fits, valid_size, 1)
+    return place_image(image, shown, canvas.choose(shown)), valid_size
 
 
-def restore(labels, content, size):
+def restore(labels, valid_size, size):
     """The valid region of a label map, at the photo's original size: int32 [*canvas] -> int32 [*size]."""
-    labels = labels[: content[0], : content[1], None]
+    labels = labels[: valid_size[0], : valid_size[1], None]
     return tf.image.resize(labels, size, "nearest")[..., 0]
 
 
-def full_size(result, content, size):
+def full_size(result, valid_size, size):
     """Brings a prediction on the canvas to the photo's original size.
 
     Args:
         result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], 'score' [K] and 'dropped' [] for one
             photo.
-        content: int [2], the valid size on the canvas.
+        valid_size: int [2], the valid size on the canvas.
         size: int [2], the original size.
     """
-    maps = {name: restore(result[name], content, size) for name in ("panoptic", "semantic", "instance")}
+    maps = {name: restore(result[name], valid_size, size) for name in ("panoptic", "semantic", "instance")}
     return {**maps, "score": result["score"], "dropped": result["dropped"]}

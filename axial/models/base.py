@@ -88,48 +88,48 @@ class Variant:
     """A registered model.
 
     Attributes:
-        head: class of the model, a `Network`, which takes a backbone and the number of classes.
+        model: class of the model, a `Network`, which takes a backbone and the number of classes.
         backbone: class of the backbone.
         arguments: flat dict of the options of both. An option that both have goes to both.
     """
 
-    head: type[Any]
+    model: type[Any]
     backbone: type[Any]
     arguments: dict
 
     @classmethod
-    def of(cls, head: type[Any], backbone: type[Any], **arguments) -> "Variant":
+    def of(cls, model: type[Any], backbone: type[Any], **arguments) -> "Variant":
         """The variant with these arguments."""
-        return cls(head, backbone, arguments)
+        return cls(model, backbone, arguments)
 
     @property
     def classes(self) -> int:
-        """Number of classes with which the paper counts the model, as its head says."""
-        return self.head.classes
+        """Number of classes with which the paper counts the model, as its class says."""
+        return self.model.classes
 
     @property
     def task(self) -> str:
-        """Name of the task that the model is for, as its head says."""
-        return self.head.task
+        """Name of the task that the model is for, as its class says."""
+        return self.model.task
 
     def parameters(self) -> list[str]:
-        """Names of the arguments that the head or the backbone takes."""
-        return sorted({**options.flatten(self.head.defaults), **options.flatten(self.backbone.defaults)})
+        """Names of the arguments that the model or its backbone takes."""
+        return sorted({**options.flatten(self.model.defaults), **options.flatten(self.backbone.defaults)})
 
     def backbone_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
         """dict of all arguments of the backbone. `changes` replace those of the variant."""
         return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
     def all_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """dict of all arguments of head and backbone. `changes` replace those of the variant."""
-        head = options.flatten(options.replace(self.head.defaults, self.arguments | changes))
-        return {**self.backbone_arguments(changes), **head}
+        """dict of all arguments of model and backbone. `changes` replace those of the variant."""
+        arguments = options.replace(self.model.defaults, self.arguments | changes)
+        return {**self.backbone_arguments(changes), **options.flatten(arguments)}
 
     def build(self, num_classes: int, norm: Norm, changes: dict[str, Any]) -> "Network":
         """The model, not built yet. `changes` replace arguments of the variant."""
         arguments = self.arguments | changes
         backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)
-        return self.head(backbone, num_classes, norm, options.replace(self.head.defaults, arguments))
+        return self.model(backbone, num_classes, norm, options.replace(self.model.defaults, arguments))
 
 
 @dataclasses.dataclass(frozen=True)

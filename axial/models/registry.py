@@ -188,7 +188,7 @@ class ModelConfig(Checked):
         norm = None if folded else self.norm
         try:
             model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **dict(changes)})
-            model(zeros(find_variant(self.name).head.signature(image)))
+            model(zeros(find_variant(self.name).model.signature(image)))
         except InputError:
             raise
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:

@@ -24,13 +24,13 @@ class Server(tf.Module):
     task's `served` lists. h x w is the size of the upright photo.
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
-    label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluation`. It also returns
+    label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluator`. It also returns
     what the task's `about` has.
 
     Args:
         task: task with `serve`.
         model: its folded model.
-        compiled: whether XLA compiles the network where the export runs. The task's `Evaluation` has `one_file`.
+        compiled: whether XLA compiles the network where the export runs. The task's `Evaluator` has `one_file`.
     """
 
     def __init__(self, task, model, *, compiled=False):
@@ -58,7 +58,7 @@ class Server(tf.Module):
             "label_divisor": tf.constant(spec.label_divisor),
             "ignore": tf.constant(spec.ignore),
             "canvas": tf.constant(self._task.canvas),
-            "kind": tf.constant(self._task.evaluation.name),
+            "kind": tf.constant(self._task.evaluator.name),
             **{name: tf.constant(value) for name, value in self._task.about.items()},
         }
 

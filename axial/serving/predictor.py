@@ -16,8 +16,8 @@ from axial.io.read import first_line, read_json
 from axial.io.show import say
 from axial.io.write import folder_digests
 from axial.serving.export import HASHES
-from axial.tasks.base import Evaluation, Inference, Task
-from axial.tasks.registry import find_evaluation
+from axial.tasks.base import Evaluator, Inference, Task
+from axial.tasks.registry import find_evaluator
 from axial.weights.card import PAGE
 from axial.weights.source import resolve
 
@@ -30,7 +30,7 @@ class Predictor:
     scaled by one factor that does not suit this one; see `Tiled`.
 
     Attributes:
-        spec, evaluation: `DatasetSpec` or `TextSpec`, and `Evaluation`, of what is predicted.
+        spec, evaluation: `DatasetSpec` or `TextSpec`, and `Evaluator`, of what is predicted.
         canvas, scale: see `Task`.
         objects: `Objects` of the training photos, to which the photos of a prediction can be compared; None
             where nobody has told it, and of a model that has no scale.
@@ -40,7 +40,7 @@ class Predictor:
     """
 
     spec: DatasetSpec | TextSpec
-    evaluation: Evaluation
+    evaluator: Evaluator
     canvas: tuple
     scale: float | None
     objects: Objects | None
@@ -57,9 +57,9 @@ class Predictor:
     def of_task(cls, task, model, inference=Inference(), objects=None):
         """The one of a task and its model; see `Task.predictions`. `objects` are those of its training photos."""
         return cls(
-            *(task.spec, task.evaluation, task.canvas, task.scale),
+            *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
-            example=lambda given: {**task.evaluation.example(given), **task.example(tf.constant(given))},
+            example=lambda given: {**task.evaluator.example(given), **task.example(tf.constant(given))},
             examples=task.predictions(model, inference),
             task=task,
             model=model,
@@ -77,22 +77,22 @@ class Predictor:
             loaded = tf.saved_model.load(path)
             about = {name: value.numpy() for name, value in loaded.signatures["classes"]().items()}
             canvas = tuple(about["canvas"].tolist())
-            evaluation = find_evaluation(about.get("kind", b"panoptic").decode(), f"{path}: kind")
+            evaluator = find_evaluator(about.get("kind", b"panoptic").decode(), f"{path}: kind")
             scale = float(about[SCALE]) if SCALE in about else None
-            predictions = evaluation.predictions(loaded.signatures, spec, about)
+            predictions = evaluator.predictions(loaded.signatures, spec, about)
             objects = read_objects(source.extra) if scale else None
         except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
         return cls(
-            *(spec, evaluation, canvas, scale, objects),
-            example=evaluation.example,
+            *(spec, evaluator, canvas, scale, objects),
+            example=evaluator.example,
             examples=predictions,
         )
 
     def photos(self, data_dir, split, *, shard=(0, 1), skip=0):
-        """The evaluation examples of a converted split; see `Evaluation.examples`."""
+        """The evaluation examples of a converted split; see `Evaluator.examples`."""
         look = self.task and self.task.look
-        return self.evaluation.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
+        return self.evaluator.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
 
     def copied(self, model):
         """The one of a copy of its model."""

@@ -13,7 +13,7 @@ from axial.data.specs import Spec
 from axial.errors import InputError
 from axial.io.write import write_image, write_text
 from axial.serving.predictor import Predictor
-from axial.tasks.base import Evaluation
+from axial.tasks.base import Evaluator
 
 # A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more
 # than this ratio and this difference.
@@ -29,7 +29,7 @@ class Result:
     Args:
         image: uint8 [h, w, 3], or the text.
         prediction: what a predictor returns of it.
-        evaluation: `Evaluation` of the predictor.
+        evaluation: `Evaluator` of the predictor.
         spec: `DatasetSpec` of the predictor.
         photo: name of the photo, for the JSON; None for no name.
         objects: `Objects` of the training, to compare with; None for no comparison.
@@ -50,16 +50,16 @@ class Result:
         image: np.ndarray | str,
         prediction: dict,
         *,
-        evaluation: Evaluation,
+        evaluator: Evaluator,
         spec: Spec,
         photo: str | None = None,
         objects: Objects | None = None,
     ):
-        self.image, self.prediction, self.evaluation, self.spec, self.photo = image, prediction, evaluation, spec, photo
-        self._said = evaluation.describe(image, prediction, spec)
+        self.image, self.prediction, self.evaluator, self.spec, self.photo = image, prediction, evaluator, spec, photo
+        self._said = evaluator.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
         self._about: dict = {"photo": photo} if photo is not None else {}
-        if evaluation.takes == "photo":
+        if evaluator.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}  # type: ignore[union-attr]
         if "zoom" in prediction:
             self._about["zoom"] = prediction["zoom"]
@@ -71,8 +71,8 @@ class Result:
     @classmethod
     def of(cls, predictor: Predictor, image: np.ndarray | str, photo: str | None = None) -> "Result":
         """The one of a predictor's prediction of a photo or text."""
-        evaluation, spec, objects = predictor.evaluation, predictor.spec, predictor.objects
-        return cls(image, predictor(image), evaluation=evaluation, spec=spec, objects=objects, photo=photo)
+        evaluator, spec, objects = predictor.evaluator, predictor.spec, predictor.objects
+        return cls(image, predictor(image), evaluator=evaluator, spec=spec, objects=objects, photo=photo)
 
     def json(self) -> dict:
         """dict of what PHOTO.json holds, but for the names of other files."""

@@ -34,11 +34,11 @@ class Zoomed:
 
     def __init__(self, predictor, diameter):
         self._diameter = convert_diameter("diameter", diameter)
-        self.spec, self.evaluation, self.objects = predictor.spec, predictor.evaluation, predictor.objects
+        self.spec, self.evaluator, self.objects = predictor.spec, predictor.evaluator, predictor.objects
         self._predictor = predictor
         if not self.objects:
             raise InputError(
-                f"diameter={diameter}: the model does {self.evaluation.name} and does not tell the size of its "
+                f"diameter={diameter}: the model does {self.evaluator.name} and does not tell the size of its "
                 "training's objects, in an objects.json; a model that scales all photos by one factor has it once the "
                 "axial-train command of its run was called again, and then a new export"
             )
@@ -75,7 +75,7 @@ class Zoomed:
 
     def examples(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
-        return ((example, self(np.asarray(self.evaluation.given(example)))) for example in examples)
+        return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
     def _at(self, image, zoom):
         """(prediction at the photo's own size, median diameter of the objects at the zoom; None without objects)."""

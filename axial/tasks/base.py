@@ -1,7 +1,7 @@
-"""What a task is: a `Task` is trained and exported, its `Evaluation` scores, writes and draws predictions.
+"""What a task is: a `Task` is trained and exported, its `Evaluator` scores, writes and draws predictions.
 
 A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor know only
-the classes of this file. An `Evaluation` has neither a model nor data, so that shards can be merged and the results of
+the classes of this file. An `Evaluator` has neither a model nor data, so that shards can be merged and the results of
 other programs be scored without them.
 """
 
@@ -25,7 +25,7 @@ from axial.layers.batch_norm import all_reduce_sums
 from axial.layers.device import has_tpu, local_replicas
 from axial.models.base import Network
 from axial.models.registry import ModelConfig, check_model
-from axial.tasks.scores import Results, Scores
+from axial.tasks.metrics import Metrics, PredictionWriter
 
 MOST_NAMED = 6  # classes or objects in one line
 # What makes predictions: it takes examples and yields (example, prediction) for each.
@@ -60,17 +60,17 @@ class Description:
     label_image: typing.Callable | None = None
 
 
-class Evaluation(abc.ABC):
+class Evaluator(abc.ABC):
     """How predictions of a task are scored, written, drawn and printed. It needs neither a model nor data.
 
-    A result is what `Scores.result` returns, and `seen` what `Scores.update` returns.
+    A result is what `Metrics.result` returns, and `seen` what `Metrics.update` returns.
 
     Attributes:
         name: in exports and in the states of evaluations.
         labels: what the records hold, one of `tfrecord.SCHEMAS` or a tuple of those that will do.
-        scores: class of the `Scores`.
-        quality: name of the quality of a photo in `Scores.photos`.
-        results: class of the `Results`.
+        metrics: class of the `Metrics`.
+        quality: name of the quality of a photo in `Metrics.photos`.
+        writer: class of the `PredictionWriter`.
         pictures: names of what `draw` returns.
         one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
         studies: flags and verbs of axial-evaluate that only this task has.
@@ -84,9 +84,9 @@ class Evaluation(abc.ABC):
 
     name: str
     labels: str | tuple[str, ...]
-    scores: type[Scores]
+    metrics: type[Metrics]
     quality: str
-    results: type[Results]
+    writer: type[PredictionWriter]
     pictures: tuple[str, ...]
     shown: tuple[str, ...]
     one_file = True
@@ -105,7 +105,7 @@ class Evaluation(abc.ABC):
         shard: tuple[int, int] = (0, 1),
         skip: int = 0,
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of the evaluation examples of a converted split, in order: records and their `truth`.
+        """A `tf.data.Dataset` of the evaluator examples of a converted split, in order: records and their `truth`.
 
         Args:
             data_dir: folder of the data set.
@@ -122,7 +122,7 @@ class Evaluation(abc.ABC):
         return evaluation_stream(data_dir, split, spec, example, labels=self.labels, shard=shard, skip=skip)
 
     def truth(self, record: dict[str, tf.Tensor], spec: Spec) -> dict[str, tf.Tensor]:
-        """dict of what `scores` needs of a record beside it: of a photo, its 'size', int32 [2]."""
+        """dict of what `metrics` needs of a record beside it: of a photo, its 'size', int32 [2]."""
         del spec
         return {"size": tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)}
 
@@ -247,13 +247,13 @@ class Task(Checked, abc.ABC):
         spec: `DatasetSpec` or `TextSpec`; by default the one that the training split was converted under.
 
     Attributes:
-        evaluation: its `Evaluation`.
+        evaluation: its `Evaluator`.
         models: tasks of the models that it takes, as `registry.VARIANTS` have them.
         configures: classes beside the task and `ModelConfig` that gin binds for it, its data configuration first.
         best_scores: schema of what `main_score` needs of a file of scores.
         trained_by: names of arguments that the losses depend on, beside model and data.
         finish: function of a batch of `training_example`s that returns the batch; None to leave it as it is.
-        about: dict of what `Evaluation.predictions` of an export needs to know of the task beside spec and canvas.
+        about: dict of what `Evaluator.predictions` of an export needs to know of the task beside spec and canvas.
         settings: dict, for JSON, of what predictions depend on beside the weights and the canvas.
         loss_names: names of the `losses`; 'total' is the last.
         multi_scale: scales of the canvas that multi-scale inference averages over.
@@ -277,7 +277,7 @@ class Task(Checked, abc.ABC):
     data_dir: str
     spec: Spec | None = None
 
-    evaluation: typing.ClassVar[Evaluation]
+    evaluator: typing.ClassVar[Evaluator]
     models: typing.ClassVar[tuple[str, ...]]
     configures: typing.ClassVar[tuple[type, ...]]
     canvas: typing.ClassVar[tuple[int, ...]]
@@ -294,7 +294,7 @@ class Task(Checked, abc.ABC):
         check_model(self.model, *self.models)
         splits = find_splits(self.data_dir, {"train": self.data.train_split, "val": self.data.eval_split})
         self.data = dataclasses.replace(self.data, train_split=splits[0], eval_split=splits[1])
-        self.spec = self.spec or spec_of(self.data_dir, splits[0], self.evaluation.labels)
+        self.spec = self.spec or spec_of(self.data_dir, splits[0], self.evaluator.labels)
         self.num_classes = self.spec.num_classes
         self.about, self.settings = {}, {}
 
@@ -315,7 +315,7 @@ class Task(Checked, abc.ABC):
             self.training_example,
             stream=Stream(batch, seed, first_step, context, service=service),
             shuffle=self.data.shuffle,
-            labels=self.evaluation.labels,
+            labels=self.evaluator.labels,
             finish=self.finish,
         )
 
@@ -350,9 +350,9 @@ class Task(Checked, abc.ABC):
     def eval_dataset(
         self, split: str | None = None, data_dir: str | None = None, *, shard: tuple[int, int] = (0, 1), skip: int = 0
     ) -> tf.data.Dataset:
-        """The examples of a split, by default of the evaluation split; see `Evaluation.examples`."""
+        """The examples of a split, by default of the evaluation split; see `Evaluator.examples`."""
         data_dir, split = data_dir or self.data_dir, split or self.data.eval_split
-        return self.evaluation.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)  # type: ignore[arg-type]
+        return self.evaluator.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)  # type: ignore[arg-type]
 
     def look(self, record: dict[str, tf.Tensor]) -> dict:
         """What `predictions` takes of a parsed record: `example` of its photo."""
@@ -402,7 +402,7 @@ def whole_batch(counts: dict[str, tf.Tensor], parts: int = 1) -> tuple[dict[str,
 # === Predictions on all replicas ===
 
 
-class Replicated:
+class DistributedPredictor:
     """Runs a function of canvases, or of other inputs, on all replicas. Inputs of one size run together.
 
     Args:
@@ -418,7 +418,7 @@ class Replicated:
     def __init__(self, function, strategy=None, batch=1, *, compiled=False, inputs=None, ahead=None):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
         self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
-        self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["content"])), ahead
+        self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["valid_size"])), ahead
         function = device.compiled(function, compiled)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 

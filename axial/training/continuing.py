@@ -46,7 +46,7 @@ class TrainingSettings(Strict):
     changes: list[SettingChange] = []
 
 
-def trained_with(task, optimizer, config):
+def hyperparameters(task, optimizer, config):
     """dict for JSON of all that decides a run's weights, but how long it is trained and on which devices.
 
     Args:
@@ -84,7 +84,7 @@ def check_continues(model_dir, settings, change=()):
 
     Args:
         model_dir: folder of a run with a checkpoint.
-        settings: dict of `trained_with`.
+        settings: dict of `hyperparameters`.
         change: names of settings that may differ.
 
     Raises:
@@ -114,7 +114,7 @@ def keep_settings(model_dir, settings, step=None):
 
     Args:
         model_dir: folder of the run.
-        settings: dict of `trained_with`.
+        settings: dict of `hyperparameters`.
         step: from which the training goes on; None for a new run.
     """
     known = None if step is None else _read(model_dir)

@@ -29,7 +29,7 @@ PICTURES = 4  # of an evaluation
 class Evaluated(Struct):
     """evaluated.json: the last step whose evaluation was finished; also of best/scores.json.
 
-    `evaluation` is what the scores depend on beside the weights. Older versions did not write it.
+    `evaluator` is what the scores depend on beside the weights. Older versions did not write it.
     """
 
     step: Count
@@ -40,7 +40,7 @@ class Evaluations:
     """Evaluates during training. Of several workers the chief evaluates, and the others wait for it.
 
     Args:
-        loop: the `Loop` of the training.
+        loop: the `TrainStep` of the training.
         model_dir: folder of the run.
     """
 
@@ -111,12 +111,12 @@ class Evaluations:
             if len(pictures) < PICTURES:
                 pictures.append(None)
                 with for_people("a picture"):
-                    pictures[-1] = np.concatenate(task.evaluation.draw(example, seen, task.spec), 1)[None]
+                    pictures[-1] = np.concatenate(task.evaluator.draw(example, seen, task.spec), 1)[None]
 
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
         identity = {"step": step, "weights": weights, **self._identity}
-        run = SplitRun(task.evaluation, task.spec, split, identity, state_dir=self.state_dir)
+        run = SplitRun(task.evaluator, task.spec, split, identity, state_dir=self.state_dir)
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()
@@ -125,7 +125,7 @@ class Evaluations:
             total = read_manifest(task.data_dir, split)["examples"]
             scores = run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), self._predict, total, draw)
         with for_people("summaries of the evaluation"), writer().as_default():
-            for name, value in task.evaluation.summaries(scores).items():
+            for name, value in task.evaluator.summaries(scores).items():
                 write_scalar(f"eval/{name}", value, step)
             for number, picture in enumerate(pictures):
                 if picture is not None:

@@ -34,12 +34,12 @@ def scored(stream, scores, make, processes=0):
 
     Args:
         stream: iterable of (example, prediction).
-        scores: `Scores` of the photos so far.
-        make: function of a shard (i, n) that returns empty `Scores` of its photos; it can be pickled.
+        scores: `Metrics` of the photos so far.
+        make: function of a shard (i, n) that returns empty `Metrics` of its photos; it can be pickled.
         processes: how many other processes score; 0 for this one.
 
     Yields:
-        list of (example, what `Scores.update` returns for it) of a few photos that were added, in order.
+        list of (example, what `Metrics.update` returns for it) of a few photos that were added, in order.
     """
     if not processes:
         for example, prediction in stream:

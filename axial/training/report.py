@@ -20,7 +20,7 @@ class Report:
     """The page 'SPLIT.html' of one split and its pictures, 'SPLIT/NUMBER.NAME.jpg', in a folder.
 
     Args:
-        evaluation: `Evaluation`.
+        evaluation: `Evaluator`.
         folder: where they go.
         split: name of the split.
         spec: `DatasetSpec`.
@@ -28,8 +28,8 @@ class Report:
         count: number of the worst and of the best photos.
     """
 
-    def __init__(self, evaluation, folder, split, spec, *, caption="", count=20):
-        self.evaluation, self.folder, self.split, self.spec = evaluation, folder, split, spec
+    def __init__(self, evaluator, folder, split, spec, *, caption="", count=20):
+        self.evaluator, self.folder, self.split, self.spec = evaluator, folder, split, spec
         self.caption, self.count = caption, count
         self.pictures = output_folder(folder, split, "--split")
         self._drawn = {}  # the extremes so far, by number
@@ -49,7 +49,7 @@ class Report:
         """
         chosen = self._chosen([*self._drawn.values(), photo])
         if photo[0] in chosen:
-            for name, pixels in zip(self.evaluation.pictures, self.evaluation.draw(example, seen, self.spec)):
+            for name, pixels in zip(self.evaluator.pictures, self.evaluator.draw(example, seen, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
                 write_image(self._path(photo[0], name), image, "JPEG")
@@ -69,11 +69,11 @@ class Report:
 
     def _remove(self, numbers):
         for number in numbers:
-            for name in self.evaluation.pictures:
+            for name in self.evaluator.pictures:
                 tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluation.pictures[0]}.jpg")
+        there = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluator.pictures[0]}.jpg")
         return {int(os.path.basename(path).split(".")[0]) for path in there}
 
     def check(self, photos):
@@ -81,7 +81,7 @@ class Report:
         missing = self._chosen(photos).keys() - self._numbers_drawn()
         if missing:
             raise InputError(
-                f"{self._path(min(missing), self.evaluation.pictures[0])}: no such picture; run each shard again with "
+                f"{self._path(min(missing), self.evaluator.pictures[0])}: no such picture; run each shard again with "
                 "this --report, or merge without it"
             )
 
@@ -95,30 +95,30 @@ class Report:
         self._remove({number for number in others if number % scores.shard[1] == scores.shard[0]})
         worst, best = self.extremes(scores.photos)
         path = output_file(self.folder, f"{self.split}.html", "--split")
-        header, rows, last = self.evaluation.classes(result)
-        main = [[name, percent(value)] for name, value in self.evaluation.headline(result).items()]
+        header, rows, last = self.evaluator.classes(result)
+        main = [[name, percent(value)] for name, value in self.evaluator.headline(result).items()]
         sections = {
             "": f"<p>{html(self.caption)}</p>",
             "Scores": table(["", "%"], main),
             "Classes": table(header, [*last, *rows]),
         }
-        if mistakes := self.evaluation.mistakes(result):
+        if mistakes := self.evaluator.mistakes(result):
             name, classes = f"{self.split}/confusion.png", list(self.spec.class_names)
             picture = output_file(self.folder, name, "--split")
             write_whole(picture, lambda path: save_confusion(path, scores.confusion, classes))
             image = f'\n<p><img src="{url(name)}" alt="confusion of classes"></p>'
             sections["Confusion of classes"] = table(*mistakes) + image
         sections["Worst photos"], sections["Best photos"] = ("\n".join(map(self._figure, x)) for x in (worst, best))
-        write_text(path, page(f"{self.split}: {self.evaluation.lines(result)[-1].split()[0]}", sections))
+        write_text(path, page(f"{self.split}: {self.evaluator.lines(result)[-1].split()[0]}", sections))
         return path
 
     def _figure(self, photo):
         number, name, quality = photo
         images = "".join(
             f'<img src="{url(self._name(number, picture))}" alt="{html(picture)}" title="{html(picture)}">'
-            for picture in self.evaluation.pictures
+            for picture in self.evaluator.pictures
         )
-        caption = f"{name}: {self.evaluation.quality} {percent(quality)} · {', '.join(self.evaluation.pictures)}"
+        caption = f"{name}: {self.evaluator.quality} {percent(quality)} · {', '.join(self.evaluator.pictures)}"
         return figure('<div class="row">' + images + "</div>", caption)
 
 

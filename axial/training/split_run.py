@@ -25,7 +25,7 @@ RARELY = 20  # times as long as the last write of the state, at least, between t
 
 
 class EvaluationState(Struct):
-    """The state of an evaluation that goes on. Its annotations are those of `Evaluation.results`."""
+    """The state of an evaluation that goes on. Its annotations are those of `PredictionWriter`."""
 
     identity: dict[str, typing.Any]
     complete: bool
@@ -44,11 +44,11 @@ class SplitRun:
     identity goes on from it.
 
     Args:
-        evaluation: `Evaluation`.
+        evaluation: `Evaluator`.
         spec: `DatasetSpec`.
         split: name of the split.
         identity: dict that differs between different evaluations. Its `thresholds`, if it has any, are those of the
-            scores; see `PanopticScores`. Only an evaluation whose `studies` have them takes any.
+            scores; see `PanopticMetrics`. Only an evaluator whose `studies` have them takes any.
         results_dir: folder of the evaluation's results, or None.
         state_dir: folder of the state alone, of an evaluation without results, which goes on if it cannot be written.
         report: `Report`, or None.
@@ -57,11 +57,11 @@ class SplitRun:
         model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
 
     Attributes:
-        scores: those of the photos so far; None before `restore`.
-        results: what writes the results; None without any.
+        metrics: those of the photos so far; None before `restore`.
+        writer: what writes the predictions; None without any.
     """
 
-    evaluation: typing.Any
+    evaluator: typing.Any
     spec: typing.Any
     split: str
     identity: dict = dataclasses.field(default_factory=dict)
@@ -72,13 +72,13 @@ class SplitRun:
     data_dir: str | None = None
     shard: tuple = (0, 1)
     model: str = ""
-    scores = results = None
+    metrics = writer = None
     _complete = False
 
     def __post_init__(self):
         thresholds = self.identity.get("thresholds")  # of what makes empty scores, of a spec and a shard
         studied = {} if thresholds is None else {"thresholds": tuple(thresholds)}
-        self._make = functools.partial(self.evaluation.scores, self.spec, **studied)
+        self._make = functools.partial(self.evaluator.metrics, self.spec, **studied)
 
     def restore(self, shards=None):
         """Goes on from the state of an earlier run, if there is one, or takes those of complete shards (i, n).
@@ -86,7 +86,7 @@ class SplitRun:
         Raises:
             InputError: results that exist; the state of another evaluation, or of a shard that is not finished.
         """
-        self.scores, annotations = self._make(self.shard), {}
+        self.metrics, annotations = self._make(self.shard), {}
         path, whole = self._path(self.shard), self._path((0, 1))
         if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
             self._read((0, 1))
@@ -95,17 +95,17 @@ class SplitRun:
             if shards and not self._complete:
                 raise _left(self._path(shard), shard, "not finished")
             annotations.update(zip([number for number, *_ in scores.photos], rows))
-            self.scores.merge(scores)
+            self.metrics.merge(scores)
         if self.results_dir:
-            written = self.evaluation.results.path_of(self.results_dir, self.split)
+            written = self.evaluator.writer.path_of(self.results_dir, self.split)
             if tf.io.gfile.exists(written) and (not self._complete or len(shards or ()) > 1):
                 raise InputError(f"{written}: exists; delete it or choose another --results_dir")
-            self.results = self.evaluation.results(self.results_dir, self.spec, self.split, self.data_dir)
-            self.results.restore(path, [annotations[number] for number in sorted(annotations)])
+            self.writer = self.evaluator.writer(self.results_dir, self.spec, self.split, self.data_dir)
+            self.writer.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
         """Iterator of what was seen of each photo that an earlier run has scored, in order."""
-        return map(self.results.seen, range(len(self.scores.photos)))
+        return map(self.writer.seen, range(len(self.metrics.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the photos that are left, many of them in other processes. Returns the result of all.
@@ -117,37 +117,37 @@ class SplitRun:
             examples: function of (shard, skip) that returns evaluation examples.
             predictions: function of the examples that yields (example, prediction).
             total: photos of the shard; None if that is unknown.
-            watch: function that is called with each example and what `Scores.update` returns for it.
+            watch: function that is called with each example and what `Metrics.update` returns for it.
         """
-        if self.scores is None:
+        if self.metrics is None:
             self.restore()
-        if examples and self.results and (self.report or watch):
-            for photo, example, seen in zip(self.scores.photos, examples(self.shard, 0), self.stored()):
+        if examples and self.writer and (self.report or watch):
+            for photo, example, seen in zip(self.metrics.photos, examples(self.shard, 0), self.stored()):
                 self._show(example, seen, photo, watch)
         if not self._complete:
-            done = len(self.scores.photos)
+            done = len(self.metrics.photos)
             stream = predictions(examples(self.shard, done))
-            stream = progress(stream, "evaluate", total=total, initial=done, unit=self.evaluation.unit, leave=False)
+            stream = progress(stream, "evaluate", total=total, initial=done, unit=self.evaluator.unit, leave=False)
             try:
                 self._score(stream, number_of((total or 0) - done), watch)
             except Preempted:
-                if not self.results:  # those of a photo may be half written
+                if not self.writer:  # those of a photo may be half written
                     self._write()
                 raise
         self._complete = True
         self._write()
-        if self.results and self.shard[1] == 1:
-            self.results.close()
+        if self.writer and self.shard[1] == 1:
+            self.writer.close()
             for shard in set(_shards(self.results_dir, self.split)) - {(0, 1)}:  # the state of the whole split stays
                 tf.io.gfile.remove(self._path(shard))
-        return self.scores.result()
+        return self.metrics.result()
 
     def _score(self, stream, processes, watch):
         written, pause = time.monotonic(), INTERVAL
-        for pairs in scored(stream, self.scores, self._make, processes):
-            for (example, seen), photo in zip(pairs, self.scores.photos[-len(pairs) :]):
-                if self.results:
-                    self.results.add(example, seen)
+        for pairs in scored(stream, self.metrics, self._make, processes):
+            for (example, seen), photo in zip(pairs, self.metrics.photos[-len(pairs) :]):
+                if self.writer:
+                    self.writer.add(example, seen)
                 self._show(example, seen, photo, watch)
             if (now := time.monotonic()) - written >= pause:
                 self._write()
@@ -192,26 +192,26 @@ class SplitRun:
         """Writes the state."""
         if path := self._path(self.shard):
             state = {
-                "kind": self.evaluation.name,
+                "kind": self.evaluator.name,
                 "identity": self.identity,
                 "model": self.model,
                 "complete": self._complete,
                 "spec": self.spec.to_json(),
-                "annotations": self.results.annotations if self.results else [],
-                "scores": self.scores.state(),
+                "annotations": self.writer.annotations if self.writer else [],
+                "scores": self.metrics.state(),
             }
             with contextlib.nullcontext() if self.results_dir else for_people("the state of the evaluation"):
                 write_bytes(path, msgspec.json.encode(state))
 
 
-def merge(results_dir, split, find_evaluation, report=None):
+def merge(results_dir, split, find_evaluator, report=None):
     """Merges all shards of a split into one `SplitRun`, and writes its results.
 
     Args:
         results_dir: folder that the shards were evaluated with.
         split: name of the split.
-        find_evaluation: function of a name and a place, for messages, that returns the `Evaluation` of the name.
-        report: function of a `Evaluation` and a `DatasetSpec` that returns a `Report`, or None.
+        find_evaluation: function of a name and a place, for messages, that returns the `Evaluator` of the name.
+        report: function of a `Evaluator` and a `DatasetSpec` that returns a `Report`, or None.
 
     Raises:
         InputError: results that exist; a shard that is missing, unfinished or of another evaluation; a picture of the
@@ -229,12 +229,12 @@ def merge(results_dir, split, find_evaluation, report=None):
     path = state_path(results_dir, split, shards[0])
     first = read_json(path, EvaluationState)[1]
     spec = DatasetSpec.from_schema(path, first.spec)
-    evaluation = find_evaluation(first.kind, f"{path}: kind")
-    model, report = first.model or first.identity.get("model", ""), report and report(evaluation, spec)
-    whole = SplitRun(evaluation, spec, split, first.identity, results_dir=results_dir, report=report, model=model)
+    evaluator = find_evaluator(first.kind, f"{path}: kind")
+    model, report = first.model or first.identity.get("model", ""), report and report(evaluator, spec)
+    whole = SplitRun(evaluator, spec, split, first.identity, results_dir=results_dir, report=report, model=model)
     whole.restore(shards)
     if report:
-        report.check(whole.scores.photos)  # while the states of the shards are there, from which they draw
+        report.check(whole.metrics.photos)  # while the states of the shards are there, from which they draw
     whole.run(None, None)
     return whole
 

@@ -17,13 +17,13 @@ from axial.io.check import Checked, Count, Name, Natural, NonNegative, Positive
 from axial.io.show import plain, progress, say, working
 from axial.io.write import make_folder, output_folder
 from axial.layers.device import is_compiled, on_cpu
-from axial.training.continuing import check_continues, check_names, keep_settings, trained_with
+from axial.training.continuing import check_continues, check_names, hyperparameters, keep_settings
 from axial.training.evaluating import Evaluations
-from axial.training.loop import Loop
 from axial.training.monitor import Profile, Status, StopRequests, for_people, show_hangs, write_scalar
 from axial.training.optimizers import Schedule
 from axial.training.saving import Saver
 from axial.training.strategy import check_partitions, is_chief, name_lost_workers, total_over_workers
+from axial.training.train_step import TrainStep
 from axial.weights.checkpoint import refused, remove_unfinished, traces
 from axial.weights.restore import (
     check_fits,
@@ -98,7 +98,7 @@ class RunOptions:
         when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
         profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
         service: `Service` that makes the batches; None for this process. See `axial.data.service`.
-        change: names of `trained_with` whose values may be others than those of the run that is resumed.
+        change: names of `hyperparameters` whose values may be others than those of the run that is resumed.
     """
 
     strategy: tf.distribute.Strategy = dataclasses.field(default_factory=tf.distribute.get_strategy)
@@ -111,7 +111,7 @@ class RunOptions:
 def train(task, model_dir, optimizer, config, options=None):
     """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
 
-    The folder keeps what the run is trained with (`trained_with`). A resumed training goes on with the same.
+    The folder keeps what the run is trained with (`hyperparameters`). A resumed training goes on with the same.
 
     Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
 
@@ -139,7 +139,7 @@ def train(task, model_dir, optimizer, config, options=None):
     check_batch(config, strategy.num_replicas_in_sync, row=task.row)
     check_partitions(config.partitions, strategy)
     keras.mixed_precision.set_global_policy(config.precision)
-    settings = trained_with(task, optimizer, config)
+    settings = hyperparameters(task, optimizer, config)
     check_names(options.change, settings)
     latest = latest_checkpoint(model_dir)
     if latest:
@@ -166,7 +166,7 @@ def train(task, model_dir, optimizer, config, options=None):
             tf.random.set_seed(None)  # a global seed would change the order of the data
             optimizer = optimizer.build(model.trainable_variables)
         check_loop(task, model, config, strategy)
-        loop = Loop(task, model, optimizer, config, strategy=strategy, service=options.service)
+        loop = TrainStep(task, model, optimizer, config, strategy=strategy, service=options.service)
         return _run(loop, model_dir, latest, start=start, settings=settings, options=options)
 
 
@@ -196,7 +196,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
                 status.write("evaluating", step)
                 scores = evaluations.run(step, requests, summaries.summary_writer)
                 if scores:
-                    _tell(bar, f"step {step}: {loop.task.evaluation.brief(scores)}")
+                    _tell(bar, f"step {step}: {loop.task.evaluator.brief(scores)}")
             if step >= config.steps:
                 break
 
@@ -294,7 +294,7 @@ def _restored(loop, latest, start):
     """`tf.train.Checkpoint` of all that a resumed training needs, restored.
 
     Args:
-        loop: `Loop`.
+        loop: `TrainStep`.
         latest: prefix of the run's latest checkpoint, or None.
         start: the weights that a run without one begins with, of `find_weights`; None for random ones.
     """

@@ -59,7 +59,7 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
 
 def page(card, form, files, *, task=None, outputs=None, objects=None):
     """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
-    network = find_variant(card.model).head
+    network = find_variant(card.model).model
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
         "Input": [*_tensors(_inputs(card, form, network, task)), "", *_preparation(card)],
@@ -126,7 +126,7 @@ def _inputs(card, form, network, task):
     if form in ("tflite", "onnx"):
         height, width = card.preprocessing["photo"]
         return [("image", "float32", f"[1, {height}, {width}, 3]", CANVAS)]
-    return SERVER_INPUTS[task.evaluation.takes] if form == "saved_model" else [network.input_row]
+    return SERVER_INPUTS[task.evaluator.takes] if form == "saved_model" else [network.input_row]
 
 
 def _preparation(card):
@@ -218,7 +218,7 @@ def _commands(card, form, task):
         python = "python -c \"import axial; model = axial.load('FOLDER')\""
         scored = "axial-evaluate --gin_file=RECIPE --model=FOLDER --data_dir=DATA"
         used = [scored if form == "weights" else "axial-predict --model=FOLDER --output_dir=OUT PHOTO", python]
-    if task and task.evaluation.takes == "text":
+    if task and task.evaluator.takes == "text":
         used[0] = used[0].partition(" --output_dir")[0] + ' --text="A sentence."'
     made = ["It was made by:", "", *(f"    {show.plain(line)}" for line in card.made), ""] if card.made else []
     return [*made, "FOLDER is the folder of this page. It is used by:", "", *(f"    {line}" for line in used)]

@@ -141,7 +141,7 @@ def make_card(
 def built(name: str, num_classes: int, norm: Norm, arguments: dict) -> Network:
     """A registered model with its weights made; see `build_model`."""
     model = build_model(name, num_classes, norm, **arguments)
-    model(zeros(find_variant(name).head.signature((SIDE, SIDE))))
+    model(zeros(find_variant(name).model.signature((SIDE, SIDE))))
     return model
 
 

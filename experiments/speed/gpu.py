@@ -45,7 +45,7 @@ from axial.io.write import make_folder, output_file, write_bytes, write_json
 from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair
 from axial.models.registry import build_model, find_variant
-from axial.training.loop import Loop
+from axial.training.train_step import TrainStep
 from axial.weights.interchange import count_parameters, make_card
 from axial.weights.names import weight_names
 from benchmark import training_function
@@ -262,7 +262,7 @@ def write_training(folder, build, count):
     model = task.build_model()
     optimizer = optimizer.build(model.trainable_variables)
     schedule.steps = tf.Variable(float(schedule.steps), trainable=False, name="total_steps")
-    loop = Loop(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
+    loop = TrainStep(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
 
     def step(batch):
         found = loop.replica_gradients(batch)

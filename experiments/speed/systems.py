@@ -15,7 +15,7 @@ from axial.data.converters.coco import sample_data_dir
 from axial.models.faster_rcnn.anchors import ANCHOR_SIZE, LEVELS, RATIOS
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig, build_model
-from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.input_pipeline import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from benchmark import measure, over
 
@@ -69,7 +69,7 @@ def detection_steps():
     def loss():
         outputs = network(
             batch["image"],
-            image_shape=tf.cast(batch["content"], tf.float32),
+            image_shape=tf.cast(batch["valid_size"], tf.float32),
             anchor_boxes=boxes,
             gt_boxes=batch["boxes"],
             gt_classes=batch["classes"],

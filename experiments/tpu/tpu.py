@@ -38,7 +38,7 @@ from axial.io.show import counted, print_table, say, working
 from axial.io.write import write_block, write_text
 from axial.serving.export import fold
 from axial.tasks.segmentation.panoptic import segment_each
-from axial.training.loop import Loop
+from axial.training.train_step import TrainStep
 from axial.training.trainer import check_batch, check_loop
 
 report = functools.partial(say, error=True)
@@ -243,7 +243,7 @@ def training_step(build, batch, replicas, slice_name):
         keras.mixed_precision.set_global_policy(training.precision)
         model = task.build_model()
         check_loop(task, model, training, strategy)
-        loop = Loop(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
+        loop = TrainStep(task, model, optimizer.build(model.trainable_variables), training, strategy=strategy)
     spec = task.train_dataset(batch, training.seed).element_spec
     return lambda batch: strategy.run(loop.replica_step, (batch,)), [spec]
 

@@ -254,12 +254,12 @@ def test_an_evaluation_shows_names_as_they_are(command, hostile, tmp_path):
 
 
 def test_a_row_of_a_csv_is_no_formula_and_is_not_written_twice(tmp_path):
-    evaluation = types.SimpleNamespace(columns=dict)
+    evaluator = types.SimpleNamespace(columns=dict)
     scores = {"bleu": -0.25, "tokenized_bleu": float("nan"), "chrf": 0.5}
     path = tmp_path / "a.csv"
     columns = {"model": "=cmd|' /C calc'!A0", "split": "@a", "shard": None, "photos": -3}
     for _ in range(2):
-        append_scores(str(path), evaluation, scores, columns)
+        append_scores(str(path), evaluator, scores, columns)
     (row,) = csv.DictReader(path.read_text().splitlines())
     assert row["model"] == "'=cmd|' /C calc'!A0" and row["split"] == "'@a" and row["shard"] == ""
     assert (row["bleu"], row["tokenized_bleu"], row["photos"]) == ("-25.0", "", "-3")

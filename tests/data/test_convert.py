@@ -16,7 +16,7 @@ from axial.data.levels import LEVELS
 from axial.data.specs import COCO
 from axial.data.streams import spec_of
 from axial.errors import InputError
-from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.evaluator import PANOPTIC
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import convert as convert_items
 from tests.data.conversion import records

@@ -20,11 +20,11 @@ from axial.io.write import write_json
 from axial.models.registry import ModelConfig
 from axial.tasks.classification import task as classification
 from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.detection import feed as detection
+from axial.tasks.detection import input_pipeline as detection
 from axial.tasks.detection.task import DetectionTask
-from axial.tasks.segmentation import feed as pipeline
+from axial.tasks.segmentation import input_pipeline as pipeline
 from axial.tasks.segmentation.panoptic import PanopticTask
-from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
 from tests.data.record_fixture import CHANGES, changed, png, remove, retype, shorten, spoil
 

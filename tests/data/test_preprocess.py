@@ -10,7 +10,7 @@ from axial.data.preprocess import (
     LEAST_SIDE,
     ScaledCanvas,
     canvas_sides,
-    content_size,
+    fitted_size,
     is_whole,
     place_image,
     place_labels,
@@ -32,12 +32,12 @@ from axial.errors import InputError
     ],
 )
 def test_content_fits_the_canvas(size, canvas, expected):
-    assert tuple(content_size(size, canvas).numpy()) == expected
+    assert tuple(fitted_size(size, canvas).numpy()) == expected
 
 
 def test_values_and_padding():
-    image, content = preprocess(tf.fill([10, 20, 3], tf.cast(255, tf.uint8)), (33, 33))
-    assert image.shape == (33, 33, 3) and tuple(content.numpy()) == (16, 33)
+    image, valid_size = preprocess(tf.fill([10, 20, 3], tf.cast(255, tf.uint8)), (33, 33))
+    assert image.shape == (33, 33, 3) and tuple(valid_size.numpy()) == (16, 33)
     np.testing.assert_allclose(image[:16], 1.0)
     np.testing.assert_array_equal(image[16:], 0.0)
 
@@ -48,10 +48,10 @@ def test_labels_come_back_at_the_photos_size(size):
     labels = np.zeros(size, np.int32)
     labels[size[0] // 2 :] += 1
     labels[:, size[1] // 2 :] += 2
-    content = content_size(size, (33, 33))
-    canvas = place_labels(tf.constant(labels), content, (33, 33), fill=9)
-    assert np.all(canvas[content[0] :] == 9) and np.all(canvas[:, content[1] :] == 9)
-    back = restore(canvas, content, size).numpy()
+    valid_size = fitted_size(size, (33, 33))
+    canvas = place_labels(tf.constant(labels), valid_size, (33, 33), fill=9)
+    assert np.all(canvas[valid_size[0] :] == 9) and np.all(canvas[:, valid_size[1] :] == 9)
+    back = restore(canvas, valid_size, size).numpy()
     assert back.shape == size
     assert (back == labels).mean() > 0.8 and set(np.unique(back)) <= set(np.unique(labels))
 
@@ -61,16 +61,16 @@ def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
     """Crops reach at most a pixel beyond the photo, on all sides."""
     rng = np.random.default_rng(1)
     photo, labels = rng.integers(0, 256, [*size, 3], np.uint8), rng.integers(0, 1000, size, np.int32)
-    content = np.maximum(np.round(np.array(size) * scale), 1).astype(np.int32)
-    whole = tf.image.resize(photo, content, "bilinear", antialias=True).numpy() / 127.5 - 1
-    whole_labels = tf.image.resize(labels[..., None], content, "nearest").numpy()[..., 0]
+    valid_size = np.maximum(np.round(np.array(size) * scale), 1).astype(np.int32)
+    whole = tf.image.resize(photo, valid_size, "bilinear", antialias=True).numpy() / 127.5 - 1
+    whole_labels = tf.image.resize(labels[..., None], valid_size, "nearest").numpy()[..., 0]
     place_both = tf.function(
         lambda *x: (place_image(x[0], x[2], (33, 17), x[3]), place_labels(x[1], *x[2:3], (33, 17), x[3]))
     )
     for fraction in (0, 0.3, 0.8, 1):
-        room = content - np.array((33, 17))
+        room = valid_size - np.array((33, 17))
         corner = (np.sign(room) * np.floor(fraction * (abs(room)))).astype(np.int32)
-        crop, label_crop = place_both(photo, labels, content, corner)
+        crop, label_crop = place_both(photo, labels, valid_size, corner)
         for actual, all_of_it, atol in ((crop, whole, 3e-4), (label_crop, whole_labels, 0)):
             expected = np.zeros(actual.shape, all_of_it.dtype)
             visible = all_of_it[tuple(slice(max(c, 0), max(c + side, 0)) for c, side in zip(corner, (33, 17)))]
@@ -94,12 +94,12 @@ def test_a_photo_keeps_its_scale_on_the_smallest_canvas(size, scale):
     canvas = ScaledCanvas.within((129, 321), scale)
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
     signature = [tf.TensorSpec([None, None, 3], tf.uint8)]
-    image, content = tf.function(lambda x: preprocess(x, canvas), input_signature=signature)(photo)
+    image, valid_size = tf.function(lambda x: preprocess(x, canvas), input_signature=signature)(photo)
     expected = [round(side * scale) for side in size]
-    assert list(content.numpy()) == expected
+    assert list(valid_size.numpy()) == expected
     for actual, sides, side in zip(image.shape, (canvas.heights, canvas.widths), expected):
         assert actual == min(s for s in sides if s >= side)
-    np.testing.assert_allclose(image, place_image(photo, content, image.shape[:2]), atol=1e-6)
+    np.testing.assert_allclose(image, place_image(photo, valid_size, image.shape[:2]), atol=1e-6)
     if scale == 1:
         np.testing.assert_allclose(image[: size[0], : size[1]], photo / 127.5 - 1, atol=1e-5)
     assert preprocess(photo, canvas.alone)[0].shape == (129, 321, 3) and is_whole(size, canvas)
@@ -109,8 +109,8 @@ def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles():
     canvas = ScaledCanvas.within((129, 321), 1.0)
     for size in ((129, 322), (130, 5), (4000, 4000)):
         assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
-        image, content = preprocess(np.zeros([*size, 3], np.uint8), canvas)
-        assert tuple(content.numpy()) == size and image.shape == (65, 65, 3)  # a small one saves memory
+        image, valid_size = preprocess(np.zeros([*size, 3], np.uint8), canvas)
+        assert tuple(valid_size.numpy()) == size and image.shape == (65, 65, 3)  # a small one saves memory
     assert is_whole((129, 321), canvas)
     assert is_whole(size, (129, 321))  # scaled to fit the canvas
 

@@ -11,7 +11,7 @@ from axial.data.streams import Stream, check_records
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
-from axial.tasks.translation import feed
+from axial.tasks.translation import input_pipeline
 from axial.tasks.translation.task import TranslationTask
 from tests.data.text_fixture import SIZE, convert_texts, write_pairs
 
@@ -23,20 +23,20 @@ def spec_of(folder, split="train"):
 
 
 def batches(folder, count, lengths=LENGTHS, batch=96, seed=3, **options):
-    data = feed.TextData("train", "val", lengths)
-    stream = feed.training_text(folder, data, spec_of(folder), Stream(batch, seed, **options))
+    data = input_pipeline.TextData("train", "val", lengths)
+    stream = input_pipeline.training_text(folder, data, spec_of(folder), Stream(batch, seed, **options))
     return [{name: x.numpy() for name, x in batch.items()} for batch in stream.take(count)]
 
 
 def evaluated(folder, split, length, reverse=False, **options):
-    data = feed.TextData("train", "val", (length,), reverse)
+    data = input_pipeline.TextData("train", "val", (length,), reverse)
     return TranslationTask(ModelConfig("transformer_nano"), data, folder).eval_dataset(split, **options)
 
 
 def sentences(batch, lengths=LENGTHS):
     """(source ids, target ids) of each pair in a batch, without padding."""
     length = lengths[batch["bucket"][0]]
-    sides = (feed.unfolded(batch[name], length).numpy() for name in ("source", "target"))
+    sides = (input_pipeline.unfolded(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
 
 
@@ -124,19 +124,19 @@ def test_other_bad_input_is_named(texts_dir):
         text.text_spec("mirror", ("en", "de"), b"a picture")
     for lengths in ((16, 8), (6, 16)):
         with pytest.raises(InputError, match="rising lengths that divide the last"):
-            feed.TextData("train", "val", lengths)
+            input_pipeline.TextData("train", "val", lengths)
     with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
         batches(texts_dir, 1, batch=31)
     with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
-        feed.Sentences(texts_dir, feed.TextData("val", "val", (2,)), spec_of(texts_dir))
+        input_pipeline.Sentences(texts_dir, input_pipeline.TextData("val", "val", (2,)), spec_of(texts_dir))
 
 
 # === Batches ===
 
 
 def test_an_epoch_has_every_pair_that_fits(texts_dir, capfd):
-    data = feed.TextData("train", "val", LENGTHS)
-    whole = feed.Sentences(texts_dir, data, spec_of(texts_dir))
+    data = input_pipeline.TextData("train", "val", LENGTHS)
+    whole = input_pipeline.Sentences(texts_dir, data, spec_of(texts_dir))
     count = len(whole.epoch(3, 0, 3))
     actual = [pair for batch in batches(texts_dir, count) for pair in sentences(batch)]
     spec, expected = spec_of(texts_dir), set()
@@ -182,4 +182,6 @@ def test_replicas_and_hosts_share_the_steps(texts_dir):
 def test_long_sources_are_cut_and_still_end(texts_dir):
     spec = spec_of(texts_dir)
     for ids in ([7, 8, 9, spec.end], [7, 8, 9, 7, 8, spec.end]):
-        np.testing.assert_array_equal(feed.cut(tf.constant(ids), 5), ids if len(ids) <= 5 else [*ids[:4], spec.end])
+        np.testing.assert_array_equal(
+            input_pipeline.cut(tf.constant(ids), 5), ids if len(ids) <= 5 else [*ids[:4], spec.end]
+        )

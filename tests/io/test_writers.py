@@ -17,7 +17,7 @@ REVIEWED = {
     "it is what `write_whole` calls, with a temporary file": [
         ("analysis/attention_pictures.py", "_save", "figure.savefig"),
         ("analysis/run_page.py", "draw_curves", "plots.savefig"),
-        ("tasks/segmentation/results.py", "zip_coco_results", "tf.io.gfile.copy"),
+        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "tf.io.gfile.copy"),
         ("data/tfrecord.py", "write", "tf.io.TFRecordWriter"),
         ("training/report.py", "save_confusion", "figure.savefig"),
         ("training/report.py", "save_picture_table", "figure.savefig"),
@@ -33,8 +33,8 @@ REVIEWED = {
         ("weights/pytorch.py", "state_dict_bytes", "zipfile.ZipFile"),
     ],
     "it writes to a temporary folder or file, which the system made for it alone": [
-        ("tasks/segmentation/results.py", "zip_coco_results", "tempfile.NamedTemporaryFile"),
-        ("tasks/segmentation/results.py", "zip_coco_results", "zipfile.ZipFile"),
+        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "tempfile.NamedTemporaryFile"),
+        ("tasks/segmentation/prediction_writers.py", "zip_coco_results", "zipfile.ZipFile"),
         ("weights/checkpoint.py", "_unpack", "open"),
         ("weights/checkpoint.py", "_unpack", "shutil.copyfileobj"),
     ],

@@ -158,10 +158,10 @@ def test_neighbours_and_padding_change_nothing():
     size = tf.constant([[50, 100], [64, 128]])
     mask = tf.sequence_mask([50, 64], 64)[:, :, None, None] & tf.sequence_mask([100, 128], 128)[:, None, :, None]
     photos = tf.where(mask, images(), 0.0)
-    both = model(photos, content=size)
+    both = model(photos, valid_size=size)
     assert both["count"].numpy().min() > 0
     for i, order in ((0, slice(0, 1)), (1, slice(1, 2))):
-        alone = model(photos[order], content=size[order])
+        alone = model(photos[order], valid_size=size[order])
         for key in both:
             np.testing.assert_allclose(both[key][i], alone[key][0], rtol=1e-4, atol=1e-3)
     corners = both["box"][0, : both["count"][0]].numpy()

@@ -33,7 +33,7 @@ LEARNING = [name for name in MODELS if name not in ("resnet_nano", "faster_rcnn_
 def built(name):
     """(model that is built for the first of `SIZES`, inputs of each of them)."""
     model = build_model(name, 5, **MODELS[name])
-    examples = [keras_programs.draw(VARIANTS[name].head.signature(size, batch=2)) for size in SIZES]
+    examples = [keras_programs.draw(VARIANTS[name].model.signature(size, batch=2)) for size in SIZES]
     model(examples[0])
     randomize(model)
     for weight in model.weights:  # so that no output saturates
@@ -65,7 +65,7 @@ def functional(name):
     """(functional model of a user, four inputs). Its loss is the mean square of its outputs; it has no dropout."""
     variant = VARIANTS[name]
     changes = {**MODELS[name], **{part: 0.0 for part in variant.parameters() if "dropout" in part}}
-    specs = variant.head.signature(SIZES[0], batch=4)
+    specs = variant.model.signature(SIZES[0], batch=4)
     inputs = tf.nest.map_structure(lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), specs)
     outputs = tf.nest.flatten(build_model(name, 5, **changes)(inputs))
     model = keras.Model(inputs, outputs)

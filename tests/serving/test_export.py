@@ -20,7 +20,7 @@ from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig
 from axial.serving.export import HASHES, export, fold, write_saved_model
 from axial.serving.predictor import Predictor, check_export
-from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.evaluator import PANOPTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from tests.conftest import make_task, relative_error
 from tests.data.test_decode import more_photos, placed

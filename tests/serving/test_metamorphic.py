@@ -85,8 +85,8 @@ def two_sided(network):
 @pytest.fixture(scope="module")
 def small_photos(network):
     """The sample photos at their size on the canvas: 65 pixels high or wide."""
-    contents = [(e["image"].numpy(), e["content"].numpy()) for e in network[2]]
-    return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in contents]
+    canvases = [(e["image"].numpy(), e["valid_size"].numpy()) for e in network[2]]
+    return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in canvases]
 
 
 def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos):

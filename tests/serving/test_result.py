@@ -14,8 +14,8 @@ from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.serving.result import Result
 from axial.tasks.classification.task import CLASSIFICATION
-from axial.tasks.detection.evaluation import DETECTION, SHOWN
-from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.detection.evaluator import DETECTION, SHOWN
+from axial.tasks.segmentation.evaluator import PANOPTIC
 from axial.tasks.translation.task import TRANSLATION
 
 SPEC = DatasetSpec("scene", ("sky", "cell", "road", "car"), (7, 300, 2, 40), (False, True, False, True))
@@ -37,9 +37,9 @@ def segmentation(classes, instances):
     return {"panoptic": panoptic, "semantic": np.maximum(classes, 0), "instance": instance, "score": score}
 
 
-def result_of(prediction, evaluation=PANOPTIC, spec=SPEC, size=None):
+def result_of(prediction, evaluator=PANOPTIC, spec=SPEC, size=None):
     photo = np.full([*(size or prediction["panoptic"].shape), 3], 90, np.uint8)
-    return Result(photo, prediction, evaluation=evaluation, spec=spec, photo="folder/photo.jpg")
+    return Result(photo, prediction, evaluator=evaluator, spec=spec, photo="folder/photo.jpg")
 
 
 @st.composite
@@ -225,7 +225,7 @@ def test_only_objects_that_are_drawn_have_labels():
 
 
 def test_pictures_of_every_kind_are_saved(tmp_path):
-    text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, evaluation=TRANSLATION, spec=None)
+    text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, evaluator=TRANSLATION, spec=None)
     probability = np.array([0.1, 0.2, 0.7, 0], np.float32)
     label = result_of({"probability": probability}, CLASSIFICATION, size=(30, 40))
     cells = result_of(instances_of_a_pixel(9), spec=CELLS)

@@ -9,13 +9,13 @@ from axial.data.specs import NUCLEI
 from axial.errors import InputError
 from axial.serving.result import Result
 from axial.serving.zoom import Zoomed
-from axial.tasks.segmentation.evaluation import PANOPTIC
+from axial.tasks.segmentation.evaluator import PANOPTIC
 
 
 class Discs:
     """Finds bright objects as a network does that was trained on discs of 20 pixels: it cuts large ones into pieces."""
 
-    spec, evaluation, scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
+    spec, evaluator, scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
 
     def __call__(self, image):
         bright = image[..., 0] > 100

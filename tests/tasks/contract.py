@@ -17,9 +17,9 @@ from axial.serving.export import export
 from axial.serving.parity import NUMBERS, QUALITY, prediction_differences
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Inference
-from axial.training.loop import Loop
 from axial.training.optimizers import Adam, NesterovMomentum
 from axial.training.split_run import SplitRun, merge
+from axial.training.train_step import TrainStep
 from axial.training.trainer import TrainingConfig, train
 
 # Relative tolerances of a compiled step, of losses and of the moves of a weight by its largest; XLA sums in another
@@ -37,7 +37,7 @@ def eagerly():
         tf.config.run_functions_eagerly(False)
 
 
-def feed_resumes(task, batch):
+def input_pipeline_resumes(task, batch):
     """The stream from a step on is that of the whole stream. Returns its first batch."""
     whole = [_numpy(x) for x in task.train_dataset(batch, seed=1).take(3)]
     (third,) = (_numpy(x) for x in task.train_dataset(batch, seed=1, first_step=2).take(1))
@@ -75,7 +75,7 @@ def moved_by_a_step(task, batch, wish, strategy=None, **options):
         tf.random.set_seed(None)  # as in `train`
         optimizer = NesterovMomentum(1.0, momentum=0.0).build(model.trainable_variables)
     before = [w.numpy() for w in model.weights]
-    loop = Loop(task, model, optimizer, TrainingConfig(1, batch, seed=1, jit_compile=wish, **options), strategy)
+    loop = TrainStep(task, model, optimizer, TrainingConfig(1, batch, seed=1, jit_compile=wish, **options), strategy)
     assert loop.config.is_compiled() == (wish == "yes")
     loop.run(1)
     assert optimizer.iterations.numpy() == 1 and optimizer.bad_step.numpy() == -1
@@ -140,15 +140,15 @@ def predictions_keep_the_order(task, model, count=3):
 
 def scores_merge(task, pairs):
     """Scores of two shards, stored as JSON and merged, are those of all photos. Returns (scores, what they saw)."""
-    whole, seen = task.evaluation.scores(task.spec), []
+    whole, seen = task.evaluator.metrics(task.spec), []
     for example, prediction in pairs:
         seen.append(whole.update(example, prediction))
     parts = []
     for i in range(2):
-        part = task.evaluation.scores(task.spec, (i, 2))
+        part = task.evaluator.metrics(task.spec, (i, 2))
         for example, prediction in pairs[i::2]:
             part.update(example, prediction)
-        again = task.evaluation.scores(task.spec, (i, 2))
+        again = task.evaluator.metrics(task.spec, (i, 2))
         again.restore(json.loads(json.dumps(part.state())))
         parts.append(again)
     parts[0].merge(parts[1])
@@ -160,17 +160,17 @@ def scores_merge(task, pairs):
 
 
 def tables_fit(task, result):
-    """Every short form of a result has the shape that `Evaluation` says."""
-    evaluation = task.evaluation
-    headline, columns = evaluation.headline(result), evaluation.columns(result)
+    """Every short form of a result has the shape that `Evaluator` says."""
+    evaluator = task.evaluator
+    headline, columns = evaluator.headline(result), evaluator.columns(result)
     assert headline and headline.keys() <= columns.keys() | headline.keys()
     assert all(isinstance(value, float) for value in (*headline.values(), *columns.values()))
-    assert all(value == value for value in evaluation.summaries(result).values())
-    header, rows, last = evaluation.classes(result)
+    assert all(value == value for value in evaluator.summaries(result).values())
+    header, rows, last = evaluator.classes(result)
     assert {len(row) for row in [*rows, *last]} <= {len(header)}
     assert all(isinstance(cell, str) for row in [header, *rows, *last] for cell in row)
-    assert evaluation.brief(result) and evaluation.lines(result)[-1].split()[0].count("=") == 1
-    if (mistakes := evaluation.mistakes(result)) is not None:
+    assert evaluator.brief(result) and evaluator.lines(result)[-1].split()[0].count("=") == 1
+    if (mistakes := evaluator.mistakes(result)) is not None:
         header, rows = mistakes
         assert {len(row) for row in rows} <= {len(header)}
 
@@ -187,18 +187,18 @@ def results_are_read_back(task, pairs, folder):
 
     def evaluate(name, shard):
         about = dict(results_dir=str(folder / name), data_dir=task.data_dir, shard=shard)
-        run = SplitRun(task.evaluation, task.spec, task.data.eval_split, **about)
+        run = SplitRun(task.evaluator, task.spec, task.data.eval_split, **about)
         return run, run.run(examples, predictions)
 
     run, result = evaluate("whole", (0, 1))
     for i in range(2):
         evaluate("parts", (i, 2))
-    merged = merge(str(folder / "parts"), task.data.eval_split, lambda name, where: task.evaluation)
-    np.testing.assert_equal(merged.scores.result(), result)
+    merged = merge(str(folder / "parts"), task.data.eval_split, lambda name, where: task.evaluator)
+    np.testing.assert_equal(merged.metrics.result(), result)
     assert _files(folder / "whole") == _files(folder / "parts")
     for (example, _), seen in zip(pairs, run.stored(), strict=True):
-        pictures = task.evaluation.draw(example, seen, task.spec)
-        assert len(pictures) == len(task.evaluation.pictures)
+        pictures = task.evaluator.draw(example, seen, task.spec)
+        assert len(pictures) == len(task.evaluator.pictures)
         for picture in pictures:
             assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
 
@@ -206,20 +206,20 @@ def results_are_read_back(task, pairs, folder):
 def given_is_described(task, model, pair):
     """What a predictor takes of an example has a prediction, and it says so in text, in JSON and as a picture."""
     example, _ = pair
-    given = np.asarray(task.evaluation.given(example))[()]
+    given = np.asarray(task.evaluator.given(example))[()]
     ((_, prediction),) = task.predictions(model)([task.example(tf.constant(given))])
-    found = task.evaluation.describe(given, {k: np.asarray(v)[()] for k, v in prediction.items()}, task.spec)
+    found = task.evaluator.describe(given, {k: np.asarray(v)[()] for k, v in prediction.items()}, task.spec)
     assert json.loads(json.dumps(found.content)) and isinstance(found.summary, str)
     assert found.draw().dtype == np.uint8
 
 
 def exports_predict(task, model, example, folder):
     """The export of the model predicts what the model predicts. Nothing but its folder says what it is of."""
-    given = np.asarray(task.evaluation.given(example))[()]
+    given = np.asarray(task.evaluator.given(example))[()]
     given = given.decode() if isinstance(given, bytes) else given
     export(task, model, str(folder))
     predictor = Predictor.of_saved_model(str(folder))
-    assert type(predictor.evaluation) is type(task.evaluation) and predictor.canvas == tuple(task.canvas)
+    assert type(predictor.evaluator) is type(task.evaluator) and predictor.canvas == tuple(task.canvas)
     found = prediction_differences(Predictor.of_task(task, model), predictor, [given])
     assert found
     for name, value in found.items():

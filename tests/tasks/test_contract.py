@@ -12,11 +12,11 @@ from axial.layers import device
 from axial.models.registry import ModelConfig
 from axial.tasks import registry
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
-from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.input_pipeline import DetectionData
 from axial.tasks.detection.task import DetectionTask
-from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.panoptic import SegmentationTask
-from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
 from tests.conftest import ROOT, make_task
 from tests.tasks import contract
@@ -82,7 +82,7 @@ def made_task(request, sample_dir, colours_dir, texts_dir):
 
 def test_a_task_holds_to_its_contract(made_task, tmp_path):
     task, batch, model = made_task
-    part = contract.feed_resumes(task, batch)
+    part = contract.input_pipeline_resumes(task, batch)
     with contract.eagerly():
         contract.losses_are_named(task, model, part)
         pairs = contract.predictions_keep_the_order(task, model)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from axial.data.specs import COCO, NUCLEI, DatasetSpec
 from axial.tasks.classification.task import caption
-from axial.tasks.detection.evaluation import draw_objects
+from axial.tasks.detection.evaluator import draw_objects
 from axial.tasks.segmentation.drawing import OPACITY, overlay, save_stress, segment_colors
 from axial.tasks.segmentation.studies import add_changes
 from axial.tasks.translation.task import write_lines

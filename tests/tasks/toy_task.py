@@ -10,12 +10,12 @@ from axial.data.tfrecord import photo_name
 from axial.io import schemas
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
+from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
 from axial.tasks.classification.task import ClassificationData, central_crop, training_crop
-from axial.tasks.scores import Results, Scores
+from axial.tasks.metrics import Metrics, PredictionWriter
 
 
-class RightScores(Scores):
+class RightScores(Metrics):
     """How many photos are right."""
 
     def update(self, example, prediction):
@@ -27,7 +27,7 @@ class RightScores(Scores):
         return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
 
 
-class ClassNames(Results):
+class ClassNames(PredictionWriter):
     """The class of each photo."""
 
     kind, schema = "toy", dict
@@ -42,7 +42,7 @@ class ClassNames(Results):
         write_json(self.path, sorted(self.annotations, key=lambda one: one["image_id"]))
 
 
-class ToyEvaluation(Evaluation):
+class ToyEvaluation(Evaluator):
     """Its short forms are all of one score."""
 
     name, labels, quality, pictures = "toy", "class", "right", ("photo",)
@@ -75,7 +75,7 @@ class ToyTask(Task):
     Args: see `Task`.
     """
 
-    evaluation = ToyEvaluation()
+    evaluator = ToyEvaluation()
     models, configures = ("classification",), (ClassificationData,)
     best_scores = ToyFile
 
@@ -99,10 +99,12 @@ class ToyTask(Task):
         return scores["right"]
 
     def predictions(self, model, inference=Inference()):
-        return Replicated(lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, inference.strategy)
+        return DistributedPredictor(
+            lambda images, _: {"probability": tf.nn.softmax(model(images)[LOGITS])}, inference.strategy
+        )
 
     def example(self, given):
-        return {"image": central_crop(given, self.canvas, 1.0), "content": tf.constant(self.canvas)}
+        return {"image": central_crop(given, self.canvas, 1.0), "valid_size": tf.constant(self.canvas)}
 
     def serve(self, model, image):
         return {"probability": tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]}

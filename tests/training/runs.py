@@ -83,11 +83,11 @@ def run(
 
 
 class Begun(Exception):
-    """Ends a training before its first step: (that step, its `Loop`)."""
+    """Ends a training before its first step: (that step, its `TrainStep`)."""
 
 
 def begin(*arguments, **options):
-    """(step, `Loop`) of a `run` that ends before its first step."""
+    """(step, `TrainStep`) of a `run` that ends before its first step."""
     kept = trainer.Evaluations
 
     def evaluations(loop, model_dir):

@@ -14,10 +14,10 @@ import tf_keras as keras
 
 from axial.data.tfrecord import fingerprint
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import Augmentation
+from axial.tasks.segmentation.input_pipeline import Augmentation
 from axial.tasks.segmentation.losses import LossConfig
 from axial.training import trainer
-from axial.training.continuing import check_continues, keep_settings, trained_with
+from axial.training.continuing import check_continues, hyperparameters, keep_settings
 from axial.training.optimizers import Adam, NesterovMomentum, RAdamLookahead, WarmupCosine, WarmupPoly, averaged
 from axial.training.trainer import TrainingConfig
 from axial.weights.restore import latest_checkpoint
@@ -75,7 +75,7 @@ def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, cap
 
     def settings(task, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
         built = optimizer(WarmupPoly(rate, 50, 5))
-        return trained_with(task, built, TrainingConfig(steps=10, batch=batch, **config))
+        return hyperparameters(task, built, TrainingConfig(steps=10, batch=batch, **config))
 
     keep_settings(str(tmp_path), settings(panoptic_task(sample_dir)))
     other = settings(panoptic_task(sample_dir, **of_task), **of_run)
@@ -98,7 +98,7 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
 
     def settings(decay_tables=False, **data):
         optimizer, training = NesterovMomentum(0.1, decay_tables=decay_tables), TrainingConfig(steps=10, batch=2)
-        return trained_with(panoptic_task(sample_dir, data=data), optimizer, training)
+        return hyperparameters(panoptic_task(sample_dir, data=data), optimizer, training)
 
     old = settings()
     del old["photo_scale"], old["optimizer"]["decay_tables"]
@@ -242,6 +242,6 @@ def test_a_changed_number_is_the_learning_rate(tmp_path):
 
 def test_learning_rates_are_kept(colours_dir):
     config, task = TrainingConfig(steps=1, batch=2), small_task(colours_dir)
-    assert trained_with(task, Adam(0.1), config)["learning_rate"] == 0.1
-    cosine = trained_with(task, Adam(WarmupCosine(0.4, 20, 2)), config)["learning_rate"]
+    assert hyperparameters(task, Adam(0.1), config)["learning_rate"] == 0.1
+    cosine = hyperparameters(task, Adam(WarmupCosine(0.4, 20, 2)), config)["learning_rate"]
     assert cosine == {"name": "WarmupCosine", "peak": 0.4, "steps": 20, "warmup": 2}

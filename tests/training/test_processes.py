@@ -11,8 +11,8 @@ from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.errors import InputError, Preempted
 from axial.metrics.panoptic_quality import Segments
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
+from axial.tasks.segmentation.input_pipeline import segment_map
 from axial.training import processes
 from axial.training.split_run import SplitRun
 
@@ -34,7 +34,7 @@ def photos(sample_dir, shard=(0, 1), skip=0):
 def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
     """What was scored before the stop is not predicted again, and the scores have the bits of one process."""
     monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
-    wanted = PanopticScores(COCO)
+    wanted = PanopticMetrics(COCO)
     wanted_seen = [wanted.update(*pair) for pair in shifted(photos(sample_dir))]
     total, found_seen, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
 
@@ -48,8 +48,8 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
         return photos(sample_dir, shard, skip)
 
     def run(watch=None):
-        evaluation = SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 1})
-        return evaluation.run(examples, shifted, total, watch)
+        evaluator = SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 1})
+        return evaluator.run(examples, shifted, total, watch)
 
     with pytest.raises(Preempted):
         run(stop)

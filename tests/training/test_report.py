@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from axial.data.specs import COCO
-from axial.tasks.scores import evaluate
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
+from axial.tasks.metrics import evaluate
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
 from axial.training.report import Report
 from tests.browser import look
 from tests.truths import shifted
@@ -22,7 +22,7 @@ COUNT = 3
 @pytest.fixture(scope="module")
 def page(sample_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    scores = PanopticScores(COCO)
+    scores = PanopticMetrics(COCO)
     report = Report(PANOPTIC, str(folder), "val2017", COCO, caption="a <run> & more", count=COUNT)
 
     def watch(example, table):

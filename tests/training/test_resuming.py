@@ -35,10 +35,10 @@ sys.path[:0] = {path!r}
 from tests.cloud.slice_fixture import until
 from tests.training.runs import run
 from axial.cli import app, flags
-from axial.training.loop import Loop
+from axial.training.train_step import TrainStep
 
-run_loop = Loop.run
-Loop.run = lambda loop, count: (time.sleep(0.5), run_loop(loop, count))[1]  # time to be killed between two loops
+run_loop = TrainStep.run
+TrainStep.run = lambda loop, count: (time.sleep(0.5), run_loop(loop, count))[1]  # time to be killed between two loops
 sys.argv[0] = "train"
 app.run({{"": (flags.Flags, lambda _: bool(run({data!r}, {model!r})))}})
 """

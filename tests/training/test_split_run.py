@@ -17,9 +17,9 @@ from axial.data.tfrecord import read_manifest
 from axial.errors import InputError
 from axial.metrics.panoptic_quality import Segments
 from axial.tasks.classification.task import CLASSIFICATION
-from axial.tasks.registry import find_evaluation
-from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.registry import find_evaluator
+from axial.tasks.segmentation.evaluator import PANOPTIC
+from axial.tasks.segmentation.input_pipeline import segment_map
 from axial.tasks.translation.task import TRANSLATION
 from axial.training import split_run
 from axial.training.split_run import SplitRun, merge
@@ -109,14 +109,14 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
     split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
     run, result, _ = evaluated(CASES[name], str(data), split, tmp_path / "whole")
     found.append((unordered(result), written(tmp_path / "whole")))
-    orders.append([name for _, name, _ in run.scores.photos])
+    orders.append([name for _, name, _ in run.metrics.photos])
     monkeypatch.undo()
     CASES[name][1](str(tmp_path / "permuted"), colours=colours_dir, texts=texts_dir)
     for i in range(2):
         evaluated(CASES[name], str(tmp_path / "permuted"), split, tmp_path / "parts", shard=(i, 2))
-    merged = merge(str(tmp_path / "parts"), split, find_evaluation)
-    found.append((unordered(merged.scores.result()), written(tmp_path / "parts")))
-    orders.append([name for _, name, _ in sorted(merged.scores.photos)])
+    merged = merge(str(tmp_path / "parts"), split, find_evaluator)
+    found.append((unordered(merged.metrics.result()), written(tmp_path / "parts")))
+    orders.append([name for _, name, _ in sorted(merged.metrics.photos)])
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
     assert found[0] == found[1]
 
@@ -175,11 +175,11 @@ def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
     interrupted(tmp_path / "shards", shard=(1, 2))
     with pytest.raises(InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first"):
-        merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
+        merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
     interrupted(tmp_path / "shards", shard=(0, 2))
     for _ in range(2):  # from the shards, and then from the state of the whole
-        merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluation)
-        np.testing.assert_equal(unordered(merged.scores.result()), unordered(whole))
+        merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
+        np.testing.assert_equal(unordered(merged.metrics.result()), unordered(whole))
         names = [path.name for path in (tmp_path / "shards").glob(".*")]
         assert names == [f".{interrupted.split}.0-of-1.state.json"]
 
@@ -223,10 +223,10 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
     for threshold, row in whole["matching"].items():
         for name in ("tp", "fp", "fn"):
             assert row[name] == sum(part[threshold][name] for part in parts)
-    merged = merge(str(tmp_path / "parts"), "val2017", find_evaluation)
-    np.testing.assert_equal(merged.scores.result(), whole)
-    again = merge(str(tmp_path / "parts"), "val2017", find_evaluation)  # from the state of the whole
-    np.testing.assert_equal(again.scores.result(), whole)
+    merged = merge(str(tmp_path / "parts"), "val2017", find_evaluator)
+    np.testing.assert_equal(merged.metrics.result(), whole)
+    again = merge(str(tmp_path / "parts"), "val2017", find_evaluator)  # from the state of the whole
+    np.testing.assert_equal(again.metrics.result(), whole)
     states = state_of(tmp_path / "whole", "0-of-1"), state_of(tmp_path / "parts", "0-of-1")
     assert states[0]["scores"]["matching"] == states[1]["scores"]["matching"]
     assert states[0]["identity"] == states[1]["identity"] == {"weights": "a", "thresholds": [0.5, 0.75]}
@@ -242,7 +242,7 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
     for i, thresholds in enumerate((second, first)):
         named(tmp_path / "parts", shard=(i, 2), thresholds=thresholds)
     with pytest.raises(InputError, match=re.escape(words)):
-        merge(str(tmp_path / "parts"), "val2017", find_evaluation)
+        merge(str(tmp_path / "parts"), "val2017", find_evaluator)
 
 
 def written(folder):

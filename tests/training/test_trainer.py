@@ -142,7 +142,7 @@ def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkey
     monkeypatch.setattr(split_run, "write_bytes", failing)
     monkeypatch.setattr(tf.profiler.experimental, "start", failing)
     task = small_task(colours_dir)
-    monkeypatch.setattr(type(task.evaluation), "draw", failing)
+    monkeypatch.setattr(type(task.evaluator), "draw", failing)
     scores = run(colours_dir, tmp_path, steps=2, eval_interval=2, task=task, profile=(1, 2))
     assert scores and (tmp_path / "ckpt-2.index").exists() and (tmp_path / "best" / "scores.json").exists()
     lines = capfd.readouterr().err.replace("\r", "\n").splitlines()
@@ -155,7 +155,7 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
     def failing(self, count):
         raise tf.errors.AbortedError(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
 
-    monkeypatch.setattr(trainer.Loop, "run", failing)
+    monkeypatch.setattr(trainer.TrainStep, "run", failing)
     with pytest.raises(Preempted) as caught:
         run(colours_dir, tmp_path)
     assert str(caught.value).startswith("a request was aborted (All 10 retry attempts failed: 503 of gs://b/train-000")

@@ -21,11 +21,11 @@ sys.path[:0] = {path!r}
 from tests.training.runs import run
 from axial.cli import app, flags
 from axial.training import strategy as strategies
-from axial.training.loop import Loop
+from axial.training.train_step import TrainStep
 
 strategies.GATHER_SECONDS = 60
-run_loop = Loop.run
-Loop.run = lambda *args: (time.sleep({pause}), run_loop(*args))[1]
+run_loop = TrainStep.run
+TrainStep.run = lambda *args: (time.sleep({pause}), run_loop(*args))[1]
 
 def main(_):
     strategy = strategies.make_strategy("mirrored")

@@ -12,9 +12,9 @@ from axial.data.specs import DatasetSpec
 from axial.models.outputs import MEANINGS
 from axial.models.registry import VARIANTS, ModelConfig
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
-from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.input_pipeline import DetectionData
 from axial.tasks.detection.task import DetectionTask
-from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask
 from axial.weights.card import FORMS, page
 from axial.weights.interchange import CardScores, CardSplit, make_card
@@ -116,8 +116,8 @@ def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colo
 
 def test_every_model_says_what_it_is_for():
     for variant in VARIANTS.values():
-        assert variant.head.title and variant.head.hub.islower()
-        assert {name for name, _ in variant.head.maps} <= set(MEANINGS)
+        assert variant.model.title and variant.model.hub.islower()
+        assert {name for name, _ in variant.model.maps} <= set(MEANINGS)
 
 
 def test_a_card_shows_names_as_they_are():

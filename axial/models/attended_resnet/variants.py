@@ -10,19 +10,19 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 from axial.models.resnet.variants import ONE_EACH
 
 
-def _attended(mechanism, spatial="regular", head=Classifier, **arguments):
+def _attended(mechanism, spatial="regular", model=Classifier, **arguments):
     """A model with an attended ResNet, by default a classifier: the pre-training of the study."""
-    return Variant.of(head, AttendedResNet, mechanism=mechanism, spatial=spatial, **arguments)
+    return Variant.of(model, AttendedResNet, mechanism=mechanism, spatial=spatial, **arguments)
 
 
 # The study's backbone for segmentation: a deep stem, and dilation down to output stride 8.
 _dilated = functools.partial(_attended, stem="deeplab", output_stride=8)
 # The study's segmentation network: the mechanism in the last two stages, and once more in the head.
-_ccnet = functools.partial(_dilated, head=CCNet)
+_ccnet = functools.partial(_dilated, model=CCNet)
 _nano = functools.partial(_attended, width=0.375, repeats=ONE_EACH, heads=4, stem="deeplab", output_stride=16)
-_ccnet_nano = functools.partial(_nano, head=CCNet, context=96)
+_ccnet_nano = functools.partial(_nano, model=CCNet, context=96)
 # A small segmentation network with a mechanism of the study in its last two stages.
-_attended_nano = functools.partial(_nano, head=PanopticDeepLab, decoder_width=0.5)
+_attended_nano = functools.partial(_nano, model=PanopticDeepLab, decoder_width=0.5)
 
 VARIANTS = {
     # The spatial-attention study (Zhu et al., ICCV 2019): a mechanism in conv4 and conv5 of ResNet-50.

@@ -184,12 +184,12 @@ class FasterRCNN(Network):
             dtype="float32",  # as all layers that compute with pixels
         )
 
-    def call(self, images, content=None, truth=None, training=False):
+    def call(self, images, valid_size=None, truth=None, training=False):
         """Detections, or with `truth` what the losses need.
 
         Args:
             images: float32 [N, h, w, 3].
-            content: int32 [N, 2], the sizes of the photos on them; by default those of the images.
+            valid_size: int32 [N, 2], the sizes of the photos on them; by default those of the images.
             truth: dict of a batch's 'boxes' and 'classes', and 'masks' if the model has masks. Boxes on an object whose
                 mask is -1 are not sampled for masks.
             training: whether the batch norms are in training.
@@ -203,21 +203,21 @@ class FasterRCNN(Network):
         """
         if None in images.shape[1:3]:
             raise InputError(f"Faster R-CNN needs static sizes: got {images.shape}")
-        if content is None:
-            content = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
-        content = tf.cast(content, tf.float32)
+        if valid_size is None:
+            valid_size = tf.tile(tf.constant([images.shape[1:3].as_list()]), [tf.shape(images)[0], 1])
+        valid_size = tf.cast(valid_size, tf.float32)
         images = _padded(images)
         features = self.backbone(images, training=training and self.trainable)
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         copies = [tf.shape(images)[0], 1, 1, 1]
         of_each = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
-        visible = {level: _on_photo(x, 2 ** int(level), content) for level, x in _float32(scores).items()}
-        proposals, _ = self._propose(_float32(codes), visible, of_each, content, training=truth is not None)
+        visible = {level: _on_photo(x, 2 ** int(level), valid_size) for level, x in _float32(scores).items()}
+        proposals, _ = self._propose(_float32(codes), visible, of_each, valid_size, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
-            return self._found(crops, proposals, content)
+            return self._found(crops, proposals, valid_size)
         return {"anchor_scores": scores, "anchor_codes": codes, **self._learned(crops, proposals, truth)}
 
     def _crops(self, maps, boxes, side):
@@ -228,7 +228,7 @@ class FasterRCNN(Network):
         shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
         return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
 
-    def _found(self, maps, proposals, content):
+    def _found(self, maps, proposals, valid_size):
         """The detections of each image."""
         from official.vision.modeling.layers import detection_generator
 
@@ -240,7 +240,7 @@ class FasterRCNN(Network):
             nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
             dtype="float32",
         )
-        found = detect(_float32(codes), _float32(logits), proposals, content, regression_weights=CODE_WEIGHTS)
+        found = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
         classes = tf.cast(found["detection_classes"], tf.int32)
         result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
         result["count"] = tf.cast(found["num_detections"], tf.int32)
@@ -301,12 +301,14 @@ def _float32(maps):
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), maps)
 
 
-def _on_photo(scores, stride, content):
+def _on_photo(scores, stride, valid_size):
     """Scores [N, h, w, A], the least where a pixel of the map begins beyond the photo of the size float [N, 2].
 
     Nobody learns what scores are there, and mmdetection's maps end with the photo.
     """
-    rows, columns = (stride * tf.range(float(side)) < content[:, i, None] for i, side in enumerate(scores.shape[1:3]))
+    rows, columns = (
+        stride * tf.range(float(side)) < valid_size[:, i, None] for i, side in enumerate(scores.shape[1:3])
+    )
     return tf.where((rows[:, :, None] & columns[:, None])[..., None], scores, scores.dtype.min)
 
 

@@ -18,8 +18,8 @@ from axial.io.check import BelowOne, Checked, Fraction, Name, Natural, NonNegati
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
-from axial.tasks.scores import PairScores, Results
+from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
+from axial.tasks.metrics import ConfusionMetrics, PredictionWriter
 
 POLICIES = ("none", "autoaugment", "randaugment")
 
@@ -136,7 +136,7 @@ BINS = 15  # of the calibration error, as Guo et al. have
 BEST = 5  # classes of a prediction that are kept
 
 
-class ClassificationScores(PairScores):
+class ClassificationMetrics(ConfusionMetrics):
     """Top-1 and top-5 accuracy, accuracy of each class, confusions and calibration error, summed over photos.
 
     The expected calibration error is sum_b n_b / n |accuracy_b - confidence_b| over bins b of the largest probability
@@ -228,7 +228,7 @@ class ClassifiedPhoto(schemas.Strict):
     image_id: schemas.Count = 0
 
 
-class ClassResults(Results):
+class ClassPredictionWriter(PredictionWriter):
     """Writes the best classes of every photo to one JSON, classification_SPLIT.json."""
 
     kind, schema = "classification", ClassifiedPhoto
@@ -260,13 +260,13 @@ def _named(best, spec):
     return [{"index": i, "class": spec.class_names[i], "probability": share} for i, share in best]
 
 
-class ClassificationEvaluation(Evaluation):
+class ClassificationEvaluator(Evaluator):
     """The evaluation of classifiers."""
 
     name, labels = "classification", "class"
-    scores = ClassificationScores
+    metrics = ClassificationMetrics
     quality = "probability of its class"
-    results = ClassResults
+    writer = ClassPredictionWriter
     pictures = ("photo",)
     shown = "top1", "top5", "calibration_error"
     briefly = ("top1", "top1"), ("top5", "top5")
@@ -287,12 +287,12 @@ class ClassificationEvaluation(Evaluation):
         return Description({"best": found}, summary, draw=functools.partial(caption, image, text))
 
     def classes(self, result):
-        """See `Evaluation.classes`."""
+        """See `Evaluator.classes`."""
         rows = [[name, percent(value)] for name, value in result["per_class"].items()]
         return ["class", "top-1"], rows, [["all photos", percent(result["top1"])]]
 
 
-CLASSIFICATION = ClassificationEvaluation()
+CLASSIFICATION = ClassificationEvaluator()
 
 
 def caption(photo, text):
@@ -330,7 +330,7 @@ class ClassificationTask(Task):
         InputError: no such data; a model that is not a classifier.
     """
 
-    evaluation = CLASSIFICATION
+    evaluator = CLASSIFICATION
     models = ("classification",)
     configures = (ClassificationData,)
     best_scores = BestScores
@@ -370,16 +370,16 @@ class ClassificationTask(Task):
         if tuple(inference.scales) != (1.0,):
             raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
 
-        def predict(images, contents=None):
-            del contents
+        def predict(images, valid_sizes=None):
+            del valid_sizes
             views = [images, images[:, :, ::-1]] if inference.flip else [images]
             return {"probability": tf.add_n([tf.nn.softmax(model(view)[LOGITS]) for view in views]) / len(views)}
 
-        return Replicated(predict, inference.strategy, BATCH, compiled=inference.compiled)
+        return DistributedPredictor(predict, inference.strategy, BATCH, compiled=inference.compiled)
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""
-        return {"image": central_crop(image, self.canvas, self.data.central), "content": tf.constant(self.canvas)}
+        return {"image": central_crop(image, self.canvas, self.data.central), "valid_size": tf.constant(self.canvas)}
 
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""

@@ -7,9 +7,9 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.io import schemas
 from axial.models.registry import find_variant
-from axial.tasks.base import Inference, Replicated, Task, whole_batch
-from axial.tasks.detection.evaluation import DETECTION
-from axial.tasks.detection.feed import DetectionData, check_masks, place_photo, training_example
+from axial.tasks.base import DistributedPredictor, Inference, Task, whole_batch
+from axial.tasks.detection.evaluator import DETECTION
+from axial.tasks.detection.input_pipeline import DetectionData, check_masks, place_photo, training_example
 
 TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch
@@ -37,7 +37,7 @@ class DetectionTask(Task):
         InputError: no such data, or data without things; a model that is no detector.
     """
 
-    evaluation = DETECTION
+    evaluator = DETECTION
     models = ("detection",)
     configures = (DetectionData,)
     best_scores = BestScores
@@ -107,7 +107,7 @@ class DetectionTask(Task):
     def _sums(self, model, batch):
         """dict from a loss to (its sum, the count that it is divided by) in a part of a batch."""
         truth = {name: batch[name] for name in TRUTH if name in batch}
-        outputs = model(batch["image"], content=batch["content"], truth=truth, training=True)
+        outputs = model(batch["image"], valid_size=batch["valid_size"], truth=truth, training=True)
         entropy, levels = tf.nn.sigmoid_cross_entropy_with_logits, sorted(outputs["anchor_scores"])
 
         def flat(maps, *last):
@@ -134,18 +134,20 @@ class DetectionTask(Task):
         """A function of examples that yields each with its prediction; see `on_photo`."""
         if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip: a detector sees a photo once; --image_size chooses its canvas")
-        replicated = Replicated(lambda images, contents: model(images, content=contents), inference.strategy)
+        replicated = DistributedPredictor(
+            lambda images, valid_sizes: model(images, valid_size=valid_sizes), inference.strategy
+        )
         return lambda examples: (
-            (example, self.on_photo(found, example["content"], example["size"]))
+            (example, self.on_photo(found, example["valid_size"], example["size"]))
             for example, found in replicated(examples)
         )
 
-    def on_photo(self, found, content, size):
+    def on_photo(self, found, valid_size, size):
         """A photo's detections on its own pixels.
 
         Args:
             found: a `FasterRCNN`'s detections without the batch axis.
-            content: int [2], the photo's size on the canvas.
+            valid_size: int [2], the photo's size on the canvas.
             size: int [2], the photo's own size.
 
         Returns:
@@ -153,8 +155,8 @@ class DetectionTask(Task):
             float32 [K], 'count' int32 [], and with masks 'mask' float32 [K, 28, 28] of probabilities on the boxes. Rows
             from `count` on mean nothing.
         """
-        size, content = tf.cast(size, tf.float32), tf.cast(content, tf.float32)
-        corners = found["box"] * tf.tile(size / content, [2])
+        size, valid_size = tf.cast(size, tf.float32), tf.cast(valid_size, tf.float32)
+        corners = found["box"] * tf.tile(size / valid_size, [2])
         top, left, bottom, right = tf.unstack(tf.clip_by_value(corners, 0.0, tf.tile(size, [2])), axis=-1)
         classes = tf.gather(tf.constant(self.spec.thing_classes), tf.maximum(tf.cast(found["class"], tf.int32) - 1, 0))
         box = tf.stack([left, top, right - left, bottom - top], -1)
@@ -162,14 +164,14 @@ class DetectionTask(Task):
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""
-        canvas, content = place_photo(image, self.data.sides, self.canvas)
-        return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
+        canvas, valid_size = place_photo(image, self.data.sides, self.canvas)
+        return {"image": canvas, "valid_size": valid_size, "size": tf.shape(image)[:2]}
 
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         photo = self.example(image)
-        found = model(photo["image"][None], content=photo["content"][None])
-        return self.on_photo({name: x[0] for name, x in found.items()}, photo["content"], photo["size"])
+        found = model(photo["image"][None], valid_size=photo["valid_size"][None])
+        return self.on_photo({name: x[0] for name, x in found.items()}, photo["valid_size"], photo["size"])
 
 
 def _smooth_l1(error, turn):

@@ -27,7 +27,7 @@ def cityscapes_scores(tree, results, split):
 
     Args:
         tree: folder with gtFine/SPLIT/CITY/*_instanceIds.png and *_labelIds.png.
-        results: folder of a complete `CityscapesResults`.
+        results: folder of a complete `CityscapesPredictionWriter`.
         split: name of the split.
 
     Raises:
@@ -59,9 +59,9 @@ def _write_nothing(*_):
 
 
 def _score(tree, results, split, work):
-    from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
-    from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
-    from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as pixel_level
+    from cityscapesscripts.evaluator import evalInstanceLevelSemanticLabeling as instance_level
+    from cityscapesscripts.evaluator import evalPanopticSemanticLabeling as panoptic_level
+    from cityscapesscripts.evaluator import evalPixelLevelSemanticLabeling as pixel_level
     from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 
     np.in1d = np.isin  # cityscapesscripts uses NumPy 1's name

@@ -182,7 +182,7 @@ def postprocess(maps, spec, config):
         count = tf.reduce_sum(tf.cast(scores > 0, tf.int32))
         thing = tf.gather(tf.constant(spec.things), semantic) & (count > 0)
         instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
-        return instance, *merge(semantic, instance, most, spec=spec, config=config)
+        return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     instance, panoptic, classes = tf.map_fn(
@@ -220,7 +220,10 @@ def stuff_only(spec):
 
 def _without_instances(semantic, spec, config):
     """`postprocess` without instances: every class is one segment, like stuff."""
-    none, one = tf.zeros_like(semantic), functools.partial(merge, most=1, spec=stuff_only(spec), config=config)
+    none, one = (
+        tf.zeros_like(semantic),
+        functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config),
+    )
     of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
     panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
@@ -228,7 +231,7 @@ def _without_instances(semantic, spec, config):
     return {**maps, "center_score": scores, "score": scores, "dropped": none[:, 0, 0]}
 
 
-def merge(semantic, instance, most, *, spec, config):
+def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     """Panoptic labels of one image, and the class of each instance by the majority vote of its pixels.
 
     Args:
@@ -265,10 +268,10 @@ def merge(semantic, instance, most, *, spec, config):
 # === Pieces ===
 
 
-def of_photo(result, content, size, *, spec, config):
+def of_photo(result, valid_size, size, *, spec, config):
     """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `of_pieces`."""
-    found = full_size(result, content, size)
-    scale = tf.cast(content[0], tf.float32) / tf.cast(size[0], tf.float32)
+    found = full_size(result, valid_size, size)
+    scale = tf.cast(valid_size[0], tf.float32) / tf.cast(size[0], tf.float32)
     return {**found, "panoptic": of_pieces(found["panoptic"], spec, config, scale)}
 
 

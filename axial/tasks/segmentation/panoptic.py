@@ -14,11 +14,11 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.check import BelowOne, Scales
 from axial.models.registry import find_variant
-from axial.tasks.base import Inference, Replicated, Task
+from axial.tasks.base import DistributedPredictor, Inference, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
-from axial.tasks.segmentation.evaluation import PANOPTIC
-from axial.tasks.segmentation.feed import Augmentation, DataConfig, training_example
+from axial.tasks.segmentation.evaluator import PANOPTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo, postprocess
+from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
 
@@ -66,7 +66,7 @@ class DensePrediction(Task):
         InputError: no such data.
     """
 
-    evaluation = PANOPTIC
+    evaluator = PANOPTIC
     best_scores = BestScores
     trained_by = ("loss", "instances")
     served = (
@@ -121,39 +121,39 @@ class DensePrediction(Task):
         'dropped'. The function raises InputError, which names the photo, for one that `is_whole` or `join` refuses.
         """
 
-        def predict(images, contents):
-            return self.segment(self.maps(model, images, contents[:, 1], inference))
+        def predict(images, valid_sizes):
+            return self.segment(self.maps(model, images, valid_sizes[:, 1], inference))
 
         def of_canvases(examples):
             for example, result in replicated(examples):
-                yield example, self.on_photo(result, example["content"], example["size"])
+                yield example, self.on_photo(result, example["valid_size"], example["size"])
 
         replicated = self.replicated(predict, inference)
         return functools.partial(Tiled.of(self), of_canvases)
 
     def replicated(self, function, inference):
-        """A `Replicated` of a function of canvases. XLA compiles it where all canvases have one size."""
-        return Replicated(function, inference.strategy, compiled=self.scale is None and inference.compiled)
+        """A `DistributedPredictor` of a function of canvases. XLA compiles it where all canvases have one size."""
+        return DistributedPredictor(function, inference.strategy, compiled=self.scale is None and inference.compiled)
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""
-        canvas, content = preprocess(image, self.canvases)
-        return {"image": canvas, "content": content, "size": tf.shape(image)[:2]}
+        canvas, valid_size = preprocess(image, self.canvases)
+        return {"image": canvas, "valid_size": valid_size, "size": tf.shape(image)[:2]}
 
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
-        placed, content = preprocess(image, self.data.canvases(one=True))
+        placed, valid_size = preprocess(image, self.data.canvases(one=True))
         if self.scale is not None:  # for who calls the export without `Predictor`, which makes tiles
-            fits = tf.reduce_all((content > 0) & (content <= self.canvas))
+            fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
             text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
                 placed = tf.identity(placed)
         result = self.segment(self.maps(model, placed[None]))
-        return self.on_photo({k: v[0] for k, v in result.items()}, content, tf.shape(image)[:2])
+        return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
 
-    def on_photo(self, result, content, size):
+    def on_photo(self, result, valid_size, size):
         """A prediction on the canvas at the photo's own size."""
-        return of_photo(result, content, size, spec=self.spec, config=self.grouping)
+        return of_photo(result, valid_size, size, spec=self.spec, config=self.grouping)
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""

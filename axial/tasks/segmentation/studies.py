@@ -9,9 +9,9 @@ from axial.data import tfrecord
 from axial.errors import InputError, nearest
 from axial.io.show import progress
 from axial.tasks.base import Inference, by_size
-from axial.tasks.scores import evaluate
+from axial.tasks.metrics import evaluate
 from axial.tasks.segmentation.canvas_maps import scaled_canvas
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
 from axial.tasks.segmentation.tiles import Tiled
 
 # === Resolutions: the scale stress test (Axial-DeepLab, Fig. 4 and 10) ===
@@ -39,7 +39,7 @@ def stress_test(task, model, split, ratios, inference=Inference()):
         stuff_area, thing_area = (round(area * share) for area in (grouping.stuff_area, grouping.thing_area))
         grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
         scaled = dataclasses.replace(task, data=task.data.resized(canvas), grouping=grouping)
-        predictions, scores = scaled.predictions(model, inference), PanopticScores(task.spec)
+        predictions, scores = scaled.predictions(model, inference), PanopticMetrics(task.spec)
         result = evaluate(scaled.eval_dataset(split), predictions, scores, total)
         yield {"ratio": ratio, "canvas": list(canvas), **PANOPTIC.headline(result)}
 
@@ -115,24 +115,24 @@ def sweep(tasks, model, examples, inference=Inference(), *, total=None, threshol
         examples: of `eval_dataset`.
         inference: `Inference`.
         total: number of examples, for the progress bar.
-        thresholds: see `PanopticScores`.
+        thresholds: see `PanopticMetrics`.
 
     Returns:
-        list of `PanopticScores.result`, one for each task.
+        list of `PanopticMetrics.result`, one for each task.
     """
 
-    def network(images, contents):
-        return tasks[0].maps(model, images, contents[:, 1], inference)
+    def network(images, valid_sizes):
+        return tasks[0].maps(model, images, valid_sizes[:, 1], inference)
 
     def predictions(examples):
         for example, maps in outputs(examples):
             maps = {name: x[None] for name, x in maps.items()}
             found = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
-            yield example, [task.on_photo(x, example["content"], example["size"]) for task, x in zip(tasks, found)]
+            yield example, [task.on_photo(x, example["valid_size"], example["size"]) for task, x in zip(tasks, found)]
 
     outputs, segments = tasks[0].replicated(network, inference), [by_size(task.segment) for task in tasks]
     tiled = [Tiled.of(task) for task in tasks]
-    scores = [PanopticScores(task.spec, thresholds=thresholds) for task in tasks]
+    scores = [PanopticMetrics(task.spec, thresholds=thresholds) for task in tasks]
     parts = tiled[0].parts(predictions, examples)
     for example, found in progress(parts, "sweep", total=total, unit="photo", leave=False):
         for one, tiles, prediction in zip(scores, tiled, zip(*found)):

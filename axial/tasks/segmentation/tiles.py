@@ -27,7 +27,7 @@ from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import PostprocessConfig, merge, of_pieces, stuff_only
+from axial.tasks.segmentation.grouping import PostprocessConfig, merge_semantic_and_instance, of_pieces, stuff_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +219,7 @@ def join(results, tiling, *, spec, grouping, scale):
     stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
     of_photo = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
     maps = tf.constant(semantic), tf.constant(instance)
-    panoptic, classes = merge(*maps, len(scores), spec=spec, config=of_photo)
+    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=of_photo)
     counts = np.bincount(classes[1:], minlength=1)
     if counts.max() >= spec.label_divisor:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Translation: scores of translators, and the task, without the training loop. `feed` has what they see."""
+"""Translation: scores of translators, and the task, without the training loop. `input_pipeline` has what they see."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics import bleu
 from axial.models.outputs import LOGITS
-from axial.tasks.base import Description, Evaluation, Inference, Replicated, Task
-from axial.tasks.scores import Results, Scores
-from axial.tasks.translation.feed import TextData, cut, training_text, unfolded
+from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
+from axial.tasks.metrics import Metrics, PredictionWriter
+from axial.tasks.translation.input_pipeline import TextData, cut, training_text, unfolded
 
 
-class TranslationScores(Scores):
+class TranslationMetrics(Metrics):
     """The sentences that were scored, and their BLEU.
 
     Args:
@@ -69,7 +69,7 @@ class TranslatedSentence(schemas.Strict):
     translation: str
 
 
-class TranslationResults(Results):
+class TranslationPredictionWriter(PredictionWriter):
     """Writes all translations of a split to one JSON, translation_SPLIT.json."""
 
     kind, schema = "translation", TranslatedSentence
@@ -89,15 +89,15 @@ class TranslationResults(Results):
         write_json(self.path, {"languages": list(self.spec.languages), "sentences": sentences})
 
 
-class TranslationEvaluation(Evaluation):
+class TranslationEvaluator(Evaluator):
     """The evaluation of translators."""
 
     name, labels = "translation", "text"
     one_file = False
     takes, unit = "text", "sentence"
-    scores = TranslationScores
+    metrics = TranslationMetrics
     quality = "chrF"
-    results = TranslationResults
+    writer = TranslationPredictionWriter
     pictures = ("sentence",)
     shown = "bleu", "tokenized_bleu", "chrf"
     briefly = ("bleu", "bleu"), ("chrf", "chrf")
@@ -116,7 +116,7 @@ class TranslationEvaluation(Evaluation):
         return {"source": tf.constant(given)}
 
     def predictions(self, signatures, spec, about):
-        """See `Evaluation.predictions`."""
+        """See `Evaluator.predictions`."""
 
         def run(examples):
             for example in examples:
@@ -139,7 +139,7 @@ class TranslationEvaluation(Evaluation):
         return Description(content, translation, draw=functools.partial(write_lines, lines))
 
     def classes(self, result):
-        """See `Evaluation.classes`: the scores with their signatures."""
+        """See `Evaluator.classes`: the scores with their signatures."""
         about = {"tokenized_bleu": "13a tokens, compounds split; "}
         rows = [
             [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
@@ -148,7 +148,7 @@ class TranslationEvaluation(Evaluation):
         return ["score", "%", "sacrebleu's signature"], rows, []
 
 
-TRANSLATION = TranslationEvaluation()
+TRANSLATION = TranslationEvaluator()
 
 
 def write_lines(lines, width=800, size=20):
@@ -178,7 +178,7 @@ class TextServer(tf.Module):
     'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
     [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
     other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
-    the two languages, and the name of the task's `Evaluation`.
+    the two languages, and the name of the task's `Evaluator`.
 
     Args:
         task: task with `serve`.
@@ -206,7 +206,7 @@ class TextServer(tf.Module):
         return {
             "canvas": tf.constant(self._task.canvas),
             "languages": tf.constant(self._task.spec.languages),
-            "kind": tf.constant(self._task.evaluation.name),
+            "kind": tf.constant(self._task.evaluator.name),
         }
 
     def signatures(self):
@@ -234,7 +234,7 @@ class TranslationTask(Task):
         InputError: no such data; a model that is not a translator.
     """
 
-    evaluation = TRANSLATION
+    evaluator = TRANSLATION
     models = ("translation",)
     configures = (TextData,)
     best_scores = BestScores
@@ -327,7 +327,7 @@ class TranslationTask(Task):
                 translation = self.spec.decode(found["ids"].numpy())
                 yield example, {"translation": translation, "score": found["score"].numpy()}
 
-        replicated = Replicated(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
+        replicated = DistributedPredictor(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
         return run
 
     def look(self, record):

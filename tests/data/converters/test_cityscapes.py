@@ -15,7 +15,7 @@ from axial.data.converters.cityscapes import CITIES, cityscapes_items, read_inst
 from axial.data.labels import decode_rgb
 from axial.data.specs import CITYSCAPES
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data import conversion
 from tests.data.cityscapes_fixture import CityscapesFolder, street
 from tests.data.conversion import delete, records, replace

@@ -14,7 +14,7 @@ from axial.data.labels import colors_of, encode_rgb, numbered
 from axial.data.specs import COCO, json_spec
 from axial.errors import InputError
 from axial.io import schemas
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data.coco_fixture import CocoFolder, convert, stripes
 from tests.data.conversion import cut, delete, records, replace
 

@@ -13,7 +13,7 @@ from axial.data.converters.folder import folder_items
 from axial.data.labels import colors_of, read_ids
 from axial.data.specs import CITYSCAPES, DatasetSpec, find_spec
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data.conversion import convert, records, replace
 from tests.io.image_fixture import png_chunk
 

@@ -16,8 +16,8 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.models.faster_rcnn.anchors import choose
 from axial.models.registry import ModelConfig
-from axial.tasks.detection.evaluation import DETECTION
-from axial.tasks.detection.feed import (
+from axial.tasks.detection.evaluator import DETECTION
+from axial.tasks.detection.input_pipeline import (
     DetectionData,
     mirrored,
     photo_size,
@@ -118,7 +118,7 @@ def old(record):
 
 
 def test_old_records_have_the_boxes_of_their_things(converted):
-    from axial.tasks.detection.feed import record_objects
+    from axial.tasks.detection.input_pipeline import record_objects
 
     record = old(next(iter(DETECTION.examples(converted, "val", COCO))))
     assert record["box/known"] == 0 and record["box/mask"].shape == (0,)
@@ -236,7 +236,7 @@ def batch(converted):
 def test_training_examples_have_padded_boxes(batch):
     """The valid region is 64x96, so nothing is scaled."""
     assert batch["image"].shape == (3, 64, 128, 3) and not batch["image"][:, :, 96:].numpy().any()
-    np.testing.assert_array_equal(batch["content"], [[64, 96]] * 3)
+    np.testing.assert_array_equal(batch["valid_size"], [[64, 96]] * 3)
     np.testing.assert_allclose(batch["boxes"][0], [[4, 8.25, 20, 23.75], [30, 40, 40, 60], [-1] * 4, [-1] * 4])
     np.testing.assert_array_equal(batch["classes"], [[1, 1 + COCO.class_index(DOG), -1, -1], [-1] * 4, [-1] * 4])
     assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and an object without area

@@ -8,7 +8,7 @@ import pytest
 
 from axial.data.converters.mapillary import mapillary_items, mapillary_spec
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data import conversion
 from tests.data.conversion import delete, records
 from tests.data.mapillary_fixture import MapillaryFolder, labels_of

@@ -17,7 +17,7 @@ from axial.data.levels import PERCENTILES, eight_bits
 from axial.data.specs import NUCLEI, find_spec
 from axial.data.streams import decode_photo
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data.conversion import delete, replace
 from tests.io.image_fixture import encoded
 

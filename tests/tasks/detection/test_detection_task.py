@@ -8,9 +8,9 @@ from axial.data.specs import DatasetSpec
 from axial.errors import InputError
 from axial.models.registry import ModelConfig
 from axial.tasks.base import whole_batch
-from axial.tasks.detection.feed import DetectionData
+from axial.tasks.detection.input_pipeline import DetectionData
 from axial.tasks.detection.task import DetectionTask
-from axial.training.continuing import check_continues, keep_settings, trained_with
+from axial.training.continuing import check_continues, hyperparameters, keep_settings
 from axial.training.optimizers import NesterovMomentum
 from axial.training.trainer import TrainingConfig
 from tests import oracles
@@ -48,7 +48,7 @@ def random_step(labels, kinds, masked):
         return rng.normal(0, scale, shape).astype(np.float32)
 
     classes = rng.choice(kinds, [4, 7])
-    batch = {"image": np.arange(4.0)[:, None, None, None], "content": np.full([4, 2], 64)}
+    batch = {"image": np.arange(4.0)[:, None, None, None], "valid_size": np.full([4, 2], 64)}
     outputs = {"classes": classes, "logits": normal(4, 7, 3, scale=5), "codes": normal(4, 7, 12)}
     outputs |= {"code_targets": (classes > 0)[..., None] * normal(4, 7, 4), "mask_classes": rng.choice(masked, [4, 2])}
     outputs |= {"mask_logits": normal(4, 2, 6, 6, scale=5), "mask_targets": rng.uniform(0, 1, [4, 2, 6, 6])}
@@ -71,7 +71,7 @@ def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
     def constant(x):
         return tf.constant(x, tf.float32 if x.dtype.kind == "f" else tf.int32)
 
-    def model(image, content, truth, training):
+    def model(image, valid_size, truth, training):
         return tf.nest.map_structure(lambda x: constant(x[image.numpy().astype(int).ravel()]), outputs)
 
     def part(rows):
@@ -87,7 +87,7 @@ def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
 
 
 def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, capsys):
-    settings = trained_with(task, NesterovMomentum(), TrainingConfig(1, 1))
+    settings = hyperparameters(task, NesterovMomentum(), TrainingConfig(1, 1))
     keep_settings(str(tmp_path), {name: value for name, value in settings.items() if name != "loss_rule"})
     with pytest.raises(InputError, match="loss_rule is 'tf-models-official' in the run and 'mmdetection' here"):
         check_continues(str(tmp_path), settings)

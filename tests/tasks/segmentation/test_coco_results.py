@@ -13,10 +13,10 @@ from axial.data.convert import Conversion, convert_split
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import COCO
 from axial.errors import InputError
-from axial.tasks.registry import find_evaluation
-from axial.tasks.scores import evaluate
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
-from axial.tasks.segmentation.results import CocoResults, ResultPredictions, zip_coco_results
+from axial.tasks.metrics import evaluate
+from axial.tasks.registry import find_evaluator
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
+from axial.tasks.segmentation.prediction_writers import CocoPredictionWriter, StoredPredictions, zip_coco_results
 from axial.training.split_run import SplitRun, merge
 from tests.truths import shifted
 
@@ -29,15 +29,15 @@ def examples(sample_dir):
 @pytest.fixture(scope="module")
 def written(examples, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    results = CocoResults(str(folder), COCO, "val2017")
-    scores = evaluate(examples, shifted, PanopticScores(COCO), watch=results.add)
+    results = CocoPredictionWriter(str(folder), COCO, "val2017")
+    scores = evaluate(examples, shifted, PanopticMetrics(COCO), watch=results.add)
     results.close()
     return folder, scores
 
 
 def read(folder, sample_dir):
     paths = str(folder / "panoptic_val2017.json"), str(folder / "panoptic_val2017")
-    return ResultPredictions(*paths, sample_dir, "val2017", spec=COCO)
+    return StoredPredictions(*paths, sample_dir, "val2017", spec=COCO)
 
 
 def unsure(examples):
@@ -53,13 +53,13 @@ def unsure(examples):
 
 def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examples, sample_dir, tmp_path, capsys):
     """The grouping drops small areas, and votes. mIoU is of the classes before it, AP of the segments' scores."""
-    results = CocoResults(str(tmp_path), COCO, "val2017", sample_dir)
-    scores = evaluate(examples, unsure, PanopticScores(COCO), watch=results.add)
+    results = CocoPredictionWriter(str(tmp_path), COCO, "val2017", sample_dir)
+    scores = evaluate(examples, unsure, PanopticMetrics(COCO), watch=results.add)
     results.close()
-    assert evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO)) == scores
+    assert evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO)) == scores
     assert not capsys.readouterr().out
     shutil.rmtree(tmp_path / "semantic_val2017")
-    found = evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO))
+    found = evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO))
     assert found["pq"] == scores["pq"] and found["ap"] == scores["ap"] and found["miou"] != scores["miou"]
     assert "8 of 8 images have no map of classes; their mIoU is of the segments" in capsys.readouterr().out
 
@@ -67,7 +67,7 @@ def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examp
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir, capsys):
     """COCO's own files are in this format. A crowd does not count as a matching prediction."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
-    scores = evaluate(examples, ResultPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticScores(COCO))
+    scores = evaluate(examples, StoredPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticMetrics(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
     assert "no segment has a score; AP takes all of an image as equally sure" in capsys.readouterr().out
 
@@ -136,7 +136,7 @@ def test_image_ids_may_be_names_as_in_cityscapesscripts_form(written, examples, 
     for annotation in content["annotations"]:
         annotation["image_id"] = annotation["file_name"].removesuffix(".png")
     path.write_text(json.dumps(content))
-    assert evaluate(examples, read(tmp_path, sample_dir), PanopticScores(COCO)) == written[1]
+    assert evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO)) == written[1]
 
 
 # === Names ===
@@ -156,12 +156,12 @@ def test_no_two_photos_share_a_result(tmp_path):
     for number in range(2):
         options = dict(results_dir=results, data_dir=data, shard=(number, 2))
         SplitRun(PANOPTIC, COCO, "val2017", **options).run(some, shifted)
-    merged = merge(results, "val2017", find_evaluation)
+    merged = merge(results, "val2017", find_evaluator)
     folder = pathlib.Path(results, "panoptic_val2017")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png")) == pngs
-    reader = ResultPredictions(
+    reader = StoredPredictions(
         f"{results}/panoptic_val2017.json", f"{results}/panoptic_val2017", data, "val2017", spec=COCO
     )
-    assert evaluate(some((0, 1), 0), reader, PanopticScores(COCO)) == merged.scores.result()
+    assert evaluate(some((0, 1), 0), reader, PanopticMetrics(COCO)) == merged.metrics.result()
     with zipfile.ZipFile(zip_coco_results(results, "val2017", data, str(tmp_path / "zip"))) as archive:
         assert len(set(archive.namelist())) == 4

@@ -12,8 +12,8 @@ from axial.layers.conv import RowsDepthwiseConv2D, resize_antialiased
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, scaled_canvas, upsample
-from axial.tasks.segmentation.feed import DataConfig
 from axial.tasks.segmentation.grouping import PostprocessConfig, postprocess
+from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.panoptic import PanopticTask, segment_each
 from axial.training.trainer import TrainingConfig, check_loop
 

@@ -13,11 +13,11 @@ from axial.data.preprocess import full_size, place_image
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.base import Replicated
-from axial.tasks.scores import evaluate
-from axial.tasks.segmentation.evaluation import PanopticScores
-from axial.tasks.segmentation.feed import DataConfig
+from axial.tasks.base import DistributedPredictor
+from axial.tasks.metrics import evaluate
+from axial.tasks.segmentation.evaluator import PanopticMetrics
 from axial.tasks.segmentation.grouping import PostprocessConfig
+from axial.tasks.segmentation.input_pipeline import DataConfig
 from axial.tasks.segmentation.studies import sweep
 from axial.tasks.segmentation.tiles import Tiled, Tiling, join
 from tests.conftest import make_task, two_replicas
@@ -46,22 +46,22 @@ def model(task):
 def numbered(sizes):
     """Examples on canvases of such sizes, each filled with its number."""
     for number, size in enumerate(sizes):
-        yield {"image": tf.fill([*size, 3], float(number)), "content": tf.constant(size), "number": number}
+        yield {"image": tf.fill([*size, 3], float(number)), "valid_size": tf.constant(size), "number": number}
 
 
 @pytest.mark.parametrize("replicas,batch", [(1, 3), (2, 2)])
 def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas, batch, capfd):
     traced = []
 
-    def largest(images, contents):
+    def largest(images, valid_sizes):
         traced.append(tuple(images.shape))
-        return {"value": tf.reduce_max(images, [1, 2, 3]), "content": contents}
+        return {"value": tf.reduce_max(images, [1, 2, 3]), "valid_size": valid_sizes}
 
     strategy = two_replicas() if replicas == 2 else tf.distribute.get_strategy()
     a, b, c, *others = ((2 + i, 9 - i) for i in range(8))
     sizes = [a, b, a, b, b, a, c, a, a, a, *others, a, b, c]
-    found = list(Replicated(largest, strategy, batch)(numbered(sizes)))
-    assert [(e["number"], float(r["value"]), tuple(r["content"].numpy())) for e, r in found] == [
+    found = list(DistributedPredictor(largest, strategy, batch)(numbered(sizes)))
+    assert [(e["number"], float(r["value"]), tuple(r["valid_size"].numpy())) for e, r in found] == [
         (number, number, size) for number, size in enumerate(sizes)
     ]
     assert {shape[0] for shape in traced} <= {1, 2, batch}
@@ -77,14 +77,14 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
     for (example, found), own in zip(task.predictions(model)(iter(examples)), examples, strict=True):
         assert example is own
         photo = decode_photo(example)
-        content = np.round(np.array(photo.shape[:2]) * np.float32(SCALE)).astype(np.int32)
-        canvas = [min(s for s in sides if s >= side) for sides, side in zip(SIDES, content)]
+        valid_size = np.round(np.array(photo.shape[:2]) * np.float32(SCALE)).astype(np.int32)
+        canvas = [min(s for s in sides if s >= side) for sides, side in zip(SIDES, valid_size)]
         canvases.add(tuple(canvas))
-        assert list(example["image"].shape[:2]) == canvas and list(example["content"].numpy()) == list(content)
-        image = place_image(photo, tf.constant(content, tf.int32), canvas)
+        assert list(example["image"].shape[:2]) == canvas and list(example["valid_size"].numpy()) == list(valid_size)
+        image = place_image(photo, tf.constant(valid_size, tf.int32), canvas)
         np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
         wanted = {k: v[0] for k, v in task.segment(task.maps(model, example["image"][None])).items()}
-        wanted = full_size(wanted, content, photo.shape[:2])
+        wanted = full_size(wanted, valid_size, photo.shape[:2])
         for name, value in wanted.items():
             assert np.mean(found[name].numpy() != value) < 1e-3 or name == "score", name
     assert len(canvases) > 1
@@ -138,7 +138,7 @@ def test_sweeps_have_tiles(larger, model):
     tasks = [dataclasses.replace(larger, grouping=grouping) for grouping in groupings]
     found = sweep(tasks, model, examples)
     for task, scores in zip(tasks, found, strict=True):
-        wanted = evaluate(examples, task.predictions(model), PanopticScores(larger.spec))
+        wanted = evaluate(examples, task.predictions(model), PanopticMetrics(larger.spec))
         assert scores["pq"]["all"] == pytest.approx(wanted["pq"]["all"], abs=1e-3)
     assert found[0] != found[1]
 

@@ -12,10 +12,10 @@ from axial.errors import InputError
 from axial.models.outputs import CLASS, SEMANTIC
 from axial.models.registry import ModelConfig
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_starts
-from axial.tasks.segmentation.feed import Augmentation, DataConfig, _random_scale, training_example
+from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, _random_scale, training_example
 from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask, segment_each
 from tests.conftest import make_task, relative_error
-from tests.tasks.segmentation.test_segmentation_feed import record_of
+from tests.tasks.segmentation.test_segmentation_input_pipeline import record_of
 
 
 def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):

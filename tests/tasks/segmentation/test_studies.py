@@ -9,9 +9,9 @@ import tf_keras as keras
 from PIL import Image
 
 from axial.errors import InputError
-from axial.tasks.scores import evaluate
+from axial.tasks.metrics import evaluate
 from axial.tasks.segmentation.drawing import save_stress
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from axial.tasks.segmentation.studies import add_changes, combinations, stress_test, sweep
 from axial.training.saving import checkpoints
@@ -49,7 +49,7 @@ def test_a_sweep_is_as_many_evaluations(task, model):
     tasks = [dataclasses.replace(task, grouping=grouping) for grouping in configs]
     found = sweep(tasks, model, examples)
     for one, scores in zip(tasks, found, strict=True):
-        np.testing.assert_equal(scores, evaluate(examples, one.predictions(model), PanopticScores(task.spec)))
+        np.testing.assert_equal(scores, evaluate(examples, one.predictions(model), PanopticMetrics(task.spec)))
     assert len({str(scores["pq"]) for scores in found}) > 1
 
 
@@ -57,7 +57,7 @@ def test_a_sweep_is_as_many_evaluations(task, model):
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
-    plain = evaluate(task.eval_dataset(), task.predictions(model), PanopticScores(task.spec))
+    plain = evaluate(task.eval_dataset(), task.predictions(model), PanopticMetrics(task.spec))
     np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
 
 

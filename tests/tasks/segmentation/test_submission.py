@@ -14,16 +14,16 @@ from axial.data.converters.coco import SAMPLE_DIR, coco_items
 from axial.data.specs import CITYSCAPES, COCO
 from axial.errors import InputError
 from axial.metrics.panoptic_quality import Segments
-from axial.tasks.scores import evaluate
+from axial.tasks.metrics import evaluate
 from axial.tasks.segmentation.cityscapes_scores import cityscapes_scores
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, submitted
-from axial.tasks.segmentation.feed import segment_map
-from axial.tasks.segmentation.results import CityscapesResults, zip_coco_results
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics, submitted
+from axial.tasks.segmentation.input_pipeline import segment_map
+from axial.tasks.segmentation.prediction_writers import CityscapesPredictionWriter, zip_coco_results
 from tests.data.cityscapes_fixture import CityscapesFolder, street
 
 
 def as_prediction(instances, spec):
-    """The prediction that `CityscapesResults.add` takes, from instanceIds. Groups and ignored ids are void."""
+    """The prediction that `CityscapesPredictionWriter.add` takes, from instanceIds. Groups and ignored ids are void."""
     segments, classes = np.zeros(instances.shape, np.int32), []
     semantic = np.zeros(instances.shape, np.int32)
     for identity in np.unique(instances):
@@ -58,8 +58,8 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
             table = Segments(segments, kinds, rng.integers(1, 10, len(kinds)) / 10)
             yield example, {"table": table, "semantic": semantic}
 
-    results = CityscapesResults(str(tmp_path / "results"), CITYSCAPES, "val")
-    scores = PanopticScores(CITYSCAPES)
+    results = CityscapesPredictionWriter(str(tmp_path / "results"), CITYSCAPES, "val")
+    scores = PanopticMetrics(CITYSCAPES)
     examples = PANOPTIC.examples(str(tmp_path / "data"), "val", CITYSCAPES)
     ours = evaluate(examples, submitted(guesses, results, CITYSCAPES), scores)
     results.close(name for _, name, _ in scores.photos)
@@ -76,8 +76,8 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
     with pytest.raises(InputError, match="no gtFine/test/CITY"):
         cityscapes_scores(str(tmp_path), str(tmp_path), "test")
     with pytest.raises(InputError, match="takes cityscapes' classes, these are coco's"):
-        CityscapesResults(str(tmp_path), COCO, "val")
-    results = CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+        CityscapesPredictionWriter(str(tmp_path), COCO, "val")
+    results = CityscapesPredictionWriter(str(tmp_path), CITYSCAPES, "val")
     ids = street()
     results.add("a_000000_000001_leftImg8bit.png", *as_prediction(ids, CITYSCAPES))
     with pytest.raises(InputError, match="1 of 2 photos are missing, first b.png"):
@@ -85,7 +85,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
     assert not (tmp_path / "panoptic/cityscapes_panoptic_val.json").exists()
     results.close(["a_000000_000001_leftImg8bit.png"])
     with pytest.raises(InputError, match="never overwritten"):
-        CityscapesResults(str(tmp_path), CITYSCAPES, "val")
+        CityscapesPredictionWriter(str(tmp_path), CITYSCAPES, "val")
 
 
 # === COCO's zip ===
@@ -137,7 +137,7 @@ def test_a_zip_without_every_photo_is_refused(coco_results):
 
 @pytest.mark.parametrize("name", ["../../x.png", "a/b.png", "a\n_leftImg8bit.png", "x" * 250 + ".png"])
 def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
-    results = CityscapesResults(str(tmp_path / "out" / "files"), CITYSCAPES, "val")
+    results = CityscapesPredictionWriter(str(tmp_path / "out" / "files"), CITYSCAPES, "val")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match="^a record's image/file_name"):
         results.add(name, *as_prediction(np.full([4, 6], 26001), CITYSCAPES))
@@ -150,5 +150,5 @@ def test_a_submission_is_not_written_through_links(tmp_path):
     place.parent.mkdir(parents=True)
     place.symlink_to(home)
     with pytest.raises(InputError, match="files/instance/masks.*: a link that leads out of "):
-        CityscapesResults(str(tmp_path / "files"), CITYSCAPES, "val")
+        CityscapesPredictionWriter(str(tmp_path / "files"), CITYSCAPES, "val")
     assert not os.listdir(home)

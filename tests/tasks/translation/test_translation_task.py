@@ -9,7 +9,7 @@ from axial.errors import InputError
 from axial.models.registry import ModelConfig
 from axial.tasks.base import Inference
 from axial.tasks.classification.task import ClassificationData, ClassificationTask
-from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training.optimizers import Adam, WarmupInverseSqrt
 from axial.training.trainer import TrainingConfig, train

@@ -13,15 +13,15 @@ from pycocotools.cocoeval import COCOeval
 from axial.data.specs import COCO
 from axial.data.tfrecord import read_manifest
 from axial.metrics.coco_ap import FIGURES
-from axial.tasks.detection.evaluation import (
+from axial.tasks.detection.evaluator import (
     DETECTION,
-    DetectionScores,
+    DetectionMetrics,
     confusions,
     encode_mask,
     paste_mask,
     true_objects,
 )
-from axial.tasks.detection.feed import record_masks
+from axial.tasks.detection.input_pipeline import record_masks
 from tests.data.record_fixture import png
 
 SPLIT = "val2017"
@@ -71,7 +71,7 @@ def guesses(example, seed):
 
 
 def scored(photos, predict, masked=False):
-    scores = DetectionScores(COCO)
+    scores = DetectionMetrics(COCO)
     for example in photos:
         scores.add(example, predict(example), masked)
     return scores
@@ -101,11 +101,11 @@ def theirs(photos, predict):
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         index.createIndex()
-        evaluation = COCOeval(index, index.loadRes(results), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return evaluation.stats
+        evaluator = COCOeval(index, index.loadRes(results), "bbox")
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    return evaluator.stats
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -166,7 +166,7 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
         ("missed", less, right[1:]),
         ("whole missed", whole, right[1:]),
     ):
-        part = DetectionScores(COCO)
+        part = DetectionMetrics(COCO)
         part.add(one, prediction, masked=True)
         scores[name] = part.result()
     for name in ("whole", "less", "missed"):
@@ -175,6 +175,6 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
     np.testing.assert_equal(scores["less"]["box"], scores["whole"]["box"])
     assert scores["missed"]["box"]["ap"] < 0.99
     nothing = {**whole, "box/mask": tf.constant([], tf.string)}
-    part = DetectionScores(COCO)
+    part = DetectionMetrics(COCO)
     part.add(nothing, right, masked=True)
     assert "mask" not in part.result()

@@ -5,34 +5,34 @@ import pytest
 import tensorflow as tf
 
 from axial.models.faster_rcnn.anchors import anchors
-from axial.tasks.detection.feed import anchor_targets
+from axial.tasks.detection.input_pipeline import anchor_targets
 from tests import oracles
 
 
-def drawn(objects, content, canvas, seed=0):
+def drawn(objects, valid_size, canvas, seed=0):
     """(corners [n, 4], scores [n], codes [n, 4]) of all anchors of a photo."""
-    targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), content, canvas, [seed, 0])
+    targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), valid_size, canvas, [seed, 0])
     places = anchors(canvas)
     parts = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in places.items()))
     corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in part]) for part in parts)
     return corners.reshape(-1, 4), scores, codes.reshape(-1, 4)
 
 
-def is_inside(corners, content):
-    return (corners[:, :2] >= 0).all(1) & (corners[:, 2:] <= content).all(1)
+def is_inside(corners, valid_size):
+    return (corners[:, :2] >= 0).all(1) & (corners[:, 2:] <= valid_size).all(1)
 
 
 @pytest.mark.parametrize(
-    "content,canvas",
+    "valid_size,canvas",
     [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))],
 )
-def test_no_anchor_beyond_the_photo_is_drawn(content, canvas):
+def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
     """The protocol's sizes, with objects at the edges of the photo."""
-    height, width = content
+    height, width = valid_size
     objects = [[0, 0, 90, 130], [height - 200, width - 80, height, width], [300, 200, 420, 330], [0, 300, 20, 500]]
-    corners, scores, _ = drawn(objects, content, canvas)
+    corners, scores, _ = drawn(objects, valid_size, canvas)
     assert (scores >= 0).sum() == 256 and (scores == 1).sum() > 0
-    beyond = ~is_inside(corners, content)
+    beyond = ~is_inside(corners, valid_size)
     assert beyond.mean() > 0.2 and (scores[beyond] == -1).all()
 
 
@@ -46,12 +46,12 @@ def test_no_anchor_beyond_the_photo_is_drawn(content, canvas):
         [[10, 10, 38, 34], [10, 10, 38, 34]],  # twins, which many anchors overlap as much
     ],
 )
-@pytest.mark.parametrize("content", [(53, 101), (20, 20)])
-def test_anchors_are_assigned_as_in_the_studys_code(objects, content):
+@pytest.mark.parametrize("valid_size", [(53, 101), (20, 20)])
+def test_anchors_are_assigned_as_in_the_studys_code(objects, valid_size):
     """Among the anchors inside a photo; none is inside the smallest one."""
-    objects = [box for box in objects if box[2] <= content[0] and box[3] <= content[1]]
-    corners, scores, codes = drawn(objects, content, (64, 128))
-    inside = is_inside(corners, content)
+    objects = [box for box in objects if box[2] <= valid_size[0] and box[3] <= valid_size[1]]
+    corners, scores, codes = drawn(objects, valid_size, (64, 128))
+    inside = is_inside(corners, valid_size)
     wanted = np.full(len(corners), -2)
     wanted[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
     of_objects, background = wanted >= 0, wanted == -1

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from axial.data.converters.imagenet import classes_spec
-from axial.tasks.classification.task import BINS, ClassificationScores
+from axial.tasks.classification.task import BINS, ClassificationMetrics
 
 SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 
 
 def scored(truth, probability):
-    scores = ClassificationScores(SPEC)
+    scores = ClassificationMetrics(SPEC)
     for number in range(len(truth)):
         example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
         scores.update(example, {"probability": probability[number]})

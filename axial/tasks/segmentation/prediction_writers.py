@@ -27,12 +27,12 @@ from axial.io.read import check_unique, read_file, read_json
 from axial.io.show import say
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_json, write_text, write_whole
 from axial.metrics.panoptic_quality import Segments
-from axial.tasks.scores import Results
+from axial.tasks.metrics import PredictionWriter
 
 _RECORD = "a record's image/file_name"
 
 
-class CocoResults(Results):
+class CocoPredictionWriter(PredictionWriter):
     """Writes results. The JSON is written last.
 
     Args:
@@ -103,7 +103,7 @@ class CocoResults(Results):
         write_json(self.path, {"annotations": annotations, "categories": categories})
 
 
-class ResultPredictions:
+class StoredPredictions:
     """Reads results that another program wrote, as predictions of a split's photos.
 
     The JSON is in COCO's panoptic format, or in that of cityscapesscripts, whose image ids are names such as
@@ -158,7 +158,7 @@ class ResultPredictions:
         return next((self._of_image[key] for key in keys if key in self._of_image), None)
 
     def __call__(self, examples):
-        """Yields (example, dict of 'table' and 'semantic'), as `PanopticScores` takes them."""
+        """Yields (example, dict of 'table' and 'semantic'), as `PanopticMetrics` takes them."""
         classes = self.spec.class_of_category
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), photo_name(example))
@@ -220,7 +220,7 @@ def _stem(name):
 # === Submissions ===
 
 
-class CityscapesResults:
+class CityscapesPredictionWriter:
     """Writes files for Cityscapes' server: three folders, each a submission of its own.
 
         panoptic/cityscapes_panoptic_SPLIT.json, panoptic/cityscapes_panoptic_SPLIT/NAME_panoptic.png

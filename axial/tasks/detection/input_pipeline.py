@@ -10,7 +10,7 @@ from axial.data.streams import decode_mask, decode_photo, is_mask
 from axial.errors import InputError
 from axial.io.check import Checked, Count, Name, Natural, Size
 from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
-from axial.tasks.segmentation.feed import segment_map
+from axial.tasks.segmentation.input_pipeline import segment_map
 
 MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official
 # Overlaps of `match`. At most half of 256 sampled anchors are objects' (Ren et al., NIPS 2015, Sec. 3.1; the study's
@@ -68,8 +68,8 @@ def photo_size(size, sides, canvas):
 
 def place_photo(photo, sides, canvas):
     """The network's input: uint8 [h, w, 3] -> float32 [*canvas, 3], and int32 [2], the photo's size on it."""
-    content = photo_size(tf.shape(photo)[:2], sides, canvas)
-    return place_image(photo, content, canvas), content
+    valid_size = photo_size(tf.shape(photo)[:2], sides, canvas)
+    return place_image(photo, valid_size, canvas), valid_size
 
 
 # === Objects of a record ===
@@ -185,8 +185,8 @@ def training_example(record, seed, spec, data, masks=False):
         masks: whether there are targets of masks.
 
     Returns:
-        dict of 'image' float32 [*canvas, 3], 'content' int32 [2], 'boxes' float32 [boxes, 4] of corners (y, x, y, x) on
-        the canvas, 'classes' int32 [boxes], for each level 'anchor_scores/L' and 'anchor_boxes/L' of `anchor_targets`,
+        dict of 'image' float32 [*canvas, 3], 'valid_size' int32 [2], 'boxes' float32 [boxes, 4] of corners (y, x, y, x)
+        on the canvas, 'classes' int32 [boxes], for each level 'anchor_scores/L' and 'anchor_boxes/L' of `anchor_targets`,
         and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each on its box.
     """
     seeds = tf.random.experimental.stateless_split(seed, 2)
@@ -206,11 +206,16 @@ def training_example(record, seed, spec, data, masks=False):
         photo = tf.cond(mirror, lambda: tf.reverse(photo, [1]), lambda: photo)
         corners = tf.where(mirror, mirrored(corners, size[1]), corners)
         found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
-    image, content = place_photo(photo, data.sides, data.canvas)
-    corners = corners * tf.tile(tf.cast(content, tf.float32) / size, [2])
+    image, valid_size = place_photo(photo, data.sides, data.canvas)
+    corners = corners * tf.tile(tf.cast(valid_size, tf.float32) / size, [2])
     found |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
-    targets = anchor_targets(corners, content, data.canvas, seeds[1])
-    return {"image": image, "content": content, **targets, **{k: _padded(x, data.boxes) for k, x in found.items()}}
+    targets = anchor_targets(corners, valid_size, data.canvas, seeds[1])
+    return {
+        "image": image,
+        "valid_size": valid_size,
+        **targets,
+        **{k: _padded(x, data.boxes) for k, x in found.items()},
+    }
 
 
 def clipped_corners(boxes, size):
@@ -244,7 +249,7 @@ def _padded(x, count):
 # === Anchors ===
 
 
-def anchor_targets(corners, content, canvas, seed):
+def anchor_targets(corners, valid_size, canvas, seed):
     """What the proposal network learns of boxes, float32 [n, 4], of a photo of (height, width) int32 [2] on a canvas.
 
     Anchors that reach beyond the photo are neither objects nor background. The study's configs in mmdetection have
@@ -258,7 +263,7 @@ def anchor_targets(corners, content, canvas, seed):
 
     places = anchors(canvas)
     flat = tf.concat([tf.reshape(x, [-1, 4]) for x in places.values()], 0)  # [anchors, 4]
-    inside = tf.reduce_all((flat[:, :2] >= 0) & (flat[:, 2:] <= tf.cast(content, tf.float32)), 1)
+    inside = tf.reduce_all((flat[:, :2] >= 0) & (flat[:, 2:] <= tf.cast(valid_size, tf.float32)), 1)
     corners = tf.pad(corners, [[0, 1], [0, 0]])  # a box that no anchor overlaps, as a photo may have no object
     overlaps = iou_similarity.IouSimilarity()(flat, corners, ~inside[:, None])
     matched, positive, negative = match(overlaps, OBJECT, BACKGROUND)

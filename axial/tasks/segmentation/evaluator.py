@@ -18,11 +18,11 @@ from axial.metrics.coco_ap import InstanceAP, run_lengths
 from axial.metrics.matching import MatchingAccuracy
 from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, Segments, split_segments
-from axial.tasks.base import Description, Evaluation, scores_line, summary_line
-from axial.tasks.scores import Scores
+from axial.tasks.base import Description, Evaluator, scores_line, summary_line
+from axial.tasks.metrics import Metrics
 from axial.tasks.segmentation.drawing import overlay
-from axial.tasks.segmentation.feed import segment_map
-from axial.tasks.segmentation.results import CocoResults, category_map
+from axial.tasks.segmentation.input_pipeline import segment_map
+from axial.tasks.segmentation.prediction_writers import CocoPredictionWriter, category_map
 from axial.tasks.segmentation.tiles import Tiled
 
 
@@ -54,7 +54,7 @@ FULL = (
 )
 
 
-class PanopticScores(Scores):
+class PanopticMetrics(Metrics):
     """PQ, mIoU and mask AP, summed over photos, and with thresholds matching accuracy.
 
     Parts of a split add up to the same bits as the whole.
@@ -75,10 +75,10 @@ class PanopticScores(Scores):
         self.full_photos = 0  # photos with objects that are left out
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its `Segments`, and its int [h, w] of classes; see `CocoResults.add`.
+        """Adds one photo. Returns its `Segments`, and its int [h, w] of classes; see `CocoPredictionWriter.add`.
 
         Args:
-            example: of `Evaluation.examples`.
+            example: of `Evaluator.examples`.
             prediction: dict of 'semantic' and the maps for `segment_table`, or of 'semantic' and 'table', that table.
         """
         truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
@@ -104,7 +104,7 @@ class PanopticScores(Scores):
     def restore(self, state):
         """Sets the sums to those of a `state`, whose thresholds they have then."""
         if "matching" in state:
-            self.parts = (*PanopticScores.parts, "matching")
+            self.parts = (*PanopticMetrics.parts, "matching")
         super().restore(state)
         self.full_photos = state.get("full_photos", 0)  # older states lack it
 
@@ -121,7 +121,7 @@ class PanopticScores(Scores):
 
 
 def submitted(predictions, results, spec):
-    """A function like `predictions` that also writes each prediction to a `CityscapesResults`."""
+    """A function like `predictions` that also writes each prediction to a `CityscapesPredictionWriter`."""
 
     def run(examples):
         for example, prediction in predictions(examples):
@@ -166,20 +166,20 @@ def accuracies(result):
     return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
 
 
-class SegmentationEvaluation(Evaluation):
+class SegmentationEvaluator(Evaluator):
     """The evaluation of segmentations, with instances or without."""
 
     name = labels = "panoptic"
-    scores = PanopticScores
+    metrics = PanopticMetrics
     quality = "PQ"
-    results = CocoResults
+    writer = CocoPredictionWriter
     pictures = ("photo", "truth", "prediction")
     main = ("pq", "PQ"), ("pq_things", "PQ_things"), ("pq_stuff", "PQ_stuff"), ("miou", "mIoU"), ("ap", "AP")
     briefly = ("pq", "PQ"), ("pq_things", "things"), ("pq_stuff", "stuff"), *main[3:]
     studies = ("submission_dir", "stress", "sweep", "thresholds")
 
     def draw(self, example, seen, spec):
-        """Photo, truth and prediction, each uint8 [h, w, 3], of an example and what `PanopticScores.update` returns."""
+        """Photo, ground truth and prediction, uint8 [h, w, 3] each. `seen` is what `PanopticMetrics.update` returns."""
         photo = decode_photo(example).numpy()
         both = true_segments(example), seen[0]
         return photo, *(overlay(photo, segments.ids, segments.classes, spec) for segments in both)
@@ -211,7 +211,7 @@ class SegmentationEvaluation(Evaluation):
         )
 
     def predictions(self, signatures, spec, about):
-        """See `Evaluation.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`.
+        """See `Evaluator.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`.
 
         Older exports do not tell 'dropped': all that is known is whether they are full.
         """
@@ -236,7 +236,7 @@ class SegmentationEvaluation(Evaluation):
         return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
 
     def classes(self, result):
-        """See `Evaluation.classes`."""
+        """See `Evaluator.classes`."""
         iou, pq, matching = result["miou"], result["pq"], result.get("matching", {})
         rows = []
         for name, row in pq["per_class"].items():
@@ -253,7 +253,7 @@ class SegmentationEvaluation(Evaluation):
         return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
 
     def lines(self, result):
-        """See `Evaluation.lines`."""
+        """See `Evaluator.lines`."""
         taken, last = super().lines(result)
         found = [taken, f"mask AP {scores_line(result['ap'])}"]
         if matched := scores_line(accuracies(result)):
@@ -263,7 +263,7 @@ class SegmentationEvaluation(Evaluation):
         return [*found, last]
 
     def mistakes(self, result):
-        """See `Evaluation.mistakes`. The mistakes with the most pixels come first."""
+        """See `Evaluator.mistakes`. The mistakes with the most pixels come first."""
         confusion = result["miou"]["confusion"]
         pixels = [(n, true, found) for true, row in confusion.items() for found, n in row.items() if found != true]
         pixels.sort(key=lambda mistake: -mistake[0])
@@ -271,4 +271,4 @@ class SegmentationEvaluation(Evaluation):
         return ["pixels of", "taken for", "of the class"], rows
 
 
-PANOPTIC = SegmentationEvaluation()
+PANOPTIC = SegmentationEvaluator()

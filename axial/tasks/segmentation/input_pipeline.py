@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 
 from axial.data import tfrecord
-from axial.data.preprocess import ScaledCanvas, content_size, place_image, place_labels, scaled_size, tile_size
+from axial.data.preprocess import ScaledCanvas, fitted_size, place_image, place_labels, scaled_size, tile_size
 from axial.data.streams import decode_photo, unless
 from axial.errors import InputError
 from axial.io.check import Checked, Name, Natural, NonNegative, Scale, Size, check_range
@@ -153,18 +153,18 @@ def training_example(record, seed, spec, data, instances=True):
         )
     image, ids = _changed(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
-    content = _training_size(record, tf.shape(image)[:2], scale, data)
+    valid_size = _training_size(record, tf.shape(image)[:2], scale, data)
     corner = tf.zeros([2], tf.int32)
     if augmentation.shift:
-        room = content - tf.stack(crop)  # negative where the photo is smaller than the crop
+        room = valid_size - tf.stack(crop)  # negative where the photo is smaller than the crop
         corner = tf.sign(room) * tf.cast(tf.floor(draw[2:] * tf.cast(tf.abs(room) + 1, tf.float32)), tf.int32)
-    segments = segment_map(record, place_labels(ids, content, crop, corner))
+    segments = segment_map(record, place_labels(ids, valid_size, crop, corner))
     if instances:
         labels = record["segment/class"], record["segment/crowd"]
         targets = panoptic_targets(segments, *labels, spec=spec, config=data.targets)
     else:
         targets = semantic_targets(segments, record["segment/class"], spec)
-    return {"image": place_image(image, content, crop, corner), **targets}
+    return {"image": place_image(image, valid_size, crop, corner), **targets}
 
 
 def _changed(image, segments, seed, augmentation):
@@ -190,15 +190,15 @@ def _training_size(record, size, scale, data):
     `streams.name_damaged_records`.
     """
     if data.photo_scale is None:
-        return content_size(size, data.canvas, scale)
-    content = scaled_size(size, data.photo_scale * scale)
-    pixels = tf.reduce_prod(tf.cast(content, tf.float32))
+        return fitted_size(size, data.canvas, scale)
+    valid_size = scaled_size(size, data.photo_scale * scale)
+    pixels = tf.reduce_prod(tf.cast(valid_size, tf.float32))
     limits = f"times an Augmentation.scales; expected at least 1x1 and at most {LARGEST_PIXELS} pixels"
     text = f": {{}}x{{}} pixels become {{}}x{{}} by DataConfig.photo_scale = {data.photo_scale:g}, {limits}"
-    text = tf.strings.format(text, (size[1], size[0], content[1], content[0]))
+    text = tf.strings.format(text, (size[1], size[0], valid_size[1], valid_size[0]))
     text = record.get("image/file_name", "a photo") + text
     with unless((pixels > 0) & (pixels <= LARGEST_PIXELS), text):
-        return tf.identity(content)
+        return tf.identity(valid_size)
 
 
 def _random_scale(draw, augmentation):

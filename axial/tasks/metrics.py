@@ -12,7 +12,7 @@ from axial.io.show import progress
 from axial.io.write import make_folder, output_file
 
 
-class Scores(abc.ABC):
+class Metrics(abc.ABC):
     """Sums of scores over photos or texts. Parts of a split add up to the same bits as the whole.
 
     Args:
@@ -46,10 +46,10 @@ class Scores(abc.ABC):
             prediction: what the task's predictions yield for it.
 
         Returns:
-            The prediction in a short form, which `Results.add` and `Evaluation.draw` take as `seen`.
+            The prediction in a short form, which `PredictionWriter.add` and `Evaluator.draw` take as `seen`.
         """
 
-    def merge(self, other: "Scores") -> None:
+    def merge(self, other: "Metrics") -> None:
         """Adds another part of the split."""
         for name in self.parts:
             getattr(self, name).merge(getattr(other, name))
@@ -88,7 +88,7 @@ def evaluate(examples, predictions, scores, total=None, watch=None):
     return scores.result()
 
 
-class PairScores(Scores):
+class ConfusionMetrics(Metrics):
     """Scores that count pairs (true class, predicted class).
 
     Attributes:
@@ -100,7 +100,7 @@ class PairScores(Scores):
         super().__init__(spec, shard)
         self.pairs, self.kinds = collections.Counter(), spec.num_classes
 
-    def merge(self, other: "PairScores") -> None:
+    def merge(self, other: "ConfusionMetrics") -> None:
         super().merge(other)
         self.pairs += other.pairs
 
@@ -125,7 +125,7 @@ class PairScores(Scores):
         return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
 
 
-class Results(abc.ABC):
+class PredictionWriter(abc.ABC):
     """Writes the predictions of a split to a folder, at least to one JSON, KIND_SPLIT.json.
 
     Args:
@@ -164,7 +164,7 @@ class Results(abc.ABC):
 
     @abc.abstractmethod
     def add(self, example: dict, seen: Any) -> None:
-        """Adds one photo. `seen` is what `Scores.update` returned for it."""
+        """Adds one photo. `seen` is what `Metrics.update` returned for it."""
 
     @abc.abstractmethod
     def seen(self, index: int) -> Any:

@@ -15,9 +15,9 @@ from axial.io import schemas
 from axial.io.show import percent, plain
 from axial.io.write import write_json
 from axial.metrics.coco_ap import FIGURES, CocoAP
-from axial.tasks.base import Description, Evaluation, summary_line
-from axial.tasks.detection.feed import has_masks, record_masks, record_objects
-from axial.tasks.scores import PairScores, Results
+from axial.tasks.base import Description, Evaluator, summary_line
+from axial.tasks.detection.input_pipeline import has_masks, record_masks, record_objects
+from axial.tasks.metrics import ConfusionMetrics, PredictionWriter
 from axial.tasks.segmentation.drawing import segment_colors
 
 SHOWN = 0.5  # least score of a box that is drawn
@@ -104,7 +104,7 @@ def in_masks(one, size):
     return {**one, "iscrowd": 1, "segmentation": masks.frPyObjects(np.array([one["bbox"]], np.float64), *size)[0]}
 
 
-class DetectionScores(PairScores):
+class DetectionMetrics(ConfusionMetrics):
     """COCO's figures of boxes and of masks, over photos. Parts of a split add up to the same bits as the whole.
 
     Args:
@@ -189,7 +189,7 @@ class DetectedPhoto(schemas.Strict):
     objects: list[schemas.Detection]
 
 
-class DetectionResults(Results):
+class DetectionPredictionWriter(PredictionWriter):
     """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos."""
 
     kind, schema = "detection", DetectedPhoto
@@ -278,13 +278,13 @@ def _label_image(listed, size):
     return labels
 
 
-class DetectionEvaluation(Evaluation):
+class DetectionEvaluator(Evaluator):
     """The evaluation of detectors."""
 
     name, labels = "detection", WITH_OBJECTS
-    scores = DetectionScores
+    metrics = DetectionMetrics
     quality = "AP"
-    results = DetectionResults
+    writer = DetectionPredictionWriter
     pictures = ("photo", "truth", "prediction")
     one_file = False
     confused = "objects"
@@ -325,9 +325,9 @@ class DetectionEvaluation(Evaluation):
         return {name: flat[name] for name in ("ap", "ap50", "ap75", "mask_ap") if name in flat}
 
     def classes(self, result):
-        """See `Evaluation.classes`."""
+        """See `Evaluator.classes`."""
         rows = [[name, percent(value)] for name, value in result["per_class"].items()]
         return ["class", "AP"], rows, [[name, percent(value)] for name, value in self.columns(result).items()]
 
 
-DETECTION = DetectionEvaluation()
+DETECTION = DetectionEvaluator()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from axial.data.specs import COCO
-from axial.tasks.scores import evaluate
-from axial.tasks.segmentation.evaluation import PANOPTIC, PanopticScores, segment_table
+from axial.tasks.metrics import evaluate
+from axial.tasks.segmentation.evaluator import PANOPTIC, PanopticMetrics, segment_table
 from tests.truths import perfect, shifted, truth_as_prediction
 
 
@@ -15,15 +15,15 @@ def examples(sample_dir):
 
 
 def test_truth_scores_one(examples):
-    scores = evaluate(examples, perfect, PanopticScores(COCO))
+    scores = evaluate(examples, perfect, PanopticMetrics(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
     assert scores["ap"]["ap"] > 0.999
 
 
 def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
     """No IoU is 1/2 here, so that the counts at 1/2 are those of PQ."""
-    plain = evaluate(examples, shifted, PanopticScores(COCO))
-    scores = evaluate(examples, shifted, PanopticScores(COCO, thresholds=(0.5, 0.9)))
+    plain = evaluate(examples, shifted, PanopticMetrics(COCO))
+    scores = evaluate(examples, shifted, PanopticMetrics(COCO, thresholds=(0.5, 0.9)))
     matching = scores.pop("matching")
     np.testing.assert_equal(scores, plain)
     of_things = {
@@ -50,15 +50,15 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
 
 def test_photos_whose_objects_are_left_out_are_counted(examples):
     """By parts as by the whole; nothing else changes."""
-    parts = [PanopticScores(COCO) for _ in range(2)]
+    parts = [PanopticMetrics(COCO) for _ in range(2)]
     for i, example in enumerate(examples):
         parts[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
-    whole = PanopticScores(COCO)
+    whole = PanopticMetrics(COCO)
     for part in parts:
-        again = PanopticScores(COCO)
+        again = PanopticMetrics(COCO)
         again.restore(part.state())
         whole.merge(again)
-    result, plain = whole.result(), evaluate(examples, perfect, PanopticScores(COCO))
+    result, plain = whole.result(), evaluate(examples, perfect, PanopticMetrics(COCO))
     assert result["full_photos"] == sum(i % 4 > 0 for i in range(len(examples)))
     (line,) = set(PANOPTIC.lines(result)) - set(PANOPTIC.lines(plain))
     assert line.startswith(f"{result['full_photos']} photos with as many objects as") and "top_k = None" in line

@@ -11,11 +11,11 @@ import tf_keras as keras
 from axial.errors import InputError, NonFiniteError
 from axial.layers import device, random
 from axial.models.registry import ModelConfig
-from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
 from axial.training import loop as loop_module
-from axial.training.loop import Loop
 from axial.training.optimizers import Adam
+from axial.training.train_step import TrainStep
 from axial.training.trainer import TrainingConfig, check_loop
 from tests.conftest import relative_error, two_replicas
 from tests.tasks.contract import moved_by_a_step
@@ -69,7 +69,7 @@ def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
     monkeypatch.setattr(loop_module, "_repeat", repeat)
     loop = unittest.mock.Mock(**{"optimizer.bad_step": tf.Variable(7)})
     with pytest.raises(NonFiniteError, match="step 7: .* not finite; first: not known, there is not enough memory"):
-        Loop.train_loop_end(loop)
+        TrainStep.train_loop_end(loop)
 
 
 # The detector has a quick test in `test_detection_task`.
@@ -117,7 +117,7 @@ def test_a_compiled_step_that_is_not_finite_stops_training_there(colours_dir):
     model = task.build_model()
     optimizer = Adam(0.01).build(model.trainable_variables)
     config = TrainingConfig(8, 4, jit_compile="yes")
-    loop = Loop(task, model, optimizer, config, tf.distribute.get_strategy())
+    loop = TrainStep(task, model, optimizer, config, tf.distribute.get_strategy())
     begun = [w.numpy() for w in model.weights]
     loop.run(2)
     held = [w.numpy() for w in (*model.weights, *optimizer.variables)]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from axial.data.preprocess import content_size, place_image, place_labels
+from axial.data.preprocess import fitted_size, place_image, place_labels
 from axial.data.specs import COCO
 from axial.data.streams import name_damaged_records
 from axial.errors import InputError
-from axial.tasks.segmentation.feed import (
+from axial.tasks.segmentation.input_pipeline import (
     Augmentation,
     DataConfig,
     training_example,
@@ -113,9 +113,9 @@ def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
     for number, example in enumerate(drawn(record_of(photo, segments), data, 20, seed=7)):
         draw = tf.random.stateless_uniform([4], [7, number]).numpy()
         image, labels = (x[:, ::-1] if draw[0] < 0.5 else x for x in (photo, segments))
-        content = content_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()
-        corner = np.sign(content - 40) * np.floor(draw[2:] * (abs(content - 40) + 1)).astype(int)
-        place = content, (40, 40), corner.astype(np.int32)
+        valid_size = fitted_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()
+        corner = np.sign(valid_size - 40) * np.floor(draw[2:] * (abs(valid_size - 40) + 1)).astype(int)
+        place = valid_size, (40, 40), corner.astype(np.int32)
         np.testing.assert_allclose(example["image"], place_image(image, *place), atol=1e-4)
         placed = place_labels(tf.constant(labels, tf.int32), *place).numpy()
         np.testing.assert_array_equal(example["semantic"], np.where(placed, placed - 1, COCO.ignore))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from axial.models.outputs import LOGITS
 from axial.tasks import base
 from axial.tasks.classification.task import ClassificationTask
-from axial.tasks.translation.feed import TextData
+from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
 
 
@@ -27,7 +27,7 @@ def classifier():
 
 def photos(count):
     images = tf.random.stateless_uniform([count, 8, 8, 3], [3, 4])
-    return [{"image": image, "content": tf.constant([8, 8])} for image in images]
+    return [{"image": image, "valid_size": tf.constant([8, 8])} for image in images]
 
 
 def test_a_photo_alone_is_computed_once(classifier):

@@ -16,7 +16,7 @@ from axial.tasks.base import whole_batch
 from axial.training.strategy import total_over_workers, workers
 
 
-class Loop(orbit.StandardTrainer):
+class TrainStep(orbit.StandardTrainer):
     """Runs training steps of one task: losses, gradients and update. Reports the means of the losses over a loop.
 
     Args:
