@@ -88,7 +88,7 @@ def load(files: list[str], bindings: Sequence[str] = ()) -> None:
     bind(read(files, bindings))
 
 
-def bind(recipe):
+def bind(recipe: Recipe) -> None:
     """Makes a `Recipe` gin's global configuration, in place of the configuration before."""
     _loaded[0] = recipe
     gin.clear_config()

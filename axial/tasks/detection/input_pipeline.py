@@ -186,8 +186,8 @@ def training_example(record, seed, spec, data, masks=False):
 
     Returns:
         dict of 'image' float32 [*canvas, 3], 'valid_size' int32 [2], 'boxes' float32 [boxes, 4] of corners (y, x, y, x)
-        on the canvas, 'classes' int32 [boxes], for each level 'anchor_scores/L' and 'anchor_boxes/L' of `anchor_targets`,
-        and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each on its box.
+        on the canvas, 'classes' int32 [boxes], for each level the 'anchor_scores/L' and 'anchor_boxes/L' of
+        `anchor_targets`, and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each on its box.
     """
     seeds = tf.random.experimental.stateless_split(seed, 2)
     photo, objects = decode_photo(record), record_objects(record, spec)
