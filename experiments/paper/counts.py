@@ -85,10 +85,10 @@ def count_checkpoint(row):
         file = inside(os.path.dirname(os.path.dirname(SHIPPED_DIR)), row.file, f"file of {row.checkpoint}")
         classes = read_safetensors(file)[0].num_classes
     model, graph, _ = trace(row.model, classes, height, width, changes=arguments)
-    products, part = count_multiply_adds(graph), model
+    products, module = count_multiply_adds(graph), model
     if row.holds == "backbone":
-        products, part = [p for p in products if "/backbone/" in f"/{p.name}"], model.backbone
-    return str(sum(w.shape.num_elements() for w in part.trainable_weights)), str(total(products))
+        products, module = [p for p in products if "/backbone/" in f"/{p.name}"], model.backbone
+    return str(sum(w.shape.num_elements() for w in module.trainable_weights)), str(total(products))
 
 
 def zoo_markdown(rows):

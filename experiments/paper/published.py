@@ -157,16 +157,16 @@ class Row:
         """
         if self.flags is None:
             return ()
-        found = [command(self.flags, data, run)]
+        chain = [command(self.flags, data, run)]
         if self.after:
             before = dataclasses.replace(self, image=MAPILLARY, after="", inference_stride=None)
-            found = [*before.commands("MAPILLARY_DATA", "MAPILLARY_RUN"), *found]
+            chain = [*before.commands("MAPILLARY_DATA", "MAPILLARY_RUN"), *chain]
         elif self.image != IMAGENET:
-            found = [start_command(self.model), *found]
+            chain = [start_command(self.model), *chain]
         if self.inference_stride:
             stride = f"ModelConfig.arguments = {{'output_stride': {self.inference_stride}}}"
-            found += [f'axial-evaluate --model_dir={run} --split=test --submission_dir=FILES --gin_binding="{stride}"']
-        return tuple(found)
+            chain += [f'axial-evaluate --model_dir={run} --split=test --submission_dir=FILES --gin_binding="{stride}"']
+        return tuple(chain)
 
 
 def _row(line):
@@ -195,11 +195,11 @@ def read_lines(name):
 
 def by_commands(rows):
     """dict from tuples of commands to the labels of the rows that they train, each once."""
-    found = {}
+    labels = {}
     for row in rows:
         if commands := row.commands():
-            found.setdefault(commands, {})[row.label] = None
-    return found
+            labels.setdefault(commands, {})[row.label] = None
+    return labels
 
 
 def publish(page, agreement, commands, markdown, path):
@@ -212,8 +212,8 @@ def publish(page, agreement, commands, markdown, path):
         markdown: text of the block.
     """
     say(*agreement)
-    for own, labels in commands.items():
-        say(f"{'; '.join(labels)}:", *(f"    {text}" for text in own))
+    for sequence, labels in commands.items():
+        say(f"{'; '.join(labels)}:", *(f"    {text}" for text in sequence))
     if path:
         write_block(path, page, markdown)
 

@@ -63,12 +63,12 @@ RECIPES = {
 RECIPES[MEMORY] = RECIPES["nmt"]
 
 
-def _own(line):
+def _key(line):
     """(setting, window, deformable) of a line of a CSV."""
     return line["setting"], int(line["window"] or 0) or None, line["deformable"] == "yes"
 
 
-PUBLISHED = {_own(line): line for line in read_lines("study_published.csv")}
+PUBLISHED = {_key(line): line for line in read_lines("study_published.csv")}
 OURS = read_lines("../study.csv")
 
 
@@ -91,7 +91,7 @@ class Row:
     deformable: bool
 
     @property
-    def own(self):
+    def key(self):
         """(setting, window, deformable)."""
         return self.setting, self.window, self.deformable
 
@@ -109,11 +109,11 @@ class Row:
 
     def published(self, what):
         """The 'score' or the 'gflops' of the whole network; None where the paper prints none."""
-        return None if self.table == FIGURE_3 else float(PUBLISHED[self.own][f"{self.task}_{what}"])
+        return None if self.table == FIGURE_3 else float(PUBLISHED[self.key][f"{self.task}_{what}"])
 
     def added(self, shipped=False):
         """GFLOPs that the mechanism adds to the plain network; see `added_gflops`. None for the plain network."""
-        return None if self.own == PLAIN else added_gflops(self.task, *self.own, shipped=shipped)
+        return None if self.key == PLAIN else added_gflops(self.task, *self.key, shipped=shipped)
 
     @property
     def gflops(self):
@@ -123,7 +123,7 @@ class Row:
     @property
     def added_published(self):
         """GFLOPs by which the published network exceeds the published plain one, or None."""
-        if self.own == PLAIN or self.table == FIGURE_3:
+        if self.key == PLAIN or self.table == FIGURE_3:
             return None
         return self.published("gflops") - float(PUBLISHED[PLAIN][f"{self.task}_gflops"])
 
@@ -150,23 +150,23 @@ class Row:
     @property
     def scores_ours(self):
         """Our own scores, like '72.1, 71.9 on CamVid by ccnet_nano'; '' without any."""
-        found = {}
+        scores = {}
         for line in OURS:
-            if (line["task"], _own(line)) == (self.task, self.own):
-                found.setdefault(f"{line['data']} by {line['model']}", []).append(line["score"])
-        return "; ".join(f"{', '.join(scores)} on {place}" for place, scores in found.items())
+            if (line["task"], _key(line)) == (self.task, self.key):
+                scores.setdefault(f"{line['data']} by {line['model']}", []).append(line["score"])
+        return "; ".join(f"{', '.join(values)} on {run}" for run, values in scores.items())
 
     def arguments(self):
         """dict of the arguments that make the recipe's model that of the row."""
         if self.task == MEMORY:
             return {"memory": self.setting}
-        found = {} if self.window is None else {"window": self.window}
+        arguments = {} if self.window is None else {"window": self.window}
         if self.task == "nmt":
             sides = ("encoder", "decoder")
-            found |= dict.fromkeys(sides, self.setting)
-            return found | {f"{side}_deformable": True for side in sides if self.deformable}
-        found |= {} if self.setting == "none" else {"mechanism": self.setting}
-        return found | ({"spatial": "deformable"} if self.deformable else {})
+            arguments |= dict.fromkeys(sides, self.setting)
+            return arguments | {f"{side}_deformable": True for side in sides if self.deformable}
+        arguments |= {} if self.setting == "none" else {"mechanism": self.setting}
+        return arguments | ({"spatial": "deformable"} if self.deformable else {})
 
     def commands(self):
         """Tuple of the commands that train the row: of photos that of its ImageNet classifier first.
@@ -183,7 +183,7 @@ class Row:
         return (*start, command(flags))
 
 
-ROWS = [Row(line["table"], task, *own) for own, line in PUBLISHED.items() for task in TASKS]
+ROWS = [Row(line["table"], task, *key) for key, line in PUBLISHED.items() for task in TASKS]
 ROWS += [Row(FIGURE_3, task, setting, None, False) for task in (*TASKS, MEMORY) for setting in SETTINGS]
 
 
@@ -290,19 +290,19 @@ def agreement():
     """Lines that say how many rows agree with the published GFLOPs, which do not, and what our plain networks have."""
     lines = []
     for task in TASKS:
-        own = [row for row in ROWS if row.task == task and row.agrees is not None]
+        pairs = [row for row in ROWS if row.task == task and row.agrees is not None]
         whole = task == "nmt"
         apart = [
-            (row.configuration, row.difference_whole if whole else row.difference) for row in own if not row.agrees
+            (row.configuration, row.difference_whole if whole else row.difference) for row in pairs if not row.agrees
         ]
         missed = ", ".join(f"{label} ({difference:+.2f})" for label, difference in apart)
         rule = "whole networks have the printed digit" if whole else "add what is published, within 0.1"
-        lines.append(f"{task}: {len(own) - len(apart)} of {len(own)} {rule}{f'; not {missed}' if missed else ''}")
+        lines.append(f"{task}: {len(pairs) - len(apart)} of {len(pairs)} {rule}{f'; not {missed}' if missed else ''}")
     lines += [
         f"{row.task}: our network without a mechanism has {row.gflops:.2f} GFLOPs, the published one "
         f"{row.published('gflops')}: totals are not compared"
         for row in ROWS
-        if row.task != "nmt" and row.own == PLAIN
+        if row.task != "nmt" and row.key == PLAIN
     ]
     return lines
 
@@ -329,20 +329,20 @@ def write_figure(path):
     }
     figure = Figure(figsize=(18, 7.5), layout="constrained")
     for task, axes in zip(TASKS, figure.subplots(1, len(TASKS))):
-        own = [row for row in ROWS if row.task == task and row.table != FIGURE_3]
+        rows = [row for row in ROWS if row.task == task and row.table != FIGURE_3]
         for kind, (marker, belongs) in kinds.items():
-            members = [row for row in own if belongs(row)]
+            members = [row for row in rows if belongs(row)]
             axes.plot(
                 [r.gflops for r in members], [r.published("score") for r in members], marker, label=show.drawn(kind)
             )
-            places = {}  # rows of one score and about the same GFLOPs share a label
+            labels = {}  # rows of one score and about the same GFLOPs share a label
             for row in members:
                 name = "w/o" if row.setting == "none" else str(row.window or row.setting)
-                places.setdefault((float(f"{row.gflops:.2g}"), row.published("score")), []).append((row.gflops, name))
-            for (_, score), found in places.items():
-                names = ", ".join(name for _, name in found)
-                axes.annotate(show.drawn(f" {names}"), (found[0][0], score), fontsize=6, rotation=20)
-        lowest, second, *_, highest = sorted(row.published("score") for row in own)
+                labels.setdefault((float(f"{row.gflops:.2g}"), row.published("score")), []).append((row.gflops, name))
+            for (_, score), points in labels.items():
+                names = ", ".join(name for _, name in points)
+                axes.annotate(show.drawn(f" {names}"), (points[0][0], score), fontsize=6, rotation=20)
+        lowest, second, *_, highest = sorted(row.published("score") for row in rows)
         if second - lowest > 2 * (highest - second):  # one row far below would leave the others no room
             axes.set_ylim(second - 0.1, highest + 0.1)
         axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))

@@ -79,12 +79,12 @@ def _score(row, name):
 
 def agreement(results):
     """Lines that say how many rows have the parameters that the paper prints, without and with attention's norms."""
-    own = [result for result in results if None not in (result.params, result.row.params)]
+    rows = [result for result in results if None not in (result.params, result.row.params)]
     lines = []
     for name in ("without", "with"):
-        counts = [result.params + (name == "with") * result.attention_norms for result in own]
-        found = sum(f"{n / 1e6:.1f}" == f"{result.row.params:.1f}" for n, result in zip(counts, own))
-        lines.append(f"{name} attention's batch norms: {found} of {len(own)} rows have the parameters' printed digit")
+        counts = [result.params + (name == "with") * result.attention_norms for result in rows]
+        equal = sum(f"{n / 1e6:.1f}" == f"{result.row.params:.1f}" for n, result in zip(counts, rows))
+        lines.append(f"{name} attention's batch norms: {equal} of {len(rows)} rows have the parameters' printed digit")
     return lines
 
 
@@ -98,13 +98,13 @@ def markdown(results):
             header = [*COLUMNS[1:-1], *(SCORES[name] for name in scores)]
             body = [[*cells(result)[1:-1], *(_score(result.row, name) for name in scores)] for result in rows]
             lines += ["", f"### {name}: {title}", "", *markdown_table(header, body)]
-            found = by_commands(result.row for result in rows)
-            if found and rows[0].row.image == IMAGENET:
+            groups = by_commands(result.row for result in rows)
+            if groups and rows[0].row.image == IMAGENET:
                 flag, _, binding = ON_8_CORES.partition("=")
                 on_8 = "For 128 TPU cores, as published. On 8 cores, with as many photos at a time on each, add:"
                 lines += ["", on_8, "", f'    {flag}="{binding}"']
-            for own, names in found.items():
-                code = [line for text in own for line in broken(text)]
+            for commands, names in groups.items():
+                code = [line for text in commands for line in broken(text)]
                 lines += ["", *textwrap.wrap(f"{'; '.join(names)}:", 120), "", *code]
     return "\n".join(lines)
 
@@ -119,7 +119,7 @@ def _main(given):
     say("counting the models of the paper's tables: minutes", error=True)
     results = count_rows()
     groups = itertools.groupby(results, lambda result: result.row.table)
-    print_table(COLUMNS, *(list(map(cells, of_table)) for _, of_table in groups))
+    print_table(COLUMNS, *(list(map(cells, table)) for _, table in groups))
     publish("tables", agreement(results), by_commands(ROWS), markdown(results), given.markdown)
 
 

@@ -74,8 +74,8 @@ ROWS_OF_STRIP, CHANNELS = 32, 64
 class TextbookResNet(AxialResNet):
     """Axial-ResNet-L of textbook layers."""
 
-    def make_pair(self, channels, place):
-        return TextbookPair(channels, 2 * channels, self.norm, place.strides, name="attention")
+    def make_pair(self, channels, block):
+        return TextbookPair(channels, 2 * channels, self.norm, block.strides, name="attention")
 
 
 def make_step(work, form):
@@ -84,13 +84,13 @@ def make_step(work, form):
     In inference ResNet-101 is folded.
     """
     size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
-    of_layer, training = work.startswith("layer"), "train" in work
-    if of_layer:
+    is_layer, training = work.startswith("layer"), "train" in work
+    if is_layer:
         size = PAIRS[work.rsplit("_", 1)[1] if work[-1].isdigit() else "65"]
     images = tf.random.stateless_normal(size, [0, 0])
     norm = None if form == "folded" or (form == "resnet101" and not training) else NORM
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if form == "bfloat16" else "float32")
-    if of_layer:
+    if is_layer:
         pair_class = TextbookPair if form == "textbook" else AxialPair
         layer = pair_class(size[3] // 2, size[3], norm, name="pair")
     elif form == "textbook":
@@ -101,7 +101,7 @@ def make_step(work, form):
         layer = build_model("resnet_101" if form == "resnet101" else "axial_resnet_l", 1000, norm, **arguments)
     layer(images[:1])
     keras.mixed_precision.set_global_policy("float32")
-    return training_step(layer, images, input_gradient=of_layer) if training else inference_step(layer, images)
+    return training_step(layer, images, input_gradient=is_layer) if training else inference_step(layer, images)
 
 
 def inference_step(layer, images):
@@ -156,10 +156,10 @@ def measure(forms, make, rounds, peak=False):
     Returns:
         dict from forms to dicts of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
     """
-    found = {form: {} for form in forms}
+    results = {form: {} for form in forms}
     for form in forms if peak else ():  # before the steps, with which this process holds gigabytes
         report(f"{form}: peak memory")
-        found[form]["peak_bytes"] = peak_memory(make, form)
+        results[form]["peak_bytes"] = peak_memory(make, form)
     steps, seconds = {form: make(form) for form in forms}, {form: [] for form in forms}
     for form, step in steps.items():
         report(f"{form}: warming up")
@@ -170,8 +170,8 @@ def measure(forms, make, rounds, peak=False):
             step()
             seconds[form].append(time.perf_counter() - started)
     for form, times in seconds.items():
-        found[form] |= {"median_s": statistics.median(times), "quartiles_s": np.percentile(times, [25, 75])}
-    return found
+        results[form] |= {"median_s": statistics.median(times), "quartiles_s": np.percentile(times, [25, 75])}
+    return results
 
 
 def peak_memory(make, form):
@@ -218,11 +218,11 @@ def runtime():
         model(image)
         return inference_step(model, image)
 
-    works, found = {"runtime": measure(rows, make, 15)}, {}
+    works, ratios = {"runtime": measure(rows, make, 15)}, {}
     for name, row in rows.items():
-        found[f"{name} over resnet_101"] = over(works, "runtime", name, "resnet_101")
-        found[f"{name} over resnet_101, published"] = row.scores["ms"] / rows["resnet_101"].scores["ms"]
-    return works, found
+        ratios[f"{name} over resnet_101"] = over(works, "runtime", name, "resnet_101")
+        ratios[f"{name} over resnet_101, published"] = row.scores["ms"] / rows["resnet_101"].scores["ms"]
+    return works, ratios
 
 
 def scaling():
@@ -250,26 +250,26 @@ def over(works, work, a, b, key="median_s"):
 
 def ratios(works):
     """dict of the ratios that the pages have. A speedup is the textbook's time over ours."""
-    found = {}
+    results = {}
     for work in works:
         if "train" in work:
-            found[work.replace("_train", "_train_speedup")] = over(works, work, "textbook", "ours")
-            found[work.replace("_train", "_train_memory_ratio")] = over(works, work, "ours", "textbook", "peak_bytes")
-            found[work.replace("_train", "_train_bfloat16_speedup")] = over(works, work, "ours", "bfloat16")
-    found["folded_speedup"] = over(works, "model_batch1", "ours", "folded")
-    found["folded_textbook_speedup"] = over(works, "model_batch1", "textbook", "folded")
-    found["folded_vs_resnet101"] = over(works, "model_batch1", "folded", "resnet101")
-    return found
+            results[work.replace("_train", "_train_speedup")] = over(works, work, "textbook", "ours")
+            results[work.replace("_train", "_train_memory_ratio")] = over(works, work, "ours", "textbook", "peak_bytes")
+            results[work.replace("_train", "_train_bfloat16_speedup")] = over(works, work, "ours", "bfloat16")
+    results["folded_speedup"] = over(works, "model_batch1", "ours", "folded")
+    results["folded_textbook_speedup"] = over(works, "model_batch1", "textbook", "folded")
+    results["folded_vs_resnet101"] = over(works, "model_batch1", "folded", "resnet101")
+    return results
 
 
 def show(works, ratios):
     """Prints the machine, the seconds and the peak memory of each form of each work, and the ratios."""
     rows = []
     for work, forms in works.items():
-        for form, found in forms.items():
-            times = [found["median_s"], *found["quartiles_s"]] if "median_s" in found else []
+        for form, measured in forms.items():
+            times = [measured["median_s"], *measured["quartiles_s"]] if "median_s" in measured else []
             median, *quartiles = [f"{seconds:.4f}" for seconds in times] or [""]
-            peak = f"{found['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in found else ""
+            peak = f"{measured['peak_bytes'] / 1e9:.2f}" if "peak_bytes" in measured else ""
             rows.append((work, str(form), median, " - ".join(quartiles), peak))
     title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
     print_table(("work", "form", "median s", "quartiles", "peak GB"), rows, title=title)
@@ -286,9 +286,9 @@ def draw(works, path):
         figure.subplots(1, 2), ("median_s", "peak_bytes"), ("seconds a step", "peak memory, MB"), (1, 1e6)
     ):
         for span in dict.fromkeys(span for _, span in works["strip"]):
-            own = {size: found[key] / unit for (size, of), found in works["strip"].items() if of == span}
-            axes.loglog([*own], [*own.values()], "o-", label=drawn(f"span {span}" if span else "whole axis"))
-        axes.set_xticks([*own])
+            points = {size: cost[key] / unit for (size, reach), cost in works["strip"].items() if reach == span}
+            axes.loglog([*points], [*points.values()], "o-", label=drawn(f"span {span}" if span else "whole axis"))
+        axes.set_xticks([*points])
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -312,8 +312,8 @@ def _main(given):
         raise InputError("--quick needs --suite=axial")
     suites = {"axial": functools.partial(benchmark, given.quick), "runtime": runtime, "scaling": scaling}
     with working(f"measuring the suite {given.suite} on this machine: minutes"):
-        works, found = (suites.get(given.suite) or importlib.import_module(MODULES[given.suite]).benchmark)()
-    show(works, found)
+        works, ratios = (suites.get(given.suite) or importlib.import_module(MODULES[given.suite]).benchmark)()
+    show(works, ratios)
     if given.figure:
         write_whole(given.figure, functools.partial(draw, works))
 

@@ -114,11 +114,11 @@ QUICK = (
 
 def find_programs(names=(), quick=False):
     """The `Program`s with some names, in their own order; all without names. Raises InputError for unknown names."""
-    known = {program.name: program for program in (QUICK if quick else PROGRAMS)}
+    programs = {program.name: program for program in (QUICK if quick else PROGRAMS)}
     for name in names:
-        if name not in known:
-            raise InputError(f"--programs={name}: no such program{nearest(name, known)}: {', '.join(known)}")
-    return [program for name, program in known.items() if not names or name in names]
+        if name not in programs:
+            raise InputError(f"--programs={name}: no such program{nearest(name, programs)}: {', '.join(programs)}")
+    return [program for name, program in programs.items() if not names or name in names]
 
 
 # === A program ===
@@ -196,7 +196,7 @@ def _shape(shape):
     """([sides], name of the dtype) of a `ShapeProto`."""
     kind = xla_data_pb2.PrimitiveType.Name(shape.element_type)
     words = {"PRED": "bool", "BF": "bfloat", "F": "float", "S": "int", "U": "uint"}
-    dtype = words.get(kind) or re.sub(r"^[A-Z]+", lambda found: words[found[0]], kind)
+    dtype = words.get(kind) or re.sub(r"^[A-Z]+", lambda match: words[match[0]], kind)
     return list(shape.dimensions), dtype
 
 
@@ -265,9 +265,9 @@ def write_training(folder, build, count):
     loop = TrainStep(task, model, optimizer, training, strategy=tf.distribute.get_strategy())
 
     def step(batch):
-        found = loop.replica_gradients(batch)
-        loop.replica_update(*found)
-        return [*(found[0][name] for name in task.loss_names), tf.identity(optimizer.bad_step)]
+        results = loop.replica_gradients(batch)
+        loop.replica_update(*results)
+        return [*(results[0][name] for name in task.loss_names), tf.identity(optimizer.bad_step)]
 
     weights = weight_names(model)
     averages = dict(zip(map(id, model.trainable_variables), optimizer.averages))

@@ -91,8 +91,8 @@ def fill(given, generator):
 
 def next_inputs(program, inputs, outputs):
     """The inputs of the next call, with the variables as this call left them."""
-    places = [given["output"] for given in program["inputs"]]
-    return [value if place is None else outputs[place] for value, place in zip(inputs, places)]
+    indices = [given["output"] for given in program["inputs"]]
+    return [value if index is None else outputs[index] for value, index in zip(inputs, indices)]
 
 
 # === Timing ===
@@ -285,8 +285,8 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
         say(f"{name}: {1000 * each:.2f} ms a step, {steps} steps in all")
     if steps <= about["warmup"]:
         raise SystemExit(f"{name}: its warm-up alone has {about['warmup']} steps; give more --minutes or --steps")
-    place = about["total_steps"] - given
-    state[place] = jax.device_put(np.full_like(np.asarray(state[place]), steps))
+    index = about["total_steps"] - given
+    state[index] = jax.device_put(np.full_like(np.asarray(state[index]), steps))
     every = max(1, min(REPORT, steps // 20))
     while done < steps and time.monotonic() < latest:
         run(min(every - done % every, steps - done))
@@ -345,8 +345,8 @@ def main():
     for verb in (timing, training):
         verb.add_argument("--csv", help="file for the rows")
         verb.add_argument("--cache", help="folder of compiled programs")
-    given, known = parser.parse_args(), read_programs(HERE)
-    fitting = [name for name in known if given.verb == "time" or "trains" in known[name]]
+    given, programs = parser.parse_args(), read_programs(HERE)
+    fitting = [name for name in programs if given.verb == "time" or "trains" in programs[name]]
     names = given.programs.split(",") if given.programs else fitting
     for name in set(names) - set(fitting):
         parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
@@ -356,7 +356,7 @@ def main():
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
     if given.verb == "time":
-        rows = time_programs(HERE, {name: known[name] for name in names}, given.budget, given.csv)
+        rows = time_programs(HERE, {name: programs[name] for name in names}, given.budget, given.csv)
         return int(all(row["failed"] for row in rows))
     train(HERE, given.programs, minutes=given.minutes, steps=given.steps, path=given.weights, csv_path=given.csv)
     return 0

@@ -17,7 +17,7 @@ from axial.layers.spatial_attention.generalized_attention import VISION, General
 from benchmark import inference_step, measure, over, peak_memory, training_step
 
 HEADS = 8
-PLACES = {  # images, height, width, channels
+MAPS = {  # images, height, width, channels
     "conv4": (1, 50, 84, 256),
     "conv5": (1, 25, 42, 512),
     "segmentation": (1, 96, 96, 512),
@@ -49,11 +49,11 @@ class NaiveAttention(GeneralizedAttention):
         x = tf.reshape(x, [pixels, -1])
         kernels = self.query_kernel, self.key_kernel, self.value_kernel
         q, k, v = (tf.reshape(x @ kernel, [pixels, self.heads, self.depth]) for kernel in kernels)
-        place = tf.reshape(rows[:, None, :, None] + columns[None, :, None], [pixels, *q.shape])  # [q, k, m, d]
-        of_axes = [tf.einsum("md,qkmd->mqk", self.position_vector, codes) for codes in (rows, columns)]
-        of_place = of_axes[0][:, :, None, :, None] + of_axes[1][:, None, :, None]
-        logits = tf.einsum("qmd,qkmd->mqk", q, k + place) + tf.einsum("md,kmd->mk", self.key_vector, k)[:, None]
-        weights = tf.nn.softmax(logits + tf.reshape(of_place, logits.shape))
+        pair_codes = tf.reshape(rows[:, None, :, None] + columns[None, :, None], [pixels, *q.shape])  # [q, k, m, d]
+        axis_terms = [tf.einsum("md,qkmd->mqk", self.position_vector, codes) for codes in (rows, columns)]
+        position_term = axis_terms[0][:, :, None, :, None] + axis_terms[1][:, None, :, None]
+        logits = tf.einsum("qmd,qkmd->mqk", q, k + pair_codes) + tf.einsum("md,kmd->mk", self.key_vector, k)[:, None]
+        weights = tf.nn.softmax(logits + tf.reshape(position_term, logits.shape))
         y = tf.reshape(tf.einsum("mqk,kmd->qmd", weights, v), x.shape)
         return tf.reshape(y @ self.output_kernel + self.output_bias, size)
 
@@ -76,8 +76,8 @@ class NaiveDeformableConv(DeformableConv):
                 for column in (tf.floor(x0), tf.floor(x0) + 1):
                     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
                     index = tf.where(inside, row * width + column, 0)
-                    share = tf.where(inside, (1 - tf.abs(y - row)) * (1 - tf.abs(x0 - column)), 0)
-                    total += share[..., None] * tf.gather(flat, tf.cast(index, tf.int32), batch_dims=1)
+                    corner_weight = tf.where(inside, (1 - tf.abs(y - row)) * (1 - tf.abs(x0 - column)), 0)
+                    total += corner_weight[..., None] * tf.gather(flat, tf.cast(index, tf.int32), batch_dims=1)
             samples.append(total)
         y = add_taps(samples, kernel_by_tap(self.kernel))
         return tf.reshape(y, [-1, *offsets.shape[1:3], self.filters])
@@ -97,15 +97,15 @@ def make_layer(form, channels):
     return Mechanism(form, HEADS, window=13 if form == "dynamic" else None).layer(**VISION)
 
 
-def make_step(place, training, form):
+def make_step(map_name, training, form):
     """A function without arguments that runs one step of a form and waits for its end.
 
     Args:
-        place: of `PLACES`.
+        map_name: of `MAPS`.
         training: whether the step also computes every gradient.
         form: see `make_layer`.
     """
-    x = tf.random.stateless_normal(PLACES[place], [0, 0])
+    x = tf.random.stateless_normal(MAPS[map_name], [0, 0])
     layer = make_layer(form, x.shape[3])
     layer.build(x.shape) if form.startswith("naive_") else layer(x[:, :9, :9])
     for weight in layer.weights:
@@ -120,20 +120,20 @@ def benchmark():
     Ratios are over the 3x3 convolution, and of the naive forms over ours. Also the peak memory of a training step of
     each setting.
     """
-    works, found = {}, {}
-    for place in ("conv4", "conv5"):
-        forms = [*FORMS, *(["naive_1111"] if place == "conv5" else [])]
+    works, ratios = {}, {}
+    for map_name in ("conv4", "conv5"):
+        forms = [*FORMS, *(["naive_1111"] if map_name == "conv5" else [])]
         for training in (True, False):
-            make = functools.partial(make_step, place, training)
-            works[f"{place}_train" if training else place] = measure(forms, make, 7, training)
+            make = functools.partial(make_step, map_name, training)
+            works[f"{map_name}_train" if training else map_name] = measure(forms, make, 7, training)
     for work, forms in works.items():
         pairs = [(form, "conv3x3") for form in forms if form != "conv3x3"]
         pairs += [pair for pair in (("naive_1111", "1111"), ("deformable_naive", "deformable")) if pair[0] in forms]
         for a, b in pairs:
             for key in ("median_s", "peak_bytes"):
                 if key in forms[a]:
-                    found[f"{work}_{a}_over_{b}_{key}"] = over(works, work, a, b, key)
-    for place in ("conv4", "segmentation"):
-        make = functools.partial(make_step, place, True)
-        works[f"{place}_settings"] = {form: {"peak_bytes": peak_memory(make, form)} for form in SETTINGS}
-    return works, found
+                    ratios[f"{work}_{a}_over_{b}_{key}"] = over(works, work, a, b, key)
+    for map_name in ("conv4", "segmentation"):
+        make = functools.partial(make_step, map_name, True)
+        works[f"{map_name}_settings"] = {form: {"peak_bytes": peak_memory(make, form)} for form in SETTINGS}
+    return works, ratios

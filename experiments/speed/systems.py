@@ -38,8 +38,8 @@ def translation_steps():
     )
 
     def loss(logits):
-        wanted = tf.one_hot(target, WORDS, 0.9, 0.1 / WORDS)
-        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(wanted, tf.cast(logits, tf.float32)))
+        labels = tf.one_hot(target, WORDS, 0.9, 0.1 / WORDS)
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32)))
 
     return {
         "ours": _step(ours, lambda: loss(ours({"source": source, "target": target}, training=True)[LOGITS])),
@@ -104,9 +104,9 @@ def _step(model, loss_of):
 
 def benchmark():
     """(works, ratios) of each system beside the official one; see `benchmark.benchmark`."""
-    works, found = {}, {}
+    works, ratios = {}, {}
     for name, make in (("translation", translation_steps), ("detection", detection_steps)):
         steps = make()
         works[name] = measure(steps, steps.get, 7)
-        found[f"{name}_speed_over_official"] = over(works, name, "theirs", "ours")
-    return works, found
+        ratios[f"{name}_speed_over_official"] = over(works, name, "theirs", "ours")
+    return works, ratios

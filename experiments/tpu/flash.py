@@ -41,15 +41,15 @@ class FlashAttention(keras.layers.Layer):
 
     def call(self, x, training=False):
         length, most = x.shape[2], -(-x.shape[2] // LANES) * LANES
-        parts = tf.split(self.norms[0](self.project(x), training=training), self.sizes, -1)
+        tensors = tf.split(self.norms[0](self.project(x), training=training), self.sizes, -1)
         deepest = max(self.sizes) // self.heads
 
-        def of_heads(part):
-            part = tf.reshape(part, [-1, length, self.heads, part.shape[-1] // self.heads])
-            part = tf.pad(part, [[0, 0], [0, most - length], [0, 0], [0, deepest - part.shape[-1]]])
-            return tf.transpose(part, [0, 2, 1, 3])
+        def split_heads(tensor):
+            tensor = tf.reshape(tensor, [-1, length, self.heads, tensor.shape[-1] // self.heads])
+            tensor = tf.pad(tensor, [[0, 0], [0, most - length], [0, 0], [0, deepest - tensor.shape[-1]]])
+            return tf.transpose(tensor, [0, 2, 1, 3])
 
-        q, k, v = map(of_heads, parts)
+        q, k, v = map(split_heads, tensors)
         if device.on_tpu():
             y = jax2tf.convert(
                 functools.partial(_attend, length),

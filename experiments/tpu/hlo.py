@@ -65,8 +65,8 @@ def tiled_bytes(shape):
     """Bytes of an array's whole tiles."""
     sides = [shape.dimensions[axis] for axis in shape.layout.minor_to_major] or list(shape.dimensions)
     tile = shape.layout.tiles[0].dimensions if shape.layout.tiles else ()
-    for place, side in enumerate(reversed(tile[: len(sides)])):
-        sides[place] = -(-sides[place] // side) * side
+    for index, side in enumerate(reversed(tile[: len(sides)])):
+        sides[index] = -(-sides[index] // side) * side
     return math.prod(sides) * _bits(shape.element_type) // 8
 
 
@@ -77,8 +77,8 @@ def _size(shapes):
 
 def _said(instruction, name):
     """A number in what the compiler has decided for an instruction; 0 if it is not there."""
-    found = re.search(rf'"{name}":"(\d+)"'.encode(), instruction.backend_config)
-    return int(found[1]) if found else 0
+    match = re.search(rf'"{name}":"(\d+)"'.encode(), instruction.backend_config)
+    return int(match[1]) if match else 0
 
 
 # === Cost of parts ===
@@ -228,10 +228,10 @@ def products(instruction, shapes):
     count = left[axes.input_feature_dimension] // max(instruction.feature_group_count, 1)
     count *= right[axes.kernel_output_feature_dimension]
     count *= left[axes.input_batch_dimension] // max(instruction.batch_group_count, 1)
-    for place, window in enumerate(instruction.window.dimensions):
+    for index, window in enumerate(instruction.window.dimensions):
         count *= _valid(
-            left[axes.input_spatial_dimensions[place]],
-            output[axes.output_spatial_dimensions[place]],
+            left[axes.input_spatial_dimensions[index]],
+            output[axes.output_spatial_dimensions[index]],
             window.size,
             stride=window.stride,
             pad=window.padding_low,

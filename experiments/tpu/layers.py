@@ -42,7 +42,7 @@ def _axial_layers(rows, length):
 
 def _study_layers():
     """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
-    shape = study_speed.PLACES["conv4"]
+    shape = study_speed.MAPS["conv4"]
     for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
         yield form, study_speed.make_layer(form, shape[3]), shape
 

@@ -48,8 +48,8 @@ def predict(row):
     Args:
         row: `tpu.Row` that fits, of a slice: a step on one device has no sums over the replicas.
     """
-    generation, found = row.slice.partition(":")[0], []
-    bandwidth, of_host, most, axes = NETWORKS[generation]
+    generation, predictions = row.slice.partition(":")[0], []
+    bandwidth, chips_per_host, most, axes = NETWORKS[generation]
     for cores in CORES:
         chips = max(cores // replicas_of(f"{generation}:1x1"), 1)
         if chips > most:
@@ -57,11 +57,11 @@ def predict(row):
         hops = axes * chips ** (1 / axes) / 2
         sums = 2 * row.all_reduced * (chips - 1) / chips / bandwidth + row.all_reduces * 2 * hops * HOP
         step, batch = row.seconds + sums, row.batch * cores // row.cores_an_image
-        images = batch / math.ceil(chips / of_host)
-        own = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "step": step}
-        own |= {"efficiency": row.seconds / step, "limit": "compute" if row.seconds >= sums else "sums"}
-        found.append(own | {"host_images": images / step, "paper": cores == tpu.cores(row.leaf)})
-    return found
+        images = batch / math.ceil(chips / chips_per_host)
+        line = {"cores": cores, "chips": chips, "batch": batch, "compute": row.seconds, "reduce": sums, "step": step}
+        line |= {"efficiency": row.seconds / step, "limit": "compute" if row.seconds >= sums else "sums"}
+        predictions.append(line | {"host_images": images / step, "paper": cores == tpu.cores(row.leaf)})
+    return predictions
 
 
 class Pod(Flags):

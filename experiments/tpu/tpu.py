@@ -286,10 +286,10 @@ def compile_step(build, slice_name, batch=None, mode="train"):
 
 def named(leaves, only):
     """The recipes whose names have the text of --only. Raises InputError if there is none."""
-    found = [leaf for leaf in leaves if only in leaf]
-    if not found:
+    matches = [leaf for leaf in leaves if only in leaf]
+    if not matches:
         raise InputError(f"--only={only}: no recipe has this in its name")
-    return found
+    return matches
 
 
 def markdown(rows):
@@ -302,13 +302,13 @@ def markdown(rows):
     return "\n".join(lines)
 
 
-def _table(last, rows, of_last):
+def _table(last, rows, last_cell):
     head = ("recipe", "slice", "form", "images", "GiB", "of", "M cycles", "s a step", "chip-hours", last)
     lines = []
     for row in rows:
         costs = ["does not fit", "", "", ""]
         if row.fits:
-            costs = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", of_last(row)]
+            costs = [f"{row.cycles / 1e6:.0f}", f"{row.seconds:.3f}", f"{row.chip_hours:.0f}", last_cell(row)]
         memory = f"{row.used / 2**30:.1f}", f"{row.limit / 2**30:.1f}"
         lines.append([show.code(row.leaf), row.slice, row.form, row.batch, *memory, *costs])
     return show.markdown_table(head, lines)
@@ -370,8 +370,8 @@ def _compile_step(given):
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
             for name, cost in list(costs.items())[:12]:
-                share = cost.cycles / max(program.cycles, 1)
-                say(f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {share:5.1%}")
+                fraction = cost.cycles / max(program.cycles, 1)
+                say(f"  {title:10s} {name:32s} {cost.cycles / 1e6:10.2f} M  {fraction:5.1%}")
     say(f"custom calls: {', '.join(program.custom_calls) or 'none'}")
 
 
@@ -387,16 +387,16 @@ def _print_parts(program, products, memory):
         products, memory: multiply-adds and bytes of a device in a cycle.
     """
     rows = []
-    for part, cost in program.by_part.items():
+    for name, cost in program.by_part.items():
         limits = {"products": cost.products / products, "memory": cost.bytes / memory}
         limit = max(limits, key=limits.get)
-        rows.append((part, cost, limits[limit], limit))
+        rows.append((name, cost, limits[limit], limit))
     header = ("part", "M cycles", "share", "MB", "G multiply-adds", "bound, M cycles", "of", "ratio")
     cells = []
-    for part, cost, bound, limit in sorted(rows, key=lambda row: row[2] - row[1].cycles):
-        share = f"{cost.cycles / 1e6:.2f}", f"{cost.cycles / max(program.cycles, 1):.1%}"
+    for name, cost, bound, limit in sorted(rows, key=lambda row: row[2] - row[1].cycles):
+        cycles = f"{cost.cycles / 1e6:.2f}", f"{cost.cycles / max(program.cycles, 1):.1%}"
         moved = f"{cost.bytes / 1e6:.1f}", f"{cost.products / 1e9:.2f}"
-        cells.append((part, *share, *moved, f"{bound / 1e6:.2f}", limit, f"{cost.cycles / max(bound, 1):.1f}"))
+        cells.append((name, *cycles, *moved, f"{bound / 1e6:.2f}", limit, f"{cost.cycles / max(bound, 1):.1f}"))
     print_table(header, cells)
 
 
@@ -404,8 +404,8 @@ def compile_row(leaf, slice_name, form):
     """The `Row` of a training step of a recipe on a slice; see there."""
     with recipe_of(leaf, form) as build:
         training = build()[1]
-        own = max(training.batch // replicas_of(slice_name, training.partitions), 1)
-        batch, program, *_ = compile_step(build, slice_name, None if form in LARGEST else own)
+        recipe_batch = max(training.batch // replicas_of(slice_name, training.partitions), 1)
+        batch, program, *_ = compile_step(build, slice_name, None if form in LARGEST else recipe_batch)
     facts = {name: vars(program)[name] for name in ("fits", "used", "cycles", "all_reduced", "all_reduces")}
     images, problems = training.steps * training.batch, " ".join(program.custom_calls)
     return Row(leaf, slice_name, form, batch, images=images, problems=problems, limit=program.limit or 0, **facts)

@@ -253,23 +253,23 @@ def _compiled(lowered, slice_name, level, partitions):
 def refused_sizes(text):
     """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
     size = r"\(?([\d.]+)([KMG]?)\)?"
-    found = re.search(rf"(?:Used|temporaries) {size} (?:of|exceeds available HBM) {size}", text)
-    if not found:
+    match = re.search(rf"(?:Used|temporaries) {size} (?:of|exceeds available HBM) {size}", text)
+    if not match:
         return None
-    number, unit, limit, limit_unit = found.groups()
+    number, unit, limit, limit_unit = match.groups()
     return [int(float(n) * 1024 ** " KMG".index(u or " ")) for n, u in ((number, unit), (limit, limit_unit))]
 
 
 def _prepare():
     """Sets the environment variables that jax and libtpu read when they are loaded."""
-    wanted = {
+    defaults = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }
-    os.environ.update(wanted | os.environ)
+    os.environ.update(defaults | os.environ)
 
 
 @functools.cache
@@ -332,15 +332,15 @@ def kernel_cycles(calls, folder):
         folder: where libtpu has written schedules.
     """
     bodies = {call.name: re.search(rb'"body":"([^"]*)"', call.backend_config)[1] for call in calls}
-    found = {}
+    cycles = {}
     for name, body in bodies.items():
         for schedule in glob.glob(os.path.join(folder, f"*-{glob.escape(name)}-[0-9]*-{SCHEDULE}.txt")):
             with open(schedule) as file:
-                found[body] = bundles_run(file.read())
+                cycles[body] = bundles_run(file.read())
     for call in calls:
-        if bodies[call.name] not in found:
+        if bodies[call.name] not in cycles:
             raise InputError(f"this libtpu wrote no schedule, so no cycles, of the kernel {call.metadata.op_name}")
-    return {name: found[body] for name, body in bodies.items()}
+    return {name: cycles[body] for name, body in bodies.items()}
 
 
 def bundles_run(schedule):

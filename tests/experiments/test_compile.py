@@ -86,5 +86,5 @@ def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, mo
     text = "HloModule step\nENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}\n"
     program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: (int(used * 2**30), None, program, {}))
-    found = tpu_compile.compile_for(program, "v5e:1x1")
-    assert (found.fits, found.limit) == (fits, int(15.75 * 2**30))
+    compiled = tpu_compile.compile_for(program, "v5e:1x1")
+    assert (compiled.fits, compiled.limit) == (fits, int(15.75 * 2**30))

@@ -128,10 +128,10 @@ def counting(tmp_path_factory):
         return [batch["x"] + 0.0, tf.identity(bad_step)]
 
     program = entry(folder, step, [{"x": tf.TensorSpec([])}], {"w": weight, "total_steps": total})
-    place = next(i for i, given in enumerate(program["inputs"]) if given["weight"] == "total_steps")
-    program["inputs"][place]["weight"] = None
+    index = next(i for i, given in enumerate(program["inputs"]) if given["weight"] == "total_steps")
+    program["inputs"][index]["weight"] = None
     np.savez(folder / "toy.batches.npz", **{"0/x": np.float16(3)})
-    trains = {"names": ["x"], "losses": ["total"], "batches": "toy.batches.npz", "total_steps": place, "warmup": 20}
+    trains = {"names": ["x"], "losses": ["total"], "batches": "toy.batches.npz", "total_steps": index, "warmup": 20}
     gpu.write_list(str(folder), [{**program, "trains": {**trains, "card": {}}}])
     return folder
 

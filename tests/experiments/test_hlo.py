@@ -81,7 +81,7 @@ def test_costs_count_loops_and_name_parts():
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
     # The fusion has the name of what is in it, and the copy that of what it reads.
     image, kernel, result = 9 * 16 * 128 * 2, 9 * 16 * 128 * 2, 5 * 8 * 128 * 2
-    pairs = sum(0 <= 2 * out + place - 1 < 9 for out in range(5) for place in range(3))
+    pairs = sum(0 <= 2 * out + offset - 1 < 9 for out in range(5) for offset in range(3))
     copied = 32 * 8 * 128 * 2
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
     assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row

@@ -26,14 +26,14 @@ ROW = tpu.Row(
 
 
 def test_a_prediction_by_hand():
-    found = {p["cores"]: p for p in pod.predict(ROW)}
-    assert set(found) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
-    at = found[32]
-    assert (at["chips"], at["batch"], at["paper"]) == (32, 64, True)
+    predictions = {p["cores"]: p for p in pod.predict(ROW)}
+    assert set(predictions) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
+    prediction = predictions[32]
+    assert (prediction["chips"], prediction["batch"], prediction["paper"]) == (32, 64, True)
     seconds, sums = 750e6 / (197e12 / 2 / 65536), 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
     expected = {"compute": seconds, "reduce": sums, "step": seconds + sums, "efficiency": seconds / (seconds + sums)}
-    assert {name: at[name] for name in expected} == pytest.approx(expected) and at["limit"] == "compute"
-    assert at["host_images"] == pytest.approx(64 / 4 / (seconds + sums))
+    assert {name: prediction[name] for name in expected} == pytest.approx(expected) and prediction["limit"] == "compute"
+    assert prediction["host_images"] == pytest.approx(64 / 4 / (seconds + sums))
     assert pod.predict(dataclasses.replace(ROW, form="2 cores an image"))[2]["batch"] == 32
 
 

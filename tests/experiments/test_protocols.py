@@ -49,13 +49,13 @@ RECIPES_OF = {
 
 def model_configs(name):
     """The `ModelConfig`s that the recipes of its task make of a model."""
-    found = []
+    configs = []
     for recipe in RECIPES_OF[find_variant(name).task]:
         configuration.load([recipe], [f"MODEL = '{name}'", "TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
         config = configuration.build("ModelConfig")
         assert config.name == name
-        found += [config] * (config not in found)
-    return found
+        configs += [config] * (config not in configs)
+    return configs
 
 
 def one_of_each_kind():
@@ -89,8 +89,8 @@ def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
         assert "INIT = 'MAPILLARY_RUN'" in header and f"(mapillary/{model}.gin)" in header
     else:
         assert "INIT = 'CHECKPOINT'" in header and not arguments
-        own = f"imagenet/{start}.gin"
-        assert f"a run of {own if own in LEAVES else start}" in header
+        leaf_name = f"imagenet/{start}.gin"
+        assert f"a run of {leaf_name if leaf_name in LEAVES else start}" in header
 
 
 @pytest.mark.parametrize("leaf", PANOPTIC)
@@ -156,8 +156,8 @@ def test_protocols_are_the_published_ones(name, sample_dir):
     task, training, _ = configuration.build(data_dir=sample_dir)
     data, grouping = task.data, task.grouping
     augmentation = data.augmentation
-    found = (data.canvas, data.crop, training.batch, training.steps, grouping.stuff_area, grouping.nms_kernel)
-    assert (*found, augmentation.scales) == PUBLISHED[name]
+    actual = (data.canvas, data.crop, training.batch, training.steps, grouping.stuff_area, grouping.nms_kernel)
+    assert (*actual, augmentation.scales) == PUBLISHED[name]
     assert augmentation.flip and augmentation.shift
     assert (grouping.center_threshold, grouping.top_k) == (0.1, 200)
     assert (task.loss.top_k, data.targets.round_centers) == (0.2, True)
@@ -173,5 +173,5 @@ def test_translators_keep_the_protocol(texts_dir):
     assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
     assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
     for step in (0, 1999, 3999, 50000):
-        wanted = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
-        assert abs(float(optimizer.learning_rate(step)) / wanted - 1) < 0.002  # the recipe's peak has one digit
+        expected = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
+        assert abs(float(optimizer.learning_rate(step)) / expected - 1) < 0.002  # the recipe's peak has one digit

@@ -32,8 +32,8 @@ def test_counts_agree_with_the_published_tables(task, misses):
     missed = {row.configuration for row in rows if row.agrees is False}
     assert [row.configuration for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")
     assert len(rows) == 26 and len(missed) <= misses
-    known = {"1010 + deformable", "1000 + deformable", "0100 (n_k = 31)"}
-    assert missed <= known
+    apart = {"1010 + deformable", "1000 + deformable", "0100 (n_k = 31)"}
+    assert missed <= apart
 
 
 @pytest.mark.slow  # counts what ships, too
@@ -66,7 +66,7 @@ QUICK = [("detection", "0010", None, True), ("segmentation", "1111", None, False
 
 @pytest.mark.parametrize(
     "row",
-    [row if (row.task, *row.own) in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in study.ROWS],
+    [row if (row.task, *row.key) in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in study.ROWS],
     ids=lambda row: row.label,
 )
 def test_every_command_is_parsed_and_its_model_made(row):
@@ -91,4 +91,4 @@ def attending(model):
 
 
 def test_the_scores_that_are_kept_belong_to_rows():
-    assert {(line["task"], study._own(line)) for line in study.OURS} <= {(row.task, row.own) for row in study.ROWS}
+    assert {(line["task"], study._key(line)) for line in study.OURS} <= {(row.task, row.key) for row in study.ROWS}

@@ -12,7 +12,7 @@ def test_a_span_has_a_time_and_a_memory_for_each_size(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "peak_memory", lambda make, form: 1000)
     works, _ = benchmark.scaling()
     assert list(works["strip"]) == [(33, None), (33, 65), (65, None), (65, 65)]
-    assert all(found["median_s"] > 0 and found["peak_bytes"] == 1000 for found in works["strip"].values())
+    assert all(measured["median_s"] > 0 and measured["peak_bytes"] == 1000 for measured in works["strip"].values())
     benchmark.show(works, {"x": 1.5})
     benchmark.draw(works, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 1000

@@ -49,12 +49,12 @@ def test_equals_the_textbook(backend, size, axis, span, terms, training):
     assert set(named) == {w.name for w in layers[1].weights}
     for weight in layers[1].weights:
         weight.assign(named[weight.name])
-    found = [run(layer, x, cotangent, training) for layer in layers]
-    (ours, gradients), (theirs, wanted) = found
+    results = [run(layer, x, cotangent, training) for layer in layers]
+    (ours, gradients), (theirs, expected) = results
     assert error(ours, theirs) < TOLERANCE
-    assert set(gradients) == set(wanted)
+    assert set(gradients) == set(expected)
     for name, gradient in gradients.items():
-        assert error(gradient, wanted[name]) < TOLERANCE, name
+        assert error(gradient, expected[name]) < TOLERANCE, name
     moved = {w.name: w for w in layers[1].weights if "moving" in w.name}
     for name, value in moved.items():
         assert error(named[name], value) < TOLERANCE, name
