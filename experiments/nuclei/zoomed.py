@@ -1,8 +1,8 @@
-"""Writes a split in the layout of axial-convert folder as another magnification would show it.
+"""Resizes a split in the layout of axial-convert folder, as if another magnification had taken its photos.
 
     python experiments/nuclei/zoomed.py NUCLEI/test ZOOMED/test 2
 
-Photos are interpolated, and averaged where they shrink. Pixels of labels have the label of the nearest pixel.
+Photos are interpolated bilinearly, with antialiasing. Labels take the nearest pixel.
 """
 
 import pathlib

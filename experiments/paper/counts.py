@@ -1,7 +1,7 @@
-"""Counts what models take, for the tables of experiments/ that axial reads: minutes for each of them.
+"""Counts parameters and multiply-adds for the tables of experiments/ that axial reads (minutes for each table).
 
 %s models      models.csv: the parameters of every registered model
-%s steps       steps.csv: the work of one photo in the model of each recipe
+%s steps       steps.csv: the multiply-adds and activations of one example, for the model of each recipe
 %s zoo         the counts in zoo.csv, and ZOO.md
 """
 
@@ -34,8 +34,8 @@ def count(model, canvas, classes=None, arguments=()):
 
     Args:
         canvas: (height, width) of the image.
-        classes: number of classes; by default that of the paper's tables.
-        arguments: tuple of pairs (name, value), further arguments of the model.
+        classes: number of classes; by default the number in the paper's tables.
+        arguments: tuple of pairs (name, value): further arguments of the model.
     """
     built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas, changes=dict(arguments))
     parameters = count_parameters(built)
@@ -43,10 +43,10 @@ def count(model, canvas, classes=None, arguments=()):
 
 
 def count_models(jobs, processes=2):
-    """dict from jobs to the results of `count`, behind a progress bar.
+    """Runs `count` for each job and shows a progress bar. Returns a dict from jobs to results.
 
     Args:
-        jobs: tuples of arguments of `count`, all of one length.
+        jobs: tuples of arguments of `count`, all of the same length.
         processes: number of processes that trace in parallel; 1 traces in this process.
     """
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
@@ -78,7 +78,7 @@ def count_step(model, canvas):
 
 
 def count_checkpoint(row):
-    """(trainable numbers, multiply-adds) of what the file of a `ZooRow` holds, as texts."""
+    """(trainable parameters, multiply-adds) of the weights in the file of a `ZooRow`, as texts."""
     height, width = map(int, row.photo.split("x"))
     classes, arguments = find_variant(row.model).classes, PUBLIC[row.source].arguments if row.source in PUBLIC else {}
     if row.source == SHIPPED:
@@ -92,7 +92,7 @@ def count_checkpoint(row):
 
 
 def zoo_markdown(rows):
-    """The zoo as a table, and below it the commands of each checkpoint."""
+    """The zoo as a table, followed by the commands of each checkpoint."""
     cells = []
     for row in rows:
         values = dict(zip(zoo.COLUMNS, zoo.cells(row)))

@@ -14,13 +14,13 @@ from axial.io.write import write_block
 from axial.models.registry import plain_classifier
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
-SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale rows; the recipes name their sources
+SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale inference; the recipes name their sources
 SCALES[MAPILLARY] = SCALES[CITYSCAPES] = (*SCALES[COCO], 1.75, 2)
 IMAGENET = (224, 224)
 DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary", IMAGENET: "imagenet"}
-# The paper trains classifiers on 128 TPU cores. With this flag each of 8 cores computes as many photos at a time.
+# The paper trains classifiers on 128 TPU cores. With this flag, 8 cores have micro-batches of the same size.
 ON_8_CORES = "--gin_binding=TrainingConfig.accumulate = 16"
-FIGURE = "Fig. 3"  # its rows are those of no table: the paper draws their accuracies and prints none
+FIGURE = "Fig. 3"  # the paper draws the accuracies of its rows, and prints them in no table
 TITLES = {
     1: "ImageNet val",
     2: "COCO val",
@@ -34,8 +34,8 @@ TITLES = {
     10: "scaling, ImageNet val",
     FIGURE: "networks over widths, ImageNet val; Tables 1 and 10 have the others",
 }
-# Titles of the scores, in the order of the columns. 'ms_quoted' are milliseconds that the paper quotes from its
-# reference [7], measured on another GPU with other code.
+# Titles of the scores, in the order of the columns. The paper quotes the milliseconds 'ms_quoted' from its reference
+# [7], which measures other code on another GPU.
 SCORES = {
     "top1": "Top-1",
     "pq": "PQ",
@@ -49,20 +49,20 @@ SCORES = {
 
 
 def command(flags, data="DATA", run="RUN"):
-    """The command of axial-train with some flags, 'NAME=VALUE' each."""
+    """The command of axial-train with flags, each '--NAME=VALUE'."""
     quoted = [f'--gin_binding="{flag.partition("=")[2]}"' if "binding" in flag else flag for flag in flags]
     return " ".join(["axial-train", *quoted, f"--data_dir={data} --model_dir={run} --strategy=tpu"])
 
 
 def nearest_leaf(data, model):
-    """The gin file of a data set whose name is the most of a model's, without '.gin'; '' without any."""
+    """The leaf of a data set, without '.gin', whose name is the longest prefix of a model's name; '' for none."""
     words = model.split("_")
     names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((name for name in names if os.path.exists(f"{experiments_dir()}/{data}/{name}.gin")), "")
 
 
 def classifier_flags(model, arguments):
-    """Tuple of the flags of axial-train that train a classifier, with further arguments of its model, on ImageNet."""
+    """Tuple of axial-train's flags that train a classifier on ImageNet; `arguments` are further ones of its model."""
     changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
     if nearest_leaf("imagenet", model) == model:
         return (f"--gin_file=imagenet/{model}.gin", *changes)
@@ -70,7 +70,7 @@ def classifier_flags(model, arguments):
 
 
 def start_command(model):
-    """The command that makes the CHECKPOINT on ImageNet which a model's backbone starts from."""
+    """The command that trains, on ImageNet, the CHECKPOINT that a model's backbone starts from."""
     return command(classifier_flags(*plain_classifier(model)), "IMAGENET_DATA", "CHECKPOINT")
 
 
@@ -79,17 +79,17 @@ class Row:
     """One row of one table.
 
     Attributes:
-        table: its number, or `FIGURE`.
+        table: number of the table, or `FIGURE`.
         label: the paper's name of the row, with its flags.
         model: name in the registry; None where only the published figures are shown.
-        params, macs: published parameters in millions and multiply-adds in billions; None where the paper prints none.
-        scores: dict of published scores, by the names of `SCORES`.
+        params, macs: published parameters in millions and multiply-adds in billions; None if the paper prints none.
+        scores: dict from names in `SCORES` to published scores.
         image: (height, width) of the input.
         multi_scale: whether inference averages over scales and mirror images.
-        after: data set that the model was trained on before this one, '' for none.
-        arguments: tuple of pairs (name, value), further arguments of the model.
-        inference_stride: output stride of inference, where it is another than in training. Sec. 4.4: the "trick of
-            output stride 8 during inference on test set".
+        after: data set of an earlier training whose weights this one starts from; '' for none.
+        arguments: tuple of pairs (name, value): further arguments of the model.
+        inference_stride: output stride of inference if it differs from training. Sec. 4.4: the "trick of output stride
+            8 during inference on test set".
     """
 
     table: int | str
@@ -106,17 +106,17 @@ class Row:
 
     @property
     def traced(self):
-        """Arguments of `counts.count` for this row, hashable."""
+        """Arguments of `counts.count` for this row, as a hashable tuple."""
         stride = (("output_stride", self.inference_stride),) if self.inference_stride else ()
         return self.model, self.canvas, None, self.arguments + stride
 
     @property
     def canvas(self):
-        """The size at which the model is traced.
+        """The input size (height, width) of the count.
 
-        On ImageNet it is the image's size. The published multiply-adds of segmentation are those of the Cityscapes
-        image, times the ratio of pixels for other data sets and scales. They match maps of 256 x 512, 128 x 256 and
-        64 x 128. For Xception-71 they match maps with one more pixel along each axis.
+        On ImageNet it is the image's size. For segmentation, the paper counts the multiply-adds of a Cityscapes image,
+        and scales them by the number of pixels for other data sets and scales. Its counts match feature maps of
+        256 x 512, 128 x 256 and 64 x 128. For Xception-71 they match maps with one more pixel along each axis.
         """
         if self.image == IMAGENET:
             return IMAGENET
@@ -124,7 +124,7 @@ class Row:
 
     @property
     def factor(self):
-        """Pixels of all images of a prediction, divided by those of the Cityscapes image; 1 on ImageNet."""
+        """Pixels of all images of a prediction / pixels of a Cityscapes image; 1 on ImageNet."""
         if self.image == IMAGENET:
             return 1.0
         images = [self.image]
@@ -134,9 +134,9 @@ class Row:
 
     @property
     def flags(self):
-        """Tuple of the flags of axial-train that train the row's model; None without a model or a training.
+        """Tuple of axial-train's flags that train the row's model; None if there is no model or no training.
 
-        Segmentation starts from ImageNet (Sec. 4), or from Mapillary Vistas, which starts from ImageNet.
+        Segmentation starts from ImageNet (Sec. 4), or from Mapillary Vistas, whose training starts from ImageNet.
         """
         if self.model is None or self.table == 8:  # Table 8 measures the runtime
             return None
@@ -151,9 +151,9 @@ class Row:
         return (f"--gin_file={data}/{leaf or 'panoptic'}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
 
     def commands(self, data="DATA", run="RUN"):
-        """Tuple of the commands that train and score the row's model; () where `flags` is None.
+        """Tuple of the commands that train and score the row's model; () if `flags` is None.
 
-        Each command makes the run that the next one names. Inference at another output stride is a command too.
+        Each command makes the run that the next one names. Inference at another output stride needs a further command.
         """
         if self.flags is None:
             return ()
@@ -170,7 +170,7 @@ class Row:
 
 
 def _row(line):
-    """The `Row` of a line of published.csv, a dict."""
+    """The `Row` of a line of published.csv, which is a dict."""
     numbers = {name: float(line[name]) for name in ("params", "macs", "width", *SCORES) if line[name]}
     return Row(
         table=int(line["table"]) if line["table"].isdigit() else line["table"],
@@ -188,13 +188,13 @@ def _row(line):
 
 
 def read_lines(name):
-    """List of dicts, the lines of a CSV beside this file."""
+    """The lines of a CSV file of this folder, as a list of dicts."""
     with open(os.path.join(os.path.dirname(__file__), name), newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def by_commands(rows):
-    """dict from tuples of commands to the labels of the rows that they train, each once."""
+    """dict from tuples of commands to the distinct labels of the rows that they train."""
     labels = {}
     for row in rows:
         if commands := row.commands():
@@ -203,13 +203,14 @@ def by_commands(rows):
 
 
 def publish(page, agreement, commands, markdown, path):
-    """Says how far our counts agree with the published ones and what trains the rows, and writes the page `path`.
+    """Prints the agreement with the published counts and the commands of the rows, and writes a page.
 
     Args:
-        page: name of the block of the page.
-        agreement: lines.
+        page: name of the block in the page.
+        agreement: lines of text.
         commands: see `by_commands`.
         markdown: text of the block.
+        path: of the page; None for none.
     """
     say(*agreement)
     for sequence, labels in commands.items():

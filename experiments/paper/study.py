@@ -2,20 +2,22 @@
 
 %s --markdown=experiments/results/study.md --figure=experiments/study.png
 
-study_published.csv has what Zhu et al., ICCV 2019, print in Tables 2 and 3, and experiments/study.csv the scores of our
-own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
+study_published.csv has the figures of Tables 2 and 3 of Zhu et al., ICCV 2019. experiments/study.csv has the scores of
+our own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
 
-GFLOPs are the products of the equations (`module`), at the sizes of the paper's systems. What ships is counted from the
-traced operations of our layers. The rules that reproduce what the published numbers grow by:
+GFLOPs are counted by the equations (`module`), at the sizes of the paper's systems. The column "as shipped" counts the
+traced operations of our layers. These rules reproduce the published differences between networks:
 
 - Batch norms, activations, softmax, bilinear sampling and the convolution that predicts offsets do not count.
-- A relative position is projected once for each difference, from a code with as many channels as the features.
-- E2 takes no product beside E1, because q meets k + R. Without E1 its rows and columns are apart.
-- Setting 0010 pools one vector a head, and projects it at every position.
-- A window has n x n keys for every query, those outside the map too.
+- A relative position is projected once for each difference, from an encoding with as many channels as the features.
+- E2 needs no product of its own beside E1, because q is multiplied by k + R. Without E1, rows and columns have separate
+  products.
+- Attention type 0010 pools one vector for each head, and projects it at every position.
+- A window has n x n keys for every query, including keys outside the map.
 
-Of detection and segmentation only what a mechanism adds to the plain network is compared: our plain networks do not
-have the published totals. Translation is the whole network without its vocabulary, and that is compared.
+For detection and segmentation, only the GFLOPs that a mechanism adds to the plain network are compared, because the
+totals of our plain networks differ from the published ones. For translation, the whole network without its vocabulary
+is compared.
 """
 
 import dataclasses
@@ -40,21 +42,21 @@ from published import by_commands, command, publish, read_lines, start_command
 
 TASKS = ("detection", "segmentation", "nmt")
 FIGURE_3 = "Fig. 3"
-MEMORY = "nmt encoder-decoder"  # of Fig. 3 alone: encoder-decoder attention changes, self-attention stays 1111
+MEMORY = "nmt encoder-decoder"  # only in Fig. 3: encoder-decoder attention varies, self-attention stays 1111
 SCORES = {"detection": "box mAP", "segmentation": "mIoU", "nmt": "BLEU"}
 HEADS, GROUPS = 8, 16
-PLAIN = "none", None, False  # setting, window, deformable of a network without a mechanism
-TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # of source and of target; the base Transformer
-# Maps that attend: (height, width), channels, how many modules, how many of these have a 3x3. The photo of detection
-# has 800x1333 pixels, the crop of segmentation 768x768 at output stride 8; segmentation has one module more after the
-# network, without a 3x3. A sentence is a map of one column.
+PLAIN = "none", None, False  # key (setting, window, deformable) of a network without a mechanism
+TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # the base Transformer; source and target have 50 tokens each
+# Feature maps with attention: (height, width), channels, number of modules, number of modules with a 3x3 convolution.
+# A photo of detection has 800x1333 pixels. A crop of segmentation has 768x768, at output stride 8; one more module
+# follows the backbone, without a 3x3 convolution. A sentence is a map of one column.
 MAPS = {
     "detection": [((50, 84), 256, 6, 6), ((25, 42), 512, 3, 3)],
     "segmentation": [((96, 96), 256, 6, 6), ((96, 96), 512, 4, 3)],
     "nmt": [((TOKENS, 1), CHANNELS, 2 * LAYERS, 2 * LAYERS)],
     MEMORY: [((TOKENS, 1), CHANNELS, LAYERS, 0)],
 }
-# Of each task: the recipe, its model without a mechanism, and the size of its input in the counts.
+# For each task: the recipe, its model without a mechanism, and the input size of the counts.
 RECIPES = {
     "detection": ("coco/faster_rcnn.gin", "faster_rcnn_resnet_50", (800, 1344)),
     "segmentation": ("cityscapes/ccnet.gin", "ccnet_resnet_50", (768, 768)),
@@ -64,7 +66,7 @@ RECIPES[MEMORY] = RECIPES["nmt"]
 
 
 def _key(line):
-    """(setting, window, deformable) of a line of a CSV."""
+    """Key (setting, window, deformable) of a line of a CSV file."""
     return line["setting"], int(line["window"] or 0) or None, line["deformable"] == "yes"
 
 
@@ -78,8 +80,8 @@ class Row:
 
     Attributes:
         table: '2' or '3', or `FIGURE_3` for the overhead of the attention alone.
-        task: of `TASKS`; for Fig. 3 also `MEMORY`.
-        setting: four bits, 'dynamic' or 'none'.
+        task: one of `TASKS`; for Fig. 3 also `MEMORY`.
+        setting: attention type (four bits), 'dynamic' or 'none'.
         window: side of the window or of the dynamic kernel, or None.
         deformable: whether there are deformable convolutions.
     """
@@ -92,7 +94,7 @@ class Row:
 
     @property
     def key(self):
-        """(setting, window, deformable)."""
+        """Key of the configuration: (setting, window, deformable)."""
         return self.setting, self.window, self.deformable
 
     @property
@@ -108,40 +110,40 @@ class Row:
         return text + " + deformable" * self.deformable
 
     def published(self, what):
-        """The 'score' or the 'gflops' of the whole network; None where the paper prints none."""
+        """The published 'score' or 'gflops' of the whole network; None if the paper prints none."""
         return None if self.table == FIGURE_3 else float(PUBLISHED[self.key][f"{self.task}_{what}"])
 
     def added(self, shipped=False):
-        """GFLOPs that the mechanism adds to the plain network; see `added_gflops`. None for the plain network."""
+        """GFLOPs that the mechanism adds to the plain network, by `added_gflops`; None for the plain network itself."""
         return None if self.key == PLAIN else added_gflops(self.task, *self.key, shipped=shipped)
 
     @property
     def gflops(self):
-        """Of our whole network in inference, by the rules above; None for Fig. 3."""
+        """GFLOPs of our whole network in inference, by the rules above; None for Fig. 3."""
         return None if self.table == FIGURE_3 else plain_gflops(self.task) + (self.added() or 0)
 
     @property
     def added_published(self):
-        """GFLOPs by which the published network exceeds the published plain one, or None."""
+        """Published GFLOPs of the network minus those of the plain network, or None."""
         if self.key == PLAIN or self.table == FIGURE_3:
             return None
         return self.published("gflops") - float(PUBLISHED[PLAIN][f"{self.task}_gflops"])
 
     @property
     def difference(self):
-        """Ours minus the published GFLOPs that are added, or None."""
+        """Our added GFLOPs minus the published ones, or None."""
         return None if self.added_published is None else self.added() - self.added_published
 
     @property
     def difference_whole(self):
-        """Ours minus the published GFLOPs of the whole network, or None."""
+        """Our GFLOPs of the whole network minus the published ones, or None."""
         return None if self.table == FIGURE_3 else self.gflops - self.published("gflops")
 
     @property
     def agrees(self):
-        """Whether what is added is within 0.1 of the published; of translation, if the whole has the printed digit.
+        """Whether the added GFLOPs are within 0.1 of the published ones; for translation, whether the total agrees.
 
-        None where nothing is compared: the paper prints nothing, or nothing is added.
+        None if there is no comparison: the paper prints no figure, or the row adds nothing.
         """
         if self.task == "nmt" and self.table != FIGURE_3:
             return f"{self.gflops:.1f}" == f"{self.published('gflops'):.1f}"
@@ -149,7 +151,7 @@ class Row:
 
     @property
     def scores_ours(self):
-        """Our own scores, like '72.1, 71.9 on CamVid by ccnet_nano'; '' without any."""
+        """Scores of our own runs, like '72.1, 71.9 on CamVid by ccnet_nano'; '' if there are none."""
         scores = {}
         for line in OURS:
             if (line["task"], _key(line)) == (self.task, self.key):
@@ -157,7 +159,7 @@ class Row:
         return "; ".join(f"{', '.join(values)} on {run}" for run, values in scores.items())
 
     def arguments(self):
-        """dict of the arguments that make the recipe's model that of the row."""
+        """dict of the model's arguments that turn the recipe's model into the row's."""
         if self.task == MEMORY:
             return {"memory": self.setting}
         arguments = {} if self.window is None else {"window": self.window}
@@ -169,9 +171,9 @@ class Row:
         return arguments | ({"spatial": "deformable"} if self.deformable else {})
 
     def commands(self):
-        """Tuple of the commands that train the row: of photos that of its ImageNet classifier first.
+        """Tuple of the commands that train the row.
 
-        Detection and segmentation start from a plain ResNet-50 (Sec. 4.1), whatever the mechanism.
+        Detection and segmentation first train a plain ResNet-50 on ImageNet (Sec. 4.1), whatever the mechanism.
         """
         recipe, model, size = RECIPES[self.task]
         changes, flags, start = self.arguments(), [f"--gin_file={recipe}"], ()
@@ -192,7 +194,7 @@ ROWS += [Row(FIGURE_3, task, setting, None, False) for task in (*TASKS, MEMORY) 
 
 @functools.cache
 def plain_gflops(task):
-    """GFLOPs in inference of the whole network without a mechanism. The photo of detection is padded to 800x1344."""
+    """GFLOPs of the whole network without a mechanism in inference. Detection pads its photo to 800x1344."""
     if task == "nmt":
         feed_forward = 2 * TOKENS * CHANNELS * INNER
         return LAYERS * (2 * feed_forward + module("1111", (TOKENS, 1), CHANNELS)) / 1e9
@@ -202,7 +204,7 @@ def plain_gflops(task):
 
 
 def added_gflops(task, setting, window, deformable, *, shipped):
-    """GFLOPs that a mechanism adds to a task's network; `shipped` counts the operations of our layers."""
+    """GFLOPs that a mechanism adds to a task's network. `shipped` counts the traced operations of our layers."""
     added = 0
     for size, channels, modules, convolutions in MAPS[task]:
         if setting != "none":
@@ -214,8 +216,8 @@ def added_gflops(task, setting, window, deformable, *, shipped):
 
 @functools.cache
 def _deformed(size, channels, shipped):
-    """What a deformable convolution adds: to a 3x3 by the rules nothing, and in a Transformer a whole module."""
-    if size[1] == 1:  # three samples of every token
+    """Multiply-adds that a deformable convolution adds: none to a 3x3, by the rules, or a module of a Transformer."""
+    if size[1] == 1:  # a sequence: three samples for every token
         return traced(DeformableConv1D(channels, 3), [1, size[0], channels]) if shipped else 3 * size[0] * channels**2
     if not shipped:
         return 0
@@ -227,13 +229,13 @@ def _deformed(size, channels, shipped):
 
 
 def module(setting, size, channels, window=None):
-    """Multiply-adds of a module of attention (Eq. 8) or dynamic convolution (Eq. 5 to 7) on a map, by the rules above.
+    """Multiply-adds of attention (Eq. 8) or dynamic convolution (Eq. 5 to 7) on a map, by the rules above.
 
     Args:
-        setting: four bits or 'dynamic'.
-        size: (height, width); a sequence has width 1.
-        channels: of the map.
-        window: side of the window or of the kernel.
+        setting: attention type (four bits) or 'dynamic'.
+        size: (height, width) of the map; a sequence has width 1.
+        channels: channels of the map.
+        window: side of the window or of the dynamic kernel.
     """
     sides = size if size[1] > 1 else size[:1]
     keys_along = [window or side for side in sides]
@@ -241,8 +243,8 @@ def module(setting, size, channels, window=None):
     if setting == "dynamic":  # value and gate, the kernels of the groups, their sums, the output
         return pixels * (2 * square + keys * channels * GROUPS + keys * channels + square)
     terms, differences = Terms.of(setting), sum(window or 2 * side - 1 for side in sides)
-    maps_of_keys = pixels if window else 1  # windows share no key
-    count = pixels * square * (2 + terms.needs_query + terms.needs_key)  # value and output too
+    maps_of_keys = pixels if window else 1  # windows share no keys
+    count = pixels * square * (2 + terms.needs_query + terms.needs_key)  # value and output always
     count += differences * square if terms.needs_position else 0
     if terms.query_key:
         count += pixels * keys * channels
@@ -255,14 +257,14 @@ def module(setting, size, channels, window=None):
 
 @functools.cache
 def shipped_module(setting, size, channels, window):
-    """Multiply-adds of our layer; see `module`."""
+    """Multiply-adds of our layer, with the arguments of `module`."""
     axes = 1 if size[1] == 1 else 2
     layer = Mechanism(setting, HEADS, window=window, groups=GROUPS).layer(**(TEXT if axes == 1 else VISION))
     return traced(layer, [1, *size[:axes], channels])
 
 
 def traced(layer, shape):
-    """Multiply-adds of layer(x). Nothing runs."""
+    """Multiply-adds of layer(x) for an x of the shape. The layer is traced and does not run."""
     with tf.Graph().as_default() as graph:
         tf.autograph.experimental.do_not_convert(layer)(tf.compat.v1.placeholder(tf.float32, shape))
     return total(count_multiply_adds(graph))
@@ -287,7 +289,7 @@ def cells(row):
 
 
 def agreement():
-    """Lines that say how many rows agree with the published GFLOPs, which do not, and what our plain networks have."""
+    """Lines on the rows that agree with the published GFLOPs, the rows that do not, and our plain networks."""
     lines = []
     for task in TASKS:
         pairs = [row for row in ROWS if row.task == task and row.agrees is not None]
@@ -314,9 +316,9 @@ def markdown(rows):
 
 
 def write_figure(path):
-    """Draws published accuracy over counted GFLOPs, one plot a task, as in the paper's Fig. 3.
+    """Draws published accuracy over counted GFLOPs, with one plot for each task, as in the paper's Fig. 3.
 
-    The legend tells the mechanisms apart, so that a label is a setting or the side of a window or kernel.
+    Markers distinguish the mechanisms. Labels give the attention type, or the side of the window or kernel.
     """
     from matplotlib.figure import Figure
 
@@ -335,7 +337,7 @@ def write_figure(path):
             axes.plot(
                 [r.gflops for r in members], [r.published("score") for r in members], marker, label=show.drawn(kind)
             )
-            labels = {}  # rows of one score and about the same GFLOPs share a label
+            labels = {}  # rows with the same score and about the same GFLOPs share a label
             for row in members:
                 name = "w/o" if row.setting == "none" else str(row.window or row.setting)
                 labels.setdefault((float(f"{row.gflops:.2g}"), row.published("score")), []).append((row.gflops, name))
@@ -343,7 +345,7 @@ def write_figure(path):
                 names = ", ".join(name for _, name in points)
                 axes.annotate(show.drawn(f" {names}"), (points[0][0], score), fontsize=6, rotation=20)
         lowest, second, *_, highest = sorted(row.published("score") for row in rows)
-        if second - lowest > 2 * (highest - second):  # one row far below would leave the others no room
+        if second - lowest > 2 * (highest - second):  # one row far below the others would squeeze them
             axes.set_ylim(second - 0.1, highest + 0.1)
         axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
         axes.grid(alpha=0.3)

@@ -1,8 +1,8 @@
-"""Counts the models of the paper's tables, beside the published figures and what trains each row (minutes).
+"""Counts the models of the paper's tables, and prints the published figures and the commands of each row (minutes).
 
 %s --markdown=experiments/results/tables.md
 
-Each model is traced once for each image size.
+Each model is traced once for each input size.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from published import FIGURE, IMAGENET, ON_8_CORES, ROWS, SCORES, TITLES, Row, b
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A published row and our counts. Counts are None for a row without a model.
+    """A published row and our counts. The counts are None for a row without a model.
 
     Attributes:
         row: `Row`.
-        params: parameters without `attention_norms`.
-        attention_norms: parameters of batch norms inside attention.
+        params: number of parameters without `attention_norms`.
+        attention_norms: number of parameters of the batch norms inside attention.
         macs: multiply-adds of the traced graph, summed over all scales.
     """
 
@@ -35,7 +35,7 @@ class Result:
 
 
 def count_rows(rows=ROWS, processes=2):
-    """List of `Result`s of the rows. Each model is counted once for each size; see `count_models`."""
+    """List of `Result`s of the rows. `count_models` counts each model once for each input size."""
     counts = count_models(sorted({row.traced for row in rows if row.model}, key=str), processes)
 
     def result(row):
@@ -78,7 +78,7 @@ def _score(row, name):
 
 
 def agreement(results):
-    """Lines that say how many rows have the parameters that the paper prints, without and with attention's norms."""
+    """Lines on how many rows match the paper's number of parameters, without and with attention's norms."""
     rows = [result for result in results if None not in (result.params, result.row.params)]
     lines = []
     for name in ("without", "with"):

@@ -1,15 +1,15 @@
-"""Measures our form of attention, the textbook's form and ResNet-101 on this machine: seconds and memory (minutes).
+"""Measures time and memory of our attention, the textbook's form and ResNet-101 on this machine (minutes).
 
-%s                      of layers and of Axial-ResNet-L
-%s --suite=study        each mechanism of the spatial-attention study against a 3x3 convolution and its naive form
-%s --suite=runtime      the models of the paper's Table 8, one image at a time
+%s                      layers and Axial-ResNet-L
+%s --suite=study        each mechanism of the spatial-attention study, a 3x3 convolution and naive forms
+%s --suite=runtime      the models of the paper's Table 8 with batch size 1
 %s --suite=scaling --figure=scaling.png
                         a layer over image size and span
 %s --suite=systems      the study's Transformer and Mask R-CNN beside tf-models-official's
 
-All forms of one work run in one process, in turn, round by round. Other load on the machine then slows all of them
-alike. Read the ratios, not the seconds. Peak memory is measured in a process of its own for each form, above what that
-process holds before its first step.
+All forms of a workload run in one process, in turn, round by round, so that other load on the machine slows all of them
+alike. Read the ratios, not the seconds. Peak memory is measured for each form in a separate process, relative to the
+memory of that process before the first step.
 """
 
 import concurrent.futures
@@ -44,13 +44,13 @@ from published import ROWS
 
 report = functools.partial(say, error=True)
 NORM = BatchNormConfig()
-PAIRS = {  # images, height, width, channels of a height and a width layer
+PAIRS = {  # images, height, width and channels of the input of an `AxialPair`
     "65": (1, 65, 129, 512),  # stage 4 of Axial-DeepLab-L at 1025x2049
     "56": (8, 56, 56, 128),  # stage 2 of Axial-ResNet-L at 224x224
     "14": (8, 14, 14, 512),  # stage 4
 }
 TRAIN = ("ours", "textbook", "bfloat16")
-# The works, each with its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
+# The workloads with their forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
 # 'recompute_block' is our form with recompute='block'.
 WORKS = {
     "layer_train": TRAIN,
@@ -62,7 +62,7 @@ WORKS = {
     "model_batch1": ("folded", "ours", "textbook", "resnet101"),
 }
 QUICK = ("layer_train", "layer_train_56", "model_batch1")
-MODULES = {"study": "study_speed", "systems": "systems"}  # suites that have a module of their own
+MODULES = {"study": "study_speed", "systems": "systems"}  # suites in other modules
 SIZES = (257, 513, 1025, 2049)  # widths of the images of --suite=scaling
 SPANS = (None, 129, 65, 17)
 ROWS_OF_STRIP, CHANNELS = 32, 64
@@ -72,16 +72,16 @@ ROWS_OF_STRIP, CHANNELS = 32, 64
 
 
 class TextbookResNet(AxialResNet):
-    """Axial-ResNet-L of textbook layers."""
+    """Axial-ResNet-L with the textbook form of attention."""
 
     def make_pair(self, channels, block):
         return TextbookPair(channels, 2 * channels, self.norm, block.strides, name="attention")
 
 
 def make_step(work, form):
-    """A function without arguments that runs one step of a work in one form and waits for its end.
+    """A function without arguments that runs one step of a workload in one form and waits for its result.
 
-    In inference ResNet-101 is folded.
+    In inference, the batch norms of ResNet-101 are folded.
     """
     size = (1 if work.endswith("batch1") else 8, 224, 224, 3)
     is_layer, training = work.startswith("layer"), "train" in work
@@ -105,18 +105,18 @@ def make_step(work, form):
 
 
 def inference_step(layer, images):
-    """A function without arguments that runs a layer or model and waits for its end."""
+    """A function without arguments that runs a layer or model and waits for the result."""
     function = tf.function(layer, autograph=False)
     return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
 
 
 def training_step(layer, images, input_gradient=True):
-    """A function without arguments that runs one training step of a layer and waits for its end.
+    """A function without arguments that runs one training step of a layer and waits for the result.
 
     Args:
         layer: a built layer.
         images: its input.
-        input_gradient: whether the gradient of the images is computed too.
+        input_gradient: whether to compute the gradient of the images too.
     """
 
     function = tf.function(training_function(layer, input_gradient), autograph=False)
@@ -124,7 +124,7 @@ def training_step(layer, images, input_gradient=True):
 
 
 def training_function(layer, input_gradient=True):
-    """A function of images that returns the loss of one training step of a layer and its gradients, as a list.
+    """A function of images that returns the loss of one training step and the gradients of a layer, as a list.
 
     Args: see `training_step`.
     """
@@ -145,19 +145,19 @@ def training_function(layer, input_gradient=True):
 
 
 def measure(forms, make, rounds, peak=False):
-    """Times a step of each form, round by round, in turn. Each first runs twice to warm up.
+    """Times a step of each form, in turn, round by round. Each form first runs twice to warm up.
 
     Args:
         forms: names or tuples.
         make: function of a form that returns its step, a function without arguments.
-        rounds: how often each step is timed.
-        peak: whether memory is measured too; `make` can be pickled then.
+        rounds: number of times that each step is timed.
+        peak: whether to measure peak memory too, which pickles `make`.
 
     Returns:
         dict from forms to dicts of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
     """
     results = {form: {} for form in forms}
-    for form in forms if peak else ():  # before the steps, with which this process holds gigabytes
+    for form in forms if peak else ():  # before this process holds gigabytes for the steps
         report(f"{form}: peak memory")
         results[form]["peak_bytes"] = peak_memory(make, form)
     steps, seconds = {form: make(form) for form in forms}, {form: [] for form in forms}
@@ -175,13 +175,13 @@ def measure(forms, make, rounds, peak=False):
 
 
 def peak_memory(make, form):
-    """Bytes that two runs of the step make(form) need at their peak, measured in a process of its own."""
+    """Peak memory in bytes of two runs of the step make(form), measured in a separate process."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak, make, form).result()
 
 
 def _peak(make, form):
-    """`peak_memory` in this process, above what it holds before."""
+    """`peak_memory`, measured in this process relative to its memory before the step."""
 
     def resident(name):
         with open("/proc/self/status") as file:
@@ -190,16 +190,16 @@ def _peak(make, form):
     step = make(form)
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # resets the peak, so that it does not include building the model
+        file.write("5")  # resets the peak, to exclude the building of the model
     step(), step()
     return resident("VmHWM") - before
 
 
 def benchmark(quick=False):
-    """(works, ratios): work -> form -> what `measure` returns, and the ratios by their names.
+    """(works, ratios): dict from workloads to the results of `measure`, and dict of ratios.
 
     Args:
-        quick: whether to measure only the works of `QUICK`, in few rounds.
+        quick: whether to measure only the workloads of `QUICK`, in fewer rounds.
     """
     works = {}
     for work in QUICK if quick else WORKS:
@@ -209,7 +209,7 @@ def benchmark(quick=False):
 
 
 def runtime():
-    """(works, ratios) of the models of Table 8 in inference: one image of 224x224, 1000 logits, batch norms folded."""
+    """(works, ratios) of inference with Table 8's models: one image of 224x224, 1000 logits, folded batch norms."""
     image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
     rows = {row.model: row for row in ROWS if row.table == 8 and row.model}
 
@@ -226,16 +226,16 @@ def runtime():
 
 
 def scaling():
-    """(works, no ratios) of each image size and span. With a local span time and memory are linear in the pixels.
+    """(works, no ratios) for each image size and span. With a local span, time and memory are linear in the pixels.
 
-    The work is one training step of a layer that attends along the width of a strip, which is as wide as the image's
-    map at stride 4: 65 to 513 pixels. Nothing else in a model depends on the span.
+    The workload is a training step of a layer that attends along the width of a strip. The strip is as wide as the
+    image's feature map at stride 4: 65 to 513 pixels. No other part of a model depends on the span.
     """
     return {"strip": measure([(size, span) for size in SIZES for span in SPANS], strip_step, 9, peak=True)}, {}
 
 
 def strip_step(case):
-    """A function without arguments that runs one training step for (width of the image in pixels, span)."""
+    """A function without arguments that runs a training step for a case (width of the image in pixels, span)."""
     size, span = case
     images = tf.random.stateless_normal([1, ROWS_OF_STRIP, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
@@ -244,12 +244,12 @@ def strip_step(case):
 
 
 def over(works, work, a, b, key="median_s"):
-    """How many times that of form `b` a measure of form `a` is."""
+    """Ratio of a measure of form `a` to the same measure of form `b`."""
     return works[work][a][key] / works[work][b][key]
 
 
 def ratios(works):
-    """dict of the ratios that the pages have. A speedup is the textbook's time over ours."""
+    """dict of the ratios that the result pages quote. A speedup is the baseline's time / the form's time."""
     results = {}
     for work in works:
         if "train" in work:
@@ -263,7 +263,7 @@ def ratios(works):
 
 
 def show(works, ratios):
-    """Prints the machine, the seconds and the peak memory of each form of each work, and the ratios."""
+    """Prints the machine, time and peak memory of each form of each workload, and the ratios."""
     rows = []
     for work, forms in works.items():
         for form, measured in forms.items():
@@ -277,7 +277,7 @@ def show(works, ratios):
 
 
 def draw(works, path):
-    """Writes a figure of time and memory over size, with a line for each span. Both axes are logarithmic."""
+    """Writes a figure of time and memory over image size, with a line for each span, on logarithmic axes."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
@@ -300,8 +300,8 @@ def draw(works, path):
 
 
 class Benchmark(Flags):
-    suite = Flag(str, "what is measured.", "axial", choices=("axial", "runtime", "scaling", *MODULES))
-    quick = Flag(bool, "fewer works and rounds of --suite=axial.", False)
+    suite = Flag(str, "workloads to measure.", "axial", choices=("axial", "runtime", "scaling", *MODULES))
+    quick = Flag(bool, "fewer workloads and rounds of --suite=axial.", False)
     figure = flags.FIGURE.but(meaning="picture of --suite=scaling to draw, .png or .jpg.")
 
 

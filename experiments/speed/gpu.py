@@ -1,20 +1,20 @@
-"""Exports compiled steps for a machine with a GPU and jax alone, and with them run.py, which times and trains them.
+"""Exports steps for a machine that has a GPU and only jax, together with run.py, which times and trains them.
 
 %s --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
-                        training steps and inferences, without --programs all of them
+                        training and inference steps; without --programs all of them
 %s --export=FOLDER --quick
-                        small ones, for a CPU
+                        small programs, for a CPU
 %s --export=FOLDER --gin_file=nuclei/axial_deeplab_nano.gin --data_dir=DATA
-                        a recipe's training step and its batches, which run.py trains for any time
+                        a recipe's train step and batches, with which run.py trains for any time
 
-All compute in mixed_bfloat16. The name of a program says what it runs, whether it trains or infers, and on how many
-images: axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a training
-step of a height and a width layer. A training step computes a plain loss and its gradients; no optimizer is part of it.
+All programs compute in mixed_bfloat16. A program's name gives the model, training or inference, and the batch size:
+axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a training step of
+an `AxialPair`. These training steps compute a plain loss and its gradients, and have no optimizer.
 
-A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, where it assigns them,
-results too; none is a constant in it. programs.json says of each input its shape, its values and which result is its
-next value, so that no other file is needed. Large random weights are not kept: run.py draws them anew, normally
-distributed with their mean and deviation.
+A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, if it assigns them, also
+outputs; none is a constant. For each input, programs.json has the shape, the values, and the output that is its next
+value, so that no other file is needed. Large random weights are not stored: run.py draws normal random numbers with the
+same mean and deviation.
 """
 
 import dataclasses
@@ -54,10 +54,10 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pard
 import hlo
 from tpu_compile import CPU, alone, for_compiler, trace
 
-SMALL = 64  # numbers of an input whose values are kept
+SMALL = 64  # largest number of elements of an input whose values are stored
 SCRIPT = "run.py"
-SIDE = 257  # of images that build a model; its weights do not depend on larger ones
-PIXEL = 127.5  # of 255: a photo's values are from -1 to 1
+SIDE = 257  # largest side of the image that builds a model; the weights do not depend on it
+PIXEL = 127.5  # a photo's values are pixel / 127.5 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Program:
     """A training step or an inference.
 
     Attributes:
-        model: name in the registry; '' for a height and a width layer.
-        images: (batch, height, width, channels) of its input.
-        training: whether it computes gradients, of all weights and, of layers, of their input.
+        model: name in the registry; '' for an `AxialPair`.
+        images: shape of the input, (batch, height, width, channels).
+        training: whether it computes gradients: of all weights, and of the input of an `AxialPair`.
         recompute: see `ModelConfig`.
     """
 
@@ -113,7 +113,7 @@ QUICK = (
 
 
 def find_programs(names=(), quick=False):
-    """The `Program`s with some names, in their own order; all without names. Raises InputError for unknown names."""
+    """The `Program`s with these names, in the order of the list; by default all. Raises InputError for unknown ones."""
     programs = {program.name: program for program in (QUICK if quick else PROGRAMS)}
     for name in names:
         if name not in programs:
@@ -131,7 +131,7 @@ def write_list(folder, entries):
 
 
 def _layer(program):
-    """What a program runs, not built. In inference a model's batch norms are folded."""
+    """The layer or model of a program, not built. In inference its batch norms are folded."""
     norm = BatchNormConfig() if program.training else None
     if not program.model:
         channels = program.images[3]
@@ -141,7 +141,7 @@ def _layer(program):
 
 
 def multiply_adds(program):
-    """Multiply-adds of a program that its equations need; of a training step three times those of its forward pass."""
+    """Multiply-adds of a program by its equations; a training step counts three times its forward pass."""
     with tf.Graph().as_default() as graph:
         images = tf.compat.v1.placeholder(tf.float32, program.images)
         tf.autograph.experimental.do_not_convert(_layer(program))(images)
@@ -149,7 +149,7 @@ def multiply_adds(program):
 
 
 def write_program(folder, program):
-    """Writes the file of a `Program`: the outputs, or in training a loss and its gradients. Returns its entry."""
+    """Writes the file of a `Program`, which returns outputs, or a loss and its gradients. Returns its entry."""
     _, height, width, channels = program.images
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     layer = _layer(program)
@@ -169,9 +169,9 @@ def _write(folder, name, function, specs, variables=()):
     """Writes the program of a function of tensors. Returns its entry.
 
     Args:
-        folder, name: of the new file.
-        function, specs: see `compile.trace`.
-        variables: dict from names to variables, whose inputs the entry names.
+        folder, name: folder and name of the new file.
+        function, specs: see `tpu_compile.trace`.
+        variables: dict from names to variables. The entry gives these names to their inputs.
     """
     stage, captured = trace(function, specs, CPU)
     serialized = for_compiler(stage("hlo_serialized"))
@@ -201,10 +201,10 @@ def _shape(shape):
 
 
 def _fill(captured):
-    """How the values of a captured input are made: see `fill` in run.py."""
+    """The rule by which `fill` in run.py makes the values of a captured input."""
     if captured.dtype != tf.resource:
         return {"values": captured.numpy().tolist()}
-    kind = tf.dtypes.as_dtype(captured._handle_data.shape_and_type[0].dtype)  # the variable itself is not known here
+    kind = tf.dtypes.as_dtype(captured._handle_data.shape_and_type[0].dtype)  # only the handle is available here
     value = tf.raw_ops.ReadVariableOp(resource=captured, dtype=kind).numpy()
     if value.size and (value == value.flat[0]).all():
         return {"values": value.flat[0].item()}
@@ -215,7 +215,7 @@ def _fill(captured):
 
 
 def _stablehlo(serialized):
-    """Portable bytes of a serialised HLO module as StableHLO, which jax of twelve weeks earlier reads too."""
+    """A serialised HLO module as portable bytes of StableHLO, which jax of the last twelve weeks can read."""
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir import ir
@@ -228,25 +228,25 @@ def _stablehlo(serialized):
         return _jax.mlir.serialize_portable_artifact(module, version, False)
 
 
-# === A training ===
+# === A train step ===
 
 
 def write_training(folder, build, count):
-    """Writes the training step of a recipe, and batches that it is trained with. Returns its entry of programs.json.
+    """Writes the train step of a recipe, and batches for it. Returns the entry of programs.json.
 
-    The learning rate's number of steps is a variable of the program, so that one program serves trainings of any
-    length above its warm-up, which stays as long as the recipe has it.
+    The number of steps of the schedule is a variable of the program, so that a program serves trainings of any length
+    above the recipe's warm-up, whose length is fixed.
 
     Args:
-        folder: where to.
-        build: function of nothing that returns (task, training, optimizer).
+        folder: new folder for the files.
+        build: function without arguments that returns (task, training, optimizer).
         count: number of batches.
 
     Raises:
         InputError: the task is a detector's or a translator's, or the learning rate has no number of steps.
     """
     task, training, optimizer = build()
-    if task.counted:  # there is no photo, or half precision would move boxes
+    if task.counted:  # a translator has no photos, and half precision would move boxes
         raise InputError(f"{task.model.name}: the training of a detector or translator cannot be exported")
     schedule = optimizer.learning_rate
     if not hasattr(schedule, "steps"):
@@ -288,7 +288,7 @@ def write_training(folder, build, count):
         "multiply_adds": None,  # not counted
         "trains": {
             "names": names,
-            "losses": list(task.loss_names),  # the first outputs; the next one is the step that was not finite, or -1
+            "losses": list(task.loss_names),  # the first outputs; the next one is the number of the bad step, or -1
             "warmup": schedule.warmup,
             "batches": batches,
             "total_steps": total,
@@ -298,7 +298,7 @@ def write_training(folder, build, count):
 
 
 def _packed(name, value):
-    """A batch's array in a type that takes less room: photos in bytes, other numbers in float16 or small integers."""
+    """A batch's array in a smaller type: photos as bytes, other numbers as float16 or small integers."""
     if name == "image":
         return np.clip(np.round((value + 1) * PIXEL), 0, 255).astype(np.uint8)
     if value.dtype.kind == "f":
@@ -310,13 +310,13 @@ def _packed(name, value):
 
 
 class Export(Flags):
-    export = Flag(str, "new folder for programs, which another machine runs.", path=flags.NEW_FOLDER, needed=True)
-    programs = Flag(list, "names of programs, in place of all.", (), alone=("gin_file",))
+    export = Flag(str, "new folder for the programs, for another machine.", path=flags.NEW_FOLDER, needed=True)
+    programs = Flag(list, "names of programs; by default all.", (), alone=("gin_file",))
     quick = Flag(bool, "small programs.", False, alone=("gin_file",))
-    gin_file = flags.GIN_FILE.but(meaning="the recipe whose training step is exported.")
+    gin_file = flags.GIN_FILE.but(meaning="recipe whose train step is exported.")
     gin_binding = flags.GIN_BINDING.but(needs="gin_file")
     data_dir = flags.DATA_DIR.but(needs="gin_file")
-    batches = Flag(int, "of photos that are written for a training.", 64, least=1, most=2**16, needs="gin_file")
+    batches = Flag(int, "number of batches to write for a training.", 64, least=1, most=2**16, needs="gin_file")
 
 
 def _main(given):
@@ -336,7 +336,7 @@ def _main(given):
     for i, (name, write, what) in enumerate(tasks):
         with working(f"{name}: {i + 1} of {len(tasks)}, lowering"):
             entries.append(entry := alone(write, folder, what))
-        write_list(folder, entries)  # after each, as all of them take long
+        write_list(folder, entries)  # after each program, because all of them take long
         size = os.path.getsize(os.path.join(folder, entry["file"])) / 2**20
         say(f"{entry['name']}: {counted(len(entry['inputs']), 'input')}, {size:.2f} MiB")
     say(f"on a machine with a GPU and jax: python {folder}/{SCRIPT} --help")

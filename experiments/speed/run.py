@@ -1,19 +1,18 @@
-"""Times the programs beside this file on a GPU, or trains one of them. It needs jax and numpy, and nothing else.
+"""Times the programs in this file's folder on a GPU, or trains one of them. It needs only jax and numpy.
 
-gpu.py --export=FOLDER has written the programs and this file.
+gpu.py --export=FOLDER writes the programs and this file.
 
     python run.py time --csv=times.csv                  a line for each program, the most important first
     python run.py time --programs=pair_65x129,axial_deeplab_s_train_1 --budget=120
     python run.py train NAME --minutes=10 --weights=weights.safetensors --csv=losses.csv
 
-`time` compiles several programs at once, for at most three quarters of --budget, and then times those that are ready. A
-program that does not compile or needs too much memory has a line that says so. --cache=FOLDER keeps what was compiled
+`time` compiles several programs at once, for at most three quarters of --budget, and then times the programs that are
+ready. A line names each program that does not compile or needs too much memory. --cache=FOLDER keeps compiled programs
 for the next call.
 
-`train` measures the seconds of a step and sets the number of steps, which the program's learning rate depends on, to
-what the minutes allow. They begin when the program is compiled. The steps must be more than those of the recipe's
-warm-up. The batches are those of NAME.batches.npz, each as often as the others, in an order that is drawn anew each
-time.
+`train` measures the time of a step and chooses as many steps as the minutes allow, after compilation. The learning rate
+depends on the number of steps, which must exceed the recipe's warm-up. The batches come from NAME.batches.npz, in a new
+random order in each epoch.
 """
 
 import argparse
@@ -34,12 +33,12 @@ import jax.export
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-COMPILING = 0.75  # share of the budget
-ROUNDS, SECONDS = 5, 0.5  # of a program: rounds, and about so long each
-MOST = 50  # steps of a round
-THREADS = 4  # programs that compile at once
-REPORT = 100  # steps between two lines of a training, or fewer in a short one
-LATE = 1.2  # times its minutes a training ends, whatever its steps
+COMPILING = 0.75  # fraction of the budget for compilation
+ROUNDS, SECONDS = 5, 0.5  # rounds of a program, and the approximate length of each
+MOST = 50  # largest number of steps in a round
+THREADS = 4  # programs that compile at the same time
+REPORT = 100  # steps between two lines of a training, at most
+LATE = 1.2  # a training ends after this multiple of its minutes, whatever its steps
 GIB = 2**30
 COLUMNS = (
     *("program", "ms", "least_ms", "compile_s", "memory_gib", "temporary_gib", "peak_gib", "of_bandwidth"),
@@ -51,16 +50,16 @@ COLUMNS = (
 
 
 def read_programs(folder):
-    """dict from names to what programs.json says of them."""
+    """dict from names of programs to their entries in programs.json."""
     with open(os.path.join(folder, "programs.json")) as file:
         return {program["name"]: program for program in json.load(file)["programs"]}
 
 
 def compile_program(folder, program):
-    """(the compiled program, seconds that it took). A variable's memory holds its next value too.
+    """(compiled program, seconds of compilation). A variable and its next value share their memory.
 
-    jax has no function for StableHLO that others have written. So a function of the same inputs and outputs is
-    exported, and the program takes the place of its own.
+    jax has no function that loads foreign StableHLO. So this exports a function with the same inputs and outputs, and
+    replaces its module by the program's.
     """
     started = time.monotonic()
     with lzma.open(os.path.join(folder, program["file"])) as file:
@@ -82,7 +81,7 @@ def compile_program(folder, program):
 
 
 def fill(given, generator):
-    """The array of an input: its values, one value, or normal numbers of its mean and deviation."""
+    """The array of an input: its values, a constant, or normal random numbers with its mean and deviation."""
     shape, dtype, how = given["shape"], jax.numpy.dtype(given["dtype"]), given["fill"]
     if "normal" in how:
         return generator.normal(*how["normal"], shape).astype(dtype)
@@ -90,7 +89,7 @@ def fill(given, generator):
 
 
 def next_inputs(program, inputs, outputs):
-    """The inputs of the next call, with the variables as this call left them."""
+    """The inputs of the next call, with the updated variables."""
     indices = [given["output"] for given in program["inputs"]]
     return [value if index is None else outputs[index] for value, index in zip(inputs, indices)]
 
@@ -99,7 +98,7 @@ def next_inputs(program, inputs, outputs):
 
 
 def measure_limits(device):
-    """(bytes a second, multiply-adds a second) that a device reaches, by one large array and two large matrices."""
+    """(bytes / s, multiply-adds / s) that a device reaches, on a large array and on a product of large matrices."""
     side, count = (256, 2**20) if device.platform == "cpu" else (8192, 2**28)
     array = jax.numpy.zeros([count], "float32")
     matrix = jax.random.normal(jax.random.key(0), [side, side], "bfloat16")
@@ -115,7 +114,7 @@ def measure_limits(device):
 
 
 def measure(program, compiled, until):
-    """dict of ms, memory and finiteness of a compiled program, in no more rounds than end before `until`."""
+    """dict of time, memory and finiteness of a compiled program. No round begins after `until`."""
     generator = np.random.default_rng(0)
     inputs = [jax.device_put(fill(given, generator)) for given in program["inputs"]]
     outputs = None
@@ -148,13 +147,13 @@ def measure(program, compiled, until):
 
 
 def time_programs(folder, programs, budget, path=None):
-    """Prints a line for each program and writes them to a CSV. Returns the rows.
+    """Times programs, prints a line for each, and writes them to a CSV file. Returns the rows.
 
     Args:
-        folder: of programs.json.
-        programs: dict from names to what programs.json says of them.
-        budget: seconds for all of it.
-        path: of the CSV; None for none.
+        folder: folder of programs.json.
+        programs: dict from names to entries of programs.json.
+        budget: seconds for compilation and timing.
+        path: path of the CSV file; None for none.
     """
     until = time.monotonic() + budget
     device = jax.devices()[0]
@@ -166,7 +165,7 @@ def time_programs(folder, programs, budget, path=None):
     tasks = {name: compiling.submit(compile_program, folder, program) for name, program in programs.items()}
     concurrent.futures.wait(tasks.values(), timeout=COMPILING * budget)
     for task in tasks.values():
-        task.cancel()  # those that have not begun
+        task.cancel()  # has no effect on programs that are compiling
     for name, task in tasks.items():
         beside = sum(other.running() for other in tasks.values())
         row = dict.fromkeys(COLUMNS) | {"program": name, "compiling_beside": beside} | about
@@ -180,9 +179,9 @@ def time_programs(folder, programs, budget, path=None):
             row["of_bandwidth"] = row["gigabytes"] and 1e12 * row["gigabytes"] / row["ms"] / bandwidth
             row["of_products"] = row["giga_multiply_adds"] and 1e12 * row["giga_multiply_adds"] / row["ms"] / products
             row["peak_gib"] = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / GIB or None
-        except Exception as error:  # out of memory or refused by the compiler: the others go on
+        except Exception as error:  # out of memory or refused by the compiler: go on with the others
             row["failed"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        tasks[name] = concurrent.futures.Future()  # frees the program
+        tasks[name] = concurrent.futures.Future()  # frees the memory of the program
         rows.append(row)
         say(shown(row))
         if path:
@@ -191,7 +190,7 @@ def time_programs(folder, programs, budget, path=None):
 
 
 def shown(row):
-    """A line on a row. A share that is not known is '-'."""
+    """A row as a line of text. An unknown fraction is '-'."""
     if row["failed"]:
         return f"{row['program']}: {row['failed']}"
     bandwidth, products = (f"{row[x]:.1%}" if row[x] else "-" for x in ("of_bandwidth", "of_products"))
@@ -205,7 +204,7 @@ def shown(row):
 
 
 def write_rows(path, header, rows):
-    """Writes a CSV of dicts, which is there whole or not at all."""
+    """Writes a CSV file of dicts. The file appears whole or not at all."""
     with open(f"{path}.part", "w", newline="") as file:
         writer = csv.DictWriter(file, header)
         writer.writeheader()
@@ -220,7 +219,7 @@ say = functools.partial(print, flush=True)
 
 
 def read_batches(folder, program):
-    """A list of batches, each a list of packed arrays in the order of the program's inputs, and how they unpack."""
+    """(list of batches, function that unpacks a batch). A batch is a list of arrays in the order of the inputs."""
     names = program["trains"]["names"]
     with np.load(os.path.join(folder, program["trains"]["batches"])) as file:
         arrays = {key: file[key] for key in file.files}
@@ -241,18 +240,18 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
     """Trains an exported step. Writes the weights as safetensors, and the losses as a CSV.
 
     Args:
-        folder: of programs.json.
-        name: of a program with a training.
-        minutes: of training; compiling and reading come before.
-        steps: in place of minutes.
-        path: of the new .safetensors file.
-        csv_path: of the losses, a row of means every `REPORT` steps or more often; None for none.
+        folder: folder of programs.json.
+        name: name of an exported train step.
+        minutes: minutes of training, without compilation and reading.
+        steps: number of steps, in place of minutes.
+        path: path of the new .safetensors file.
+        csv_path: path of a CSV file for the mean losses of every `REPORT` steps or fewer; None for none.
 
     Returns:
-        the rows of the losses.
+        list of dicts, the rows of the losses.
 
     Raises:
-        SystemExit: a loss or a gradient is not finite, or there are no more steps than the warm-up has.
+        SystemExit: a loss or gradient is not finite, or the steps do not exceed the warm-up.
     """
     program = read_programs(folder)[name]
     about, generator = program["trains"], np.random.default_rng(0)
@@ -265,7 +264,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
     started = time.monotonic()
 
     def run(count):
-        """Takes steps. Returns the seconds of one."""
+        """Runs steps. Returns the mean seconds of a step."""
         nonlocal state, done, order
         begun = time.monotonic()
         for _ in range(count):
@@ -297,7 +296,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
         say(" ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()))
         if csv_path:
             write_rows(csv_path, ("step", "seconds", *losses), rows)
-        if bad_step >= 0 or not np.isfinite(means).all():  # from a bad step on the program changes nothing
+        if bad_step >= 0 or not np.isfinite(means).all():  # the program changes nothing after a bad step
             what = f"a loss or a gradient is not finite after {bad_step if bad_step >= 0 else done} steps"
             raise SystemExit(f"{name}: {what}; no weights are written")
     write_weights(path, program, state)
@@ -306,7 +305,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
 
 
 def write_weights(path, program, state):
-    """Writes the weights as a safetensors file of axial: a JSON header and the numbers."""
+    """Writes the weights as a safetensors file that axial reads: a JSON header, then the arrays."""
     given = program["inputs"][len(program["trains"]["names"]) :]
     named = sorted((x["weight"], np.asarray(value, "<f4")) for x, value in zip(given, state) if x["weight"])
     digest, header, at = hashlib.sha256(), {}, 0
@@ -329,22 +328,22 @@ def write_weights(path, program, state):
 
 
 def main():
-    """Runs the command. It exits with code 2 for wrong arguments, and with code 1 if no program could be timed."""
+    """Runs the command. Exit code 2 means wrong arguments, and 1 that no program could be timed."""
     about, usage = __doc__.split("\n\n", 1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, epilog=usage, formatter_class=raw)
     verbs = parser.add_subparsers(dest="verb", required=True)
     timing, training = verbs.add_parser("time", help="times programs"), verbs.add_parser("train", help="trains one")
-    timing.add_argument("--programs", help="names, with commas between them; all by default")
-    timing.add_argument("--budget", type=float, default=270, help="seconds for all of it")
+    timing.add_argument("--programs", help="names, separated by commas; by default all")
+    timing.add_argument("--budget", type=float, default=270, help="seconds for compilation and timing")
     training.add_argument("programs", metavar="name")
     length = training.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=float, help="of training, after compiling")
-    length.add_argument("--steps", type=int, help="in place of minutes")
-    training.add_argument("--weights", required=True, help="new file.safetensors")
+    length.add_argument("--minutes", type=float, help="length of the training, without compilation")
+    length.add_argument("--steps", type=int, help="number of steps, in place of --minutes")
+    training.add_argument("--weights", required=True, help="new .safetensors file")
     for verb in (timing, training):
-        verb.add_argument("--csv", help="file for the rows")
-        verb.add_argument("--cache", help="folder of compiled programs")
+        verb.add_argument("--csv", help="CSV file for the rows")
+        verb.add_argument("--cache", help="folder that keeps compiled programs")
     given, programs = parser.parse_args(), read_programs(HERE)
     fitting = [name for name in programs if given.verb == "time" or "trains" in programs[name]]
     names = given.programs.split(",") if given.programs else fitting
@@ -352,7 +351,7 @@ def main():
         parser.error(f"{name}: no such program to {given.verb}: {', '.join(fitting) or 'none is here'}")
     if given.verb == "train" and os.path.lexists(given.weights):
         parser.error(f"{given.weights}: exists; it is never overwritten, choose another")
-    jax.config.update("jax_enable_x64", True)  # the numbers of a step are int64
+    jax.config.update("jax_enable_x64", True)  # step numbers are int64
     if given.cache:
         jax.config.update("jax_compilation_cache_dir", given.cache)
     if given.verb == "time":
@@ -365,4 +364,4 @@ def main():
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a thread may still be compiling, which nothing else can end
+    os._exit(code)  # ends threads that may still be compiling

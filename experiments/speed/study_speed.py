@@ -1,7 +1,7 @@
-"""Seconds and memory of the spatial-attention study's mechanisms, against a 3x3 convolution and the naive forms.
+"""Time and memory of the spatial-attention study's mechanisms, compared with a 3x3 convolution and naive forms.
 
-A naive form is what an equation says, with every intermediate in memory: the relative position of every pair for
-attention, four masked gathers a tap for deformable convolution. `benchmark` says how time and memory are measured.
+A naive form follows the equation and keeps every intermediate tensor in memory: for attention the relative position of
+every pair, for deformable convolution four masked gathers for each tap. `benchmark` describes the measurements.
 """
 
 import functools
@@ -22,12 +22,12 @@ MAPS = {  # images, height, width, channels
     "conv5": (1, 25, 42, 512),
     "segmentation": (1, 96, 96, 512),
 }
-# Forms that are timed at conv4 and conv5. The naive attention runs at conv5 alone: at conv4 it needs 18 GB.
+# Forms that are timed at conv4 and conv5. The naive attention runs only at conv5: at conv4 it needs 18 GB.
 FORMS = ("conv3x3", "1111", "0110", "0010", "deformable", "deformable_hat", "deformable_naive", "dynamic")
 
 
 class NaiveAttention(GeneralizedAttention):
-    """Setting 1111 of `GeneralizedAttention` with the relative position of every pair in memory.
+    """Attention type 1111 of `GeneralizedAttention`, with the relative position of every pair in memory.
 
     Letters of the shapes: q queries, k keys, m heads, d channels of a head.
     """
@@ -39,7 +39,7 @@ class NaiveAttention(GeneralizedAttention):
         return tf.stack([self._attend(image, *codes) for image in tf.unstack(x)])
 
     def _codes(self, side, kernel):
-        """[side, side, m, d]: the projected code of each pair of an axis."""
+        """[side, side, m, d]: the projected encoding of each pair along an axis."""
         code = tf.constant(encode(np.arange(1 - side, side), kernel.shape[0], self.wavelength) * 2**-0.5, kernel.dtype)
         pairs = np.arange(side)[:, None] - np.arange(side) + side - 1
         return tf.reshape(tf.gather(code @ kernel, pairs), [side, side, self.heads, self.depth])
@@ -59,7 +59,7 @@ class NaiveAttention(GeneralizedAttention):
 
 
 class NaiveDeformableConv(DeformableConv):
-    """`DeformableConv` by a gather of each neighbour of each tap, with a mask for those outside the map."""
+    """`DeformableConv` as a gather of each neighbour of each tap, with a mask for neighbours outside the map."""
 
     def call(self, x, training=False):
         """The convolution of x, without batch norm and ReLU."""
@@ -84,7 +84,7 @@ class NaiveDeformableConv(DeformableConv):
 
 
 def make_layer(form, channels):
-    """The layer of a form, not built yet: of `FORMS`, any setting, or 'naive_1111'."""
+    """The layer of a form, not built: one of `FORMS`, an attention type, or 'naive_1111'."""
     if form == "naive_1111":
         return NaiveAttention("1111", HEADS, **VISION)
     if form == "conv3x3":
@@ -98,27 +98,27 @@ def make_layer(form, channels):
 
 
 def make_step(map_name, training, form):
-    """A function without arguments that runs one step of a form and waits for its end.
+    """A function without arguments that runs one step of a form and waits for the result.
 
     Args:
-        map_name: of `MAPS`.
-        training: whether the step also computes every gradient.
+        map_name: key of `MAPS`.
+        training: whether the step also computes all gradients.
         form: see `make_layer`.
     """
     x = tf.random.stateless_normal(MAPS[map_name], [0, 0])
     layer = make_layer(form, x.shape[3])
     layer.build(x.shape) if form.startswith("naive_") else layer(x[:, :9, :9])
     for weight in layer.weights:
-        if "offset" in weight.name:  # as after some training: samples between the pixels
+        if "offset" in weight.name:  # samples lie between pixels, as after some training
             weight.assign(tf.random.stateless_normal(weight.shape, [0, 1], stddev=0.02))
     return training_step(layer, x) if training else inference_step(layer, x)
 
 
 def benchmark():
-    """(works, ratios) of every form at conv4 and conv5, forward and in training; see `benchmark.benchmark`.
+    """(works, ratios) of every form at conv4 and conv5, in inference and training; see `benchmark.benchmark`.
 
-    Ratios are over the 3x3 convolution, and of the naive forms over ours. Also the peak memory of a training step of
-    each setting.
+    Ratios compare each form with the 3x3 convolution, and naive forms with ours. `works` also has the peak memory of a
+    training step for each attention type.
     """
     works, ratios = {}, {}
     for map_name in ("conv4", "conv5"):

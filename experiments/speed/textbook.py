@@ -1,7 +1,7 @@
-"""Axial attention with its batch norms as the paper writes them. benchmark.py compares our form with it.
+"""Axial attention with batch norms as in the paper, for comparison with our form.
 
-This form makes every L x L map of logits and normalises it by its own mean and variance. It is plain, so it is slow and
-needs much memory. Tests and the benchmark use it; no model does.
+This form computes every L x L map of logits and normalises it by its mean and variance, which is slow and needs much
+memory. Only tests and benchmark.py use it.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from axial.layers.masking import hide
 
 
 class TextbookAttention(AxialAttention):
-    """The textbook form of `AxialAttention`, with the same weights and moving statistics. It runs on one replica only.
+    """The textbook form of `AxialAttention`, with the same weights and moving statistics, for a single replica.
 
     Letters of the shapes: B lines, H heads, L queries, M keys, D key channels, E value channels.
     """
@@ -42,7 +42,7 @@ class TextbookAttention(AxialAttention):
         return tf.transpose(y, [0, 2, 1, 3]) if axis == "height" else y
 
     def _normalize_maps(self, maps, visible, training):
-        """Applies the batch norm of each term and head to maps [terms, B, H, L, M], over their visible pairs."""
+        """Applies the batch norm of each term and head to maps [terms, B, H, L, M]; statistics are of visible pairs."""
         norm = self.logit_norm
         mean, variance = (s[:, None, :, None, None] for s in (norm.moving_mean, norm.moving_variance))
         if training:

@@ -1,6 +1,6 @@
-"""Attention by content alone with jax's flash attention kernel: what position-sensitivity is compared with on a TPU.
+"""Attention by content alone, with jax's flash attention kernel: the TPU baseline for position-sensitive attention.
 
-It needs the extra `kernel`. layers.py compiles it. Where there is no TPU it is two matrix products.
+It needs the extra `kernel`. layers.py compiles it. Without a TPU it is two matrix products.
 """
 
 import functools
@@ -22,11 +22,11 @@ LANES = 128
 class FlashAttention(keras.layers.Layer):
     """Content attention along the width: projection, batch norm, flash attention, batch norm.
 
-    The projection has the channels of `AxialAttention`'s. The kernel wants keys as deep as values, and whole tiles: so
-    zeros fill them up, and what fills up a line is a segment of its own.
+    The projection has as many channels as in `AxialAttention`. The kernel requires keys as deep as values, and whole
+    tiles: zeros pad them, and a separate segment id marks the padding of a line.
 
     Args:
-        key_channels, value_channels: of all heads together.
+        key_channels, value_channels: channels of all heads together.
         heads: number of heads.
         norm: `BatchNormConfig`.
 
@@ -63,7 +63,7 @@ class FlashAttention(keras.layers.Layer):
 
 
 def _attend(length, q, k, v):
-    """Flash attention of [N, H, M, D] over the first `length` of M positions, each line and head in one program."""
+    """Flash attention of [N, H, M, D] over the first `length` of M positions; a program has one line and head."""
     lines, _, most = q.shape[:3]
     sizes = {"block_b": 1} | {name: most for name in BlockSizes.__dataclass_fields__ if name != "block_b"}
     segments = jnp.broadcast_to(jnp.arange(most) >= length, [lines, most]).astype(jnp.int32)

@@ -1,8 +1,8 @@
-"""Reads an optimised program of XLA: the cycles, bytes and products of each part of a model.
+"""Reads the cycles, bytes and products of each part of a model from an optimised XLA program.
 
-A program is an `HloModuleProto`. The estimated cycles are the compiler's. Bytes and products are counted here, from the
-shapes. An operation reads each operand once and writes its result once; results in the core's own memory cost nothing.
-A kernel's products are not in the program.
+A program is an `HloModuleProto`. The compiler estimates the cycles. This module counts bytes and products from the
+shapes. It assumes that an op reads each operand once and writes its result once, and that results in the core's own
+memory cost nothing. A program does not contain the products of its kernels.
 """
 
 import collections
@@ -20,18 +20,18 @@ from axial.analysis.parts import REST, part_of
 
 KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
 BITS = {"PRED": 8, "BF16": 16, "TOKEN": 0, "OPAQUE_TYPE": 0}
-IOTA = 92  # field of an instruction's groups of devices, an `IotaReplicaGroupListProto`; newer than TensorFlow's schema
-# Operations that move nothing: names for parts of other results.
+IOTA = 92  # an instruction's field for an `IotaReplicaGroupListProto`, which TensorFlow's schema does not have yet
+# Ops that move no data: they name parts of other results.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
 
 
 class Cost(typing.NamedTuple):
-    """What operations cost.
+    """Cost of ops.
 
     Attributes:
-        cycles: estimated by the compiler.
-        bytes: read from memory and written to it.
+        cycles: the compiler's estimate.
+        bytes: bytes that are read from memory and written to it.
         products: multiply-adds of convolutions and matrix products.
     """
 
@@ -44,7 +44,7 @@ class Cost(typing.NamedTuple):
 
 
 def arrays(shape):
-    """[`ShapeProto`] of the arrays of a result, those of tuples within tuples too."""
+    """List of the `ShapeProto`s of a result's arrays, including arrays in nested tuples."""
     if shape.element_type != xla_data_pb2.TUPLE:
         return [shape]
     return [array for each in shape.tuple_shapes for array in arrays(each)]
@@ -62,7 +62,7 @@ def real_bytes(shape):
 
 
 def tiled_bytes(shape):
-    """Bytes of an array's whole tiles."""
+    """Bytes of an array with its padding to whole tiles."""
     sides = [shape.dimensions[axis] for axis in shape.layout.minor_to_major] or list(shape.dimensions)
     tile = shape.layout.tiles[0].dimensions if shape.layout.tiles else ()
     for index, side in enumerate(reversed(tile[: len(sides)])):
@@ -71,12 +71,12 @@ def tiled_bytes(shape):
 
 
 def _size(shapes):
-    """Bytes of the arrays that lie in memory, not in the core's own."""
+    """Bytes of the arrays that lie in main memory, not in the core's own memory."""
     return sum(tiled_bytes(shape) for shape in shapes if not shape.layout.memory_space)
 
 
 def _said(instruction, name):
-    """A number in what the compiler has decided for an instruction; 0 if it is not there."""
+    """A number from the compiler's backend config of an instruction; 0 if it is absent."""
     match = re.search(rf'"{name}":"(\d+)"'.encode(), instruction.backend_config)
     return int(match[1]) if match else 0
 
@@ -87,18 +87,17 @@ def _said(instruction, name):
 def costs(program, kernels=None):
     """(`Cost` by opcode, `Cost` by part) of a run of a program, most expensive first.
 
-    A loop's body counts once for each iteration. An operation without a part inherits the part of an operand, else of a
-    consumer.
+    A loop's body counts once for each iteration. An op without a part inherits its operands' part, else its consumers'.
 
     Args:
-        program: `HloModuleProto`, optimised.
-        kernels: cycles of the Pallas kernels by the names of their instructions; the compiler estimates none for them.
+        program: optimised `HloModuleProto`.
+        kernels: dict from names of instructions to the cycles of Pallas kernels, which the compiler does not estimate.
     """
     bodies = {computation.id: computation.instructions for computation in program.computations}
     tables = [collections.defaultdict(lambda: np.zeros(3, np.int64)) for _ in range(2)]
 
     def add(computation, turns, inherited):
-        """Adds what `turns` runs of a computation cost. What has no part is of the part `inherited`."""
+        """Adds the cost of `turns` runs of a computation. Ops without a part belong to the part `inherited`."""
         body = bodies[computation]
         fused = {i.id: bodies[i.called_computation_ids[0]] if i.opcode == "fusion" else () for i in body}
         parts, shapes = _parts(body, fused, inherited), _shapes(body)
@@ -128,12 +127,12 @@ def _shapes(body):
 
 
 def _parts(body, fused, inherited):
-    """dict from the ids of instructions to their parts; `fused` has the instructions of each fusion."""
+    """dict from the ids of instructions to their parts. `fused` has the instructions inside each fusion."""
     parts, readers = {}, collections.defaultdict(list)
     for i in body:
         part = part_of(i.metadata.op_name, sub=True)
         if part == REST:
-            # Equal constants of all parts are one, with the name of any of them.
+            # XLA merges equal constants of different parts under one of their names.
             inner = [each for each in fused[i.id] if each.opcode not in FREE]
             named = collections.Counter(part_of(each.metadata.op_name, sub=True) for each in inner)
             del named[REST]
@@ -149,11 +148,11 @@ def _parts(body, fused, inherited):
 
 
 def _cost(instruction, shapes, inner, kernels):
-    """(cycles, bytes, products) of an instruction without the computations that it calls.
+    """(cycles, bytes, products) of an instruction, without the computations that it calls.
 
     Args:
-        instruction: of the program.
-        shapes: dict from ids of its computation's instructions to their arrays.
+        instruction: instruction of the program.
+        shapes: dict from the ids of its computation's instructions to the arrays of their results.
         inner: instructions of a fusion.
         kernels: see `costs`.
     """
@@ -167,9 +166,9 @@ def _cost(instruction, shapes, inner, kernels):
 
 
 def _turns(condition):
-    """Iterations of a loop: the number that its condition compares the counter with, or 1 where the chip computes it.
+    """Iterations of a loop: the constant that its condition compares the counter with, or 1 if the chip computes it.
 
-    A counter starts at 0 and grows by 1. libtpu's program does not say XLA's known_trip_count.
+    A counter starts at 0 and grows by 1. libtpu's program does not contain XLA's known_trip_count.
     """
     limits = {i.id: (*i.literal.s32s, *i.literal.u32s, *i.literal.s64s) for i in condition if i.opcode == "constant"}
     tests = [i.operand_ids[1] for i in condition if i.opcode == "compare" and i.comparison_direction == "LT"]
@@ -177,12 +176,12 @@ def _turns(condition):
 
 
 def _moved(instruction, shapes, inner):
-    """Bytes that an instruction reads and writes. Of an operand that it only cuts pieces from, the pieces count.
+    """Bytes that an instruction reads and writes. If it only slices an operand, only the slices count.
 
     Args: see `_cost`.
     """
     result = arrays(instruction.shape)
-    if instruction.opcode.endswith("-start"):  # (result, operand, ...) or the like: one of them lies in memory
+    if instruction.opcode.endswith("-start"):  # one of (result, operand, ...) lies in main memory
         return _size(result[:2])
     parameters = {i.id: i.parameter_number for i in inner if i.opcode == "parameter"}
     pieces, written = _pieces(inner, parameters), _size(result)
@@ -200,7 +199,7 @@ def _moved(instruction, shapes, inner):
 
 
 def _pieces(inner, parameters):
-    """dict from numbers of a fusion's parameters to the bytes that it reads of them, if it only cuts pieces."""
+    """dict from the numbers of the parameters that a fusion only slices to the bytes that it reads of them."""
     readers = collections.defaultdict(list)
     for i in inner:
         for id in i.operand_ids:
@@ -216,7 +215,7 @@ def _pieces(inner, parameters):
 
 
 def products(instruction, shapes):
-    """Multiply-adds of a convolution or a matrix product, as XLA's HloCostAnalysis counts them; 0 of anything else."""
+    """Multiply-adds of a convolution or matrix product, as in XLA's HloCostAnalysis; 0 for other ops."""
     if instruction.opcode not in ("convolution", "dot"):
         return 0
     left, right = (shapes[id][0].dimensions for id in instruction.operand_ids)
@@ -243,7 +242,7 @@ def products(instruction, shapes):
 
 @functools.cache
 def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilation):
-    """Pairs of an output position and a kernel position, along an axis, that meet a pixel of the image."""
+    """Number of pairs of output and kernel positions along an axis that fall on a pixel of the image."""
     x = np.arange(output)[:, None] * stride + np.arange(kernel) * kernel_dilation - pad
     return int(np.sum((x >= 0) & (x <= (image - 1) * image_dilation) & (x % image_dilation == 0)))
 
@@ -252,22 +251,22 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
 
 
 def all_reduces(program, partitions=1):
-    """Bytes of the result of each all-reduce of a program over more than the `partitions` devices of a replica."""
+    """Bytes of the result of each all-reduce that crosses replicas of `partitions` devices, as a list."""
     sums = [i for c in program.computations for i in c.instructions if i.opcode in ("all-reduce", "all-reduce-start")]
     return [sum(map(real_bytes, arrays(i.shape))) for i in sums if not _is_inside_replicas(i, partitions)]
 
 
 def _is_inside_replicas(instruction, partitions):
-    """Whether an all-reduce sums over devices of one replica at a time, which have `partitions` numbers in a row.
+    """Whether an all-reduce sums only within replicas. A replica has `partitions` devices with successive numbers.
 
-    Groups are of devices where the instruction has use_global_device_ids, and otherwise of replicas.
+    The groups of an instruction list devices if it has use_global_device_ids, and replicas otherwise.
     """
     groups = _groups(instruction) if instruction.use_global_device_ids else []
     return bool(groups) and all(len({device // partitions for device in group}) == 1 for group in groups)
 
 
 def _groups(instruction):
-    """[[number]] of an all-reduce; empty where it sums over all."""
+    """The groups of an all-reduce, lists of numbers; empty if it sums over all."""
     listed = instruction.collective_device_list
     cuts = [listed.iota_replica_group_list] if listed.HasField("iota_replica_group_list") else []
     fields = unknown_fields.UnknownFieldSet(instruction)
@@ -280,7 +279,7 @@ def _groups(instruction):
 
 
 def padding_share(program):
-    """Share of padding in the bytes of the first array of all instructions' tiled results, those in fusions too."""
+    """Fraction of padding in the bytes of all instructions' results. Of a tuple, only the first array counts."""
     real = padded = 0
     for shape in (arrays(i.shape)[0] for c in program.computations for i in c.instructions if arrays(i.shape)):
         if shape.layout.tiles and len(shape.dimensions) > 1:
@@ -289,10 +288,10 @@ def padding_share(program):
 
 
 def custom_calls(program):
-    """The instructions of a program that call routines which XLA does not generate itself."""
+    """The instructions of a program that call routines from outside XLA."""
     return [i for c in program.computations for i in c.instructions if i.opcode == "custom-call"]
 
 
 def parse(serialised):
-    """`HloModuleProto` of its bytes."""
+    """The `HloModuleProto` of serialised bytes."""
     return hlo_pb2.HloModuleProto.FromString(serialised)

@@ -1,6 +1,6 @@
 """Compiles a training step of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
 
-%s --layer=258x65       our layer of rows x length, beside the textbook's form and attention without positions
+%s --layer=258x65       our layer on rows x length, the textbook's form, and attention without positions
 %s                      each mechanism of the spatial-attention study, at the size of a detector's conv4
 """
 
@@ -27,9 +27,9 @@ SLICE = tpu_compile.DEFAULT_SLICE
 
 
 def _axial_layers(rows, length):
-    """The forms of --layer with 512 channels and 8 heads: textbook, XLA, kernels, content alone by a kernel.
+    """Yields (name, layer, input shape) for the forms of --layer, with 512 channels and 8 heads.
 
-    All but the last have Axial-DeepLab's span. Yields (name, layer, shape of its input).
+    All forms but 'content alone' have Axial-DeepLab's span.
     """
     shape = rows, 1, length, 512
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
@@ -41,14 +41,14 @@ def _axial_layers(rows, length):
 
 
 def _study_layers():
-    """A 3x3 convolution and every mechanism of the spatial-attention study at the size of conv4."""
+    """Yields the same for a 3x3 convolution and every mechanism of the study, at the size of conv4."""
     shape = study_speed.MAPS["conv4"]
     for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
         yield form, study_speed.make_layer(form, shape[3]), shape
 
 
 def layer_step(layer, shape):
-    """(function, specs) of a layer's gradients, of its input and of its weights."""
+    """(function, specs) of the gradients of a layer's input and weights."""
     layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
 
     train = training_function(layer)
@@ -58,13 +58,13 @@ def layer_step(layer, shape):
 class Layers(Flags):
     layer = Flag(
         str,
-        "rows x length of our layer, in place of the study's, like 258x65.",
+        "rows x length of the axial layer to compile in place of the study's, like 258x65.",
         read=matched(r"([1-9]\d*)x([1-9]\d*)", "rows x length, like 258x65"),
     )
 
 
 def _main(given):
-    """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each."""
+    """Compiles a bfloat16 training step of each layer with all optimisations, and prints a line for each layer."""
     check_installed("the TPU's compiler wants", "analysis", "jax", "libtpu")
     say("compiling layers with the TPU's own compiler: minutes", error=True)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")

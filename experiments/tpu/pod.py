@@ -1,16 +1,16 @@
-"""Predicts step time and efficiency of a recipe on 8 to 2048 cores from one compiled step, and says what binds.
+"""Predicts the step time and efficiency of a recipe on 8 to 2048 cores from a compiled step, and names the limit.
 
 %s --only=coco/axial_deeplab_s
 
-The model. Each core keeps its images, so that the batch grows with the slice. A step computes (the compiler's cycles
-over the clock), then sums its gradients and the statistics of its batch norms over all cores. Nothing of the sums is
-hidden behind the computing. A sum of B bytes over n chips takes
+The model. The batch of a core is constant, so the global batch grows with the slice. A step computes (the compiler's
+cycles / the clock), then all-reduces its gradients and the statistics of its batch norms over all cores. Computation
+and all-reduces do not overlap. An all-reduce of B bytes over n chips takes
 
     2 B (n - 1) / n / R + 2 h t,
 
-where R is the published all-reduce bandwidth of a chip (`NETWORKS`), h the hops across half of each axis of the
-torus, and t the time of a hop, which is an assumption. Cores of a chip sum first, at no cost. Meanwhile each host must
-prepare its images.
+where R is the published all-reduce bandwidth of a chip (`NETWORKS`), h the number of hops across half of each axis of
+the torus, and t the time of a hop, an assumption. The sum over the cores of a chip is free. In the time of a step, each
+host must prepare its images.
 """
 
 import math
@@ -24,11 +24,11 @@ from axial.errors import InputError
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say
 
-HOP = 1e-6  # seconds from one chip to the next in a sum: an assumption
+HOP = 1e-6  # seconds from one chip to the next in an all-reduce: an assumption
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-# Of each generation: bytes a second that a chip sends to its neighbours while all chips sum (the published all-reduce
-# bandwidth of a pod, divided by its chips, or half of the published bidirectional bandwidth), chips of a host, chips of
-# the largest slice, and the axes of its network. From the pages that `axial.chips` names.
+# For each generation: bytes / s that a chip sends in an all-reduce (the published all-reduce bandwidth of a pod / its
+# chips, or half of the published bidirectional bandwidth), chips of a host, chips of the largest slice, and axes of the
+# network. The sources are the pages that `axial.chips` names.
 NETWORKS = {
     "v3": (340e12 / 1024, 4, 1024, 2),
     "v4": (1.1e15 / 4096, 4, 4096, 3),
@@ -39,14 +39,14 @@ NETWORKS = {
 
 
 def predict(row):
-    """Predicted steps for `CORES`, as far as slices of the row's generation reach: dicts with times in seconds.
+    """Predicted steps for `CORES` up to the largest slice of the row's generation: dicts with times in seconds.
 
-    'compute' and 'reduce' are the times of computing and of the sums. 'host_images' are images a second that each host
-    must prepare. 'efficiency' is the share of the step in which the cores compute. 'paper' says whether the paper
-    trained on so many cores.
+    'compute' and 'reduce' are the times of computation and all-reduces. 'host_images' are the images / s that each host
+    must prepare. 'efficiency' is the fraction of the step in which the cores compute. 'paper' says whether the paper
+    trained on this number of cores.
 
     Args:
-        row: `tpu.Row` that fits, of a slice: a step on one device has no sums over the replicas.
+        row: `tpu.Row` that fits, of a slice with several devices: one device has no all-reduces.
     """
     generation, predictions = row.slice.partition(":")[0], []
     bandwidth, chips_per_host, most, axes = NETWORKS[generation]
@@ -65,14 +65,14 @@ def predict(row):
 
 
 class Pod(Flags):
-    csv = flags.CSV.but(meaning="table of compiled recipes; by default that of experiments/.", path=flags.IN_FILE)
-    only = Flag(str, "recipes whose names have this text.", "")
+    csv = flags.CSV.but(meaning="table of compiled recipes; by default experiments/tpu.csv.", path=flags.IN_FILE)
+    only = Flag(str, "text that the names of the recipes contain.", "")
 
 
 def _main(given):
     path = given.csv or os.path.join(experiments_dir(), "tpu.csv")
     table = tpu.read_table(path, tpu.Row).values()
-    # Rows of the largest batch have one device and no sums.
+    # Rows of the largest batch have one device and no all-reduces.
     rows = [row for row in table if given.only in row.leaf and row.fits and row.form not in tpu.LARGEST]
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {given.only!r} in its name; tpu.py --all makes them")

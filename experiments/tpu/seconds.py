@@ -1,10 +1,10 @@
-"""Measures the seconds in which each recipe's training step is traced and compiled, and counts its program (hours).
+"""Measures how long it takes to trace and compile each recipe's train step, and counts its instructions (hours).
 
 %s --csv=experiments/compile.csv --markdown=experiments/results/speed.md
-                        what the file has is kept; --only=coco/axial_deeplab_s takes minutes
+                        rows of the file are kept; --only=coco/axial_deeplab_s takes minutes
 
-The step is that of one device, with the recipe's batch shared by the cores of its paper. XLA compiles it for this CPU,
-in the forms that accelerators have, or the TPU's compiler for a chip, at its level O1 as in experiments/tpu.csv.
+The step is for one device, with the batch that a core has in the recipe's paper. XLA compiles it for this CPU, with
+the forms of accelerators, or the TPU's compiler for a chip, at level O1 as in experiments/tpu.csv.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from axial.io.write import write_block
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A training step of a recipe.
+    """A train step of a recipe, as measured.
 
     Attributes:
         leaf: gin file.
         compiler: `tpu_compile.CPU`, or `tpu_compile.DEFAULT_SLICE`.
-        batch: of the device.
-        instructions, computations: of the lowered module, before XLA optimises it.
-        tracing: seconds of a processor in which Python builds the graph, its gradients included.
-        compiling: seconds of a processor from the graph to the program, over all its threads.
-        wall: seconds that passed in both. Other work on the machine lengthens them.
-        gib: most memory of the processes that did it.
+        batch: batch of the device.
+        instructions, computations: size of the lowered module before optimisation.
+        tracing: CPU seconds in which Python builds the graph with its gradients.
+        compiling: CPU seconds of all threads from the graph to the program.
+        wall: wall-clock seconds of both, which depend on other load on the machine.
+        gib: peak memory of the processes.
     """
 
     leaf: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def markdown(rows):
-    """A table of rows, a dict as of `read`, as Markdown."""
+    """The rows of a dict from `tpu.read_table` as a Markdown table."""
     head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")
     cells = [
         (show.code(row.leaf), row.compiler, row.batch, f"{row.instructions:,}")
@@ -66,7 +66,7 @@ def measure(leaf, compiler):
     """The `Row` of a recipe's step.
 
     Raises:
-        InputError: the installed jax or libtpu is another than the compiler needs, or libtpu does not know the slice.
+        InputError: the compiler needs another version of jax or libtpu, or libtpu does not know the slice.
         MemoryError: the process was killed.
     """
     module, row = tpu_compile.alone(lower_recipe, leaf, compiler)
@@ -77,7 +77,7 @@ def measure(leaf, compiler):
 
 
 def lower_recipe(leaf, compiler):
-    """`lower` of a recipe's step."""
+    """Calls `lower` for a recipe's step."""
     app.silence_xla()
     with tpu.recipe_of(leaf, "recipe") as build:
         batch = max(build()[1].batch // tpu.cores(leaf), 1)
@@ -85,7 +85,7 @@ def lower_recipe(leaf, compiler):
 
 
 def lower(leaf, compiler, batch, step):
-    """(module for a TPU's compiler or None, `Row`) of a step, which is compiled here for a CPU.
+    """Traces a step, and compiles it for a CPU. Returns (module for a TPU's compiler, or None for a CPU, `Row`).
 
     Args:
         leaf, compiler, batch: see `Row`.
@@ -106,7 +106,7 @@ def lower(leaf, compiler, batch, step):
 
 
 def _compile(module, compiler):
-    """(seconds that pass, seconds of all cores, GiB of memory) that the TPU's compiler takes for a module."""
+    """(wall-clock seconds, CPU seconds, GiB) of the TPU's compiler for a module."""
     program = tpu_compile.compiler(module, compiler)
     started, processor = time.perf_counter(), time.process_time()
     program()
@@ -114,9 +114,9 @@ def _compile(module, compiler):
 
 
 class Seconds(Flags):
-    csv = flags.CSV.but(meaning="table of the seconds of recipes.", needed=True)
+    csv = flags.CSV.but(meaning="table of compile times.", needed=True)
     markdown = flags.MARKDOWN
-    only = Flag(str, "recipes whose names have this text.", "")
+    only = Flag(str, "text that the names of the recipes contain.", "")
 
 
 def _main(given):

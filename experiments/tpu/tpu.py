@@ -1,10 +1,10 @@
-"""Compiles steps with the TPU's own compiler, without a TPU: memory, estimated cycles, and what they go to.
+"""Compiles steps with the TPU's own compiler, without a TPU: memory, estimated cycles, and their breakdown.
 
 %s --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step
-%s --parts              and of each of its parts, beside the least that its bytes and products take
+%s --parts              the same for each part of the model, with a lower bound from its bytes and products
 %s --all --csv=F --markdown=F
-                        every published recipe for images on its slice (hours; what the file has is kept)
+                        every published recipe for images on its slice (hours; rows of the file are kept)
 """
 
 import contextlib
@@ -43,21 +43,21 @@ from axial.training.trainer import check_batch, check_loop
 
 report = functools.partial(say, error=True)
 
-# Cores that the recipes' papers trained on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
+# Cores of the papers' trainings. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
 # The spatial-attention study, Sec. 4.1: 8 GPUs.
 CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
-STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # names of the study's recipes begin with these
+STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # prefixes of the names of the study's recipes
 STUDY_CORES = 8
-# Classes of the recipes' data sets, and how many of them are things. Their names are in files of the data sets.
+# Number of classes and of things in data sets whose class names are in their own files.
 CLASSES = {"imagenet": (1000, 0), "imagenette": (10, 0)}
-SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # of a slice with one core a chip
+SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # from cores to the shape of a slice with one core per chip
 FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
 REMEDIES = {
     "block recomputation": ("ModelConfig.recompute = 'block'",),
     "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
     "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
 }
-# The largest batch of a device, by what computes the layers and what the backward pass recomputes.
+# Forms for the largest batch of a device: what computes the layers, and what the backward pass recomputes.
 LARGEST = {
     "largest batch, kernels": ("ModelConfig.recompute = 'none'",),
     "largest batch, XLA, blocks recomputed": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'block'"),
@@ -65,17 +65,17 @@ LARGEST = {
     "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
 }
 BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
-# These leaves are compiled for other chips too, with all remedies, and in all forms of `LARGEST`. The largest batch of
-# the others is that of the fastest form on the first of `DEVICES`.
+# These leaves are compiled for several chips, with all remedies, and in all forms of `LARGEST`. The largest batch of
+# other leaves is computed for the fastest form on the first of `DEVICES`.
 WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
 DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
 
 
 @dataclasses.dataclass(frozen=True)
 class Row(CompiledStep):
-    """A training step of a recipe on a slice, whose form is of `BINDINGS`, with what follows from it.
+    """A compiled train step of a recipe on a slice, in a form of `BINDINGS`, and what follows from it.
 
-    Cores that share an image have no kernels. The batch of a form of `LARGEST` is the most that fit, or 1.
+    Cores that share an image have no kernels. In a form of `LARGEST`, the batch is the largest that fits, or 1.
     """
 
     @property
@@ -89,7 +89,7 @@ class Row(CompiledStep):
 
     @property
     def seconds(self):
-        """Of a step, by the cycle model."""
+        """Seconds of a step, by the cycle model."""
         return self.cycles / self.chip.clock
 
     @property
@@ -99,31 +99,31 @@ class Row(CompiledStep):
 
     @property
     def chip_hours(self):
-        """Of the whole training, by the cycle model."""
+        """Chip-hours of the whole training, by the cycle model."""
         cores = replicas_of(self.slice)
         chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
         return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
 
 
 def leaves(folder="*"):
-    """The recipes of a data set's folder, or of all: the files that set MODEL, without what is laid over a recipe."""
+    """The leaves of a data set's folder, or of all: the files that set MODEL, without tiny/."""
     paths = sorted(glob.glob(os.path.join(experiments_dir(), folder, "*.gin")))
     recipes = [path for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
     return [leaf for leaf in (os.path.relpath(path, experiments_dir()) for path in recipes) if leaf[:5] != "tiny/"]
 
 
 def cores(leaf):
-    """The cores that a leaf's paper trains on; 8 for our own small recipes."""
+    """The number of cores that a leaf's paper trains on; 8 for our own small recipes."""
     study = os.path.basename(leaf).startswith(STUDY)
     return STUDY_CORES if study else CORES.get(os.path.dirname(leaf), STUDY_CORES)
 
 
 def plan():
-    """[(leaf, slice, form)] of all rows. A recipe that does not fit has rows of remedies too; see `compile_all`."""
+    """List of (leaf, slice, form) of all rows. `compile_all` adds rows of remedies for a recipe that does not fit."""
     keys = []
     for leaf in (leaf for folder in CORES for leaf in leaves(folder)):
         shape, wholly, study = SHAPES[cores(leaf)], leaf in WHOLLY, cores(leaf) == STUDY_CORES
-        # A device of a v4 or v5p has a whole chip of two cores.
+        # A device of a v4 or v5p is a chip of two cores.
         slices = [f"v5e:{shape}", f"v6e:{shape}", "v4:2x4x4", "v5p:2x4x4"] if wholly else [f"v5e:{shape}"]
         forms = FORMS if "axial" in leaf else ["recipe"]  # only axial attention has kernels
         keys += [(leaf, slice_name, form) for form in forms for slice_name in slices]
@@ -141,7 +141,7 @@ def read_table(path, row_type):
 
 
 def add_row(path, row):
-    """Adds a row to a CSV file, to which other commands may have added for hours. Returns all rows, as `read_table`."""
+    """Adds a row to a CSV file that other commands may change meanwhile. Returns all rows, like `read_table`."""
     with locked_file(path):
         rows = {**read_table(path, type(row)), row.key: row}
         write_text(path, show.csv_rows(type(row), [row for _, row in sorted(rows.items())]))
@@ -149,12 +149,12 @@ def add_row(path, row):
 
 
 def compile_all(path, compile_row, only=""):
-    """Compiles what the CSV file at `path` lacks, and adds each row to it at once. Returns all rows.
+    """Compiles the rows that a CSV file lacks, and adds each to it at once. Returns all rows.
 
     Args:
-        path: of the CSV file.
+        path: path of the CSV file.
         compile_row: function of (leaf, slice, form) that returns the `Row`.
-        only: leaves whose names do not have this text are left out.
+        only: text that the names of the leaves contain.
     """
     rows = read_table(path, Row)
     waiting, remedied = [key for key in plan() if only in key[0]], ["recipe", *REMEDIES]
@@ -168,26 +168,26 @@ def compile_all(path, compile_row, only=""):
     return rows
 
 
-# === Recipes without their data ===
+# === Recipes without data sets ===
 
 
 @contextlib.contextmanager
 def recipe_of(leaf, form):
-    """Context with a function that builds a published recipe without its data: (task, training, optimizer)."""
+    """Context with a function that builds (task, training, optimizer) of a recipe without its data set."""
     with tempfile.TemporaryDirectory() as folder:
         splits = write_stand_in(leaf.partition("/")[0], folder)
         yield functools.partial(build_recipe, [leaf], [*splits, *BINDINGS[form]], folder)
 
 
 def write_stand_in(folder, output_dir):
-    """Converts a photo, or words, under the classes of a data set, so that a recipe builds without the data set.
+    """Converts a photo or words with the classes of a data set, so that its recipes can be built without it.
 
     Args:
-        folder: of experiments/.
-        output_dir: of what is converted.
+        folder: folder of experiments/.
+        output_dir: folder for the converted splits.
 
     Returns:
-        gin bindings that name the splits.
+        list of gin bindings that name the splits.
     """
     if folder in text.SIZES:
         names = SPECS["coco"].class_names
@@ -217,19 +217,19 @@ def _spec(folder):
 
 
 def lowered(build, batch, replicas, slice_name, mode):
-    """Serialised module of a step of one replica; see `training_step`. `mode` is the flag."""
+    """Serialised module of a step of one replica; see `training_step`. `mode` is the value of --mode."""
     app.silence_xla()
     make = serving_step if mode == "serve" else training_step
     return tpu_compile.lower(*make(build, batch, replicas, slice_name), slice_name)
 
 
 def training_step(build, batch, replicas, slice_name):
-    """(function, specs) of a training step of one replica.
+    """(function, specs) of a train step of one replica.
 
     Args:
-        build: function that takes nothing and returns (task, training, optimizer).
-        batch: of each replica.
-        replicas: of the slice.
+        build: function without arguments that returns (task, training, optimizer).
+        batch: batch of each replica.
+        replicas: number of replicas of the slice.
         slice_name: like 'v5e:4x4', or `tpu_compile.CPU`.
 
     Raises:
@@ -256,13 +256,13 @@ def serving_step(build, batch, *_):
 
 
 def compile_step(build, slice_name, batch=None, mode="train"):
-    """Compiles a step of a recipe: (images of a device, `Compiled`, replicas, `TrainingConfig`).
+    """Compiles a step of a recipe. Returns (images of a device, `Compiled`, replicas, `TrainingConfig`).
 
     Args:
-        build: function of nothing that can be pickled; returns (task, training, optimizer).
+        build: function without arguments that can be pickled; returns (task, training, optimizer).
         slice_name: like 'v5e:4x4'.
-        batch: images of a device; None for the most that fit, or the fewest.
-        mode: the flag.
+        batch: images of a device; None for the most that fit, or the fewest possible.
+        mode: value of --mode.
     """
     training = build()[1]
     partitions, unit = (1, 1) if mode == "serve" else (training.partitions, training.accumulate)
@@ -285,7 +285,7 @@ def compile_step(build, slice_name, batch=None, mode="train"):
 
 
 def named(leaves, only):
-    """The recipes whose names have the text of --only. Raises InputError if there is none."""
+    """The leaves whose names contain the text of --only. Raises InputError if there is none."""
     matches = [leaf for leaf in leaves if only in leaf]
     if not matches:
         raise InputError(f"--only={only}: no recipe has this in its name")
@@ -293,7 +293,7 @@ def named(leaves, only):
 
 
 def markdown(rows):
-    """Two tables as Markdown: the recipes on their slices, and the largest batch of a device."""
+    """Two Markdown tables: the recipes on their slices, and the largest batch of a device."""
     devices = [row for row in rows.values() if row.form in LARGEST]
     slices = [row for row in rows.values() if row.form not in LARGEST]
     lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
@@ -322,19 +322,17 @@ class Compile(Flags):
     gin_binding = flags.GIN_BINDING.but(alone=("all",))
     data_dir = flags.DATA_DIR.but(alone=("all",))
     slice = Flag(str, "the TPU slice, like v5e:4x4.", tpu_compile.DEFAULT_SLICE, alone=("all",))
-    batch = flags.BATCH.but(meaning="images of a device; by default all that fit.", alone=("all",))
-    mode = Flag(str, "the step that is compiled.", "train", choices=("train", "serve"), alone=("all",))
-    parts = Flag(
-        bool, "cycles, bytes and products of each part, beside the least that they take.", False, alone=("all",)
-    )
-    all = Flag(bool, "every published recipe; adds to the file of --csv what that lacks.", False)
-    only = Flag(str, "recipes whose names have this text.", "", needs="all")
+    batch = flags.BATCH.but(meaning="images of a device; by default as many as fit.", alone=("all",))
+    mode = Flag(str, "step to compile.", "train", choices=("train", "serve"), alone=("all",))
+    parts = Flag(bool, "cycles, bytes and products of each part, with a lower bound.", False, alone=("all",))
+    all = Flag(bool, "every published recipe; adds missing rows to the file of --csv.", False)
+    only = Flag(str, "text that the names of the recipes contain.", "", needs="all")
     csv = flags.CSV.but(meaning="table of compiled recipes.", needs="all")
     markdown = flags.MARKDOWN.but(needs="all")
 
 
 def _main(given):
-    replicas_of(given.slice)  # names a wrong slice before anything is built
+    replicas_of(given.slice)  # refuses a wrong slice before anything is built
     if given.parts and given.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {given.slice} is known: {', '.join(CHIPS)}")
     if not given.all:
@@ -346,7 +344,7 @@ def _main(given):
 
 
 def _compile_step(given):
-    """Compiles the step of the recipe of the flags, and prints what it needs and what it goes to."""
+    """Compiles the step of the recipe in the flags, and prints its memory, cycles and their breakdown."""
     build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
     batch, program, replicas, training = compile_step(build, given.slice, given.batch, given.mode)
     if not program.fits:
@@ -365,7 +363,7 @@ def _compile_step(given):
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if given.parts:
         generation = given.slice.partition(":")[0]
-        chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # of a chip, that are devices
+        chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # devices of a chip
         _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
@@ -380,11 +378,11 @@ def _gib(size):
 
 
 def _print_parts(program, products, memory):
-    """Prints what each part costs beside what it must, the most wasteful first.
+    """Prints the cost of each part beside its lower bound, the most wasteful part first.
 
     Args:
         program: `Compiled`.
-        products, memory: multiply-adds and bytes of a device in a cycle.
+        products, memory: multiply-adds and bytes per cycle of a device.
     """
     rows = []
     for name, cost in program.by_part.items():
@@ -401,7 +399,7 @@ def _print_parts(program, products, memory):
 
 
 def compile_row(leaf, slice_name, form):
-    """The `Row` of a training step of a recipe on a slice; see there."""
+    """Compiles a train step of a recipe on a slice. Returns its `Row`."""
     with recipe_of(leaf, form) as build:
         training = build()[1]
         recipe_batch = max(training.batch // replicas_of(slice_name, training.partitions), 1)
@@ -412,7 +410,7 @@ def compile_row(leaf, slice_name, form):
 
 
 def _compile_all(given):
-    """Compiles every published recipe, or those of --only."""
+    """Compiles every published recipe, or the recipes of --only."""
     if given.markdown:
         write_block(given.markdown, "tpu")
     path = given.need("csv")

@@ -1,8 +1,8 @@
 """Compiles a step for a TPU slice with the TPU's own compiler, on a machine without a TPU.
 
-The compiler is in libtpu. jax reaches it by a private interface, so the extra `analysis` pins exact versions. Nothing
-else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They serve to compare two
-programs and are not times. The cost model does not look into Pallas kernels. The cycles of a kernel are the number of
+The compiler is part of libtpu. jax reaches it through a private interface, so the extra `analysis` pins exact versions.
+Nothing else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They compare
+programs and are not times. The cost model does not cover Pallas kernels. The cycles of a kernel are the number of
 instruction bundles that it runs.
 """
 
@@ -29,12 +29,12 @@ from axial.layers import device
 from axial.training.processes import end_with
 from hlo import KERNEL
 
-HINTS = ("Assume", "ShapeAssertion")  # custom calls that compute nothing
+HINTS = ("Assume", "ShapeAssertion")  # prefixes of custom calls that compute nothing
 DEFAULT_SLICE = "v5e:1x1"
-CPU = "cpu"  # in place of a slice: XLA for a CPU, of the forms that accelerators compile
-MEGACORE = ("v4", "v5p")  # two cores are one device
-USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # as libtpu enforces it
-SCHEDULE = "final_bundles"  # in the names of libtpu's files of a kernel's bundles of instructions
+CPU = "cpu"  # in place of a slice: XLA for a CPU, with the forms of accelerators
+MEGACORE = ("v4", "v5p")  # generations in which two cores are one device
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # limits of libtpu
+SCHEDULE = "final_bundles"  # part of the names of libtpu's files with a kernel's instruction bundles
 
 
 # === A slice's step, traced on a CPU ===
@@ -62,19 +62,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
 
 class SliceStrategy(distribute_lib.Strategy):
-    """Traces one of `replicas` replicas. All-reduces become XLA's all-reduces over all of them."""
+    """A strategy that traces one of `replicas` replicas. Its all-reduces become XLA's all-reduces over all replicas."""
 
     def __init__(self, replicas):
         super().__init__(_Extended(self, replicas))
 
     def experimental_split_to_logical_devices(self, tensor, partition_dimensions):
-        """The tensor, cut into parts for the devices of a replica, as by `tf.distribute.TPUStrategy`."""
+        """The tensor, partitioned over the devices of a replica, as in `tf.distribute.TPUStrategy`."""
         parts = np.arange(np.prod(partition_dimensions)).reshape(partition_dimensions)
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
 def forms(slice_name=DEFAULT_SLICE):
-    """A context in which layers take the forms that they have on a slice, or those of accelerators for `CPU`."""
+    """A context in which layers take their forms of a slice or, for `CPU`, their forms of accelerators."""
     if slice_name == CPU:
         return device.portable()
     generation = int(re.search(r"\d+", slice_name)[0])
@@ -85,9 +85,9 @@ def trace(function, specs, slice_name=DEFAULT_SLICE):
     """Traces a function of tensors. Args: see `lower`.
 
     Returns:
-        (function of a stage of XLA, like 'hlo_serialized', that compiles so far; what the traced function captures:
-        handles of variables, and constants). A module's inputs are the tensors and then these. Its results are those of
-        the function and then the variables that it assigns.
+        (function that compiles up to a stage of XLA, like 'hlo_serialized'; list of the captured handles of variables
+        and constants). A module's inputs are the tensors, then the captures. Its results are the function's results,
+        then the variables that it assigns.
     """
     _prepare()
     compiled = tf.function(
@@ -100,11 +100,11 @@ def trace(function, specs, slice_name=DEFAULT_SLICE):
 
 
 def lower(function, specs, slice_name=DEFAULT_SLICE):
-    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs too.
+    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs.
 
     Args:
-        function: of tensors.
-        specs: their `tf.TensorSpec`s.
+        function: function of tensors.
+        specs: `tf.TensorSpec`s of the tensors.
         slice_name: like 'v5e:4x4'; kernels depend on the TPU's generation.
     """
     stage, _ = trace(function, specs, slice_name)
@@ -126,15 +126,15 @@ def for_compiler(raw):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program for one device.
+    """The compiler's account of a program for one device.
 
     Attributes:
         fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
-        used, limit: bytes of memory needed and available; limit is None where no one knows it.
-        cycles: estimated cycles of one run.
-        by_op, by_part: `Cost` by kind of operation and by part of the model, most expensive first.
-        padding: share of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
-        all_reduced, all_reduces: bytes that are summed over the replicas, and the number of such sums.
+        used, limit: bytes of memory needed and available; `limit` is None if it is unknown.
+        cycles: estimated cycles of a run.
+        by_op, by_part: `Cost` by kind of op and by part of the model, most expensive first.
+        padding: fraction of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
+        all_reduced, all_reduces: bytes and number of all-reduces over the replicas.
         custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
     """
 
@@ -154,14 +154,14 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     """Compiles a lowered module for all devices of a slice. Returns a `Compiled`.
 
     Args:
-        lowered: result of `lower`.
+        lowered: module of `lower`.
         slice_name: like 'v5e:4x4'.
         level: optimisation level, 'O0' to 'O3'. None is the compiler's default, which takes ten times as long.
-        partitions: devices that share a replica; see `TrainingConfig.partitions`.
+        partitions: cores per replica; see `TrainingConfig.partitions`.
 
     Raises:
-        InputError: jax and libtpu are not installed, or libtpu does not know the slice, or libtpu wrote no schedule of
-            a kernel, or one that cannot be read.
+        InputError: jax or libtpu is not installed, libtpu does not know the slice, or it wrote no readable schedule of
+            a kernel.
         MemoryError: the compiler was killed.
     """
     used, limit, program, kernels = alone(_compiled, lowered, slice_name, level, partitions)
@@ -169,7 +169,7 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     limit = limit or (usable and int(usable * 2**30))
     if program is None or (limit and used > limit):
         return Compiled(False, used, limit)
-    left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds others
+    left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds further calls
     program = hlo.parse(program)
     by_op, by_part = hlo.costs(program, kernels)
     sums = hlo.all_reduces(program, partitions)
@@ -188,25 +188,25 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
 
 
 def custom_calls(module):
-    """Targets of the custom calls in a serialised module: routines that XLA does not generate itself."""
+    """Targets of the custom calls in a serialised module: routines from outside XLA."""
     targets = {call.custom_call_target for call in hlo.custom_calls(hlo.parse(module))}
     return {target for target in targets if not target.startswith(HINTS)}
 
 
 def alone(function, *arguments):
-    """A function's result, from a process of its own, which frees its memory and loads libtpu with its own settings.
+    """Runs a function in a separate process, which frees its memory at the end and loads libtpu with its own settings.
 
-    TensorFlow takes up to 4 GB to lower a step and the compiler up to 20 GB to compile it. So each has such a process.
+    TensorFlow takes up to 4 GB to lower a step, and the compiler up to 20 GB to compile it, each in such a process.
 
     Raises:
         MemoryError: the process was killed.
     """
     context = multiprocessing.get_context("spawn")
-    # Not a pool: it waits for ever if its process is killed while it sends the answer, when it has most memory.
+    # Not a pool, which waits for ever if its process is killed while it sends the answer, at its peak memory.
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(writer, os.getpid(), function, arguments))
     process.start()
-    writer.close()  # so the pipe ends with the process
+    writer.close()  # so that the pipe ends with the process
     try:
         result, error = reader.recv()
     except (EOFError, OSError):  # OSError within an answer
@@ -222,9 +222,9 @@ def alone(function, *arguments):
 
 
 def _answer(writer, parent, function, arguments):
-    """Sends (result, None) or (None, exception) of a function, in a process of its own."""
+    """Runs a function in the separate process, and sends (result, None) or (None, exception)."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
-    # A compiler would go on for minutes, with gigabytes.
+    # Without this, the compiler would go on for minutes, with gigabytes of memory.
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     try:
         writer.send((function(*arguments), None))
@@ -233,7 +233,7 @@ def _answer(writer, parent, function, arguments):
 
 
 def _compiled(lowered, slice_name, level, partitions):
-    """(bytes used, bytes available or None, the program, cycles of its kernels); no program if it does not fit."""
+    """(bytes used, bytes available or None, program, cycles of its kernels). The program is None if it does not fit."""
     if KERNEL.encode() in lowered:
         _schedules()
     try:
@@ -274,9 +274,9 @@ def _prepare():
 
 @functools.cache
 def _schedules():
-    """Makes libtpu write schedules to a folder and returns the folder. Call it before libtpu is loaded.
+    """Makes libtpu write schedules to a folder, and returns the folder. The call must precede the loading of libtpu.
 
-    Only programs with kernels need it. It slows the compilation of some programs from seconds to minutes.
+    Only programs with kernels need schedules, which slow some compilations from seconds to minutes.
     """
     folder = tempfile.TemporaryDirectory(prefix="axial-tpu-")
     asked = f"--xla_jf_dump_to={folder.name} --xla_jf_dump_llo_pass_label_regex={SCHEDULE}.*"
@@ -323,13 +323,13 @@ def compiler(lowered, slice_name, level="O1", partitions=1):
 
 
 def kernel_cycles(calls, folder):
-    """dict from the names of the instructions that call a Pallas kernel to the cycles of a call.
+    """dict from the names of instructions that call a Pallas kernel to the cycles of a call.
 
     libtpu writes a single file for identical kernels.
 
     Args:
         calls: the instructions.
-        folder: where libtpu has written schedules.
+        folder: folder of libtpu's schedules.
     """
     bodies = {call.name: re.search(rb'"body":"([^"]*)"', call.backend_config)[1] for call in calls}
     cycles = {}
@@ -344,13 +344,13 @@ def kernel_cycles(calls, folder):
 
 
 def bundles_run(schedule):
-    """How many bundles a kernel runs: those of a loop as often as the loop turns, all branches taken.
+    """Number of instruction bundles that a kernel runs. Loops count once per iteration, and all branches are taken.
 
     Args:
         schedule: text of libtpu's bundles. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
             regions that start there, and ends with a branch to one of them. The branch depends on a comparison with the
-            number of turns. Where the chip computes that number, the loop counts once: the compiler adds such loops to
-            copy what is left of a block.
+            number of iterations. If the chip computes this number, the loop counts once: the compiler adds such loops
+            to copy the rest of a block.
 
     Raises:
         InputError: a branch back depends on something else.
@@ -375,10 +375,10 @@ def bundles_run(schedule):
 def largest_batch(fits, most=4096):
     """The largest batch, up to `most`, whose program fits; 0 if none fits.
 
-    Batches are doubled until one does not fit, and then the rest is bisected.
+    The search doubles the batch until it does not fit, and then bisects.
 
     Args:
-        fits: function of a batch.
+        fits: function of a batch that says whether it fits.
         most: the largest batch to try.
     """
     good, bad = 0, most + 1
