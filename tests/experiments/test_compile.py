@@ -1,4 +1,4 @@
-"""A process of its own for what takes much memory; what is read from the TPU's compiler, and the largest batch."""
+"""Work in a separate process, parsing of the TPU compiler's texts, and the search for the largest batch."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from axial.errors import InputError
 
 
 def killed_between():
-    """Dies with the first half of its answer sent, as one that runs out of memory."""
+    """Dies after it has sent half of its answer, like a process that runs out of memory."""
     from multiprocessing.connection import Connection
 
     whole = Connection._send
@@ -29,7 +29,7 @@ def test_a_killed_process_is_a_lack_of_memory():
         tpu_compile.alone(killed_between)
 
 
-# A grid of 6 with two loops: one of 4 turns and 2 bundles; one of 3 turns, in which a loop of 5 turns has 2 bundles.
+# A grid of 6 with two loops: 4 iterations of 2 bundles; 3 iterations, each with an inner loop of 5 times 2 bundles.
 BUNDLES = """
 = control target key start
 LB: loop body
@@ -52,7 +52,7 @@ LB: loop body
 
 def test_bundles_of_a_loop_run_at_each_turn():
     assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (5 + 2 * 4 + 3 * (2 + 2 * 5))
-    # The chip computes how often the first loop turns.
+    # The chip computes the number of iterations of the first loop.
     assert tpu_compile.bundles_run(BUNDLES.replace("%s3_s1, 4", "%s3_s1, %s9_s2")) == 2 + 6 * (5 + 2 + 3 * (2 + 2 * 5))
     assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
     with pytest.raises(InputError, match="a loop whose turns are not named: %p4_p0"):
@@ -82,7 +82,7 @@ def test_a_refusal_says_how_much(words):
 
 @pytest.mark.parametrize("used,fits", [(15.75, True), (15.76, False)])
 def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, monkeypatch):
-    """Here the compiler takes the program, as it does where the memory is a little too small."""
+    """The compiler accepts a program that needs slightly more than the memory."""
     text = "HloModule step\nENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}\n"
     program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: (int(used * 2**30), None, program, {}))

@@ -1,4 +1,4 @@
-"""Programs of axial run by jax alone: their results, run.py's budget and its failures, a training."""
+"""Programs of axial that jax runs without axial: results, run.py's budget and failures, and a training."""
 
 import importlib.util
 import lzma
@@ -36,7 +36,7 @@ def run():
 
 
 def call(folder, *arguments):
-    """The finished process of a folder's own run.py, which finds nothing but jax, numpy and the standard library."""
+    """Runs the folder's run.py with only jax, numpy and the standard library. Returns the finished process."""
     blocked = (
         "import runpy, sys\n"
         "for name in ('tensorflow', 'tf_keras', 'axial', 'absl', 'flatbuffers'): sys.modules[name] = None\n"
@@ -53,7 +53,7 @@ def entry(folder, function, specs, variables=()):
 
 
 def test_multiply_adds_of_a_pair_are_those_of_its_equation():
-    """Products of queries, keys and values, and three times them in training."""
+    """Products of queries, keys and values; training has three times as many."""
     height, width, channels = 5, 7, 16
     pixels = 2 * height * width
     projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
@@ -63,7 +63,7 @@ def test_multiply_adds_of_a_pair_are_those_of_its_equation():
 
 
 def test_an_exported_function_computes_the_same(tmp_path, run):
-    """Variables are inputs; those that it assigns come back, and their memory is used again."""
+    """Variables are inputs. Assigned variables are outputs that reuse the memory of their inputs."""
     weight, count = tf.Variable(tf.reshape(tf.range(12.0), [3, 4])), tf.Variable(5, dtype=tf.int64)
     scale = tf.cast(tf.constant([0.5, 2, 4, 8]), tf.bfloat16)
 
@@ -91,7 +91,7 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An export of a pair of layers, and of a file that is no program."""
+    """An export of an `AxialPair`, and of a file that is no program."""
     folder = tmp_path_factory.mktemp("programs")
     pair = gpu.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
     (folder / "broken.xz").write_bytes(lzma.compress(b"no program"))
@@ -113,9 +113,9 @@ def test_a_program_that_fails_does_not_end_the_others(folder, run):
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory):
-    """A folder with a program like a recipe's: a batch's number is its loss, and step 30 is not finite.
+    """A folder with a program like a recipe's: the loss is the batch's number, and step 30 is not finite.
 
-    The weight has the steps that were not stopped, and the number of all steps.
+    The weight holds the number of finite steps, and the total number of steps.
     """
     folder = tmp_path_factory.mktemp("counting")
     weight, total = tf.Variable([0.0, 0.0]), tf.Variable(1000.0)
@@ -149,7 +149,7 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
 
 @pytest.mark.slow
 def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
-    """The step learns colours. The learning rate falls to 0 at the number of steps that run.py sets."""
+    """The step learns colours. The learning rate falls to 0 at the last step, which run.py chooses."""
     config = ModelConfig("resnet_nano", norm=BatchNormConfig(momentum=0.8))
     task = ClassificationTask(config, ClassificationData("train", "val", image=(33, 33)), str(colours_dir))
     optimizer = RAdamLookahead(WarmupPoly(peak=0.003, steps=1000, warmup=0))

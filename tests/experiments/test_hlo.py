@@ -1,12 +1,12 @@
-"""What is read from the text of an optimised program."""
+"""Costs and all-reduces that are read from an optimised program."""
 
 from jaxlib import _hlo
 
 import hlo
 from hlo import Cost
 
-# A loop of three products, a loop of unknown length, a convolution in a fusion, a copy without a name, and a fusion
-# that cuts a piece.
+# A loop with three iterations of a product, a loop of unknown length, a convolution in a fusion, a copy without a name,
+# and a fusion that slices its operand.
 PROGRAM = """HloModule step
 
 %body.1 (p: (s32[], f32[8,32], f32[32,65])) -> (s32[], f32[8,32], f32[32,65]) {
@@ -70,21 +70,21 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128], v: (s32[]
 
 
 def parse(text):
-    """`HloModuleProto` of a program's text."""
+    """The `HloModuleProto` of a program's text."""
     return hlo.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
 def test_costs_count_loops_and_name_parts():
     by_op, by_part = hlo.costs(parse(PROGRAM))
     assert {name: cost.cycles for name, cost in by_op.items()} == {"dot": 300, "fusion": 53, "copy": 7, "add": 11}
-    # %b lies in the core's own memory. A tile of f32[8,32] has 8 x 128 numbers.
+    # %b lies in the core's own memory. The tile of f32[8,32] has 8 x 128 elements.
     assert by_part["stage3 attention"] == Cost(300, 3 * (8 * 128 + 8 * 128) * 4, 3 * 8 * 32 * 65)
-    # The fusion has the name of what is in it, and the copy that of what it reads.
+    # The fusion has the part of its inner op. The copy inherits the part of its operand.
     image, kernel, result = 9 * 16 * 128 * 2, 9 * 16 * 128 * 2, 5 * 8 * 128 * 2
     pairs = sum(0 <= 2 * out + offset - 1 < 9 for out in range(5) for offset in range(3))
     copied = 32 * 8 * 128 * 2
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
-    assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # of the table it reads a row
+    assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # it reads a row of the table
     assert by_part["optimizer"].cycles == 11
     assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
 
@@ -112,7 +112,7 @@ ADD = """HloModule step
 
 
 def test_all_reduces_over_replicas_have_the_bytes_of_their_results():
-    """Two replicas of two devices: devices 0 and 1 share an image, and 2 and 3 do; what they sum alone is left out."""
+    """Two replicas of two devices each, 0 and 1, and 2 and 3. All-reduces within a replica do not count."""
     devices = ", channel_id={0}, use_global_device_ids=true"
     inside = ["{{0,1},{2,3}}", "[2,2]<=[4]"]
     across = ["{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "{}"]

@@ -1,4 +1,4 @@
-"""The table of compiled recipes, and the step times that are predicted from it."""
+"""The table of compiled recipes, and the step times that `pod` predicts from it."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ ROW = tpu.Row(
 
 def test_a_prediction_by_hand():
     predictions = {p["cores"]: p for p in pod.predict(ROW)}
-    assert set(predictions) == {8, 16, 32, 64, 128, 256}  # a v5e slice ends there
+    assert set(predictions) == {8, 16, 32, 64, 128, 256}  # the largest v5e slice
     prediction = predictions[32]
     assert (prediction["chips"], prediction["batch"], prediction["paper"]) == (32, 64, True)
     seconds, sums = 750e6 / (197e12 / 2 / 65536), 2 * 60e6 * 31 / 32 / 200e9 + 200 * 2 * 32**0.5 * 1e-6
@@ -53,7 +53,7 @@ def test_rows_are_kept_and_a_wrong_one_is_named(tmp_path):
 
 
 def test_hours_of_chips():
-    """12.8 million images, 64 a step, 0.5 s a step on 32 chips; on one chip the same images two at a time."""
+    """12.8 million images in steps of 64 images and 0.5 s on 32 chips, or in steps of two images on one chip."""
     hours = 12.8e6 / 64 * ROW.seconds * 32 / 3600
     assert ROW.chip_hours == pytest.approx(hours)
     assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
@@ -64,7 +64,7 @@ def test_hours_of_chips():
 
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
-    """A stand-in for the compiler, in which a map must be shared by two cores."""
+    """With a stand-in for the compiler, for which only 2 cores an image fit."""
     made = tpu.compile_all(str(tmp_path / "tpu.csv"), stand_in, only="cityscapes/axial_deeplab_s.gin")
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
     assert set(tpu.read_table(str(tmp_path / "tpu.csv"), tpu.Row)) == set(made)

@@ -1,4 +1,4 @@
-"""Every leaf of experiments/ builds its task, names itself in its header, and keeps the published protocol."""
+"""Every leaf of experiments/ builds its task, has its command in its header, and follows the published protocol."""
 
 import contextlib
 import re
@@ -33,11 +33,11 @@ def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
         _, training, _ = build(leaf, sample_dir)
     header = (ROOT / leaf).read_text().split("\n\n")[0]
     assert leaf == "nuclei/demo.gin" or f"--gin_file={leaf} " in header
-    start = "nuclei" if leaf.startswith("own/") else None  # weights that axial ships; it ships no others
+    start = "nuclei" if leaf.startswith("own/") else None  # the only weights that axial ships
     assert training.steps > 0 and training.init_checkpoint == start
 
 
-# The recipes of each task. Those of a data set bind what its models are built with.
+# The recipes of each task, which bind arguments of its models.
 RECIPES_OF = {
     "panoptic": ("coco/panoptic.gin", "cityscapes/panoptic.gin", "mapillary/panoptic.gin"),
     "segmentation": ("cityscapes/ccnet.gin",),
@@ -48,7 +48,7 @@ RECIPES_OF = {
 
 
 def model_configs(name):
-    """The `ModelConfig`s that the recipes of its task make of a model."""
+    """The `ModelConfig`s of a model under the recipes of its task."""
     configs = []
     for recipe in RECIPES_OF[find_variant(name).task]:
         configuration.load([recipe], [f"MODEL = '{name}'", "TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
@@ -59,7 +59,7 @@ def model_configs(name):
 
 
 def one_of_each_kind():
-    """Every variant. All but the first of each head and backbone are marked slow."""
+    """Every variant. All but the first with each head and backbone are marked slow."""
     kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 
@@ -67,7 +67,7 @@ def one_of_each_kind():
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_model_takes_what_its_recipes_bind(name, kernels, monkeypatch):
-    """Training and evaluation take batch norms, an export has them folded; on a TPU with kernels and elsewhere."""
+    """With batch norms, as in training, and folded, as in an export; with the kernels of a TPU, and without."""
     monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
     monkeypatch.setattr(device, "has_kernels", lambda: kernels)
     with forms() if kernels else contextlib.nullcontext():
@@ -81,7 +81,7 @@ STARTED = [leaf for leaf in LEAVES if leaf.startswith(("coco/", "cityscapes/", "
 
 @pytest.mark.parametrize("leaf", STARTED)
 def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
-    """The papers start from ImageNet: the header's command has INIT, and the header names what makes it."""
+    """The papers start from ImageNet. The header's command sets INIT, and the header names the run that makes it."""
     header, text = re.split(r"\n\n(?=include)", (ROOT / leaf).read_text(), maxsplit=1)
     model = re.search("^MODEL = '(.+)'$", text, re.M)[1]
     start, arguments = plain_classifier(model)
@@ -130,7 +130,7 @@ def test_detectors_keep_the_protocol(leaf, sample_dir):
 
 
 def test_segmentation_keeps_the_protocol(sample_dir):
-    """CCNet's code. Zhu et al., ICCV 2019, say that they follow its paper strictly."""
+    """The protocol of CCNet's code. Zhu et al., ICCV 2019, say that they follow its paper strictly."""
     task, training, optimizer = build("cityscapes/ccnet.gin", sample_dir)
     assert (task.canvas, task.data.crop, task.overlap) == ((1025, 2049), (769, 769), pytest.approx(1 / 3, abs=1e-3))
     assert (training.steps, training.batch) == (60000, 8)
@@ -141,8 +141,8 @@ def test_segmentation_keeps_the_protocol(sample_dir):
     assert (task.loss.top_k, task.loss.auxiliary_weight, task.loss.stride) == (1.0, 0.4, 1)
 
 
-# From Panoptic-DeepLab and the paper: canvas, crop, batch, steps, least area of stuff, window of the centres. From
-# DeepLab2: training scales.
+# Canvas, crop, batch, steps, least area of stuff and window of the centres come from Panoptic-DeepLab and the paper.
+# Training scales come from DeepLab2.
 PUBLISHED = {
     "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, 7, (0.5, 1.5)),
     "cityscapes": ((1025, 2049), (1025, 2049), 32, 60000, 2048, 7, (0.5, 2.0)),
@@ -174,4 +174,4 @@ def test_translators_keep_the_protocol(texts_dir):
     assert (training.steps, training.keep) == (100000, 5) and training.batch // 256 * 256 >= 25000
     for step in (0, 1999, 3999, 50000):
         expected = 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5)
-        assert abs(float(optimizer.learning_rate(step)) / expected - 1) < 0.002  # the recipe's peak has one digit
+        assert abs(float(optimizer.learning_rate(step)) / expected - 1) < 0.002  # the recipe rounds its peak

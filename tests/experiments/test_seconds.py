@@ -1,4 +1,4 @@
-"""How long steps take to trace and to compile."""
+"""Times of tracing and compilation."""
 
 import pytest
 import tensorflow as tf
@@ -20,7 +20,7 @@ def test_the_page_has_the_measured_rows():
 
 @pytest.mark.parametrize("compiler", [tpu_compile.CPU, "v5e:1x1"])
 def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
-    """XLA for a CPU compiles it at once. A TPU's compiler gets its module."""
+    """For a CPU, XLA compiles the step at once. For a TPU, the step becomes a module for its compiler."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     forms, weight = [], tf.Variable(tf.ones([3, 3]))
@@ -31,6 +31,6 @@ def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
 
     module, row = seconds.lower("leaf", compiler, 5, (step, [tf.TensorSpec([5, 3])]))
     assert forms == [False] and row.batch == 5 and row.computations == 1
-    assert 4 <= row.instructions < 20  # two inputs, product, tanh, and what surrounds them
+    assert 4 <= row.instructions < 20  # two inputs, product, tanh, and conversions
     assert min(row.tracing, row.compiling, row.wall, row.gib) > 0
     assert (module is None) == (compiler == tpu_compile.CPU)

@@ -1,4 +1,4 @@
-"""What the scripts of experiments/ refuse."""
+"""Arguments that the scripts of experiments/ refuse."""
 
 import pytest
 

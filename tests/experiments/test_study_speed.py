@@ -1,4 +1,4 @@
-"""The naive forms that the study's mechanisms are measured against compute the same, and the measures run."""
+"""The naive forms compute the same as the study's mechanisms, and the measurements run."""
 
 import pytest
 import tensorflow as tf

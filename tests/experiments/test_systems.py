@@ -1,4 +1,4 @@
-"""Suites of benchmark.py run."""
+"""The suites of benchmark.py run."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def results_block():
 
 
 def check(results):
-    """Parameters match to the last printed digit. Multiply-adds are within 0.5 % of the analytic count."""
+    """Parameters match the printed digits. Multiply-adds are within 0.5 % of the analytic count."""
     for result in results:
         key = result.row.table, result.row.label
         if result.row.params and result.row.model:
@@ -43,11 +43,11 @@ def check(results):
 
 
 def test_the_copy_is_not_stale():
-    """The page has the current rows, published figures and commands. Our counts of one model are counted again."""
+    """The page has the current rows, published figures and commands. The counts of one model are repeated."""
     block = results_block()
 
     def uncounted(text):
-        """The lines of a block without our counts, which are in columns 2 to 5, 7 and 8, and without their summary."""
+        """The lines of a block without our counts (columns 2 to 5, 7 and 8) and without their summary."""
         for line in text.splitlines():
             columns = line.split("|")
             if not line.startswith("- with"):
@@ -63,7 +63,7 @@ TRAINED = list({row.flags: row for row in ROWS if row.flags}.values())
 
 
 def build(arguments, data_dir, split):
-    """What the flags of axial-train build on a data set with the split `split`."""
+    """(task, training, optimizer) of axial-train's flags on a split of a data set."""
     flags = [argument.partition("=")[::2] for argument in arguments]
     files = [value for name, value in flags if name == "--gin_file"]
     bindings = [value for name, value in flags if name == "--gin_binding"]
@@ -73,7 +73,7 @@ def build(arguments, data_dir, split):
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.label}")
 def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
-    """Each row's command builds a task with the model of the row."""
+    """Each row's command builds a task with the row's model."""
     data = (colours_dir, "train") if row.image == IMAGENET else (sample_dir, "train2017")
     task, training, _ = build(row.flags, *data)
     assert task.model.name == row.model and task.model.arguments == dict(row.arguments)
@@ -98,7 +98,7 @@ def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.label}")
 def test_every_start_is_a_command_before(row, colours_dir):
-    """A row of segmentation starts from its plain classifier on ImageNet (Sec. 4). Every start is the run before."""
+    """Segmentation starts from its plain classifier on ImageNet (Sec. 4). INIT always names the previous run."""
     made = []
     for text in row.commands():
         program, *words = shlex.split(text)

@@ -44,7 +44,7 @@ def test_equals_the_textbook(backend, size, axis, span, terms, training):
     for layer in layers:
         layer(x)
     randomize(layers[0])
-    layers[0](x, training=True)  # brings the moving statistics near the batch's, as in a trained layer
+    layers[0](x, training=True)  # moves the moving statistics towards the batch's, as in a trained layer
     named = {w.name: w for w in layers[0].weights}
     assert set(named) == {w.name for w in layers[1].weights}
     for weight in layers[1].weights:
