@@ -124,7 +124,7 @@ class Row:
 
     @property
     def added_published(self):
-        """Published GFLOPs of the network minus those of the plain network, or None."""
+        """Published GFLOPs of the network minus the plain network's, or None."""
         if self.key == PLAIN or self.table == FIGURE_3:
             return None
         return self.published("gflops") - float(PUBLISHED[PLAIN][f"{self.task}_gflops"])
