@@ -59,8 +59,8 @@ def model_configs(name):
 
 
 def one_of_each_kind():
-    """Every variant. All but the first with each head and backbone are marked slow."""
-    kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
+    """Every variant. All but the first with each network and backbone are marked slow."""
+    kinds = {(v.model, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 
 
