@@ -59,8 +59,8 @@ def __getattr__(name: str) -> typing.Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_docstrings()
     for module, names in _MODULES.items():
-        found = importlib.import_module(f"{__name__}.{module}")
-        globals().update({each: getattr(found, each) for each in names})
+        imported = importlib.import_module(f"{__name__}.{module}")
+        globals().update({each: getattr(imported, each) for each in names})
     return globals()[name]
 
 

@@ -55,9 +55,9 @@ def all_reduce_sums(*values, group=0):
     if groups == 1:
         return context.all_reduce(total, list(values))
     # Every group has a row of its own. Not every strategy can reduce within groups.
-    own = context.replica_id_in_sync_group // group
-    rows = [tf.tensordot(tf.one_hot(own, groups, dtype=x.dtype), x, 0) for x in values]
-    return [tf.gather(x, own) for x in context.all_reduce(total, rows)]
+    group_index = context.replica_id_in_sync_group // group
+    rows = [tf.tensordot(tf.one_hot(group_index, groups, dtype=x.dtype), x, 0) for x in values]
+    return [tf.gather(x, group_index) for x in context.all_reduce(total, rows)]
 
 
 def combine(mean, variance, count, *, group=0):
@@ -96,17 +96,17 @@ def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
     ]
 
 
-def of_replicas(norm, mean, variance, count):
+def global_scale(norm, mean, variance, count):
     """(mean, scale) over the replicas, from the statistics of this one. Updates the moving statistics of a norm."""
     mean, variance, count = combine(mean, variance, count, group=norm.config.group)
     update_moving(norm.config, norm.moving_mean, norm.moving_variance, mean=mean, variance=variance, count=count)
     return mean, norm.gamma * tf.math.rsqrt(variance + norm.config.epsilon)
 
 
-def of_sums(norm, total, squares, count):
+def global_scale_from_sums(norm, total, squares, count):
     """`of_replicas`, from the sums of `count` numbers and of their squares."""
     mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
-    return of_replicas(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
+    return global_scale(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
 
 
 class BatchNorm(Layer):
@@ -177,7 +177,7 @@ class BatchNorm(Layer):
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))
         variance = tf.maximum(square - mean * mean, 0.0)
-        mean, scale = of_replicas(self, origin + mean, variance, count)
+        mean, scale = global_scale(self, origin + mean, variance, count)
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total: tf.Tensor, squares: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -187,7 +187,7 @@ class BatchNorm(Layer):
             total, squares: sums of x and of x^2 on this replica, [C].
             count: how many numbers each sum adds up.
         """
-        mean, scale = of_sums(self, total, squares, count)
+        mean, scale = global_scale_from_sums(self, total, squares, count)
         return scale, self.beta - mean * scale
 
     def folded(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -225,7 +225,7 @@ class LogitNorm(Layer):
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
             pairs: number of logits in each sum.
         """
-        return of_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
+        return global_scale_from_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
 
 
 @dataclasses.dataclass(frozen=True)

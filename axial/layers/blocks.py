@@ -174,16 +174,16 @@ class ResidualBlock(Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
 
-        def run(x, *share):
-            return ACTIVATIONS[self.activation](self.before_relu(x, training, *share))
+        def run(x, *branch_scale):
+            return ACTIVATIONS[self.activation](self.before_relu(x, training, *branch_scale))
 
         return run_block(self, run, x, training=training, built=self.expand.built)
 
-    def before_relu(self, x: tf.Tensor, training: bool = False, share: tf.Tensor | None = None) -> tf.Tensor:
+    def before_relu(self, x: tf.Tensor, training: bool = False, branch_scale: tf.Tensor | None = None) -> tf.Tensor:
         """The output before the activation. `share` [N, 1, 1, 1] multiplies the branch."""
         branch = self.branch(x, training)
-        if share is not None:
-            branch *= tf.cast(share, branch.dtype)
+        if branch_scale is not None:
+            branch *= tf.cast(branch_scale, branch.dtype)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
         return branch + subsample(x, self.strides, self.strides)

@@ -225,10 +225,10 @@ def _restored(value):
         return value
     if value.get("keras") in _KINDS:
         with SafeModeScope(True):  # a Lambda in a SavedModel would run its code otherwise
-            found = getattr(keras, value["keras"]).deserialize(value["config"])
-        if not isinstance(found, _KINDS[value["keras"]]):
+            restored = getattr(keras, value["keras"]).deserialize(value["config"])
+        if not isinstance(restored, _KINDS[value["keras"]]):
             raise InputError(f"config of a layer: {value['config']['class_name']!r} is not known: pass custom_objects")
-        return found
+        return restored
     if "axial" in value:
         made = _find(value["axial"])
         config = value["config"]
@@ -265,14 +265,14 @@ def _path(made):
 def _find(path):
     """The class of axial at a path: a layer or a dataclass."""
     module, _, name = str(path).rpartition(".")
-    within, found = module.removeprefix("axial."), None
+    within, target = module.removeprefix("axial."), None
     module = f"axial.{_MOVED.get(within, within)}"
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
-            found = getattr(importlib.import_module(module), name, None)
-    if not isinstance(found, type) or not (issubclass(found, Configured) or dataclasses.is_dataclass(found)):
+            target = getattr(importlib.import_module(module), name, None)
+    if not isinstance(target, type) or not (issubclass(target, Configured) or dataclasses.is_dataclass(target)):
         raise InputError(f"config of a layer: {path!r} is not a layer of axial")
-    return found
+    return target
 
 
 # === Inputs as JSON ===

@@ -28,7 +28,7 @@ def subsample(x, rows, columns):
     return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
 
 
-def of_any_batch(run, x):
+def run_nonempty(run, x):
     """run(x) of maps [N, h, w, C], where N may be 0.
 
     Of no image, oneDNN's convolutions have the shape of their input, and the gradient of its maximum ends the process.
@@ -191,8 +191,8 @@ class Conv(Layer):
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
         x, training = subsample(x, self.step, self.step), training and self.trainable
         if training and self.norm is not None:
-            return self._after(of_any_batch(self.conv, x), training)
-        return of_any_batch(lambda x: self._after(self.conv(x)), x)
+            return self._after(run_nonempty(self.conv, x), training)
+        return run_nonempty(lambda x: self._after(self.conv(x)), x)
 
     def _after(self, x, training=False):
         if self.norm is not None:
@@ -263,7 +263,7 @@ def step_of(old, new):
     return new / old if new % 2 == 0 and new % old == 0 else (new - 1) / max(old - 1, 1)
 
 
-def _places(old, new):
+def _positions(old, new):
     """float64 [new]: where the new pixels lie on the old ones."""
     return np.minimum(np.arange(new) / max(step_of(old, new), 1e-9), old - 1)
 
@@ -319,9 +319,9 @@ def _resize_by_gathers(x, size):
         y = x
         for axis, new in zip((1, 2), size):
             old = shape[axis]
-            place = _places(old, new)
-            low = np.minimum(place.astype(np.int32), max(old - 2, 0))
-            weight = (place - low).reshape([-1 if i == axis else 1 for i in range(4)])
+            position = _positions(old, new)
+            low = np.minimum(position.astype(np.int32), max(old - 2, 0))
+            weight = (position - low).reshape([-1 if i == axis else 1 for i in range(4)])
             high = np.minimum(low + 1, old - 1)
             weight = tf.constant(weight, x.dtype)
             y = tf.gather(y, low, axis=axis) * (1 - weight) + tf.gather(y, high, axis=axis) * weight
@@ -361,9 +361,9 @@ def triangle_weights(old, new, antialias=True):
         old, new: pixels of the axis.
         antialias: whether shrinking widens the triangle to the step between new pixels.
     """
-    places = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _places(old, new)
-    step = places[-1] / max(new - 1, 1)  # old pixels from one new pixel to the next
-    distance = places[:, None] - np.arange(old)[None, :]
+    positions = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _positions(old, new)
+    step = positions[-1] / max(new - 1, 1)  # old pixels from one new pixel to the next
+    distance = positions[:, None] - np.arange(old)[None, :]
     weights = np.maximum(1 - np.abs(distance) / (max(step, 1) if antialias else 1), 0)
     return weights / weights.sum(1, keepdims=True)
 
@@ -372,7 +372,7 @@ def max_pool(x):
     """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf spoils the ranges of int8 files
     if not _can_use_rows(x):
-        return of_any_batch(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
+        return run_nonempty(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
     _, height, width, channels = x.shape  # as in `RowsConv2D`
     rows = (height - 1) // 2
     x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
@@ -397,6 +397,6 @@ def product(x, kernel, after=lambda y: y):
     TPU the rows of all images are one batch, as in `RowsConv2D`.
     """
     if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
-        return of_any_batch(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
+        return run_nonempty(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
     return after(tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]]))

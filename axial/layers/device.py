@@ -82,8 +82,8 @@ def tpu_generation():
     """
     names = os.environ.get("AXIAL_TPU"), os.environ.get("TPU_ACCELERATOR_TYPE")
     name = next(filter(None, names), None) or metadata.tpu_environment().get("ACCELERATOR_TYPE", "")
-    found = re.match(r"(?:v|tpu)(\d+)", name)
-    return int(found[1]) if found else None
+    match = re.match(r"(?:v|tpu)(\d+)", name)
+    return int(match[1]) if match else None
 
 
 def choose(backend, can_use_kernels=lambda: False):

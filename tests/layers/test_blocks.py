@@ -108,19 +108,19 @@ def test_recomputing_changes_no_output_gradient_or_statistic(monkeypatch, name, 
         called.append(run)
         return again(run, *inputs)
 
-    again, found = blocks.recompute, []
-    monkeypatch.setattr(blocks, "recompute", recompute)
+    again, results = blocks.rematerialised, []
+    monkeypatch.setattr(blocks, "rematerialised", recompute)
     for value in ("none", "block"):
         block = make(value)
         block(x)
         randomize(block)
         before = [w.numpy() for w in block.non_trainable_weights]
-        found.append([*step(block), *block.non_trainable_weights])
+        results.append([*step(block), *block.non_trainable_weights])
         moved = [np.any(w.numpy() != old) for w, old in zip(block.non_trainable_weights, before, strict=True)]
         assert all(moved) != frozen and any(moved) != frozen
     assert len(called) == 1
-    for ours, wanted in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, wanted, atol=1e-5 * max(np.abs(wanted).max(), 1))
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5 * max(np.abs(expected).max(), 1))
 
 
 def test_a_frozen_block_drops_no_branch():

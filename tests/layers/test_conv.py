@@ -28,13 +28,13 @@ def test_padding_is_symmetric(size, kernel, strides):
     pad = kernel // 2
     padded = np.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
     weights = layer.weights[0].numpy()
-    wanted = np.zeros(y.shape)
+    expected = np.zeros(y.shape)
     for i in range(y.shape[1]):
         for j in range(y.shape[2]):
             window = padded[0, i * strides : i * strides + kernel, j * strides : j * strides + kernel]
-            wanted[0, i, j] = np.einsum("abc,abcd->d", window, weights)
+            expected[0, i, j] = np.einsum("abc,abcd->d", window, weights)
     assert y.shape[1] == -(-size // strides)
-    assert relative_error(y, wanted) < 1e-5
+    assert relative_error(y, expected) < 1e-5
 
 
 @pytest.mark.parametrize("filters", [None, 5])
@@ -74,10 +74,10 @@ def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
             loss = tf.reduce_sum(tf.sin(y))
         return y, tape.gradient(loss, x)
 
-    wanted = run(exact=False)
+    expected = run(exact=False)
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     for exact in (False, True):
-        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), run(exact), wanted)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), run(exact), expected)
 
 
 def test_exact_resizing_has_no_product_that_a_tpu_would_round(monkeypatch):
@@ -110,9 +110,9 @@ def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
             loss = tf.reduce_sum(y**3)
         return y, tape.gradient(loss, x)
 
-    found = run(lambda x: subsample(x, rows, columns))
-    wanted = run(lambda x: x[:, ::rows, ::columns])
-    for ours, theirs in zip(found, wanted):
+    actual = run(lambda x: subsample(x, rows, columns))
+    expected = run(lambda x: x[:, ::rows, ::columns])
+    for ours, theirs in zip(actual, expected):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -126,10 +126,10 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
             loss = tf.reduce_sum(y * tf.cos(tf.reshape(tf.range(tf.cast(tf.size(y), tf.float32)), y.shape)))
         return [y, *tape.gradient(loss, [x, *weights])]
 
-    wanted = run()
+    expected = run()
     monkeypatch.setattr(device, "on_tpu", lambda: True)
     # By XLA, because TensorFlow's own gradient of a dilated convolution needs a CPU with AVX-512.
-    for ours, theirs in zip(tf.function(run, jit_compile=True)(), wanted, strict=True):
+    for ours, theirs in zip(tf.function(run, jit_compile=True)(), expected, strict=True):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
 
@@ -168,8 +168,8 @@ def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
 
 @pytest.mark.parametrize("resize", [resize_bilinear, resize_antialiased])
 def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
-    unknown, known = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
-    for x, size, words in ((known, (None, 5), r"9x7 pixels to resize to \?x5"), (unknown, (9, 7), r"\?x5 .* to 9x7")):
+    dynamic, static = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
+    for x, size, words in ((static, (None, 5), r"9x7 pixels to resize to \?x5"), (dynamic, (9, 7), r"\?x5 .* to 9x7")):
         with pytest.raises(InputError, match=f"resizing needs static sizes: got a map of {words}"):
             resize(x, size)
 

@@ -102,9 +102,9 @@ def test_shapes_of_docstrings(name):
         shapes = [[axis.strip() for axis in shape.split(",")] for shape in re.findall(r"\[(.+?)\]", line)]
         shapes = [["*"] * (tensor.ndim - 1) + axes[1:] if axes[0] == "..." else axes for axes in shapes]
         (axes,) = [axes for axes in shapes if len(axes) == tensor.ndim]
-        for place, (axis, size) in enumerate(zip(axes, tensor.shape)):
+        for axis_index, (axis, size) in enumerate(zip(axes, tensor.shape)):
             if len(axis) == 1:
-                assert sizes.setdefault(axis if axis != "*" else place, size) == size, line
+                assert sizes.setdefault(axis if axis != "*" else axis_index, size) == size, line
             else:
                 assert eval(axis, {}, sizes) == size, line  # noqa: S307
 
@@ -144,14 +144,14 @@ def test_unknown_sizes(name):
 def test_a_batch_of_no_image(name):
     """Its result has no row, and no step moves a weight. oneDNN and XLA have other opinions of such a batch."""
     model, x = model_of(name)
-    none, wanted, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
+    none, expected, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
     specs = [tf.TensorSpec([None, *example.shape[1:]]) for example in none]
-    assert model(none).shape == model.predict_on_batch(none).shape == wanted
+    assert model(none).shape == model.predict_on_batch(none).shape == expected
     for jit in (False, True):
         step = tf.function(lambda *x: model(x, training=True), input_signature=specs, jit_compile=jit)
-        assert step(*none).shape == wanted
+        assert step(*none).shape == expected
     model.compile("sgd", "mse")
-    model.train_on_batch(none, np.zeros(wanted, np.float32))
+    model.train_on_batch(none, np.zeros(expected, np.float32))
     for ours, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -169,12 +169,12 @@ def test_policies_of_the_file_not_of_the_process(tmp_path):
     """A model that was saved in mixed_bfloat16 computes the same in a process that has float32."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model, x = model_of("Bottleneck")
-    wanted = model(x)
+    expected = model(x)
     model.save(tmp_path / "model.keras")
     keras.mixed_precision.set_global_policy("float32")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.output.dtype == tf.bfloat16 and keras.mixed_precision.global_policy().name == "float32"
-    np.testing.assert_array_equal(loaded(x), wanted)
+    np.testing.assert_array_equal(loaded(x), expected)
 
 
 class Mine(Conv):

@@ -54,9 +54,9 @@ def test_matches_the_oracle(case, dtype, tolerance):
     w, terms = oracle_weights(layers[0]), layers[0].spec.options.terms
     for training in (False, True):
         options = dict(terms=terms, epsilon=1e-3, training=training, batch_norm=batch_norm)
-        wanted = oracles.local_attention(x, w, HEADS, span, **options)
+        expected = oracles.local_attention(x, w, HEADS, span, **options)
         for layer in layers:
-            assert relative_error(layer(x, training=training), wanted) < tolerance, layer.spec.options.backend
+            assert relative_error(layer(x, training=training), expected) < tolerance, layer.spec.options.backend
     *fast, plain = layers
     for layer in fast:
         check_steps(step(layer, x), step(plain, x), 10 * tolerance)

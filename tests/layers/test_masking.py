@@ -31,11 +31,11 @@ def test_hidden_keys_have_no_weight(training, dtype, offset, kind):
     logits = tf.constant(logits, dtype)
     weights = tf.nn.softmax(hide(logits, visible, training)).numpy()
     largest = np.max(np.where(visible, logits, -np.inf), -1, keepdims=True)
-    wanted = np.where(visible, np.exp(np.where(visible, logits - largest, 0.0)), 0.0)
-    wanted /= wanted.sum(-1, keepdims=True)
+    expected = np.where(visible, np.exp(np.where(visible, logits - largest, 0.0)), 0.0)
+    expected /= expected.sum(-1, keepdims=True)
     epsilon = np.finfo(dtype).eps
     assert weights[np.broadcast_to(~visible, weights.shape)].max() == 0
-    np.testing.assert_allclose(weights, wanted, atol=100 * epsilon)
+    np.testing.assert_allclose(weights, expected, atol=100 * epsilon)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -91,5 +91,5 @@ def test_a_file_with_a_mask_computes_what_the_layer_does(precision, bound):
     """8 bits are what a mask's value spoils."""
     keras.utils.set_random_seed(0)
     layer, x = folded(AxialAttention(16, 32, "height", heads=4, span=5, norm=NORM)), photos(1)
-    wanted = layer(x).numpy()
-    assert np.abs(lite(layer, precision)(x) - wanted).mean() / np.abs(wanted).mean() < bound
+    expected = layer(x).numpy()
+    assert np.abs(lite(layer, precision)(x) - expected).mean() / np.abs(expected).mean() < bound

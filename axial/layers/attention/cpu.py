@@ -17,12 +17,12 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.attention.windows import rows_of_tables, visible_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-PART_BYTES, MOST_PARTS = 2**23, 16  # bytes of a part of a map, and the most parts
+CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # bytes of a part of a map, and the most parts
 
 
 # === Orders of the axes ===
@@ -100,23 +100,23 @@ def content_sums(q, k, depth):
     return run(q, k)
 
 
-def position_sums(q, table, windows, of_keys=False):
+def position_sums(q, table, windows, key_term=False):
     """Sums of s = q_l . r_{m-l}: sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that l sees.
 
     The key term is s = k_m . r_{m-l}, over the offsets at which m is seen.
 
     Args:
-        q: float32 [whole axes, length, G*D]; the keys if `of_keys`.
+        q: float32 [whole axes, length, G*D]; the keys if `key_term`.
         table: [R, D].
         windows: `Windows` or `SquareWindows`.
-        of_keys: whether the term is the key term.
+        key_term: whether the term is the key term.
     """
-    seen, rows = seen_rows(table, windows, of_keys)
+    visible, rows = visible_rows(table, windows, key_term)
     outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
     length, depth = windows.length, table.shape[1]
     lanes = q.shape[2] // depth
-    grams = tf.reshape(tf.matmul(seen, tf.reshape(outer, [-1, depth * depth])), [length, depth, depth])
-    totals = tf.matmul(seen, rows)
+    grams = tf.reshape(tf.matmul(visible, tf.reshape(outer, [-1, depth * depth])), [length, depth, depth])
+    totals = tf.matmul(visible, rows)
 
     @tf.custom_gradient
     def run(q, grams, totals):
@@ -169,8 +169,8 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     rows = rows_of_tables(tables, windows, q.dtype)
     maps = {}
-    of_batch = isinstance(scales, BatchScales)
-    if of_batch:
+    from_batch = isinstance(scales, BatchScales)
+    if from_batch:
         sums = []
         for term in terms:
             if depth > windows.keys or (term == "content" and windows.visible is not None):
@@ -180,13 +180,13 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
             elif term == "content":
                 sums.append(content_sums(*(widen(cut[x]) for x in "qk"), depth))
             else:
-                x = widen(windows.whole(k if term == "key" else q))
-                sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
+                x = widen(windows.like(k if term == "key" else q))
+                sums.append(position_sums(x, tables[term], windows, key_term=term == "key"))
         scales = scales.from_sums(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(x, [windows.abreast]) for term, x in zip(terms, tf.unstack(scales))}  # [G] each
-    parts = _parts(cut["q"].shape[0], windows, lanes) if of_batch else None
-    part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
-    outputs = _mix(part, parts, options.recompute, inputs=(cut, maps, rows, scales))
+    chunk_sizes = _chunk_sizes(cut["q"].shape[0], windows, lanes) if from_batch else None
+    chunk = _Chunk(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
+    outputs = _mix(chunk, chunk_sizes, options.recompute, inputs=(cut, maps, rows, scales))
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
 
@@ -229,7 +229,7 @@ def _compare_gradient(a, b, d):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _Chunk:
     """The softmax, the outputs and the gradients of one part of the windows.
 
     The methods take the part's `cut`, `maps`, `rows` and `scales`; see `_mix`, and w [A*G, L, M].
@@ -315,7 +315,7 @@ class _Part:
         return tf.reshape(by_lane * scale[:, None], [-1, self.windows.queries, self.windows.keys])
 
 
-def _mix(part, parts, recompute, inputs):
+def _mix(chunk, chunk_sizes, recompute, inputs):
     """The outputs of all windows, computed part after part. For the gradient only w is kept, or no map at all.
 
     Args:
@@ -333,20 +333,20 @@ def _mix(part, parts, recompute, inputs):
     """
 
     def split(x, unit=1):
-        if not parts:
+        if not chunk_sizes:
             return [x]
         # Slices, not tf.split: grappler moves later operations before a split and so ties the parts together.
-        ends = unit * np.cumsum(parts)
-        return [x[end - unit * n : end] for end, n in zip(ends, parts)]
+        ends = unit * np.cumsum(chunk_sizes)
+        return [x[end - unit * n : end] for end, n in zip(ends, chunk_sizes)]
 
     def join(x):
-        return tf.concat(x, 0) if parts else x[0]
+        return tf.concat(x, 0) if chunk_sizes else x[0]
 
     def split_inputs(cut, maps):
         """(cut, maps) of each part."""
         cut = {name: split(x) for name, x in cut.items()}
-        maps = {name: split(x, part.lanes) for name, x in maps.items()}
-        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(parts or [0]))]
+        maps = {name: split(x, chunk.lanes) for name, x in maps.items()}
+        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(chunk_sizes or [0]))]
 
     @tf.custom_gradient
     def run(*tensors):
@@ -354,37 +354,37 @@ def _mix(part, parts, recompute, inputs):
         weights, outputs = [], []
         for one in split_inputs(cut, maps):
             one_cut, one_maps = _in_turn(one, outputs[-2:-1])
-            weights.append(part.weigh(one_cut, one_maps, rows, scales))
-            outputs.append(part.mix(weights[-1], one_cut, rows))
+            weights.append(chunk.weigh(one_cut, one_maps, rows, scales))
+            outputs.append(chunk.mix(weights[-1], one_cut, rows))
         outputs = [join(x) for x in zip(*outputs)]
 
         def gradient(*d):
             # A value that depends on d keeps grappler and XLA from reusing the forward pass.
             after = {term: x + 0.0 * tf.cast(tf.reduce_sum(d[0][:1, 0, 0]), x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
-            found = []
+            gradients = []
             for one in zip(split_inputs(cut, maps), weights, ys, ds):
-                (one_cut, one_maps), w, y, one_d = _in_turn(one, found[-2:-1] or d)
+                (one_cut, one_maps), w, y, one_d = _in_turn(one, gradients[-2:-1] or d)
                 if recompute == "softmax":
-                    w = part.weigh(one_cut, one_maps, rows, after)
-                found.append(part.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
-            wholes = zip(zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
-            return tf.nest.flatten([_together(*whole) for whole in wholes])
+                    w = chunk.weigh(one_cut, one_maps, rows, after)
+                gradients.append(chunk.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
+            merged = zip(zip(*gradients), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
+            return tf.nest.flatten([_merge(*arguments) for arguments in merged])
 
         return outputs, gradient
 
     return run(*tf.nest.flatten(inputs))
 
 
-def _together(of_parts, whole, together):
-    """dict of the gradients of all parts, joined or summed; zero for entries of `whole` that no part has."""
+def _merge(gradients, inputs, merge):
+    """dict of the gradients of `inputs`, merged over the chunks; zero where no chunk has a gradient."""
     return {
-        name: together([found[name] for found in of_parts]) if name in of_parts[0] else tf.zeros_like(x)
-        for name, x in whole.items()
+        name: merge([chunk[name] for chunk in gradients]) if name in gradients[0] else tf.zeros_like(x)
+        for name, x in inputs.items()
     }
 
 
-def _parts(count, windows, lanes):
+def _chunk_sizes(count, windows, lanes):
     """How many windows each part has, so that its map stays in the cache; None for all at once.
 
     If the number of windows is not static, they are not split into parts.
@@ -393,10 +393,10 @@ def _parts(count, windows, lanes):
         return None
     rows = count // windows.blocks  # all windows of a row stay together: they share a mask
     size = 4 * count * lanes * windows.queries * windows.keys
-    parts = min(rows, MOST_PARTS, -(-size // PART_BYTES))
-    if parts == 1:
+    chunks = min(rows, MOST_CHUNKS, -(-size // CHUNK_BYTES))
+    if chunks == 1:
         return None
-    return [windows.blocks * (rows // parts + (i < rows % parts)) for i in range(parts)]
+    return [windows.blocks * (rows // chunks + (i < rows % chunks)) for i in range(chunks)]
 
 
 def _in_turn(tensors, before):

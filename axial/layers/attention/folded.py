@@ -115,8 +115,8 @@ class FoldedAttention(Unfolded, Layer):
         if "neighborhood" in spec:
             near = {"axis": "square", "max_distance": 255, **spec["neighborhood"]}
             names = [field.name for field in dataclasses.fields(AttentionOptions)]
-            known = {**spec, **near, "backend": config.pop("backend")}
-            options = AttentionOptions(**{name: known[name] for name in names if name in known})
+            values = {**spec, **near, "backend": config.pop("backend")}
+            options = AttentionOptions(**{name: values[name] for name in names if name in values})
             channels = spec["key_channels"], spec["value_channels"]
             spec = AttentionSpec(near["axis"], *channels, options, near["max_distance"])
             return cls(spec, name=config["name"], dtype=config["dtype"])

@@ -199,8 +199,8 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
     rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D]
     maps = logit_maps(q, k, rows, options.terms)  # [terms, B, H, L, M]
     if isinstance(scales, BatchScales):
-        seen = tf.where(visible, maps, tf.zeros([], maps.dtype))
-        scales = scales.from_sums(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (seen, seen * seen)], 2))
+        masked = tf.where(visible, maps, tf.zeros([], maps.dtype))
+        scales = scales.from_sums(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (masked, masked * masked)], 2))
     logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)  # [B, H, L, M]
     w = tf.cast(tf.nn.softmax(hide(logits, visible)), v.dtype)  # [B, H, L, M]
     content, position = tf.einsum("bhlm,bmhe->blhe", w, v), None  # [B, L, H, E]
@@ -363,8 +363,8 @@ class Attention(Layer):
         outputs = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
-            of_batch = learns and norm.trainable
-            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if of_batch else norm.folded())
+            from_batch = learns and norm.trainable
+            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if from_batch else norm.folded())
 
         kernels = import_kernels(KERNELS)
         norms = kernels.Norms(

@@ -50,11 +50,11 @@ def rows_of_tables(tables, windows, dtype):
     }
 
 
-def seen_rows(table, windows, of_keys):
+def visible_rows(table, windows, key_term):
     """Which rows of a table the queries or the keys of a line meet, [L, rows] of 0 and 1, and those rows [rows, D]."""
-    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+    visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
-    return tf.constant(seen, rows.dtype), rows
+    return tf.constant(visible, rows.dtype), rows
 
 
 def check_span(span):
@@ -128,7 +128,7 @@ class Windows:
     @property
     def pairs(self):
         """Number of visible (query, key) pairs on one line."""
-        return int(self.seen_offsets().sum())
+        return int(self.visible_offsets().sum())
 
     @property
     def scope(self):
@@ -139,7 +139,7 @@ class Windows:
         needed = self.length * min(self.span or self.length, self.length)
         return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
-    def seen_offsets(self):
+    def visible_offsets(self):
         """float32 [length, 2 reach + 1]: 1 where a query sees a key at that offset. The first offset is -reach."""
         offset = np.arange(-self.reach, self.reach + 1)[None, :]
         key = np.arange(self.length)[:, None] + offset
@@ -271,15 +271,15 @@ class SquareWindows:
         needed = self.length * min(self.span, self.height) * min(self.span, self.width)
         return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
-    def seen_offsets(self):
+    def visible_offsets(self):
         """float32 [L, span^2]: 1 where a query sees a key at that offset."""
         offset = np.arange(-(self.span // 2), self.span // 2 + 1)[None, :]
 
         def inside(n):
             return (np.arange(n)[:, None] + offset >= 0) & (np.arange(n)[:, None] + offset < n)
 
-        seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
-        return seen.reshape(self.length, self.span**2).astype(np.float32)
+        visible = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
+        return visible.reshape(self.length, self.span**2).astype(np.float32)
 
     def all_pairs(self, queries=slice(None)):
         """See `Windows`."""

@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.attention.windows import rows_of_tables, visible_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
@@ -50,12 +50,12 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         sums = []
         for term in terms:
             if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs
-                sums.append(_seen_sums(_product(term, inputs), windows, heads))
+                sums.append(_map_sums(_product(term, inputs), windows, heads))
             elif term == "content":
                 sums.append(_content_sums(cut["q"], cut["k"], windows, heads))
             else:
                 x = windows.whole(k if term == "key" else q)
-                sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
+                sums.append(_position_sums(x, tables[term], windows, heads, key_term=term == "key"))
         scales = scales.from_sums(tf.stack(sums))
     outputs = _Mixing(windows, options, v.dtype, training).mix(inputs, dict(zip(terms, tf.unstack(scales))))
     content, *position = (windows.join_queries(close(x)) for x in outputs)
@@ -84,17 +84,17 @@ def _content_sums(q, k, windows, heads):
     return tf.stack([first, tf.einsum("aphde,aphde->h", *grams)], 1)
 
 
-def _position_sums(x, table, windows, heads, of_keys):
+def _position_sums(x, table, windows, heads, key_term):
     """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l: sum and Gram matrix of the rows that l sees."""
-    seen, rows = seen_rows(table, windows, of_keys)
-    grams = tf.einsum("lr,rd,re->lde", seen, rows, rows)
+    visible, rows = visible_rows(table, windows, key_term)
+    grams = tf.einsum("lr,rd,re->lde", visible, rows, rows)
     x = _by_head(x, windows, heads)
-    first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(seen, rows))
+    first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(visible, rows))
     second = tf.einsum("lhde,lde->h", tf.einsum("alphd,alphe->lhde", x, x), grams)
     return tf.stack([first, second], 1)
 
 
-def _seen_sums(logits, windows, heads):
+def _map_sums(logits, windows, heads):
     shape = [-1, windows.blocks, windows.abreast, heads, windows.queries, windows.keys]
     logits = tf.reshape(logits, shape) * windows.visible[:, None, None].astype(np.float32)
     return tf.stack([tf.reduce_sum(x, [0, 1, 2, 4, 5]) for x in (logits, logits * logits)], 1)
@@ -105,8 +105,8 @@ def _seen_sums(logits, windows, heads):
 
 def _product(term, inputs):
     """q . k, q . r^q or k . r^k: float32 [*, L, M]."""
-    a, of_a, b, of_b = FACTORS[term]
-    return widen(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
+    a, axes_a, b, axes_b = FACTORS[term]
+    return widen(_einsum(f"{axes_a},{axes_b}->*lm", inputs[a], inputs[b]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +167,9 @@ class _Mixing:
         mean = tf.add_n([tf.reduce_sum(widen(a) * widen(b), -1, keepdims=True) for a, b in zip(d, outputs)])
         d_logits, d_scales = tf.cast(widen(w) * (d_weights - mean), self.dtype), {}
         for term in self.options.terms:
-            a, of_a, b, of_b = FACTORS[term]
-            d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs[b])
-            d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, self.scaled(term, inputs, scales)[a])
+            a, axes_a, b, axes_b = FACTORS[term]
+            d_a = _einsum(f"*lm,{axes_b}->{axes_a}", d_logits, inputs[b])
+            d_b = _einsum(f"*lm,{axes_a}->{axes_b}", d_logits, self.scaled(term, inputs, scales)[a])
             by_pixel = tf.reduce_sum(widen(d_a) * widen(inputs[a]), [-2, -1])
             d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, self.options.heads]), 0)
             gradients[a] += d_a * self.per_head(scales[term], d_a)

@@ -172,26 +172,26 @@ def logits(query, key, visible, training=False):
     if places:
         total.append(_outer_sum(*places))
     if "saliency" in key:
-        total.append(_of_keys(key["saliency"]))
-    seen = [_of_keys(key["real"]) > 0] if "real" in key else []
+        total.append(_flatten_keys(key["saliency"]))
+    kept = [_flatten_keys(key["real"]) > 0] if "real" in key else []
     if visible:
         rows, columns = visible
         pairs = rows[:, None, :, None] & columns[None, :, None]  # [h, W, Y, X]
         height, width, *keys = pairs.shape
-        seen.append(tf.reshape(pairs, [height * width, keys[0] * keys[1]]))
-    return hide(sum(total), functools.reduce(operator.and_, seen), training) if seen else sum(total)
+        kept.append(tf.reshape(pairs, [height * width, keys[0] * keys[1]]))
+    return hide(sum(total), functools.reduce(operator.and_, kept), training) if kept else sum(total)
 
 
-def _of_keys(x):
+def _flatten_keys(x):
     """[B, M, Y, X] -> [B, M, 1, Y * X]."""
     return tf.reshape(x, [-1, x.shape[1], 1, x.shape[2] * x.shape[3]])
 
 
 def _place_logits(query, key):
     """The logits of rows [B, M, h, W, Y] and of columns [B, M, h, W, X]. Axes that share them have size 1."""
-    if "place" in query:
-        rows = tf.einsum("bmhwd,mhyd->bmhwy", query["place"], query["rows"])
-        columns = tf.einsum("bmhwd,mwxd->bmhwx", query["place"], key["columns"])
+    if "position" in query:
+        rows = tf.einsum("bmhwd,mhyd->bmhwy", query["position"], query["rows"])
+        columns = tf.einsum("bmhwd,mwxd->bmhwx", query["position"], key["columns"])
     else:
         rows, columns = query["rows"][None, :, :, None], key["columns"][None, :, None]
     return widen(rows), widen(columns)
@@ -276,16 +276,16 @@ def _fitting(rows, pairs, axis):
 def _by_rows(query, key, grid, *, rows, training):
     """`weigh` in parts of so many rows. Every part reads all keys."""
     count = -(-grid.rows.queries // rows)
-    parts = {name: _cut(x, 1 if name == "rows" else 2, count, rows) for name, x in query.items()}
+    chunks = {name: _cut(x, 1 if name == "rows" else 2, count, rows) for name, x in query.items()}
     visible = grid.visible()
     if visible:
         padded = np.pad(visible[0], [[0, count * rows - grid.rows.queries], [0, 0]])
-        of_rows = tf.constant(padded.reshape([count, rows, -1]))
+        masks = tf.constant(padded.reshape([count, rows, -1]))
 
-    def compute(i, part, shared):
-        return weigh(part, shared, (of_rows[i], visible[1]) if visible else (), grid.columns.queries, training=training)
+    def compute(i, chunk, shared):
+        return weigh(chunk, shared, (masks[i], visible[1]) if visible else (), grid.columns.queries, training=training)
 
-    return _join(in_parts(compute, parts, key, _like(key, count, rows, grid), training=training), grid.rows.queries)
+    return _join(in_chunks(compute, chunks, key, _like(key, count, rows, grid), training=training), grid.rows.queries)
 
 
 def _by_windows(query, key, tables, grid, *, rows, training):
@@ -299,18 +299,18 @@ def _by_windows(query, key, tables, grid, *, rows, training):
     if tables:
         index = np.clip(difference + axis.keys - 1, 0, 2 * axis.keys - 2)
         shared["rows"] = tf.gather(tables["rows"], index, axis=1)
-    place = np.arange(count)[:, None] * rows - axis.before + np.arange(near)  # of the keys of each part
-    inside = (place >= 0) & (place < axis.keys)
-    of_rows = tf.constant(axis.visible_at(difference) & inside[:, None])
+    position = np.arange(count)[:, None] * rows - axis.before + np.arange(near)  # of the keys of each part
+    inside = (position >= 0) & (position < axis.keys)
+    masks = tf.constant(axis.visible_at(difference) & inside[:, None])
 
-    def compute(i, part, shared):
-        seen = {name: _seen(x, i * rows, near) for name, x in shared.items() if name not in tables}
+    def compute(i, chunk, shared):
+        near_keys = {name: _slice_rows(x, i * rows, near) for name, x in shared.items() if name not in tables}
         if tables:
-            part, seen["columns"] = {**part, "rows": shared["rows"]}, shared["columns"]
-        return weigh(part, seen, (of_rows[i], grid.columns.visible()), grid.columns.queries, training=training)
+            chunk, near_keys["columns"] = {**chunk, "rows": shared["rows"]}, shared["columns"]
+        return weigh(chunk, near_keys, (masks[i], grid.columns.visible()), grid.columns.queries, training=training)
 
-    parts = {name: _cut(x, 2, count, rows) for name, x in query.items()}
-    return _join(in_parts(compute, parts, shared, _like(key, count, rows, grid), training=training), axis.queries)
+    chunks = {name: _cut(x, 2, count, rows) for name, x in query.items()}
+    return _join(in_chunks(compute, chunks, shared, _like(key, count, rows, grid), training=training), axis.queries)
 
 
 def pad(x, axis, before, after):
@@ -325,14 +325,14 @@ def _cut(x, axis, count, size):
     return tf.transpose(x, [axis, *(i for i in range(x.shape.rank) if i != axis)])
 
 
-def _join(parts, rows):
+def _join(chunks, rows):
     """[parts, B, M, h, W, D] -> [B, M, rows, W, D]."""
-    count, _, heads, size, width, depth = parts.shape
-    y = tf.reshape(tf.transpose(parts, [1, 2, 0, 3, 4, 5]), [-1, heads, count * size, width, depth])
+    count, _, heads, size, width, depth = chunks.shape
+    y = tf.reshape(tf.transpose(chunks, [1, 2, 0, 3, 4, 5]), [-1, heads, count * size, width, depth])
     return y[:, :, :rows]
 
 
-def _seen(x, start, size):
+def _slice_rows(x, start, size):
     """Some rows of [B, M, Y, X, ...]."""
     rest = x.shape.as_list()[3:]
     return tf.slice(x, [0, 0, start, *[0] * len(rest)], [x.shape[0] or -1, x.shape[1], size, *rest])
@@ -344,7 +344,7 @@ def _like(key, count, rows, grid):
     return tf.TensorSpec([count, images, heads, rows, grid.columns.queries, depth], key["value"].dtype)
 
 
-def in_parts(compute, parts, shared, like, *, training=False):
+def in_chunks(compute, chunks, shared, like, *, training=False):
     """Stacks compute(i, part i, shared) for each part, one after the other. The backward pass computes each again.
 
     Inference has no loop up to `MOST_UNROLLED` parts: files of TFLite with a loop fail or have large errors.
@@ -357,17 +357,17 @@ def in_parts(compute, parts, shared, like, *, training=False):
         training: whether the graph trains; a tensor counts as true.
     """
     unrolled = not tf.is_tensor(training) and not training and like.shape[0] <= MOST_UNROLLED
-    structure = parts, shared
+    structure = chunks, shared
 
     @tf.custom_gradient
     def run(*inputs):
-        parts, shared = tf.nest.pack_sequence_as(structure, inputs)
+        chunks, shared = tf.nest.pack_sequence_as(structure, inputs)
         # TFLite slices five axes at most, so in the loop images and heads are one axis.
-        cut = {name: tf.reshape(x, [x.shape[0], -1, *x.shape[3:]]) for name, x in parts.items()}
+        cut = {name: tf.reshape(x, [x.shape[0], -1, *x.shape[3:]]) for name, x in chunks.items()}
 
         def step(i):
-            part = {name: tf.reshape(cut[name][i], _sizes(x.shape[1:])) for name, x in parts.items()}
-            return tf.reshape(compute(i, part, shared), [-1, *like.shape[3:]])
+            chunk = {name: tf.reshape(cut[name][i], _sizes(x.shape[1:])) for name, x in chunks.items()}
+            return tf.reshape(compute(i, chunk, shared), [-1, *like.shape[3:]])
 
         if unrolled:
             rows = []
@@ -378,7 +378,7 @@ def in_parts(compute, parts, shared, like, *, training=False):
         else:
             row = tf.TensorSpec([like.shape[1:3].num_elements(), *like.shape[3:]], like.dtype)
             y = tf.map_fn(step, tf.range(like.shape[0]), parallel_iterations=1, fn_output_signature=row)
-        return tf.reshape(y, _sizes(like.shape)), lambda upstream: _gradients(compute, parts, shared, upstream)
+        return tf.reshape(y, _sizes(like.shape)), lambda upstream: _gradients(compute, chunks, shared, upstream)
 
     return run(*tf.nest.flatten(structure))
 
@@ -388,27 +388,27 @@ def _sizes(shape):
     return [-1 if n is None else n for n in shape]
 
 
-def _gradients(compute, parts, shared, upstream):
+def _gradients(compute, chunks, shared, upstream):
     """The gradients of `in_parts`, in the order of its flat inputs. Those of `shared` are summed in `wide` numbers."""
     count = upstream.shape[0]
 
-    def step(i, of_parts, of_shared):
-        part = {name: x[i] for name, x in parts.items()}
+    def step(i, chunk_gradients, shared_gradients):
+        chunk = {name: x[i] for name, x in chunks.items()}
         with tf.GradientTape() as tape:
-            tape.watch((part, shared))
-            y = compute(i, part, shared)
-        found, more = tape.gradient(y, (part, shared), upstream[i], unconnected_gradients="zero")
-        of_parts = {name: array.write(i, found[name]) for name, array in of_parts.items()}
+            tape.watch((chunk, shared))
+            y = compute(i, chunk, shared)
+        gradients, more = tape.gradient(y, (chunk, shared), upstream[i], unconnected_gradients="zero")
+        chunk_gradients = {name: array.write(i, gradients[name]) for name, array in chunk_gradients.items()}
         # A slice of a map has a gradient without a static shape, and a loop keeps the shapes it starts with.
-        more = {name: tf.ensure_shape(widen(more[name]), x.shape) for name, x in of_shared.items()}
-        return i + 1, of_parts, {name: x + more[name] for name, x in of_shared.items()}
+        more = {name: tf.ensure_shape(widen(more[name]), x.shape) for name, x in shared_gradients.items()}
+        return i + 1, chunk_gradients, {name: x + more[name] for name, x in shared_gradients.items()}
 
-    arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in parts.items()}
+    arrays = {name: tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for name, x in chunks.items()}
     sums = {name: tf.zeros(tf.shape(x), wide(x.dtype)) for name, x in shared.items()}
     sums = {name: tf.ensure_shape(x, shared[name].shape) for name, x in sums.items()}
     start = tf.constant(0), arrays, sums
     _, arrays, sums = tf.while_loop(
         lambda i, *_: i < count, step, start, parallel_iterations=1, maximum_iterations=count
     )
-    found = {name: array.stack() for name, array in arrays.items()}
-    return tf.nest.flatten((found, {name: tf.cast(x, shared[name].dtype) for name, x in sums.items()}))
+    gradients = {name: array.stack() for name, array in arrays.items()}
+    return tf.nest.flatten((gradients, {name: tf.cast(x, shared[name].dtype) for name, x in sums.items()}))

@@ -23,7 +23,7 @@ from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNorm, Norm
 from axial.layers.configured import Initializer, Layer
-from axial.layers.conv import of_any_batch
+from axial.layers.conv import run_nonempty
 from axial.layers.precision import widen
 from axial.layers.spatial_attention.decoding import Mask, check_index, check_odd, joined_masks, written
 
@@ -35,7 +35,7 @@ def conv_size(size, kernel, strides, dilation, padding):
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // strides + 1
 
 
-def places_of_taps(offsets, kernel, strides, dilation, padding):
+def tap_positions(offsets, kernel, strides, dilation, padding):
     """Pairs (tap, offset) of rows and of columns: positions without offsets, int32 [P, K, 1], and [B, P, K, O].
 
     Args:
@@ -55,8 +55,8 @@ def places_of_taps(offsets, kernel, strides, dilation, padding):
 
 def positions(offsets, kernel, strides, *, dilation, padding):
     """(rows, columns), [B, P, K, O]: where the taps sample. Arguments: see `places_of_taps`."""
-    places = places_of_taps(offsets, kernel, strides, dilation=dilation, padding=padding)
-    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in places)
+    pairs = tap_positions(offsets, kernel, strides, dilation=dilation, padding=padding)
+    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in pairs)
 
 
 def neighbors(tap, offset, size, last=None):
@@ -72,13 +72,13 @@ def neighbors(tap, offset, size, last=None):
         last: int32, the largest position; the derivative there is that to the left, so that nothing after it counts.
     """
     below = tf.floor(offset)
-    share = offset - below
+    fraction = offset - below
     index = tap + tf.clip_by_value(tf.cast(below, tf.int32), -(2**30), 2**30)
     if last is not None:
         # Past the largest position, all weight is on the second of the two pixels.
         index = tf.minimum(index, last - 1)
-        share = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
-    return tf.clip_by_value(index, -2, size), share
+        fraction = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
+    return tf.clip_by_value(index, -2, size), fraction
 
 
 def sample_by_gather(x, rows, columns):
@@ -92,21 +92,21 @@ def sample_by_gather(x, rows, columns):
         rows, columns: pairs (index, share) of `neighbors`, int32 and float [B, P, K, O]; O divides C.
     """
     _, height, width, channels = x.shape
-    (top, share_y), (left, share_x) = rows, columns
+    (top, fraction_y), (left, fraction_x) = rows, columns
     _, pixels, taps, groups = top.shape
     padded = tf.pad(x, [[0, 0], [2, 2], [2, 2], [0, 0]])
     above, below = padded[:, :-1], padded[:, 1:]
     corners = tf.stack([above[:, :, :-1], above[:, :, 1:], below[:, :, :-1], below[:, :, 1:]], 3)
     corners = tf.reshape(corners, [-1, (height + 3) * (width + 3), 4, groups, channels // groups])
     index = (top + 2) * (width + 3) + left + 2
-    across = [1 - share_x, share_x]
-    shares = tf.stack([y * x for y in (1 - share_y, share_y) for x in across], 3)  # [B, P, K, 4, O]
-    shares = tf.cast(shares, x.dtype)
+    across = [1 - fraction_x, fraction_x]
+    weights = tf.stack([y * x for y in (1 - fraction_y, fraction_y) for x in across], 3)  # [B, P, K, 4, O]
+    weights = tf.cast(weights, x.dtype)
     samples = []
     for tap in range(taps):
-        found = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
-        found = tf.stack(found, 3) if groups > 1 else found[0][:, :, :, None]  # [B, P, 4, O, C / O]
-        samples.append(tf.reshape(tf.reduce_sum(found * shares[:, :, tap][..., None], 2), [-1, pixels, channels]))
+        values = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
+        values = tf.stack(values, 3) if groups > 1 else values[0][:, :, :, None]  # [B, P, 4, O, C / O]
+        samples.append(tf.reshape(tf.reduce_sum(values * weights[:, :, tap][..., None], 2), [-1, pixels, channels]))
     return samples
 
 
@@ -117,20 +117,20 @@ def sample_by_hat(x, rows, columns):
     values = tf.reshape(x, [-1, height * width, groups, channels // groups])
     samples = []
     for tap in range(taps):
-        found = []
+        group_samples = []
         for g in range(groups):
             sides = (*rows, height), (*columns, width)
-            near_y, near_x = (_hat(low[:, :, tap, g], share[:, :, tap, g], n) for low, share, n in sides)
-            share = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
-            found.append(tf.matmul(tf.cast(share, x.dtype), values[:, :, g]))
-        samples.append(tf.concat(found, 2))
+            near_y, near_x = (_hat(low[:, :, tap, g], fraction[:, :, tap, g], n) for low, fraction, n in sides)
+            weights = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
+            group_samples.append(tf.matmul(tf.cast(weights, x.dtype), values[:, :, g]))
+        samples.append(tf.concat(group_samples, 2))
     return samples
 
 
-def _hat(low, share, size):
+def _hat(low, fraction, size):
     """[..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
-    low, share, pixel = low[..., None], share[..., None], tf.range(size)
-    return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, tf.zeros([], share.dtype)))
+    low, fraction, pixel = low[..., None], fraction[..., None], tf.range(size)
+    return tf.where(pixel == low, 1 - fraction, tf.where(pixel == low + 1, fraction, tf.zeros([], fraction.dtype)))
 
 
 _SAMPLE = {"gather": sample_by_gather, "hat": sample_by_hat}
@@ -184,8 +184,8 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     groups = offsets.shape[3] // (2 * taps)
     if masks is not None:
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
-    places = places_of_taps(offsets, kernel.shape[:2], strides, dilation, padding=padding)
-    samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
+    pairs = tap_positions(offsets, kernel.shape[:2], strides, dilation, padding=padding)
+    samples = _SAMPLE[form](x, *(neighbors(*pair, n) for pair, n in zip(pairs, x.shape[1:3])))
     return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
 
 
@@ -296,7 +296,7 @@ class DeformableConv(Layer):
             x = tf.pad(x, [[0, 0], [self.padding] * 2, [self.padding] * 2, [0, 0]])
         with tf.name_scope("offsets"):
             kernel = tf.cast(self.offset_kernel, x.dtype)
-            y = of_any_batch(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
+            y = run_nonempty(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
         y = widen(y)
         y += tf.cast(self.offset_bias, y.dtype)
         if self.modulation == "none":
@@ -396,15 +396,15 @@ class DeformableConv1D(Layer):
         near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [B, L, K, C]
         return self._convolve(x, near, tf.range(x.shape[1]))
 
-    def _convolve(self, x, near, place):
+    def _convolve(self, x, near, tokens):
         """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
         with tf.name_scope("offsets"):
             offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
         offsets = widen(offsets)
         offsets += tf.cast(self.offset_bias, offsets.dtype)  # [B, P, K]
-        taps = place[:, None] + tf.range(self.taps) - self.before  # [P, K]
-        index, share = neighbors(taps, offsets, x.shape[1], place[:, None] if self.causal else None)
-        rows = index[..., None], share[..., None]
+        taps = tokens[:, None] + tf.range(self.taps) - self.before  # [P, K]
+        index, fraction = neighbors(taps, offsets, x.shape[1], tokens[:, None] if self.causal else None)
+        rows = index[..., None], fraction[..., None]
         columns = tuple(tf.zeros_like(a) for a in rows)
         samples = _SAMPLE[self.form](x[:, :, None], rows, columns)
         return add_taps(samples, tf.cast(self.kernel, x.dtype))

@@ -211,7 +211,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === The weights of one query ===
 
-    def query_weights(self, x: tf.Tensor, place: Any, *, terms: str | None = None) -> tf.Tensor:
+    def query_weights(self, x: tf.Tensor, position: Any, *, terms: str | None = None) -> tf.Tensor:
         """float32 [B, M, Y, X]: the weights of one query over all keys, in raster order; they sum to one.
 
         Only this query's logits are made.
@@ -225,12 +225,12 @@ class GeneralizedAttention(Unfolded, Layer):
             InputError: the place is outside the map, or a term is not on in the setting.
         """
         operands = Operands(self, self.terms if terms is None else Terms.of(terms))
-        if terms is not None and any(bit > own for bit, own in zip(terms, self.setting)):
+        if terms is not None and any(bit > setting_bit for bit, setting_bit in zip(terms, self.setting)):
             raise InputError(f"terms = {terms!r}: expected some of the terms of setting {self.setting!r}")
-        row, column = (place, 0) if self.axes == 1 else place
+        row, column = (position, 0) if self.axes == 1 else position
         x, keys, _ = self._as_maps(x, None, None)
         if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
-            raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
+            raise InputError(f"position = {position}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
         one = x[:, row : row + 1, column : column + 1]
         query, key = operands.queries(one), operands.keys(keys, operands.saliency(keys))
@@ -266,7 +266,7 @@ class GeneralizedAttention(Unfolded, Layer):
     def memory_cache(self, keys: tf.Tensor, key_mask: Mask = None) -> dict[str, tf.Tensor]:
         """The cache of encoder-decoder attention: what the keys [B, L, C] give. `step` leaves it as it is."""
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
-        cache = Operands(self, self.terms).of_keys(keys)
+        cache = Operands(self, self.terms).cached(keys)
         if key_mask is not None:
             cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
         return cache
@@ -300,8 +300,8 @@ class GeneralizedAttention(Unfolded, Layer):
         check_index(index, axis.queries)
         if self.causal:
             # A token between two keys has the place -1, where `written` writes nothing.
-            place = tf.where(index % axis.stride == 0, index // axis.stride, -1)
-            cache = {name: written(cache[name], new, place) for name, new in operands.of_keys(x[:, :, None]).items()}
+            key_index = tf.where(index % axis.stride == 0, index // axis.stride, -1)
+            cache = {name: written(cache[name], new, key_index) for name, new in operands.cached(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
         query, key = operands.queries(x[:, :, None]), cached_keys(cache)
         if "rows" in positions:
@@ -358,7 +358,7 @@ class Operands:
             if terms.query_key:
                 query["content"] = add(q, layer.key_vector, terms.key)
             if terms.query_position:
-                query["place"] = add(q, layer.position_vector, terms.position)
+                query["position"] = add(q, layer.position_vector, terms.position)
         return query
 
     def tables(self, grid):
@@ -380,7 +380,7 @@ class Operands:
             return self.cast(table)
         return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
 
-    def of_keys(self, keys):
+    def cached(self, keys):
         """What the keys of a map with one column give to a cache, [B, L, M, D] or [B, L, M]."""
 
         def heads(kernel):

@@ -49,17 +49,17 @@ def pool_near(saliency, value, grid, real=None):
     """
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
     largest = tf.stop_gradient(saliency)  # the result does not depend on it
-    share = tf.exp(saliency - largest)
+    weight = tf.exp(saliency - largest)
     if real is not None:
         real = real[:, None]
         largest = tf.where(real, largest, tf.reduce_min(largest, [2, 3], keepdims=True))
-        share = tf.where(real, share, 0.0)
-    triple = largest, share, share[..., None] * widen(value)
-    for axis, place in ((grid.rows, 2), (grid.columns, 3)):
+        weight = tf.where(real, weight, 0.0)
+    triple = largest, weight, weight[..., None] * widen(value)
+    for axis, map_axis in ((grid.rows, 2), (grid.columns, 3)):
         most = axis.queries - 1
         before = most if axis.before is None else min(axis.before, most)
         after = most if axis.after is None else min(axis.after, most)
-        triple = _slide(triple, place, before, after)
+        triple = _slide(triple, map_axis, before, after)
     _, total, weighted = triple
     return weighted / total[..., None] if real is None else tf.math.divide_no_nan(weighted, total[..., None])
 
@@ -75,8 +75,8 @@ def _slide(triple, axis, before, after):
     left = before + after + 1
     while left:
         if left & 1:
-            part = [_from(x, axis, start, size) for x in run]
-            result = part if result is None else _combine(result, part)
+            piece = [_from(x, axis, start, size) for x in run]
+            result = piece if result is None else _combine(result, piece)
             start += width
         left >>= 1
         if left:

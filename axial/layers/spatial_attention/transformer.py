@@ -211,8 +211,8 @@ class DecoderLayer(EncoderLayer):
         x, memory = self._attend(x, mask, training), self.sized(memory, self._memory_shape or memory.shape)
         if memory.shape[1:].is_fully_defined():
             self._memory_shape = memory.shape
-        found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
-        x = self.after_memory(x, found, training=training)
+        attended = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
+        x = self.after_memory(x, attended, training=training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
 
     def new_cache(self, memory: tf.Tensor, length: int, memory_mask: Mask = None) -> dict:
@@ -246,8 +246,8 @@ class DecoderLayer(EncoderLayer):
         """
         cache = dict(cache)
         if self.attention is not None:
-            found, cache["self"] = self.attention.step(x, index, cache["self"], constants["self"])
-            x = self.after_attention(x, found)
-        found, _ = self.memory.step(x, index, cache["memory"], constants["memory"])
-        x = self.after_memory(x, found)
+            attended, cache["self"] = self.attention.step(x, index, cache["self"], constants["self"])
+            x = self.after_attention(x, attended)
+        attended, _ = self.memory.step(x, index, cache["memory"], constants["memory"])
+        x = self.after_memory(x, attended)
         return self.after_feed_forward(x, self.feed_forward(x)), cache

@@ -70,15 +70,15 @@ def _run(kernel, interpret, *, x, columns, maps, outputs=()):
     """Runs a kernel over rows. Its results are maps of pixels, of dtypes `outputs`, or one like x."""
     images, height, classes, width = x.shape
     pixels = columns.shape[1]
-    of_pixels = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
-    of_x = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
+    pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
+    logit_block = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
     work = images * height * classes * pixels
     return pl.pallas_call(
         kernel,
         name=f"cross_entropy{kernel.__name__}",
         grid=(images, pl.cdiv(height, ROWS)),
-        in_specs=[of_x, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[of_pixels] * len(maps)],
-        out_specs=[of_pixels] * len(outputs) or [of_x],
+        in_specs=[logit_block, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[pixel_block] * len(maps)],
+        out_specs=[pixel_block] * len(outputs) or [logit_block],
         out_shape=[jax.ShapeDtypeStruct((images, height, pixels), dtype) for dtype in outputs]
         or [jax.ShapeDtypeStruct(x.shape, x.dtype)],
         compiler_params=pltpu.CompilerParams(

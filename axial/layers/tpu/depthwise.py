@@ -87,8 +87,8 @@ def _run(kernel, side, interpret, *, arrays, taps):
         tuple(map(pl.Element, (1, _columns_read(side, width), height, LANES), missing)),
         lambda n, g, b: (n, _first_read(side, width, b), 0, g * LANES),
     )
-    own = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
-    of_taps = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
+    center = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
+    tap_block = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
     sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
     columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
     margins = [2 * MARGIN, *[0] * len(arrays)]
@@ -97,8 +97,8 @@ def _run(kernel, side, interpret, *, arrays, taps):
         functools.partial(kernel, side, width),
         name=kernel.__name__.strip("_"),
         grid=(images, groups, blocks),
-        in_specs=[around, *[own] * backward, of_taps],
-        out_specs=[own, *[sums] * backward],
+        in_specs=[around, *[center] * backward, tap_block],
+        out_specs=[center, *[sums] * backward],
         out_shape=[
             jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
             *[jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)] * backward,
@@ -147,8 +147,8 @@ def _fill(columns, x, *, width, first, start, margin):
         y = x[0, jnp.clip(first + i - start, 0, x.shape[1] - 1)].astype(jnp.float32)
         if rows > height:
             y = jnp.concatenate([y, jnp.zeros((rows - height, LANES), jnp.float32)])
-        seen = on_map & (first + i >= 0) & (first + i < width)
-        columns[i, margin : margin + rows] = jnp.where(seen, y, 0.0)
+        inside = on_map & (first + i >= 0) & (first + i < width)
+        columns[i, margin : margin + rows] = jnp.where(inside, y, 0.0)
         if margin:
             columns[i, :margin] = columns[i, margin + rows :] = jnp.zeros((margin, LANES), jnp.float32)
         return 0
@@ -172,15 +172,15 @@ def _for_vectors(side, columns, run, carry):
     """
     count, above = (columns.shape[1] - 2 * MARGIN) // ROWS, MARGIN - side // 2
 
-    def of_column(w, carry):
-        def of_rows(r, carry):
-            places = [(w + j, pl.ds(r * ROWS + above + i, ROWS)) for i in range(side) for j in range(side)]
+    def run_column(w, carry):
+        def run_rows(r, carry):
+            positions = [(w + j, pl.ds(r * ROWS + above + i, ROWS)) for i in range(side) for j in range(side)]
             rows = pl.ds(pl.multiple_of(r * ROWS, ROWS), ROWS)
-            return run(w, rows, [columns[place] for place in places], carry)
+            return run(w, rows, [columns[position] for position in positions], carry)
 
-        return lax.fori_loop(0, count, of_rows, carry)
+        return lax.fori_loop(0, count, run_rows, carry)
 
-    return lax.fori_loop(0, COLUMNS, of_column, carry)
+    return lax.fori_loop(0, COLUMNS, run_column, carry)
 
 
 def _convolve(side, width, *refs):
@@ -198,10 +198,10 @@ def _convolve(side, width, *refs):
 
 def _convolve_backward(side, width, *refs):
     """Refs: d, x, taps. Then d_x, the sums for the taps, and scratch memory."""
-    d, x, taps, d_x, d_taps, spread, columns, result, own = refs
+    d, x, taps, d_x, d_taps, spread, columns, result, center = refs
     _load(side, width, d, taps, spread=spread, columns=columns)
     first = pl.program_id(2) * COLUMNS
-    _fill(own, x, width=width, first=first, start=first, margin=0)
+    _fill(center, x, width=width, first=first, start=first, margin=0)
 
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -210,7 +210,7 @@ def _convolve_backward(side, width, *refs):
     def run(w, rows, vectors, sums):
         vectors = vectors[::-1]  # what a tap multiplies on its way back; its own gradient sums the same vectors times x
         result[w, rows] = sum(vector * spread[i] for i, vector in enumerate(vectors))
-        return [total + vector * own[w, rows] for total, vector in zip(sums, vectors)]
+        return [total + vector * center[w, rows] for total, vector in zip(sums, vectors)]
 
     sums = [jnp.zeros((ROWS, LANES), jnp.float32)] * side**2
     for i, total in enumerate(_for_vectors(side, columns, run, sums)):

@@ -74,8 +74,8 @@ def test_a_warning_says_what_the_kernels_lack(monkeypatch, capsys, jax, libtpu, 
     monkeypatch.setattr(device, "tpu_generation", lambda: tpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if jax else None)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = device.has_kernels.__wrapped__()
-    assert found == (words is None)
+    has_kernels = device.has_kernels.__wrapped__()
+    assert has_kernels == (words is None)
     said = capsys.readouterr().err
     assert words in said if words else not said
 
@@ -110,16 +110,16 @@ def test_parts_and_recomputing_change_nothing(monkeypatch, backend, axis, span, 
     randomize(layer)
     same_weights(again, layer)
 
-    def traced(layer, part_bytes):
-        monkeypatch.setattr(cpu, "PART_BYTES", part_bytes)
+    def traced(layer, chunk_bytes):
+        monkeypatch.setattr(cpu, "CHUNK_BYTES", chunk_bytes)
         function = tf.function(lambda: step(layer, x), autograph=False)
         graph = function.get_concrete_function().graph
         return function(), sum(op.type == "Softmax" for op in graph.get_operations())
 
-    wanted, whole = traced(layer, 2**40)
-    found, many = traced(again, 2**8)
+    expected, whole = traced(layer, 2**40)
+    actual, many = traced(again, 2**8)
     assert whole == 1 and many == parts * (2 if recompute == "softmax" else 1)
-    check_steps(found, wanted, 1e-4)
+    check_steps(actual, expected, 1e-4)
 
 
 @pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])

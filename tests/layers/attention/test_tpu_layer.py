@@ -40,7 +40,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "length,span,whole,seen,served",
+    "length,span,whole,effective_span,served",
     [
         (7, None, False, None, True),
         pytest.param(10, 9, True, 9, True, marks=pytest.mark.slow),
@@ -49,15 +49,15 @@ def calls(monkeypatch):
         pytest.param(65, 65, True, None, False, marks=pytest.mark.slow),  # a reach of 64
     ],
 )
-def test_a_layer_matches_the_oracle(calls, length, span, whole, seen, served):
+def test_a_layer_matches_the_oracle(calls, length, span, whole, effective_span, served):
     layer = make(span=span, whole_up_to_span=whole, backend="kernel")
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
     layer(x)
     randomize(layer)
     calls.clear()
     options = dict(terms=TERMS, epsilon=layer.norm.epsilon, training=True)
-    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, seen, **options)
-    assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
+    expected, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, effective_span, **options)
+    assert relative_error(layer(x, training=True)[:, 0], expected) < 1e-4
     assert len(calls) == served
 
 
@@ -173,10 +173,10 @@ def test_a_folded_layer_matches(calls, dtype):
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
     layer(x)
     randomize(layer)
-    wanted, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
+    expected, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
     folded(x)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
         weight.assign(value)
     calls.clear()
-    assert relative_error(tf.cast(folded(x), tf.float32), wanted) < (1e-5 if dtype == "float32" else 0.02)
+    assert relative_error(tf.cast(folded(x), tf.float32), expected) < (1e-5 if dtype == "float32" else 0.02)
     assert len(calls) == 1

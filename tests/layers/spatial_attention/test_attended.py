@@ -49,8 +49,8 @@ def test_a_block_starts_as_the_block_without_attention(name, spatial):
 
     ours = block(name, spatial)(x)
     assert ours.shape == (2, 3, 3, 32)
-    wanted = block("none", "none" if spatial == "none" else "regular")(x)
-    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
+    expected = block("none", "none" if spatial == "none" else "regular")(x)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_and_deformable_convolution_are_in_the_last_stages():
@@ -86,10 +86,10 @@ def test_padded_tokens_change_nothing(name, deformable):
     x = tf.random.stateless_normal([2, 6, 8], [0, 1])
     mask = tf.constant([[True] * 4 + [False] * 2] * 2)
     changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
-    found = layer(changed, key_mask=mask)[:, :4]
+    actual = layer(changed, key_mask=mask)[:, :4]
     masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # whose mask Keras hands on
-    np.testing.assert_allclose(layer(masked)[:, :4], found, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer(masked)[:, :4], actual, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
     decoder, target = make_decoder(name, deformable), tf.random.stateless_normal([2, 6, 8], [2, 3])
     np.testing.assert_allclose(
         decoder(target, changed, memory_mask=mask), decoder(target, x[:, :4]), rtol=1e-4, atol=1e-5

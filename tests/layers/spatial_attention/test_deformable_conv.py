@@ -70,14 +70,14 @@ def test_large_maps_are_read_at_the_right_pixels():
     x = tf.reshape(x, [1, height, width, 1])
     rows, columns = np.meshgrid(height - 1 - np.arange(20), np.arange(0, width, 99), indexing="ij")
     places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.int32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
-    (found,) = sample_by_gather(x, *places)
-    np.testing.assert_array_equal(found[0, :, 0], (rows * width + columns).ravel() % 251)
+    (pixels,) = sample_by_gather(x, *places)
+    np.testing.assert_array_equal(pixels[0, :, 0], (rows * width + columns).ravel() % 251)
 
 
 @pytest.mark.parametrize("file", golden_files("study_deform_*.npz"))
 def test_agrees_with_onnx(form, file):
     arrays, meta = read_golden(file)
-    x, offsets, masks, wanted = (arrays[name].transpose(0, 2, 3, 1) for name in ("x", "offset", "mask", "y"))
+    x, offsets, masks, expected = (arrays[name].transpose(0, 2, 3, 1) for name in ("x", "offset", "mask", "y"))
     y = deformable_conv(
         tf.constant(x, tf.float32),
         tf.constant(arrays["w"].transpose(2, 3, 1, 0), tf.float32),
@@ -88,7 +88,7 @@ def test_agrees_with_onnx(form, file):
         padding=meta["pad"],
         form=form,
     )
-    assert relative_error(y, wanted) < TOLERANCE
+    assert relative_error(y, expected) < TOLERANCE
 
 
 # === The layer ===
@@ -144,13 +144,13 @@ def test_the_future_has_no_gradient(form):
     for scale in (1.0, 0.0):
         layer.offset_kernel.assign(layer.offset_kernel * scale)
         layer.offset_bias.assign(layer.offset_bias * scale)
-        changed, found = tf.concat([x[:, :3], 100 * x[:, 3:]], 1), []
+        changed, gradients = tf.concat([x[:, :3], 100 * x[:, 3:]], 1), []
         for sequence in (x, changed):
             with tf.GradientTape() as tape:
                 tape.watch(sequence)
                 y = layer(sequence)[:, 2]
-            of_sequence, *of_weights = tape.gradient(y, [sequence, *layer.trainable_weights])
-            assert (of_sequence.numpy()[:, 3:] == 0).all() and np.abs(of_sequence[:, 2]).max() > 0
-            found.append(of_weights)
-        for a, b in zip(*found):
+            d_sequence, *d_weights = tape.gradient(y, [sequence, *layer.trainable_weights])
+            assert (d_sequence.numpy()[:, 3:] == 0).all() and np.abs(d_sequence[:, 2]).max() > 0
+            gradients.append(d_weights)
+        for a, b in zip(*gradients):
             np.testing.assert_array_equal(a, b)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
-from axial.layers.attention.tpu.tiling import FAST_MEMORY, OF_CHANNEL, REACH, Tiling
+from axial.layers.attention.tpu.tiling import CHANNEL_FACTOR, FAST_MEMORY, REACH, Tiling
 from axial.layers.attention.windows import Windows, table_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.tpu.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
@@ -40,7 +40,7 @@ def can_serve(x, kernel, spec, windows):
         return False
     memory = FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4
     fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * memory  # the projection and its gradient
-    fits = fits and OF_CHANNEL * x.dtype.size * kernel.shape[1] < memory
+    fits = fits and CHANNEL_FACTOR * x.dtype.size * kernel.shape[1] < memory
     return fits and windows.reach <= REACH
 
 
@@ -111,8 +111,8 @@ class _Kernels:
 
     def align(self, x):
         """[., channels of q, k and v] -> the same with q, k and v padded to whole registers each."""
-        parts = tf.split(x, self.tiling.sizes, 1)
-        return tf.concat([tf.pad(part, [[0, 0], [0, -part.shape[1] % LANES]]) for part in parts], 1)
+        blocks = tf.split(x, self.tiling.sizes, 1)
+        return tf.concat([tf.pad(block, [[0, 0], [0, -block.shape[1] % LANES]]) for block in blocks], 1)
 
     def unalign(self, x):
         """The inverse of `align`."""

@@ -46,16 +46,16 @@ class Logits(Group):
         return w * (1.0 / jnp.sum(w, 0, keepdims=True))
 
 
-def _forward(tiling, place, *refs):
+def _forward(tiling, program, *refs):
     """Refs: x three times, affine, the tables of the query term, the key term and the values, flip. Then the outputs
     content and position, sums [4, H*E] of the content, its squares, the positions, their squares, and scratch memory.
     """
-    before, own, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
+    before, center, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
     pixels, flip = Normalized(*refs[11:]), flip[...]
-    pl.when(place.begins)(lambda: clear(sums))
+    pl.when(program.begins)(lambda: clear(sums))
 
-    def of_window(window):
-        first = place.first + window * LANES
+    def window_steps(window):
+        first = program.first + window * LANES
         mask, inside = jnp.where(tiling.visible(first), 0.0, MASKED), tiling.inside(first, LANES)
 
         @functools.cache
@@ -92,17 +92,17 @@ def _forward(tiling, place, *refs):
 
         return run
 
-    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
+    run_windows(tiling, program, pixels, window_steps, around=(before, center, after), affine=affine)
 
 
 _Refs = collections.namedtuple(
     "_Refs",
-    "before own after d_total content position affine factors query key value flip d_x d_affine d_query d_key d_value "
-    "normal_content normal_q normal_k normal_v total query_total key_total value_total",
+    "before center after d_total content position affine factors query key value flip d_x d_affine d_query d_key "
+    "d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
 )
 
 
-def _backward(tiling, place, *refs):
+def _backward(tiling, program, *refs):
     """Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
     tables of the query term, the key term and, [C, J], of the values, flip. Then d_x, d_affine, the gradients of the
     three tables, of which that of the values is [E, J], and scratch memory.
@@ -111,19 +111,19 @@ def _backward(tiling, place, *refs):
     totals = refs.query_total, refs.key_total, refs.value_total
     pixels = Normalized(refs.normal_content, refs.normal_q, refs.normal_k, refs.normal_v)
     gradient = Gradient(
-        tiling, place, x=refs.before, affine=refs.affine, d_x=refs.d_x, d_affine=refs.d_affine, total=refs.total
+        tiling, program, x=refs.before, affine=refs.affine, d_x=refs.d_x, d_affine=refs.d_affine, total=refs.total
     )
-    pl.when(place.begins)(lambda: clear(*totals))
+    pl.when(program.begins)(lambda: clear(*totals))
 
-    def of_window(window):
-        return _WindowGradient(tiling, place, refs, pixels, gradient=gradient, window=window).run
+    def window_steps(window):
+        return _WindowGradient(tiling, program, refs, pixels, gradient=gradient, window=window).run
 
-    around = refs.before, refs.own, refs.after
-    run_windows(tiling, place, pixels, of_window, around=around, affine=refs.affine)
+    around = refs.before, refs.center, refs.after
+    run_windows(tiling, program, pixels, window_steps, around=around, affine=refs.affine)
 
     gradient.finish()
 
-    @pl.when(place.ends)
+    @pl.when(program.ends)
     def _():
         for ref, total in zip((refs.d_query, refs.d_key, refs.d_value), totals, strict=True):
             ref[...] = total[...]
@@ -132,9 +132,9 @@ def _backward(tiling, place, *refs):
 class _WindowGradient:
     """The gradients of a window: what the heads of a group share, and the steps of a head."""
 
-    def __init__(self, tiling, place, refs, pixels, gradient, window):
+    def __init__(self, tiling, program, refs, pixels, gradient, window):
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
-        first = place.first + window * LANES
+        first = program.first + window * LANES
         self.flip, self.inside = refs.flip[...], tiling.inside(first, LANES)
         self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
@@ -170,7 +170,7 @@ class _WindowGradient:
         tiling, refs, shear, cast, flip = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.flip
         lanes, rows = tiling.group(head, tiling.depth)
         value_lanes, value_rows = tiling.group(head, tiling.value_depth)
-        of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
+        head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
         logits, k, q_reversed, k_reversed, d_heads = self.logits_of(lanes.start, lanes.stop)
         w = yield from logits.weigh(rows, self.mask)
         v, d1, d2, d2_reversed, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
@@ -184,16 +184,16 @@ class _WindowGradient:
         d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
         d_heads[0].append(dot(cast(k[rows, : shear.keys]), by_key))
         d_heads[2].append(dot_turned(logits.content[rows], by_key))
-        w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
+        w, d_query_term, d_key_term = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
         yield
-        w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
-        of_keys = cast(shear.unfold(shear.rotate(of_keys, 1), reverse=True))
+        w, d_query_term = cast(shear.rotate(w, 1)), cast(shear.rotate(d_query_term, 1))
+        d_key_term = cast(shear.unfold(shear.rotate(d_key_term, 1), reverse=True))
         yield
         refs.value_total[...] += dot(cast(d2_reversed[value_rows]), w)
-        refs.query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
-        refs.key_total[of_head] += dot(cast(k_reversed[rows, : shear.keys]), of_keys)
-        d_heads[1].append(dot_turned(logits.tables[0][rows], of_queries))
-        d_heads[3].append(dot_turned(logits.tables[1][rows], of_keys))
+        refs.query_total[head_rows] += dot(cast(q_reversed[rows]), d_query_term)
+        refs.key_total[head_rows] += dot(cast(k_reversed[rows, : shear.keys]), d_key_term)
+        d_heads[1].append(dot_turned(logits.tables[0][rows], d_query_term))
+        d_heads[3].append(dot_turned(logits.tables[1][rows], d_key_term))
         if tiling.ends_group(head, tiling.depth):
             self._add(lanes, d_heads)
         if tiling.ends_group(head, tiling.value_depth):
@@ -209,12 +209,12 @@ class _WindowGradient:
         self.gradient.add(self.window, 2, lanes, jnp.transpose(d_k) + reversed_)
 
 
-def _gradient_sums(tiling, place, d, content, position, sums):
+def _gradient_sums(tiling, program, d, content, position, sums):
     """Refs: [P, H*E] three times. Then the sums [3, H*E]."""
-    pl.when(place.begins)(lambda: clear(sums))
-    inside = tiling.inside(place.first, ROWS)
+    pl.when(program.begins)(lambda: clear(sums))
+    inside = tiling.inside(program.first, ROWS)
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
         for lanes in chunks(d.shape[1]):
             y = jnp.where(inside, d[:, lanes].astype(jnp.float32), 0.0)
@@ -225,7 +225,7 @@ def _gradient_sums(tiling, place, d, content, position, sums):
 
 def gradient_sums(tiling, interpret, d, content, position):
     """Sums [3, H*E] over all pixels of d, d times content and d times position."""
-    operands = Operands(own=[d, content, position], sums=[float_shape(3, d.shape[1])])
+    operands = Operands(blocks=[d, content, position], sums=[float_shape(3, d.shape[1])])
     return run_programs(_gradient_sums, tiling, interpret, operands)[0]
 
 
@@ -263,7 +263,7 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
     value = jnp.tile(value, (copies, 1))[: up(tiling.sizes[2], LANES)]
     operands = Operands(
         around=[(x, x.shape[1])],
-        own=d,
+        blocks=d,
         small=[affine, factors, query, key, value, flip_matrix(tiling)],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],

@@ -72,11 +72,11 @@ class Programs:
 
         return pl.BlockSpec((size, lanes), index)
 
-    def place(self):
+    def current(self):
         """The `Place` of the program that runs. Call it in a kernel, outside of conditions and loops."""
         core, step = pl.program_id(0), pl.program_id(1)
         number = self.number(core, step)
-        return Place(
+        return Program(
             first=number * ROWS,
             exists=(number >= 0) & (number < self.count),
             opens=step == 0,
@@ -87,7 +87,7 @@ class Programs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Program:
     """What a program knows of itself, as scalars.
 
     Attributes:
@@ -124,7 +124,7 @@ class Operands:
 
     scalars: list = ()
     around: list = ()
-    own: list = ()
+    blocks: list = ()
     before: list = ()
     small: list = ()
     outputs: list = ()
@@ -155,8 +155,8 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         before = programs.rows((ROWS, lanes), late=1) if delayed else programs.halo(lanes, after=False)
         arrays += [x] * 3
         specs += [before, programs.rows((ROWS, lanes)), programs.halo(lanes, after=True)]
-    arrays += operands.own
-    specs += [programs.rows((ROWS, x.shape[1])) for x in operands.own]
+    arrays += operands.blocks
+    specs += [programs.rows((ROWS, x.shape[1])) for x in operands.blocks]
     aliases = {len(scalars) + len(arrays) + i: i for i in range(len(operands.before))}
     arrays += [x for x, _ in operands.before]
     specs += [programs.rows((ROWS, lanes), late=1) for _, lanes in operands.before]
@@ -166,11 +166,11 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     specs += [fixed(x.shape, lambda core, step: (0, 0)) for x in operands.small]
     written = [*operands.before, *((x, x.shape[1]) for x in operands.outputs)]
     times = 2 + tiling.halo / ROWS if delayed else 1 + 2 * tiling.halo / ROWS  # that `around` is read
-    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.own, *operands.small, *operands.sums))
+    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.blocks, *operands.small, *operands.sums))
     for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
         moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
     results = pl.pallas_call(
-        lambda *refs: kernel(tiling, programs.place(), *refs),
+        lambda *refs: kernel(tiling, programs.current(), *refs),
         name=kernel.__name__.strip("_"),
         grid=(programs.cores, programs.steps),
         in_specs=[*(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars), *specs],

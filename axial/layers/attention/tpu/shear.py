@@ -110,8 +110,8 @@ class Shear:
         first, last = row, row + LANES - self.halo
         if reverse:
             first, last = self.halo - 1 - row, LANES - 1 - row
-        of_first, of_last = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
-        return of_first - first > LANES // 2, of_last - last <= -LANES // 2
+        first_lanes, last_lanes = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
+        return first_lanes - first > LANES // 2, last_lanes - last <= -LANES // 2
 
     def fold(self, x, rotated=False):
         """[M, .] -> [S, .]. Lanes: see `_split`."""
@@ -123,10 +123,10 @@ class Shear:
 
     def unfold(self, x, reverse=False):
         """[S, L] -> [M, L]; zero where a slot does not hold the key. `reverse`: of reversed rows and rotated lanes."""
-        of_first, of_last = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
+        first_mask, last_mask = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
         first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
-        own = jnp.where(of_first, zero, first), *self._between(x), jnp.where(of_last, zero, last)
-        return join([jnp.where(of_last, last, zero), *own, jnp.where(of_first, first, zero)])
+        inner = jnp.where(first_mask, zero, first), *self._between(x), jnp.where(last_mask, zero, last)
+        return join([jnp.where(last_mask, last, zero), *inner, jnp.where(first_mask, first, zero)])
 
     def _between(self, x):
         """[the slots that hold a key of the window only], if there are any."""

@@ -29,7 +29,7 @@ from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join,
 FAST_MEMORY = 100 * 2**20
 # Times the bytes of a number, what the largest kernel takes of it for a channel of q, k or v: in bfloat16, 23 MiB for
 # 2,048 channels.
-OF_CHANNEL = 6 * 2**10
+CHANNEL_FACTOR = 6 * 2**10
 WINDOWS = 2  # of a program
 ROWS = WINDOWS * LANES  # pixels of a program
 REACH = LANES // 2 - 1  # the largest |offset|: a query sees 127 keys at most
@@ -110,14 +110,14 @@ class Tiling:
 
     def _bounds(self, first):
         """Least and largest visible offset [1, L] of the queries from pixel `first` on. Beyond the last, none is."""
-        place = lax.rem(first, self.length) + iota((1, LANES), 1)
+        position = lax.rem(first, self.length) + iota((1, LANES), 1)
         if self.length >= LANES:
-            place = jnp.where(place >= self.length, place - self.length, place)
+            position = jnp.where(position >= self.length, position - self.length, position)
         else:
-            lines = jnp.floor((place.astype(jnp.float32) + 0.5) * (1 / self.length))
-            place -= self.length * lines.astype(jnp.int32)
-        most = jnp.minimum(self.reach, self.length - 1 - place)
-        return -jnp.minimum(self.reach, place), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
+            lines = jnp.floor((position.astype(jnp.float32) + 0.5) * (1 / self.length))
+            position -= self.length * lines.astype(jnp.int32)
+        most = jnp.minimum(self.reach, self.length - 1 - position)
+        return -jnp.minimum(self.reach, position), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
     def visible(self, first):
         """bool [S, L] of the window from pixel `first` on."""
@@ -178,8 +178,8 @@ class Normalized:
         (q, k, v), halo, (before, x, after) = tiling.lanes, tiling.halo, x
         parts = [(self.k, k), *([(self.v, v)] if self.v is not None else [])]
 
-        def norm(x, start, lanes, of):
-            at = slice(lanes.start + of, lanes.stop + of)  # of affine
+        def norm(x, start, lanes, shift):
+            at = slice(lanes.start + shift, lanes.stop + shift)  # of affine
             y = x.astype(jnp.float32) * affine[0:1, at] + affine[1:2, at]
             return jnp.where(tiling.inside(start, len(x)), y, 0.0)
 
@@ -191,11 +191,11 @@ class Normalized:
         keys(after, slice(None), first + ROWS, slice(ROWS + halo, None))
 
         def window(i, _):
-            own, start = window_rows(i), first + i * LANES
-            queries = x[own, q]
+            rows, start = window_rows(i), first + i * LANES
+            queries = x[rows, q]
             self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
-            self.q[own, :] = tiling.cast(norm(queries, start, q, q.stop))
-            keys(x, own, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
+            self.q[rows, :] = tiling.cast(norm(queries, start, q, q.stop))
+            keys(x, rows, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
             return 0
 
         lax.fori_loop(0, WINDOWS, window, 0)
@@ -244,17 +244,17 @@ class Gradient:
         more: ref of another gradient of x, or None.
     """
 
-    def __init__(self, tiling, place, *, x, affine, d_x, d_affine, total, more=None):
-        self.tiling, self.place, self.total = tiling, place, total
+    def __init__(self, tiling, program, *, x, affine, d_x, d_affine, total, more=None):
+        self.tiling, self.program, self.total = tiling, program, total
         self.refs = x, affine, d_x, d_affine, more
-        pl.when(place.opens)(lambda: clear(total, d_affine))
+        pl.when(program.opens)(lambda: clear(total, d_affine))
 
     @classmethod
     def scratch(cls, tiling, lanes):
         """[(shape, dtype)] of `total`, for `Operands`. `lanes`: number of those of affine that the kernel uses."""
         return [((2 * ROWS + tiling.halo, lanes), jnp.float32)]
 
-    def add(self, window, part, lanes, d):
+    def add(self, window, operand, lanes, d):
         """Adds to the gradient of a window.
 
         Args:
@@ -264,7 +264,7 @@ class Gradient:
             d: gradient of the queries [128, .], or of the keys [M, .].
         """
         q, k, v = self.tiling.lanes
-        start = (0, q.stop, q.stop + k.start, q.stop + v.start)[part] + lanes.start
+        start = (0, q.stop, q.stop + k.start, q.stop + v.start)[operand] + lanes.start
         first = ROWS + window * LANES - (self.tiling.halo if len(d) > LANES else 0)
         rows = pl.ds(pl.multiple_of(first, SUBLANES), len(d))
         self.total[rows, start : start + d.shape[1]] += d
@@ -275,15 +275,15 @@ class Gradient:
         x, affine, d_x, d_affine, more = self.refs
         q = tiling.lanes[0].stop
 
-        @pl.when(self.place.finishes)
+        @pl.when(self.program.finishes)
         def _():
             for start, first in itertools.product(range(0, d_x.shape[1], LANES), range(0, ROWS, LANES)):
                 lanes, rows = slice(start, start + LANES), slice(first, first + LANES)
-                seen = tiling.inside(self.place.first - ROWS + first, LANES)
-                value = jnp.where(seen, x[rows, lanes].astype(jnp.float32), 0.0)
+                inside = tiling.inside(self.program.first - ROWS + first, LANES)
+                value = jnp.where(inside, x[rows, lanes].astype(jnp.float32), 0.0)
                 d = jnp.zeros_like(value) if more is None else more[rows, lanes].astype(jnp.float32)
-                for part in [start, start + q] if start < q else [start + q]:
-                    at = slice(part, part + LANES)
+                for column in [start, start + q] if start < q else [start + q]:
+                    at = slice(column, column + LANES)
                     y = total[rows, at]
                     d_affine[0:1, at] += jnp.sum(y * value, 0, keepdims=True)
                     d_affine[1:2, at] += jnp.sum(y, 0, keepdims=True)
@@ -329,7 +329,7 @@ def run_in_step(generators):
         running = [gang for gang in running if gang]
 
 
-def run_windows(tiling, place, pixels, of_window, *, around, affine):
+def run_windows(tiling, program, pixels, window_steps, *, around, affine):
     """Runs a program's heads, window after window, where the program has pixels.
 
     Args:
@@ -343,12 +343,12 @@ def run_windows(tiling, place, pixels, of_window, *, around, affine):
     """
 
     def run(window, _):
-        run_in_step(map(of_window(window), range(tiling.heads)))
+        run_in_step(map(window_steps(window), range(tiling.heads)))
         return 0
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
-        pixels.fill(tiling, around, affine, place.first)
+        pixels.fill(tiling, around, affine, program.first)
         lax.fori_loop(0, WINDOWS, run, 0)
 
 
