@@ -1,15 +1,15 @@
-"""Position-sensitive attention for CPUs: plain batched products, each in the order of axes that is fastest for it.
+"""Position-sensitive attention for CPUs: batched matrix products, each in its fastest order of axes.
 
-Three ideas make it fast; `NOTES.md` has the figures and what else was tried.
+Three ideas make it fast. `NOTES.md` has the timings of these and of the alternatives.
 
-- The batch norm of a logit map needs the map's mean and variance only, and these follow from Gram matrices of q, k and
-  the tables (`content_sums`, `position_sums`). Where Gram matrices would be larger than the map, the map is summed.
-- The content term is a product for each lane, with rows [A*G, L, D]. A relative term is a product for each position,
-  [L, A*G, D], in which all lanes share one table row.
-- In training the L x L maps are made in parts that stay in the cache, two parts at a time.
+- The batch norm of a logit term needs only the mean and the variance of its map. They follow from Gram matrices of q, k
+  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the map is summed.
+- The content term is one product per lane, [A*G, L, D] with [A*G, M, D]. A relative term is one product per position,
+  [L, A*G, D] with [L, M, D], because all lanes share the table rows of a position.
+- Training makes the L x L maps in chunks that stay in the cache, two chunks at a time.
 
-Letters of the shapes: N images of h x w pixels, H heads, G lanes (heads x pixels that attend side by side), A windows,
-L queries and M keys of a window, D query and key channels of a head, E value channels of a head, R rows of a table.
+Letters of the shapes: N images of h x w pixels; H heads; A windows; G lanes of a window (heads x lines side by side);
+L queries and M keys of a window; D query and key channels per head; E value channels per head; R rows of a table.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # bytes of a part of a map, and the most parts
+CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # largest chunk of a map, and most chunks
 
 
 # === Orders of the axes ===
@@ -63,8 +63,8 @@ def _swap(x):
 
 # === Statistics of the logits ===
 #
-# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The gradients reorder q and k
-# again instead of keeping them.
+# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The backward pass reorders q
+# and k again, so that nothing stores the reordered tensors.
 
 
 def content_sums(q, k, depth):
@@ -101,15 +101,15 @@ def content_sums(q, k, depth):
 
 
 def position_sums(q, table, windows, key_term=False):
-    """Sums of s = q_l . r_{m-l}: sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that l sees.
+    """Sums of s = q_l . r_{m-l}, where sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that query l sees.
 
-    The key term is s = k_m . r_{m-l}, over the offsets at which m is seen.
+    The key term is s = k_m . r_{m-l}. It sums over the offsets at which queries see key m.
 
     Args:
-        q: float32 [whole axes, length, G*D]; the keys if `key_term`.
+        q: float32 [A, length, G*D], in windows of the whole axis; the keys for the key term.
         table: [R, D].
         windows: `Windows` or `SquareWindows`.
-        key_term: whether the term is the key term.
+        key_term: whether this is the key term.
     """
     visible, rows = visible_rows(table, windows, key_term)
     outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
@@ -162,7 +162,7 @@ def _by_block(logits, windows, lanes):
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
     """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
 
-    Logits and softmax are float32 under every policy but float64.
+    Logits and softmax are float32 under every policy except float64.
     """
     heads, terms = options.heads, options.terms
     depth, lanes = q.shape[3] // heads, windows.abreast * heads
@@ -174,7 +174,7 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         sums = []
         for term in terms:
             if depth > windows.keys or (term == "content" and windows.visible is not None):
-                # The map is smaller than its Gram matrices, or they would count invisible pairs.
+                # The map is smaller than its Gram matrices, or the Gram matrices would count invisible pairs.
                 maps[term] = _map(term, *_factors(term, cut, rows, depth))
                 sums.append(map_sums(maps[term], windows, lanes))
             elif term == "content":
@@ -191,10 +191,10 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
     return content, position[0] if position else None
 
 
-# How a term's product [X, Y, Z] becomes a map [A*G, L, M], and back.
+# Transpositions of a term's product [X, Y, Z] to a map [A*G, L, M], and back.
 _TO_MAP = {"content": None, "query": [1, 0, 2], "key": [1, 2, 0]}
 _FROM_MAP = {"content": None, "query": [1, 0, 2], "key": [2, 0, 1]}
-_FIRST = {"content": "q", "query": "q", "key": "k"}  # where a term's first factor comes from
+_FIRST = {"content": "q", "query": "q", "key": "k"}  # the source of a term's first factor
 
 
 def _factors(term, cut, rows, depth):
@@ -224,15 +224,15 @@ def _compare(a, b):
 
 
 def _compare_gradient(a, b, d):
-    """TensorFlow's own gradient transposes d for b. Transposing the result instead is up to twice as fast."""
+    """TensorFlow's gradient transposes d to compute d_b. Transposing the result instead is up to twice as fast."""
     return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
-    """The softmax, the outputs and the gradients of one part of the windows.
+    """The softmax, the outputs and the gradients of one chunk of the windows.
 
-    The methods take the part's `cut`, `maps`, `rows` and `scales`; see `_mix`, and w [A*G, L, M].
+    The methods take `cut`, `maps`, `rows` and `scales` of the chunk (see `_mix`) and the weights w [A*G, L, M].
     """
 
     windows: object
@@ -244,7 +244,7 @@ class _Chunk:
     training: bool
 
     def factors(self, term, cut, rows, scales):
-        """A term's factors; the first is scaled lane by lane."""
+        """The two factors of a term. The first one is multiplied by the scale of each lane."""
         name = _FIRST[term]
         return _factors(term, {**cut, name: self._scale(cut[name], term, scales)}, rows, self.depth)
 
@@ -264,7 +264,7 @@ class _Chunk:
         return tf.cast(tf.nn.softmax(logits), self.dtype)
 
     def mix(self, w, cut, rows):
-        """[A, L, G*E]: content and, with a value table, position."""
+        """list of [A, L, G*E]: the content output and, with a value table, the position output."""
         outputs = [_from_rows(tf.matmul(w, _by_row(cut["v"], self.value_depth)), self.lanes)]
         if "value" in rows:
             outputs.append(_from_positions(tf.matmul(_exchange(w), rows["value"]), self.lanes))
@@ -273,7 +273,7 @@ class _Chunk:
     def gradient(self, w, y, d, inputs):
         """Gradients of (cut, maps, rows, scales), as dicts, from the gradients d of the outputs y.
 
-        Entries whose gradient is zero are left out.
+        The dicts have no entry for an input whose gradient is zero.
         """
         cut, maps, rows, scales = inputs
         d_row, v = (_by_row(x, self.value_depth) for x in (d[0], cut["v"]))
@@ -284,7 +284,7 @@ class _Chunk:
             d_position = _by_position(d[1], self.value_depth)
             d_weights.append(_exchange(tf.matmul(d_position, rows["value"], transpose_b=True)))
             d_rows["value"] = _swap(tf.matmul(d_position, _exchange(w), transpose_a=True))
-        # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+        # The gradient of softmax needs sum_p w_p dw_p, which equals d . y and needs no map.
         mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
         mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
         d_logits = widen(w) * (widen(tf.add_n(d_weights)) - mean)
@@ -316,26 +316,26 @@ class _Chunk:
 
 
 def _mix(chunk, chunk_sizes, recompute, inputs):
-    """The outputs of all windows, computed part after part. For the gradient only w is kept, or no map at all.
+    """The outputs of all windows, computed chunk by chunk. The backward pass stores at most one map, w.
 
     Args:
-        part: `_Part`.
-        parts: list, how many of the A windows each part has; None for all at once.
-        recompute: 'softmax' keeps no map: the backward pass recomputes w.
+        chunk: `_Chunk`.
+        chunk_sizes: list of the number of windows in each chunk, A in all; None for one chunk.
+        recompute: with 'softmax' the backward pass stores no map and recomputes w.
         inputs: tuple of dicts:
-            cut: windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
-            maps: maps [A*G, L, M] of the terms that have one already.
-            rows: table rows 'query', 'value' [L, M, .], 'key' [M, L, .].
-            scales: [G] of each term.
+            cut: the windows 'q' [A, L, G*D], 'k' [A, M, G*D] and 'v' [A, M, G*E].
+            maps: the maps [A*G, L, M] that were already made, by term.
+            rows: the table rows 'query' [L, M, D], 'key' [M, L, D] and 'value' [L, M, E].
+            scales: [G] by term.
 
     Returns:
-        list of [A, L, G*E]: content and, with a value table, position.
+        list of [A, L, G*E]: the content output and, with a value table, the position output.
     """
 
     def split(x, unit=1):
         if not chunk_sizes:
             return [x]
-        # Slices, not tf.split: grappler moves later operations before a split and so ties the parts together.
+        # Slices, because grappler moves later operations before a tf.split, and then no chunk runs on its own.
         ends = unit * np.cumsum(chunk_sizes)
         return [x[end - unit * n : end] for end, n in zip(ends, chunk_sizes)]
 
@@ -343,7 +343,7 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
         return tf.concat(x, 0) if chunk_sizes else x[0]
 
     def split_inputs(cut, maps):
-        """(cut, maps) of each part."""
+        """list of [cut, maps] of each chunk."""
         cut = {name: split(x) for name, x in cut.items()}
         maps = {name: split(x, chunk.lanes) for name, x in maps.items()}
         return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(chunk_sizes or [0]))]
@@ -359,7 +359,7 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
         outputs = [join(x) for x in zip(*outputs)]
 
         def gradient(*d):
-            # A value that depends on d keeps grappler and XLA from reusing the forward pass.
+            # The scales depend on d here, so that grappler and XLA do not reuse the forward pass.
             after = {term: x + 0.0 * tf.cast(tf.reduce_sum(d[0][:1, 0, 0]), x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
             gradients = []
@@ -385,13 +385,13 @@ def _merge(gradients, inputs, merge):
 
 
 def _chunk_sizes(count, windows, lanes):
-    """How many windows each part has, so that its map stays in the cache; None for all at once.
+    """list of the number of windows in each chunk, so that its map stays in the cache; None for one chunk.
 
-    If the number of windows is not static, they are not split into parts.
+    There is one chunk if the number of windows is not static.
     """
     if count is None:
         return None
-    rows = count // windows.blocks  # all windows of a row stay together: they share a mask
+    rows = count // windows.blocks  # the windows of a line stay together, because they share a mask
     size = 4 * count * lanes * windows.queries * windows.keys
     chunks = min(rows, MOST_CHUNKS, -(-size // CHUNK_BYTES))
     if chunks == 1:
@@ -400,7 +400,7 @@ def _chunk_sizes(count, windows, lanes):
 
 
 def _in_turn(tensors, before):
-    """The tensors. Operations that use them run only after `before` is computed."""
+    """The tensors, with a control dependency on `before`."""
     before = tf.nest.flatten(before)
     if not before:
         return tensors
@@ -409,12 +409,12 @@ def _in_turn(tensors, before):
 
 
 def _sum_lanes(x, lanes, depth):
-    """Sums of [..., G*D], in any grouping of the leading axes -> [G]."""
+    """[..., G*D] -> [G]: sums over all axes and the D channels of a lane."""
     channels = tf.reduce_sum(tf.reshape(x, [-1, lanes * depth]), 0)
     return tf.reduce_sum(tf.reshape(channels, [lanes, depth]), 1)
 
 
 def _sum_channels(a, b, depth):
-    """float32 [A, L, G] of [A, L, G*E]: a . b."""
+    """a . b per lane: [A, L, G*E] -> float32 [A, L, G]."""
     product = widen(a) * widen(b)
     return tf.reduce_sum(tf.reshape(product, [-1, a.shape[1], a.shape[2] // depth, depth]), 3)

@@ -1,4 +1,4 @@
-"""Sums of the logits and of their squares, which their batch norms need."""
+"""Sums of the logits and of their squares, which the batch norms of the logit terms need."""
 
 import functools
 
@@ -20,12 +20,12 @@ from axial.layers.attention.tpu.tiling import (
 
 
 class Terms(Group):
-    """The logits of a group of heads in a window. The relative terms are [pixels, J], with the keys at their own place.
+    """The logit terms of a group of heads in a window. A relative term is [pixels, J]: queries or keys by offsets.
 
     Args: see `Group`.
 
     Attributes:
-        own: the keys of the window itself, [128, C].
+        center: the keys of the window without its halo, [128, C].
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
@@ -33,7 +33,7 @@ class Terms(Group):
         self.center = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, lanes):
-        """float32 content [S, L], query and key term [128, J] of the head in the lanes `own` of the group."""
+        """float32 content term [S, L], query and key term [128, J] of the head in some `lanes` of the group."""
         q, k = (only(x, lanes) for x in (self.q, self.k))
         halo = self.tiling.halo
         content = self.tiling.shear.fold(dot(k, self.content))
@@ -41,14 +41,16 @@ class Terms(Group):
 
 
 def _counted(tiling, first):
-    """float32 [128, 128] for each term: 1 where a pair counts."""
+    """list of a float32 mask [128, 128] for each term: 1 where a pair is visible."""
     counted = tiling.counted(first)
     return [tiling.visible(first).astype(jnp.float32), counted, counted]
 
 
 def _sums(tiling, program, *refs):
-    """Refs: x three times, affine, the tables of the query and the key term. Then sums [2*terms*H, 128], whose lanes
-    are to be added up, and scratch memory.
+    """Sums of all terms and of their squares.
+
+    Refs: x three times, affine, the tables of the query and the key term. Then the sums [2*terms*H, 128], which the
+    caller adds up over the lanes, and scratch memory.
     """
     before, center, after, affine, query, key, sums, *scratch = refs
     pl.when(program.begins)(lambda: clear(sums))
@@ -77,8 +79,8 @@ def _sums(tiling, program, *refs):
 def _sums_backward(tiling, program, *refs):
     """Adds the gradient through the sums to another gradient of x.
 
-    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine through
-    the sums alone, the gradients of the tables, and scratch memory.
+    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine (through
+    the sums only), the gradients of the tables, and scratch memory.
     """
     d_sums, before, center, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
     *scratch, total, query_total, key_total = scratch
@@ -91,7 +93,7 @@ def _sums_backward(tiling, program, *refs):
 
         @functools.cache
         def terms_of(start, stop):
-            """For a group: `Terms`, q, k and own keys [C, .], and lists for d of content, q, k and own keys."""
+            """`Terms` of a group, [q, k, center] [C, .] each, and lists for the gradients of content, q, k, center."""
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
             return terms, [turn_over(x) for x in (terms.q, terms.k, terms.center)], ([], [], [], [])
 
@@ -132,7 +134,7 @@ def _sums_backward(tiling, program, *refs):
 
 
 def logit_sums(tiling, interpret, x, affine, tables):
-    """Sums of the logits and of their squares, [2*terms*H, 128], whose lanes are to be added up.
+    """Sums of the logits and of their squares, [2*terms*H, 128], to be added up over the lanes.
 
     Args: see `outputs.outputs`.
     """
@@ -149,7 +151,7 @@ def logit_sums(tiling, interpret, x, affine, tables):
 def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
     """d_x, d_affine, and the gradients of the tables of the query and the key term.
 
-    Args: see `logit_sums`; d_sums [2*terms, H]; more: another gradient of x, which is added to d_x.
+    Args: see `logit_sums`. d_sums is [2*terms, H], and `more` is another gradient of x, which d_x includes.
     """
     q, k, _ = tiling.lanes
     shapes = [table.shape for table in tables[:2]]

@@ -1,4 +1,4 @@
-"""The projection to q, k and v, and the sums that their batch norm needs."""
+"""The projection to q, k and v, and the sums that its batch norm needs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from axial.layers.attention.tpu.tiling import ROWS, chunks, clear
 
 
 def _read(tiling, program, ref):
-    """float32 of a ref of pixels. Whatever memory holds beyond the last pixel becomes 0."""
+    """The float32 pixels of a ref, with zeros beyond the last pixel."""
     return jnp.where(tiling.inside(program.first, ROWS), ref[...].astype(jnp.float32), 0.0)
 
 
@@ -30,7 +30,7 @@ def _project(tiling, program, *refs):
 
 
 def _project_backward(tiling, program, *refs):
-    """Refs: x, qkv, d_qkv, kernel, d_sums. Then d_x, and d_kernel, which is summed."""
+    """Refs: x, qkv, d_qkv, kernel, d_sums. Then d_x, and d_kernel, which sums over the programs."""
     x, qkv, d_qkv, kernel, d_sums, d_x, d_kernel = refs
     pl.when(program.begins)(lambda: clear(d_kernel))
 
@@ -58,11 +58,11 @@ def project(tiling, interpret, x, kernel):
 
 
 def project_gradient(tiling, interpret, x, qkv, d_qkv, kernel, d_sums):
-    """d_x and d_kernel. Arguments: see `project`; d_qkv and d_sums are the gradients of its results."""
+    """d_x and d_kernel. For the arguments see `project`. d_qkv and d_sums are the gradients of its results."""
     operands = Operands(blocks=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)])
     return run_programs(_project_backward, tiling, interpret, operands, flops=2 * _flops(tiling, kernel))
 
 
 def _flops(tiling, kernel):
-    """FLOPs of one program's product with the kernel."""
+    """FLOPs of the product of one program's pixels with the kernel."""
     return 2 * ROWS * kernel.shape[0] * kernel.shape[1]
