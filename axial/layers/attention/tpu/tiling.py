@@ -27,7 +27,7 @@ from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join,
 # Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. It is more than for other kernels
 # (`pallas.FAST_MEMORY`), because the projection of XL's last stage and its gradient need 48 MiB.
 FAST_MEMORY = 100 * 2**20
-# Numbers in fast memory per channel of q, k or v in the largest kernel: for 2,048 channels 23 MiB in bfloat16.
+# Bound on the numbers that the largest kernel holds per channel of q, k or v. In bfloat16, 2,048 channels take 23 MiB.
 CHANNEL_FACTOR = 6 * 2**10
 WINDOWS = 2  # windows of a program
 ROWS = WINDOWS * LANES  # pixels of a program
