@@ -110,7 +110,7 @@ class GeneralizedAttention(Unfolded, Layer):
             raise InputError(f"{channels} channels: expected a multiple of {4 if self.axes == 2 else 2} for positions")
 
         def weight(name, shape, initializer):
-            """A weight that Keras does not cast, because `step` runs outside of `call` and must see the same numbers."""
+            """A weight that Keras does not cast, because `step` runs outside of `call` and needs the same numbers."""
             return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
 
         def kernel(name, inputs=channels):
@@ -336,7 +336,7 @@ class Operands:
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
-        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # the keys themselves are not needed
+        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u . k without the keys
         return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
 
     def keys(self, keys, saliency):

@@ -5,7 +5,7 @@
 
 The normalisation follows the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic convolution.
 With `deformable` it is A(D(x)), where D is a deformable convolution of three taps, so queries, keys and values all come
-from D(x). Without a mechanism it is D(x), or the layer has no self-attention. memory(x) attends to the encoder's output.
+from D(x). Without a mechanism it is D(x), or there is no self-attention. memory(x) attends to the encoder's output.
 
 Every decoder layer can also decode one token at a time, with `step`. `new_cache` and `constants` make its arguments.
 """
