@@ -51,14 +51,14 @@ def make(terms=TERMS, value=True, span=None, max_distance=5, axis="width", **opt
 
 
 def same_weights(layer, source):
-    """Gives a built layer the weights of another."""
+    """Copies the weights of a layer to another built layer."""
     for ours, theirs in zip(layer.weights, source.weights, strict=True):
         ours.assign(theirs)
     return layer
 
 
 def step(layer, x):
-    """The output of a step of training, and the gradients of x and of the weights, for a random gradient of it."""
+    """The output in training, and the gradients of x and of the weights for a random gradient of the output."""
     x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -68,7 +68,7 @@ def step(layer, x):
 
 
 def check_steps(actual, expected, tolerance):
-    """Compares results of `step`. Some gradients are zero but for rounding, so each is taken by the largest too."""
+    """Compares results of `step`, relative to the largest gradient too, because some are zero except for rounding."""
     largest = max(np.abs(value).max() for value in expected[1:])
     for ours, theirs in zip(actual, expected, strict=True):
         scale = max(np.abs(theirs).max(), 1e-2 * largest)
@@ -76,7 +76,7 @@ def check_steps(actual, expected, tolerance):
 
 
 def folded_copy(layer, x):
-    """The folded layer of a built one, with its weights."""
+    """The folded layer of a built layer, with its folded weights."""
     folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
     folded.build(x.shape)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
@@ -85,7 +85,7 @@ def folded_copy(layer, x):
 
 
 def oracle_weights(layer):
-    """The layer's weights under the oracle's names, float64."""
+    """dict from the oracle's names to the layer's weights, float64."""
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
@@ -115,7 +115,7 @@ CASES = [
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
     (2, 33, 7, ("content", "key"), True),
-    (2, 3, None, TERMS, True),  # more channels than keys: sums over the logits themselves
+    (2, 3, None, TERMS, True),  # more channels than keys, so the maps are summed
 ]
 
 
@@ -151,7 +151,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     ids=str,
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """In every form, and folded. The gradients are those of the plain equation, which TensorFlow derives."""
+    """Every backend, also folded. Gradients match TensorFlow's gradients of the reference implementation."""
     rows, length, span, terms, value = case
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(terms, value, span, norm=norm, backend=backend, dtype=dtype) for backend in BACKENDS]
@@ -181,9 +181,9 @@ def test_an_axis_up_to_the_span_is_seen_whole(length, effective_span):
     [(TERMS, 0.0), (("query", "key"), -1e-3)],
 )
 def test_a_silent_term_is_folded(backend, terms, silent):
-    """The folded layer is equal even if a head's scale of a term is zero, although folding divides by it.
+    """The folded layer is equal even if the scale of a term is zero for a head.
 
-    No term leaves a weight that float16 cannot hold.
+    float16 can represent all folded weights.
     """
     source = make(terms=terms, backend=backend)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
@@ -200,7 +200,7 @@ def test_a_silent_term_is_folded(backend, terms, silent):
 
 
 def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
-    """Their kernels hold the scales of the query and the key term."""
+    """Their kernels contain the scales of the query and the key term."""
     layer = FoldedAttention(make(span=5).spec)
     inputs = keras.Input([9, 6, 4])
     model = keras.Model(inputs, layer(inputs))
@@ -220,7 +220,7 @@ def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
 
 
 def test_a_config_of_an_earlier_version():
-    """Files of axial 0.2 have the neighbourhood apart."""
+    """Configs of axial 0.2 have a separate neighbourhood."""
     for spec in (
         AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
         AttentionSpec("square", 8, 8, local_options(3)),

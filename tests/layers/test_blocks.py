@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def golden_block(meta):
-    """(block, input transform, weight converter, axes to ours) of a golden file of a block or a pair."""
+    """(block, weight converter, function to our order of axes) for a golden file of a block."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
@@ -54,7 +54,7 @@ def test_golden_block(name):
     arrays, meta = read_golden(name)
     block, convert, to_ours = golden_block(meta)
     x = tf.constant(to_ours(arrays["x"]))
-    # DeepLab2's blocks apply ReLU to their input and none to their output.
+    # DeepLab2's blocks apply ReLU to their input and not to their output.
     before, after = (lambda x: x, tf.nn.relu) if "torch" in meta else (tf.nn.relu, lambda y: y)
 
     def run(x, training):

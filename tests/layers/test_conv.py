@@ -51,14 +51,12 @@ def test_folding_keeps_the_function(filters):
 @pytest.mark.usefixtures("kind_of_device")
 @pytest.mark.parametrize("size", [(33, 65), (32, 64), (33, 64)])
 def test_resizing_undoes_strides(size):
-    """What two strides of 2 keep of a ramp, resizing brings back to its place, of 16k + 1 pixels and of 16k."""
+    """Resizing restores the positions of a ramp after two strides of 2, for 16k + 1 and for 16k pixels."""
     ramp = np.arange(size[0])[:, None] + 100.0 * np.arange(size[1])
     x = tf.constant(ramp[None, :, :, None], tf.float32)
     kept = subsample(subsample(x, 2, 2), 2, 2)
     y = resize_bilinear(kept, size).numpy()[0, ..., 0]
-    inside = tuple(
-        slice((side - 1) // 4 * 4 + 1) for side in size
-    )  # beyond the last pixel that is kept, it is repeated
+    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # beyond it, resizing repeats the last pixel
     np.testing.assert_allclose(y[inside], ramp[inside], rtol=1e-6)
     assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
 
@@ -117,7 +115,7 @@ def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
 
 
 def check_on_a_tpu(monkeypatch, function, x, weights=()):
-    """Checks that a function's result and gradients are the same in a TPU's form."""
+    """Checks that a function's result and gradients are the same in the implementation for TPUs."""
 
     def run():
         with tf.GradientTape() as tape:
@@ -128,7 +126,7 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
 
     expected = run()
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    # By XLA, because TensorFlow's own gradient of a dilated convolution needs a CPU with AVX-512.
+    # XLA, because TensorFlow's gradient of a dilated convolution needs a CPU with AVX-512.
     for ours, theirs in zip(tf.function(run, jit_compile=True)(), expected, strict=True):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
@@ -141,7 +139,7 @@ KERNELS = [
 
 @pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[1:2])])
 def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
-    """Of a few images, and of a full batch."""
+    """For a few images and for a full batch."""
     filters, kernel, strides, dilation = options
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
     x = tf.random.stateless_normal([images, 9, 12, 4], [0, 0])
@@ -175,7 +173,7 @@ def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
 
 
 def test_channels_are_last_whatever_keras_says():
-    """As ~/.keras/keras.json of another program may."""
+    """Another program may have set it in ~/.keras/keras.json."""
     keras.backend.set_image_data_format("channels_first")
     try:
         assert SeparableConv(8, 3, BatchNormConfig(), strides=2)(tf.ones([1, 9, 7, 16])).shape == (1, 5, 4, 8)

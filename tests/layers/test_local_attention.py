@@ -31,9 +31,9 @@ def make(span=3, position_sensitive=True, batch_norm=True, backend="auto", **opt
 CASES = [
     # images, height, width, span, position-sensitive, batch norm
     (2, 5, 7, 3, True, True),
-    (1, 5, 3, 7, True, True),  # blocks on one axis, smaller than the window on the other
+    (1, 5, 3, 7, True, True),  # several blocks on one axis, smaller than the window on the other
     (2, 1, 1, 7, True, True),
-    (1, 6, 5, 11, True, True),  # reaches farther than a block of 4
+    (1, 6, 5, 11, True, True),  # reaches further than a block of 4
     (1, 9, 5, 7, False, False),
 ]
 
@@ -42,7 +42,7 @@ CASES = [
     "case,dtype,tolerance", [*((c, "float64", 1e-9) for c in CASES), (CASES[0], "float32", TOLERANCE)], ids=str
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """In every form, and folded."""
+    """Every backend, also folded."""
     images, height, width, span, sensitive, batch_norm = case
     rng = np.random.default_rng(height * 10 + width)
     x = rng.normal(size=[images, height, width, 3]).astype(dtype)

@@ -1,4 +1,4 @@
-"""Every layer of ours computes in its own precision, and as in inference where it is frozen."""
+"""Every layer computes in its own precision, and a frozen layer runs as in inference."""
 
 import inspect
 
@@ -60,20 +60,20 @@ MAPS = {f"res{level}": normal(1, 2 ** (7 - level), 2 ** (7 - level), 8) for leve
 CROPS = normal(2, 3, 4, 4, 8), tf.constant([[1, 2, 0], [2, 1, 1]])
 PANOPTIC = PanopticDeepLabOptions(0.0625, decoder=DecoderOptions(aspp=8, aspp_dropout=0.0))
 DECODER = AxialDecoderOptions(0.25, AttentionOptions(2, 5))
-# What makes a layer, and what it takes.
+# Constructor and inputs of each layer.
 LAYERS = {
     "axial block": (
         lambda **kw: Bottleneck(8, 16, AxialPair(8, 8, NORM, 2, False, ATTENTION, **kw), NORM, 2, **kw),
         [MAP],
     ),
     "local pair": (lambda **kw: StridedLocalAttention(8, NORM, 2, ATTENTION, **kw), [MAP]),
-    "deformable middle": (
+    "deformable": (
         lambda **kw: AttendedMiddle(
             8, NORM, mechanism=Mechanism("1111", 2), spatial="deformable", deformable=dict(modulation="sigmoid"), **kw
         ),
         [MAP],
     ),
-    "dynamic middle": (lambda **kw: AttendedMiddle(8, NORM, mechanism=Mechanism("dynamic", groups=2), **kw), [MAP]),
+    "dynamic": (lambda **kw: AttendedMiddle(8, NORM, mechanism=Mechanism("dynamic", groups=2), **kw), [MAP]),
     "generalized 0010, window": (lambda **kw: GeneralizedAttention("0010", 2, window=3, **kw), [MAP]),
     "wide stem": (lambda **kw: WideStem(0.125, NORM, **kw), [PHOTO]),
     "axial stem": (lambda **kw: AxialStem(axial_block, 8, **kw), [PHOTO]),
@@ -101,12 +101,12 @@ LAYERS = {
 }
 
 
-QUICK = "axial block", "deformable middle", "generalized 0010, window", "ccnet", "masks"
+QUICK = "axial block", "deformable", "generalized 0010, window", "ccnet", "masks"
 SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 def run(layer, inputs, training):
-    """The numbers that a layer returns, as a list of tensors."""
+    """The outputs of a layer, as a list of tensors."""
     options = {"training": training} if "training" in inspect.signature(layer.call).parameters else {}
     return tf.nest.flatten(layer(*inputs, **options))
 
@@ -123,7 +123,7 @@ def made(name, **kw):
     layer = LAYERS[name][0](**kw)
     run(layer, inputs_of(name, tf.float32), False)
     randomize(layer)
-    for weight in layer.weights:  # a deep network of large numbers magnifies rounding
+    for weight in layer.weights:  # large weights in a deep network amplify rounding
         if "kernel" in weight.name:
             weight.assign(0.5 * weight)
     return layer
@@ -133,10 +133,10 @@ def all_layers(layer):
     return [each for each in layer.submodules if isinstance(each, keras.layers.Layer)] + [layer]
 
 
-FLOAT32_LAYERS = LogitNorm, keras.layers.LayerNormalization  # under every policy but float64
+FLOAT32_LAYERS = LogitNorm, keras.layers.LayerNormalization  # under every policy except float64
 
 
-# Names of `make_logits`, and of the convolution in it.
+# Names of the layers of `make_logits`, and of the convolution in it.
 HEAD_NAMES = (
     "logits", "conv", "semantic_head", "center_head", "offset_head", "scores", "codes", "classes", "masks"
 )  # fmt: skip
@@ -144,7 +144,7 @@ HEAD_NAMES = (
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_layer_computes_in_its_own_precision(name):
-    """Whatever the global policy is. Statistics and heads are never in lower precision."""
+    """The global policy has no effect. Statistics and heads never have lower precision."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     layer = made(name, dtype="float32")
     assert {each.compute_dtype for each in all_layers(layer)} == {"float32"}
@@ -159,9 +159,9 @@ def test_a_layer_computes_in_its_own_precision(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_float64_layer_is_float64_throughout(name):
-    """Differences of its results over a small step are its gradient: one float32 number on the way would spoil them.
+    """The difference quotient of its outputs equals its gradient. A single float32 intermediate would spoil it.
 
-    The step is along a random direction of inputs and weights. Slopes of a deep network are steep, and change soon.
+    The small step is along a random direction of inputs and weights, because gradients of a deep network change fast.
     """
     layer, inputs = made(name, dtype="float64"), inputs_of(name, tf.float64)
     assert {w.dtype for w in layer.weights} == {tf.float64}
@@ -194,12 +194,12 @@ def test_a_float64_layer_is_float64_throughout(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_frozen_layer_runs_as_in_inference(name):
-    """As Keras' BatchNormalization: no weight moves, statistics included."""
+    """As in Keras' BatchNormalization, no weight and no statistic changes."""
     layer, inputs = made(name), inputs_of(name, tf.float32)
     layer.trainable = False
     before = layer.get_weights()
     expected, actual = run(layer, inputs, False), run(layer, inputs, True)
-    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # CCNet's training has an auxiliary map before it
+    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # in training, CCNet has an auxiliary map first
         np.testing.assert_array_equal(y, z)
     for value, old in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)

@@ -1,4 +1,4 @@
-"""Random numbers in a training step: reproducible, uniform and independent, in compiled programs too."""
+"""Random numbers in a train step: reproducible, uniform and independent, also in compiled programs."""
 
 import itertools
 
@@ -13,14 +13,14 @@ SIZE = 4096
 
 
 def draws(seed, step, replica, number=3):
-    """[number, SIZE]. XLA makes other numbers of a key than TensorFlow's kernel."""
+    """[number, SIZE]. XLA draws different numbers from a key than TensorFlow's kernel."""
     with random.seeded(seed, step, replica):
         return tf.stack([random.uniform([SIZE]) for _ in range(number)])
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"])
 def drawn(request):
-    """`draws` of an int32 seed, an int64 step and an int32 replica."""
+    """`draws` as a function of an int32 seed, an int64 step and an int32 replica."""
     if request.param not in jit_values():
         pytest.skip("this TensorFlow has no XLA for CPUs")
 

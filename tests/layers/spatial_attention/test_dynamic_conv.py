@@ -45,7 +45,7 @@ def test_matches_the_oracle(shape, options, dtype, tolerance):
 
 @pytest.mark.parametrize("file", golden_files("study_dynamic_*.npz"))
 def test_agrees_with_fairseq(file):
-    """Its layer is the kernels and the depthwise convolution alone."""
+    """Its layer has only the kernels and the depthwise convolution."""
     arrays, meta = read_golden(file)
     x, expected, upstream, expected_d_x = (arrays[n].transpose(1, 0, 2) for n in ("x", "y", "cotangent", "grad/x"))
     layer = DynamicConv(meta["kernel"], meta["groups"], axes=1)

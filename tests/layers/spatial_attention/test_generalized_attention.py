@@ -27,7 +27,7 @@ def make(setting, shape, **options):
 
 
 def output_and_gradients(layer, x, upstream):
-    """(y, gradients by name) of the layer."""
+    """(y, dict of gradients by name) of the layer."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -43,7 +43,7 @@ def check(layer, x, tolerance=TOLERANCE, **inputs):
 # === Outputs and gradients ===
 
 FORMS = {"stride1": {}, "stride2": dict(key_stride=2), "window": dict(window=3)}
-# Those that stand for the others, and every setting in the plain form.
+# Every attention type in the plain form, and a few in the other forms.
 FEW = [("1111", "stride2"), ("0011", "window"), ("1111", "window")]
 MAPS = [*((setting, "stride1") for setting in SETTINGS), *FEW]
 
@@ -92,8 +92,8 @@ def test_keys_of_another_map():
 
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), ("1111", "window")])
-def test_parts_of_the_queries(setting, form, monkeypatch):
-    """Large maps are computed in parts; here a part has one or two rows, and the last one is not full."""
+def test_chunks_of_the_queries(setting, form, monkeypatch):
+    """Large maps are computed in chunks. Here a chunk has one or two rows, and the last chunk is not full."""
     layer, x = make(setting, [1, 14, 2, 8], **FORMS[form])
     upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
     monkeypatch.setattr(attention_terms, "LEAST_ROWS", 100)
@@ -101,8 +101,8 @@ def test_parts_of_the_queries(setting, form, monkeypatch):
     for least, largest in ((4, 2**24), (4, 150), (100, 150)):
         monkeypatch.setattr(attention_terms, "LEAST_ROWS", least)
         monkeypatch.setattr(attention_terms, "LARGEST_MAP", largest)
-        parts = output_and_gradients(layer, x, upstream)
-        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), parts, whole)
+        chunks = output_and_gradients(layer, x, upstream)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), chunks, whole)
 
 
 # === Another implementation ===
@@ -122,7 +122,7 @@ MMCV = {
 
 @pytest.mark.parametrize("file", golden_files("study_ga_*.npz"))
 def test_agrees_with_mmcv(file):
-    """Its window reaches one pixel farther down and to the right than it says."""
+    """Its window reaches one pixel further down and to the right than its argument says."""
     arrays, meta = read_golden(file)
     layer = GeneralizedAttention(meta["setting"], meta["heads"], key_stride=meta["kv_stride"])
     span = meta["spatial_range"]
@@ -148,12 +148,12 @@ def test_agrees_with_mmcv(file):
 
 @pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
 def test_no_tensor_of_pairs_and_channels(setting, form):
-    """Neither [N, N, D] for a head, nor, without terms that need both, [N, N]."""
+    """No [pixels, pixels, D] per head, and no [pixels, pixels] for terms that need no pairs."""
     pixels, depth, heads = 24 * 24, 8, 2
     layer, _ = make(setting, [1, 24, 24, heads * depth], **FORMS[form])
     largest = largest_tensor(layer, [1, 24, 24, heads * depth])
     keys = pixels // layer.key_stride**2
-    assert largest <= 2 * heads * pixels * keys  # window parts also hold rows beyond the map
+    assert largest <= 2 * heads * pixels * keys  # chunks with a window also hold rows beyond the map
     if setting in ("0010", "0001"):
         assert largest < pixels * keys
 
@@ -171,8 +171,8 @@ def test_keras_masks_are_masks_of_keys(setting):
     expected = layer(x, key_mask=mask)
     assert np.any(layer(x).numpy()[0] != expected.numpy()[0])
     np.testing.assert_allclose(model(padded), expected, atol=1e-6)
-    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # it goes on to the next layer
-    # Both masks count where there are two, and the mask of the keys where these have one of their own.
+    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # the mask goes on to the next layer
+    # Two masks both apply. Keys with a mask use their own mask.
     first = np.arange(6) < np.array([[2], [6]])
     np.testing.assert_allclose(layer(embedding(padded), key_mask=first), layer(x, key_mask=first & mask), atol=1e-6)
     other = np.random.default_rng(5).normal(size=[2, 4, 8]).astype(np.float32)
@@ -184,8 +184,8 @@ def test_keras_masks_are_masks_of_keys(setting):
 
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), *FEW])
-def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
-    """They sum to one, and the values that they weigh give the layer's output at the query."""
+def test_the_weights_of_a_query_give_its_output(setting, form):
+    """They sum to one, and the weighted values give the layer's output at the query."""
     layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
     weights = layer.query_weights(x, (3, 1))
     stride = layer.key_stride
@@ -199,7 +199,7 @@ def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
 
 
 def test_the_weights_of_a_term_alone():
-    """They are the weights of the layer that has this term alone, with the same weights."""
+    """They equal the attention weights of a layer with only this term and with the same variables."""
     layer, x = make("1111", [1, 5, 4, 8])
     weights = {name_of(weight): weight for weight in layer.weights}
     for setting in ("1000", "0110"):

@@ -18,7 +18,7 @@ from tests.conftest import relative_error
 
 
 def oracle(x, kernel, d):
-    """float64 output, and gradients of x and of the kernel where d is that of the output."""
+    """float64 output, and the gradients of x and of the kernel, where d is the gradient of the output."""
     side, reach = len(kernel), len(kernel) // 2
     beyond = [(0, 0), (reach, reach), (reach, reach), (0, 0)]
     padded, d_kernel = np.pad(x, beyond), np.zeros_like(kernel)
@@ -59,7 +59,7 @@ def test_bfloat16_is_summed_in_float32():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Pretends that there is a TPU and interprets its kernels. Returns the list of the shapes they were called with."""
+    """Pretends that there is a TPU and interprets its kernels. Returns the list of the shapes of their calls."""
     shapes, convolve = [], functools.partial(depthwise_tpu.convolve, interpret=True)
     monkeypatch.setattr(device, "on_tpu", lambda: True)
     monkeypatch.setattr(depthwise_tpu, "convolve", lambda *args: (shapes.append(args[0].shape), convolve(*args))[1])
