@@ -210,8 +210,8 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
     w = tf.cast(tf.nn.softmax(hide(logits, visible)), v.dtype)  # [B, H, L, M]
     content, position = tf.einsum("bhlm,bmhe->blhe", w, v), None  # [B, L, H, E]
     if "value" in rows:
-        position = join_heads(tf.einsum("bhlm,lme->blhe", w, rows["value"]), windows)
-    return join_heads(content, windows), position
+        position = join_heads(tf.einsum("bhlm,lme->blhe", w, rows["value"]), windows)  # [N, h, w, H*E]
+    return join_heads(content, windows), position  # [N, h, w, H*E] each
 
 
 def logit_maps(q, k, rows, terms):
@@ -321,7 +321,7 @@ class Attention(Layer):
             norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
         if self.position_output_norm is not None:
             norms.append((self.position_output_norm, values))
-        for norm, channels in norms:  # built here, because no implementation calls every one of them
+        for norm, channels in norms:  # built here, because a call may skip some of them
             with tf.name_scope(norm.name):
                 norm.build([channels])
         super().build(shape)

@@ -390,7 +390,7 @@ def _sizes(shape):
 
 
 def _gradients(compute, chunks, shared, upstream):
-    """The gradients of `in_chunks`, in the order of its flat inputs. It sums those of `shared` in a `wide` dtype."""
+    """The gradients of `in_chunks`, in the order of its flat inputs. It sums gradients of `shared` in a wide dtype."""
     count = upstream.shape[0]
 
     def step(i, chunk_gradients, shared_gradients):

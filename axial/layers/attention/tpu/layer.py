@@ -119,7 +119,7 @@ class _Kernels:
         return tf.concat([x[:, lanes][:, :size] for lanes, size in zip(self.tiling.lanes, self.tiling.sizes)], 1)
 
     def affine(self, affine, scales):
-        """`affine` of the kernels (`tiling.py`), from that of q, k and v [2, .] and the content term's scales [H]."""
+        """The `affine` of `tiling.py`, from scale and shift of q, k and v [2, .] and the content term's scales [H]."""
         scales = tf.repeat(scales, self.tiling.depth)
         q = affine[:, : self.tiling.sizes[0]] * scales
         return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)

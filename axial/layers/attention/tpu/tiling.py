@@ -1,7 +1,7 @@
 """The common base of all kernels: how pixels are cut into windows, and how a kernel reads them.
 
 An array of pixels [P, .] holds the lines of all images one after the other. A window is 128 consecutive pixels, which
-may span several lines (`shear.py`). A program computes `WINDOWS` windows and reads the halo around them.
+may cover several lines (`shear.py`). A program computes `WINDOWS` windows and reads the halo around them.
 
 Letters of the shapes: P pixels, H heads, D query and key channels per head, E value channels per head, C channels of
 a group of heads; see also `shear.py`.
