@@ -27,7 +27,7 @@ def statistics_kept():
 
 
 def rematerialised(function, *inputs):
-    """function(*inputs). The backward pass stores only the inputs and calls the function again.
+    """function(*inputs). It stores only the inputs, and the backward pass calls the function again.
 
     Only the forward pass updates moving statistics. Tensors that `function` closes over get no gradient; variables do.
     """

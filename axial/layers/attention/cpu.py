@@ -316,12 +316,12 @@ class _Chunk:
 
 
 def _mix(chunk, chunk_sizes, recompute, inputs):
-    """The outputs of all windows, computed chunk by chunk. The backward pass stores at most one map, w.
+    """The outputs of all windows, computed chunk by chunk. It stores at most the map w for the backward pass.
 
     Args:
         chunk: `_Chunk`.
         chunk_sizes: list of the number of windows in each chunk, A in all; None for one chunk.
-        recompute: with 'softmax' the backward pass stores no map and recomputes w.
+        recompute: with 'softmax' it stores no map, and the backward pass recomputes w.
         inputs: tuple of dicts:
             cut: the windows 'q' [A, L, G*D], 'k' [A, M, G*D] and 'v' [A, M, G*E].
             maps: the maps [A*G, L, M] that were already made, by term.

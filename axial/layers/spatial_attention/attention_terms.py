@@ -239,7 +239,7 @@ def attend(query, key, tables, grid, *, keeps_weights=True, training=False):
         tables: dict of 'rows' and 'columns', [M, R, D] or [M, R], with an entry per difference (`Axis.differences`); or
             an empty dict.
         grid: `Grid`.
-        keeps_weights: whether the backward pass of small maps stores the weights. Large maps never store them.
+        keeps_weights: whether small maps store the weights for the backward pass. Large maps never do.
         training: see `hide`.
     """
     images, heads, keys, width, _ = key["value"].shape
