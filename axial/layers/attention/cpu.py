@@ -180,7 +180,7 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
             elif term == "content":
                 sums.append(content_sums(*(widen(cut[x]) for x in "qk"), depth))
             else:
-                x = widen(windows.like(k if term == "key" else q))
+                x = widen(windows.whole(k if term == "key" else q))
                 sums.append(position_sums(x, tables[term], windows, key_term=term == "key"))
         scales = scales.from_sums(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(x, [windows.abreast]) for term, x in zip(terms, tf.unstack(scales))}  # [G] each

@@ -50,7 +50,7 @@ def rows_of_tables(tables, windows, dtype):
 def visible_rows(table, windows, key_term):
     """(mask, rows): the table rows of all visible offsets [rows, D], and 1 where a query sees an offset [L, rows].
 
-    With `key_term`, the mask is 1 where some query sees the key of a line at an offset.
+    With `key_term`, row m of the mask is 1 where a query sees key m at an offset.
     """
     visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
