@@ -1,8 +1,8 @@
-"""The layers, to be imported from here: `from axial.layers import AxialAttention`.
+"""The public layers. Import them from here: `from axial.layers import AxialAttention`.
 
-They are layers of tf_keras (`import tf_keras as keras`). TensorFlow is imported with the first of them. That imports
-all of them, so that tf_keras knows them when it loads a model. The letters of their shapes are N images or sentences,
-h x w pixels, L or M tokens and C channels; a name stands for the constructor's argument. In a model of one's own:
+They are tf_keras layers (`import tf_keras as keras`). Importing the first layer imports TensorFlow and all layers, so
+that tf_keras knows them when it loads a model. The letters of their shapes are N images or sentences, h x w pixels, L
+or M tokens and C channels. A name in a shape is an argument of the constructor. An example:
 
     >>> import tensorflow as tf
     >>> import tf_keras as keras
@@ -59,8 +59,8 @@ def __getattr__(name: str) -> typing.Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_docstrings()
     for module, names in _MODULES.items():
-        found = importlib.import_module(f"{__name__}.{module}")
-        globals().update({each: getattr(found, each) for each in names})
+        imported = importlib.import_module(f"{__name__}.{module}")
+        globals().update({each: getattr(imported, each) for each in names})
     return globals()[name]
 
 

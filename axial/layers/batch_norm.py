@@ -13,15 +13,15 @@ from axial.layers.rematerialisation import are_statistics_kept
 
 @dataclasses.dataclass(frozen=True)
 class BatchNormConfig(Checked):
-    """The settings of all batch norms of a model.
+    """The options of all batch norms of a model.
 
     Attributes:
-        momentum: share of the old moving statistics that each step keeps (PyTorch's momentum is 1 - this).
-        epsilon: added to the variance before the square root.
-        unbiased: whether the moving variance takes N / (N - 1) times the batch variance. PyTorch and TensorFlow's fused
-            operation do so, DeepLab2's attention layers do not. Outputs in training do not depend on it.
-        group: number of replicas whose images share their statistics, which divides that of all replicas; 0 for all.
-        frozen: whether training uses the moving statistics and keeps them as they are.
+        momentum: weight of the old moving statistics in each update (1 - momentum in PyTorch).
+        epsilon: constant that is added to the variance before the square root.
+        unbiased: whether the moving variance averages N / (N - 1) times the batch variance, as in PyTorch and in
+            TensorFlow's fused op. DeepLab2's attention layers average the batch variance. Training outputs are equal.
+        group: number of replicas that share statistics, a divisor of the number of replicas; 0 for all replicas.
+        frozen: whether training uses the moving statistics and does not update them.
     """
 
     momentum: BelowOne = 0.99
@@ -31,11 +31,11 @@ class BatchNormConfig(Checked):
     frozen: bool = False
 
 
-Norm = BatchNormConfig | None  # None for a layer whose batch norms are folded
+Norm = BatchNormConfig | None  # None for a layer with folded batch norms
 
 
 def all_reduce_sums(*values, group=0):
-    """Sums each tensor over the replicas of the current strategy, differentiably.
+    """Sums each tensor over the replicas of the current strategy. It has a gradient.
 
     Args:
         group: number of neighbouring replicas that share a sum; 0 for all.
@@ -54,17 +54,17 @@ def all_reduce_sums(*values, group=0):
     total = tf.distribute.ReduceOp.SUM
     if groups == 1:
         return context.all_reduce(total, list(values))
-    # Every group has a row of its own. Not every strategy can reduce within groups.
-    own = context.replica_id_in_sync_group // group
-    rows = [tf.tensordot(tf.one_hot(own, groups, dtype=x.dtype), x, 0) for x in values]
-    return [tf.gather(x, own) for x in context.all_reduce(total, rows)]
+    # Each group reduces its own row, because not every strategy can reduce within groups.
+    group_index = context.replica_id_in_sync_group // group
+    rows = [tf.tensordot(tf.one_hot(group_index, groups, dtype=x.dtype), x, 0) for x in values]
+    return [tf.gather(x, group_index) for x in context.all_reduce(total, rows)]
 
 
 def combine(mean, variance, count, *, group=0):
-    """(mean, biased variance, count) over the replicas, of those of each, differentiably.
+    """(mean, biased variance, count) of all replicas, from the statistics of each. It has a gradient.
 
-    Means are summed first, then variances and squared distances of means (Chan, Golub and LeVeque, 1979). Sums of
-    squares would lose a variance that is far below the square of the mean.
+    It sums the means first, then the variances and the squared distances of the means (Chan, Golub and LeVeque, 1979).
+    Sums of squares would lose a variance that is far below the square of the mean.
 
     Args:
         group: see `all_reduce_sums`.
@@ -73,18 +73,18 @@ def combine(mean, variance, count, *, group=0):
     if context is None or context.num_replicas_in_sync == 1:
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
-    total = tf.maximum(total, 1.0)  # all replicas may have no image
+    total = tf.maximum(total, 1.0)  # no replica may have an image
     together = sums / total
-    # Squared distances are least from the mean of all, so their gradient through it is zero.
+    # The global mean minimises the squared distances, so their gradient through it is zero.
     apart = tf.square(mean - tf.stop_gradient(together))
     (squares,) = all_reduce_sums((variance + apart) * count, group=group)
     return together, squares / total, total
 
 
 def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
-    """Adds gamma, beta if it is wanted, and the moving mean and variance to a layer with a `config`. Returns them.
+    """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns them.
 
-    The moving statistics of all replicas are equal, unless groups have their own. A mean of equal numbers would round.
+    Without groups the moving statistics of all replicas are equal. Averaging equal numbers would round them.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
     moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
@@ -96,29 +96,29 @@ def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
     ]
 
 
-def of_replicas(norm, mean, variance, count):
-    """(mean, scale) over the replicas, from the statistics of this one. Updates the moving statistics of a norm."""
+def global_scale(norm, mean, variance, count):
+    """(mean, scale) over all replicas, from this replica's statistics. Updates the moving statistics of `norm`."""
     mean, variance, count = combine(mean, variance, count, group=norm.config.group)
     update_moving(norm.config, norm.moving_mean, norm.moving_variance, mean=mean, variance=variance, count=count)
     return mean, norm.gamma * tf.math.rsqrt(variance + norm.config.epsilon)
 
 
-def of_sums(norm, total, squares, count):
-    """`of_replicas`, from the sums of `count` numbers and of their squares."""
+def global_scale_from_sums(norm, total, squares, count):
+    """`global_scale`, from the sums of `count` numbers and of their squares."""
     mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
-    return of_replicas(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
+    return global_scale(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
 
 
 class BatchNorm(Layer):
-    """Normalises each channel by its mean and variance over all replicas, or those of a group.
+    """Normalises each channel by its mean and variance over all replicas, or over a group of replicas.
 
-    Keras' own layer is either fused or synchronised, and the two keep different moving variances. This layer is fused
-    on one replica and synchronised on several. `config.unbiased` sets the moving variance in both cases. Statistics are
-    float32 under every policy but float64. A layer that is not trainable runs as in inference.
+    Keras' layer is either fused or synchronised, with different moving variances. This layer is fused on one replica
+    and synchronised on several. `config.unbiased` decides the moving variance in both cases. Statistics are float32
+    under every policy except float64. A layer that is not trainable runs as in inference.
 
     Args:
         config: `BatchNormConfig`.
-        gamma_initializer: 'zeros' makes the output zero at the start of training, as in a residual branch.
+        gamma_initializer: initializer of gamma. With 'zeros' the output starts at zero, as for a residual branch.
 
     Shapes:
         x: [..., C]
@@ -145,13 +145,13 @@ class BatchNorm(Layer):
         training = training and self.trainable and not self.config.frozen
         if training and (tf.distribute.get_strategy().num_replicas_in_sync > 1 or x.dtype == tf.float64):
             return self._by_batch(x)
-        if x.dtype == tf.float64:  # which the fused operation does not know
+        if x.dtype == tf.float64:  # the fused op does not support float64
             scale, shift = self.folded()
             return x * scale + shift
         maps = x if x.shape.rank == 4 else tf.reshape(x, [1, 1, -1, x.shape[-1]])
         empty = tf.zeros([0])
         gamma, count = self.gamma, _count(x)
-        if training and not x.shape[0]:  # the gradient of no image would be NaN under XLA
+        if training and not x.shape[0]:  # without images, the gradient would be NaN under XLA
             gamma = tf.where(count > 0, gamma, tf.stop_gradient(gamma))
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=maps,
@@ -163,7 +163,7 @@ class BatchNorm(Layer):
             is_training=bool(training),
         )
         if training:
-            # The operation returns the unbiased variance.
+            # The op returns the unbiased variance.
             variance = variance * (count - 1) / tf.maximum(count, 1.0)
             moving = self.moving_mean, self.moving_variance
             update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
@@ -171,13 +171,13 @@ class BatchNorm(Layer):
 
     def _by_batch(self, x):
         axes = list(range(x.shape.rank - 1))
-        # Numbers are taken as distances from the first pixel. Squares of the numbers themselves would lose a variance
-        # that is far below the square of the mean. A replica may have no image.
+        # Statistics of the distances from the first pixel. Squares of the numbers would lose a variance that is far
+        # below the square of the mean. A replica may have no image.
         origin = tf.stop_gradient(tf.reduce_sum(widen(x[(slice(1),) * len(axes)]), axes))
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))
         variance = tf.maximum(square - mean * mean, 0.0)
-        mean, scale = of_replicas(self, origin + mean, variance, count)
+        mean, scale = global_scale(self, origin + mean, variance, count)
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total: tf.Tensor, squares: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -185,9 +185,9 @@ class BatchNorm(Layer):
 
         Args:
             total, squares: sums of x and of x^2 on this replica, [C].
-            count: how many numbers each sum adds up.
+            count: number of summands of each sum.
         """
-        mean, scale = of_sums(self, total, squares, count)
+        mean, scale = global_scale_from_sums(self, total, squares, count)
         return scale, self.beta - mean * scale
 
     def folded(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -199,7 +199,7 @@ class BatchNorm(Layer):
 class LogitNorm(Layer):
     """The scales [terms, H] by which batch norms multiply logits: gamma / sqrt(variance + epsilon).
 
-    Softmax ignores the mean and the offset of a batch norm. The moving mean is kept for implementations that use it.
+    Softmax ignores the mean and the offset of a batch norm. Other implementations use the moving mean.
 
     Args:
         shape: [number of logit terms, number of heads].
@@ -215,22 +215,22 @@ class LogitNorm(Layer):
         super().build(shape)
 
     def stored_scales(self):
-        """The scales of inference, from the moving variance."""
+        """The scales in inference, from the moving variance."""
         return self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
 
     def call(self, sums, pairs):
-        """The scales of a batch. Updates the moving statistics.
+        """The scales in training. Updates the moving statistics.
 
         Args:
             sums: [terms, H, 2], sums of the logits and of their squares on this replica.
             pairs: number of logits in each sum.
         """
-        return of_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
+        return global_scale_from_sums(self, *tf.unstack(sums, axis=2), count=pairs)[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchScales:
-    """The scales of logits in training, which come from the batch.
+    """The scales of logits in training, from the statistics of the batch.
 
     Attributes:
         norm: `LogitNorm`.
@@ -246,12 +246,12 @@ class BatchScales:
 
 
 def _count(x):
-    """How many numbers each channel of x has, a float."""
+    """The number of elements per channel of x, a float."""
     return tf.cast(tf.reduce_prod(tf.shape(x)[:-1]), wide(x.dtype))
 
 
 def update_moving(config, moving_mean, moving_variance, *, mean, variance, count):
-    """Updates the moving statistics with the mean and biased variance of a batch of `count` numbers, 0 included."""
+    """Updates the moving statistics with the mean and biased variance of `count` numbers, which may be 0."""
     if are_statistics_kept():
         return
     if config.unbiased:

@@ -1,4 +1,4 @@
-"""Residual blocks: a bottleneck around any spatial layer, and two 3x3 convolutions."""
+"""Residual blocks: bottlenecks with any spatial layer, and basic blocks of two 3x3 convolutions."""
 
 import functools
 
@@ -14,12 +14,12 @@ from axial.layers.rematerialisation import rematerialised
 
 
 def make_attention(spec, norm, name, inner_norm=True):
-    """The attention layer of an `AttentionSpec`; the folded one if `norm` is None."""
+    """The attention layer of an `AttentionSpec`, folded if `norm` is None."""
     return FoldedAttention(spec, name=name) if norm is None else Attention(spec, norm, inner_norm, name=name)
 
 
 def _read_options(attention, make_options, beside, value):
-    """(options, value of the argument beside them). Files of axial 0.2 have both in one dict."""
+    """(options, value of the argument `beside`). Configs of axial 0.2 have both in one dict."""
     if isinstance(attention, AttentionOptions):
         return attention, value
     given = {beside: value, **(attention or {})}
@@ -32,11 +32,10 @@ class AxialPair(Layer):
     Args:
         key_channels, value_channels: see `AxialAttention`.
         norm: `BatchNormConfig`, or None for the folded layers.
-        strides: with 2, every second row is dropped after the height layer and every second column after the width
-            layer, as in the paper.
-        average_pool: whether the stride averages 2x2 pixels after the width layer instead, as in the authors' PyTorch
-            code.
-        attention: `AttentionOptions`, or a dict of them.
+        strides: with 2, drops every second row after the height layer and every second column after the width layer,
+            as in the paper.
+        average_pool: whether to average 2x2 pixels after the width layer instead, as in the authors' PyTorch code.
+        attention: `AttentionOptions`, or a dict of its fields.
         activation: see `Conv`.
         max_distance: see `AttentionSpec`.
 
@@ -82,7 +81,7 @@ class AxialPair(Layer):
         x = subsample(self.height(x, training=training), drop, 1)
         x = subsample(self.width(x, training=training), 1, drop)
         if self.average_pool and self.strides > 1:
-            x = tf.nn.avg_pool2d(x, self.strides, self.strides, "SAME")  # the last row of an odd map alone
+            x = tf.nn.avg_pool2d(x, self.strides, self.strides, "SAME")  # averages only real pixels at odd borders
         return x
 
 
@@ -90,7 +89,7 @@ class StridedLocalAttention(Layer):
     """Local attention, then every `strides`-th row and column, then ReLU.
 
     Args:
-        channels: of the queries, keys and values.
+        channels: channels of the queries, of the keys and of the values.
         norm: `BatchNormConfig`, or None for the folded layer.
         strides: stride along both axes.
         attention: `AttentionOptions`, or a dict of the arguments of `local_options`.
@@ -126,9 +125,9 @@ class StridedLocalAttention(Layer):
 
 
 def run_block(block, run, x, *, training, built):
-    """run(x, share of the branch, if images drop it) of a block with `drop_path` and `recompute`.
+    """run(x), or with `drop_path` run(x, scale of each image's branch), rematerialised if the block's `recompute` says.
 
-    The share is drawn outside of `run`, so that recomputing sees the same numbers.
+    The scale is drawn outside of `run`, so that rematerialisation uses the same random numbers.
     """
     inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
     if training and block.recompute == "block" and built:
@@ -137,16 +136,16 @@ def run_block(block, run, x, *, training, built):
 
 
 class ResidualBlock(Layer):
-    """A branch plus the shortcut, then the activation. Subclasses have `branch`, which has the strides.
+    """A branch plus the shortcut, then the activation. Subclasses define `branch`, with the strides.
 
     Args:
         filters: channels of the output.
-        norm: `BatchNormConfig`, or None (folded).
-        strides: of the branch; the shortcut has them too.
-        drop_path: probability that training drops the branch of an image (stochastic depth, Huang et al., ECCV 2016).
-            A branch that is kept is divided by the probability of being kept.
-        recompute: with 'block', training keeps only the block's input and recomputes the rest in the backward pass. The
-            call that builds the block never recomputes.
+        norm: `BatchNormConfig`, or None for the folded block.
+        strides: strides of the branch and of the shortcut.
+        drop_path: probability with which training drops the branch of an image (stochastic depth, Huang et al., ECCV
+            2016). A branch that is kept is divided by the probability of keeping it.
+        recompute: with 'block', training stores only the block's input and recomputes the rest in the backward pass,
+            except in the call that builds the block.
         activation: see `Conv`.
 
     Shapes:
@@ -174,16 +173,16 @@ class ResidualBlock(Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable
 
-        def run(x, *share):
-            return ACTIVATIONS[self.activation](self.before_relu(x, training, *share))
+        def run(x, *branch_scale):
+            return ACTIVATIONS[self.activation](self.before_relu(x, training, *branch_scale))
 
         return run_block(self, run, x, training=training, built=self.expand.built)
 
-    def before_relu(self, x: tf.Tensor, training: bool = False, share: tf.Tensor | None = None) -> tf.Tensor:
-        """The output before the activation. `share` [N, 1, 1, 1] multiplies the branch."""
+    def before_relu(self, x: tf.Tensor, training: bool = False, branch_scale: tf.Tensor | None = None) -> tf.Tensor:
+        """The output before the activation. `branch_scale` [N, 1, 1, 1] multiplies the branch."""
         branch = self.branch(x, training)
-        if share is not None:
-            branch *= tf.cast(share, branch.dtype)
+        if branch_scale is not None:
+            branch *= tf.cast(branch_scale, branch.dtype)
         if self.shortcut is not None:
             return branch + self.shortcut(x, training=training)
         return branch + subsample(x, self.strides, self.strides)
@@ -195,7 +194,7 @@ class Bottleneck(ResidualBlock):
     Args:
         inner_filters: channels after the first convolution.
         filters, norm, strides: see `ResidualBlock`.
-        middle: the spatial layer. It has the strides and ends in the activation.
+        middle: the spatial layer, with the strides and a final activation.
         stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
 
@@ -224,7 +223,7 @@ class Bottleneck(ResidualBlock):
         first = strides if stride_first else 1
         self.reduce = Conv(inner_filters, 1, norm, first, activation=self.activation, name="reduce")
         self.middle = middle
-        # The branch starts as zero, so that a deep stack starts as the identity.
+        # The branch starts at zero, so that a deep stack starts as the identity.
         self.expand = Conv(filters, 1, norm, relu=False, gamma_initializer="zeros", name="expand")
 
     def branch(self, x: tf.Tensor, training: bool) -> tf.Tensor:

@@ -1,7 +1,8 @@
-"""Layers and models whose config is how they were made, so that tf_keras can save, load and clone them.
+"""Base classes of layers and models whose config is their constructor's arguments.
 
-A config holds the arguments of the constructor: plain values, dataclasses of axial such as `BatchNormConfig`, layers,
-initializers, and lists and dicts of them. The argument `options` stands in it by its flat names (see `options.py`).
+tf_keras saves, loads and clones them by this config. It may hold plain values, dataclasses of axial such as
+`BatchNormConfig`, layers, initializers, and lists and dicts of these. In place of the argument `options` it holds the
+flat names and values of the options (see `options.py`).
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from axial.errors import InputError
 from axial.io.show import say
 from axial.layers import options
 
-# What tf_keras itself puts into the config of a layer, and the initial weights, which it leaves out.
+# The entries that tf_keras adds to a layer's config, and the initial weights, which it leaves out.
 _COMMON = ("name", "trainable", "dtype", "batch_input_shape", "weights")
 _KINDS = {
     "layers": keras.layers.Layer,
@@ -33,12 +34,12 @@ Initializer: TypeAlias = str | keras.initializers.Initializer
 
 
 class NoConfig(InputError, NotImplementedError):
-    """An argument of a layer has no config. tf_keras catches NotImplementedError and writes a SavedModel without it."""
+    """An argument of a layer has no config. tf_keras catches NotImplementedError and saves a SavedModel without it."""
 
 
 @functools.cache
 def _tell_type(floats):
-    """Says once that layers compute in other floats than float32, which may be a setting of another program."""
+    """Says once that Keras is set to another dtype than float32, which another program may have done."""
     if floats in ("float16", "float64"):
         setting = "floatx of ~/.keras/keras.json, set_floatx or the global policy"
         say(f"layers without a dtype compute in {floats}, as Keras is set ({setting})", error=True)
@@ -48,9 +49,9 @@ _dtype = contextvars.ContextVar("dtype", default=None)
 
 
 class _Policies(type):
-    """The class of layers and models: those that a constructor makes have its own dtype policy, unless they name one.
+    """The metaclass of layers and models. Sublayers that a constructor makes get the layer's dtype policy by default.
 
-    The constructors take no `dtype`: this class takes it for them.
+    It takes the argument `dtype`, so constructors do not.
     """
 
     def __call__(cls, *args, dtype=None, **kwargs):
@@ -64,34 +65,34 @@ class _Policies(type):
 
 
 class Configured(metaclass=_Policies):
-    """Mixin of layers and models; see the file's docstring. tf_keras knows its classes as 'axial>NAME'.
+    """Mixin of layers and models; see the module's docstring. tf_keras registers subclasses as 'axial>NAME'.
 
-    A config holds whether the whole layer is trainable, not whether the layers that it makes are.
+    A config holds the `trainable` of the whole layer, but not of its sublayers.
 
     Attributes:
-        defaults: the dataclass of the argument `options`, with its default values; None where there is none.
+        defaults: the default of the argument `options`, a dataclass; None for classes without this argument.
     """
 
     defaults: Any = None
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith("axial."):  # a user's subclass is the user's to register
+        if cls.__module__.startswith("axial."):  # users register their own subclasses
             keras.saving.register_keras_serializable("axial")(cls)
 
     def __new__(cls, *args, **kwargs) -> Any:
         layer: Any = super().__new__(cls, *args, **kwargs)
-        # A partial, because TensorFlow neither tracks nor wraps what is in it: keys of checkpoints stay.
+        # A partial, because TensorFlow does not track or wrap its contents. So checkpoint keys stay the same.
         layer._made_by = functools.partial(cls, **_by_name(cls, args, kwargs))
         return layer
 
     def __init__(self, **kwargs):
-        if "dtype" in kwargs:  # of a user's subclass, whose layers have it too
+        if "dtype" in kwargs:  # from a user's subclass; its sublayers get the same
             _dtype.set(kwargs["dtype"])
         super().__init__(**{"dtype": _dtype.get(), **kwargs})
 
     def get_config(self: Any) -> dict:
-        """The arguments that the layer was made with, as JSON can hold them.
+        """The constructor's arguments, as JSON values.
 
         Raises:
             InputError: an argument has no config.
@@ -105,8 +106,8 @@ class Configured(metaclass=_Policies):
 
     @classmethod
     def from_config(cls, config: dict) -> Any:
-        """The layer that `get_config` describes, not built yet."""
-        if "maker" in config:  # of axial 0.2, where functions made the backbones
+        """An unbuilt layer, from a config of `get_config`."""
+        if "maker" in config:  # from axial 0.2, in which functions made the backbones
             config = dict(config)
             if (maker := config.pop("maker")) not in _MAKERS:
                 raise InputError(f"config of a layer: {maker!r} is not a layer of axial")
@@ -124,7 +125,7 @@ class Configured(metaclass=_Policies):
         return layer
 
     def _maybe_build(self, inputs):
-        """tf_keras calls this before a call of a layer. Tensors of Keras 3 are refused here."""
+        """Refuses tensors of Keras 3. tf_keras calls this before each call of a layer."""
         if any(type(x).__module__.partition(".")[0] == "keras" for x in tf.nest.flatten(inputs)):
             raise InputError(
                 f"{type(self).__name__} is of tf_keras and got a tensor of Keras 3: build the model with "
@@ -134,9 +135,9 @@ class Configured(metaclass=_Policies):
 
     @property
     def _nested_layers(self):
-        """All layers inside, for tf_keras' saver, which looks into lists of layers but not into lists of lists.
+        """All sublayers, for tf_keras' saver, which does not look into lists of lists of layers.
 
-        The saver visits attributes in the reverse order of their names: every other path to a layer comes before.
+        The saver visits attributes in reverse order of their names, so it finds every other path to a layer first.
         """
         return [layer for layer in self.submodules if isinstance(layer, keras.layers.Layer)]
 
@@ -145,7 +146,7 @@ class Unfolded:
     """Mixin of layers and models without a batch norm to fold."""
 
     def folded_weights(self: Any) -> list[tf.Tensor]:
-        """The weights as they are. A layer that may have a batch norm calls this where it has none."""
+        """The weights, unchanged."""
         return [tf.convert_to_tensor(w) for w in self.weights]
 
 
@@ -153,10 +154,10 @@ class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
     def sized(self, x: tf.Tensor, built: Any = None) -> tf.Tensor:
-        """x; if Keras has lost its size, as of what a generator yields, with the size that the layer was built for.
+        """x with the static size that the layer was built for, if Keras has lost it, as for a generator's batches.
 
-        `built` is the shape with that size, by default that of the layer's first input. While Keras makes a functional
-        model, in a graph that it throws away, an unknown size is the user's.
+        `built` is the shape with this size, by default the shape of the layer's first input. In the scratch graph in
+        which Keras makes a functional model, sizes stay unknown, because the user chose them.
         """
         graph, built = getattr(tf.compat.v1.get_default_graph(), "name", ""), built or self._build_input_shape
         if x.shape[1:].is_fully_defined() or not built or graph.endswith("_scratch_graph"):
@@ -165,7 +166,7 @@ class Layer(Configured, keras.layers.Layer):
 
 
 class Model(Configured, keras.Model):
-    """A Keras model with a config. A model that is loaded is built for the inputs of its first call."""
+    """A Keras model with a config. Loading builds it for the inputs of its first call."""
 
     def get_build_config(self) -> dict | None:
         spec = self.save_spec()
@@ -176,16 +177,16 @@ class Model(Configured, keras.Model):
 
 
 def _by_name(cls, args, kwargs):
-    """The arguments of a constructor by name, with its defaults, as a later version may have others."""
+    """The arguments of a constructor by name, including defaults, because a later version may change them."""
     names, defaults = _parameters(cls)
     return {**defaults, **dict(zip(names, args)), **kwargs}
 
 
 @functools.cache
 def _parameters(cls):
-    """Names of the arguments of a constructor, and a dict of their defaults.
+    """The names of a constructor's arguments, and a dict of their defaults.
 
-    After its own names come those of its base classes, whose arguments its *args are.
+    The names of its base classes' arguments follow, because *args passes these on.
     """
     specs = [inspect.getfullargspec(vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base)]
     first = specs[0]
@@ -197,7 +198,7 @@ def _parameters(cls):
 
 
 def _described(value, where):
-    """What `_restored` makes the argument of. `where` names it."""
+    """The JSON form of an argument, from which `_restored` makes it again. `where` names it in messages."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -206,7 +207,7 @@ def _described(value, where):
         return [_described(item, where) for item in value]
     if isinstance(value, dict):
         return {name: _described(item, where) for name, item in value.items()}
-    ours = type(value).__module__.startswith("axial.")  # a subclass of the user's is known by Keras alone
+    ours = type(value).__module__.startswith("axial.")  # only Keras knows a user's subclass
     if ours and isinstance(value, Configured):
         return {"axial": _path(type(value)), "config": value.get_config()}
     if ours and dataclasses.is_dataclass(value):
@@ -224,11 +225,11 @@ def _restored(value):
     if not isinstance(value, dict):
         return value
     if value.get("keras") in _KINDS:
-        with SafeModeScope(True):  # a Lambda in a SavedModel would run its code otherwise
-            found = getattr(keras, value["keras"]).deserialize(value["config"])
-        if not isinstance(found, _KINDS[value["keras"]]):
+        with SafeModeScope(True):  # otherwise a Lambda in a SavedModel would run its code
+            restored = getattr(keras, value["keras"]).deserialize(value["config"])
+        if not isinstance(restored, _KINDS[value["keras"]]):
             raise InputError(f"config of a layer: {value['config']['class_name']!r} is not known: pass custom_objects")
-        return found
+        return restored
     if "axial" in value:
         made = _find(value["axial"])
         config = value["config"]
@@ -236,7 +237,7 @@ def _restored(value):
     return {name: _restored(item) for name, item in value.items()}
 
 
-# Where the modules are that older files name, within axial.
+# The modules that older files name, and where they are now, within axial.
 _MOVED = {
     "layers.axial_attention": "layers.attention.layer",
     "layers.local_attention": "layers.attention.layer",
@@ -249,7 +250,7 @@ _MOVED = {
     "models.transformer": "models.transformer.network",
     "models.xception": "models.panoptic_deeplab.xception",
 }
-# The classes of the backbones that files of axial 0.2 name by the functions that made them.
+# The functions that made backbones in axial 0.2, which its files name, and the classes that replaced them.
 _MAKERS = {
     "axial.models.resnet.resnet": "axial.models.resnet.network.ConvResNet",
     "axial.models.axial_resnet.axial_resnet": "axial.models.axial_deeplab.axial_resnet.AxialResNet",
@@ -263,16 +264,16 @@ def _path(made):
 
 
 def _find(path):
-    """The class of axial at a path: a layer or a dataclass."""
+    """The layer class or dataclass of axial at a dotted path."""
     module, _, name = str(path).rpartition(".")
-    within, found = module.removeprefix("axial."), None
+    within, target = module.removeprefix("axial."), None
     module = f"axial.{_MOVED.get(within, within)}"
     if module.startswith(("axial.layers.", "axial.models.", "axial.weights.")):
         with contextlib.suppress(ImportError):
-            found = getattr(importlib.import_module(module), name, None)
-    if not isinstance(found, type) or not (issubclass(found, Configured) or dataclasses.is_dataclass(found)):
+            target = getattr(importlib.import_module(module), name, None)
+    if not isinstance(target, type) or not (issubclass(target, Configured) or dataclasses.is_dataclass(target)):
         raise InputError(f"config of a layer: {path!r} is not a layer of axial")
-    return found
+    return target
 
 
 # === Inputs as JSON ===

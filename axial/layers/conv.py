@@ -1,4 +1,4 @@
-"""Convolutions with batch norm and activation, and resizing on the grid that strides leave."""
+"""Convolutions with batch norm and activation, and resizing that undoes strides."""
 
 import functools
 
@@ -13,13 +13,13 @@ from axial.layers.configured import Initializer, Layer
 from axial.layers.device import choose, import_kernels
 from axial.layers.precision import wide
 
-FULL_BATCH = 8  # images that fill a TPU's vectors
+FULL_BATCH = 8  # number of images that fill a TPU's vectors
 
 
 def subsample(x, rows, columns):
-    """Every rows-th row and columns-th column of [N, h, w, C], as a pool of one pixel.
+    """Every rows-th row and columns-th column of [N, h, w, C], by pooling over one pixel.
 
-    It is exact, and 3 to 30 times as fast on a CPU as a strided slice, gradient included.
+    It is exact. On a CPU it is 3 to 30 times as fast as a strided slice, gradient included.
     """
     if rows == columns == 1:
         return x
@@ -28,38 +28,38 @@ def subsample(x, rows, columns):
     return tf.nn.avg_pool2d(x, 1, [rows, columns], "VALID")
 
 
-def of_any_batch(run, x):
-    """run(x) of maps [N, h, w, C], where N may be 0.
+def run_nonempty(run, x):
+    """run(x) for maps [N, h, w, C] whose N may be 0.
 
-    Of no image, oneDNN's convolutions have the shape of their input, and the gradient of its maximum ends the process.
-    So where nobody knows that there is an image, one of zeros takes the place of none, and is left out of the result.
-    TensorFlow joins a convolution with what follows it only within `run`.
+    For an empty batch, oneDNN's convolutions return the shape of their input, and the gradient of its maximum aborts
+    the process. So unless N is static, an image of zeros replaces an empty batch, and its result is dropped. TensorFlow
+    fuses a convolution only with the ops in `run`.
     """
     if x.shape[0] or not device.on_cpu():
         return run(x)
     images = tf.shape(x)[0]
-    # oneDNN would make a Pad a part of the convolution that follows, but not one whose value is a tensor.
+    # oneDNN would fuse the Pad into the convolution. It does not if the padding value is a tensor.
     paddings = [[0, tf.maximum(1 - images, 0)], [0, 0], [0, 0], [0, 0]]
     return run(tf.pad(x, paddings, constant_values=tf.zeros([], x.dtype)))[:images]
 
 
 def _rows_of(x, first, count, step):
-    """`count` rows of [N, h, w, C] from the `first`, every step-th."""
+    """Every step-th row of [N, h, w, C] from row `first` on, `count` in all."""
     return x[:, first : first + (count - 1) * step + 1 : step]
 
 
 def _can_use_rows(x):
-    """Whether the rows of a map [N, h, w, C] can be a batch."""
+    """Whether the rows of a map [N, h, w, C] can form a batch."""
     return device.on_tpu() and x.shape[1:].is_fully_defined()
 
 
 class RowsConv2D(keras.layers.Conv2D):
-    """Keras' convolution. On a TPU, the rows of all images are one batch, of images of a single row.
+    """Keras' convolution. On a TPU, the rows of all images form one batch of images with a single row.
 
-    A TPU fills its vectors with the batch. An image or two would leave most of each vector empty, and of the memory
-    too. So the rows that a kernel sees become channels: a kernel of k x k on C channels is one of 1 x k on k C. A few
-    images are convolved one after the other, as their rows together are seldom whole tiles. A 1x1 convolution is a
-    product of all pixels with a matrix.
+    A TPU fills its vectors with the batch, so one or two images would leave most of each vector and of memory empty.
+    The rows that a kernel sees become channels: a k x k kernel on C channels becomes a 1 x k kernel on k C channels. A
+    few images are convolved one after the other, because their rows together seldom fill whole tiles. A 1x1 convolution
+    is a matrix product over all pixels.
     """
 
     def convolution_op(self, x, kernel):
@@ -84,10 +84,10 @@ class RowsConv2D(keras.layers.Conv2D):
 
 
 class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
-    """Keras' depthwise convolution. On a TPU, the rows of all images are one batch, as in `RowsConv2D`.
+    """Keras' depthwise convolution. On a TPU, the rows of all images form one batch, as in `RowsConv2D`.
 
     Args:
-        backend: 'kernel' uses the Pallas kernels of `depthwise_tpu` on a TPU wherever they can serve.
+        backend: 'kernel' uses the Pallas kernels of `tpu/depthwise.py` on a TPU, for the shapes that they support.
         **kwargs: see Keras.
     """
 
@@ -117,27 +117,26 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
         return tf.reshape(total, [-1, height, width, channels])
 
 
-# What follows a batch norm. GELU is the exact one.
+# The activation after a batch norm. GELU is exact, not the tanh approximation.
 ACTIVATIONS = {"relu": tf.nn.relu, "gelu": tf.nn.gelu}
 
 
 class Conv(Layer):
     """Convolution, batch norm, ReLU.
 
-    Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels this is
-    TensorFlow's SAME, on even maps it is PyTorch's padding.
+    Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels it equals
+    TensorFlow's SAME. On even maps it equals PyTorch's padding.
 
     Args:
         filters: output channels; None for a depthwise convolution.
-        kernel: side of the kernel, odd.
-        norm: `BatchNormConfig`, or None for a bias in its place. The last layer of a head and every layer of a folded
-            model have a bias.
+        kernel: odd side of the kernel.
+        norm: `BatchNormConfig`, or None for a bias instead, as in the last layer of a head and in folded models.
         strides, dilation: of the convolution.
-        relu: whether the activation follows.
-        activation: of `ACTIVATIONS`.
-        use_bias: with norm None, False omits the bias too.
+        relu: whether an activation follows.
+        activation: one of `ACTIVATIONS`.
+        use_bias: whether the layer has a bias if norm is None.
         gamma_initializer, kernel_initializer: initializers of the batch norm's scale and of the kernel.
-        backend: of a depthwise convolution; see `RowsDepthwiseConv2D`.
+        backend: backend of a depthwise convolution; see `RowsDepthwiseConv2D`.
 
     Shapes:
         x: [N, h, w, C]
@@ -167,8 +166,8 @@ class Conv(Layer):
         super().__init__(**kwargs)
         self.relu, self.activation = relu, activation
         self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
-        # A strided 1x1 convolution becomes `subsample` and a convolution without a stride: with three channels,
-        # oneDNN's gradient of the strided one writes beyond its memory.
+        # A strided 1x1 convolution becomes `subsample` and a convolution without stride. With three channels, oneDNN's
+        # gradient of the strided convolution writes beyond its memory.
         self.step = strides if kernel == 1 else 1
         if filters is None:
             make = functools.partial(RowsDepthwiseConv2D, backend, depthwise_initializer=kernel_initializer)
@@ -191,8 +190,8 @@ class Conv(Layer):
             x = tf.pad(x, [[0, 0], [self.pad] * 2, [self.pad] * 2, [0, 0]])
         x, training = subsample(x, self.step, self.step), training and self.trainable
         if training and self.norm is not None:
-            return self._after(of_any_batch(self.conv, x), training)
-        return of_any_batch(lambda x: self._after(self.conv(x)), x)
+            return self._after(run_nonempty(self.conv, x), training)
+        return run_nonempty(lambda x: self._after(self.conv(x)), x)
 
     def _after(self, x, training=False):
         if self.norm is not None:
@@ -200,7 +199,7 @@ class Conv(Layer):
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
     def folded_weights(self) -> list[tf.Tensor]:
-        """Values for the weights of the folded layer, which has norm None."""
+        """The values of the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
@@ -214,10 +213,10 @@ class SeparableConv(Layer):
 
     Args:
         filters, kernel, norm, strides, dilation: see `Conv`.
-        inner_norm: whether a batch norm also follows the depthwise convolution, as in DeepLab2. The parameter counts of
-            the paper show that its decoders have none there.
-        inner_relu: whether a ReLU follows the depthwise convolution; by default the same as `inner_norm`.
-        relu: whether a ReLU follows at the end.
+        inner_norm: whether a batch norm also follows the depthwise convolution, as in DeepLab2. The paper's parameter
+            counts show that its decoders have none.
+        inner_relu: whether a ReLU follows the depthwise convolution; None for the value of `inner_norm`.
+        relu: whether a ReLU follows the last batch norm.
         backend: see `RowsDepthwiseConv2D`.
 
     Shapes:
@@ -255,30 +254,30 @@ class SeparableConv(Layer):
 
 
 def step_of(old, new):
-    """How many new pixels lie between two pixels of a map that grows along an axis from `old` to `new` pixels.
+    """The distance in new pixels between two neighbours of an axis that grows from `old` to `new` pixels.
 
-    Convolutions of stride 2 keep every second pixel, the first one included. From 16k + 1 pixels they keep the last one
-    too, so the corners are aligned. From 16k pixels they do not: there only the first pixels are aligned.
+    Convolutions of stride 2 keep every second pixel, from the first pixel on. Of 16k + 1 pixels they also keep the last
+    pixel, so the corners are aligned. Of 16k pixels they do not, so only the first pixels are aligned.
     """
     return new / old if new % 2 == 0 and new % old == 0 else (new - 1) / max(old - 1, 1)
 
 
-def _places(old, new):
-    """float64 [new]: where the new pixels lie on the old ones."""
+def _positions(old, new):
+    """float64 [new]: the positions of the new pixels, in old pixels."""
     return np.minimum(np.arange(new) / max(step_of(old, new), 1e-9), old - 1)
 
 
 def resize_bilinear(x, size, exact=False):
-    """Bilinear resizing, [N, h, w, C] -> [N, *size, C]. Maps keep the grid that strides have made (`step_of`).
+    """Bilinear resizing, [N, h, w, C] -> [N, *size, C], aligned with the grid of strided convolutions (`step_of`).
 
-    On an accelerator it is two products with constant matrices. XLA's own form of TensorFlow's operation needs 205 GB
-    for the gradient of COCO's classes from 257 to 1025 pixels a side; the products need 0.7 GB. A TPU rounds the
-    factors of a product to bfloat16, and a GPU may do so too.
+    Accelerators use two products with constant matrices. XLA's implementation of TensorFlow's op needs 205 GB for the
+    gradient of COCO's classes from 257 to 1025 pixels per side; the products need 0.7 GB. A TPU rounds the factors of a
+    product to bfloat16, and a GPU may do so too.
 
     Args:
         x: the map.
         size: (height, width).
-        exact: whether the result is exact in float32 on accelerators too. Use it for maps of few channels.
+        exact: whether the result is exact in float32 on accelerators too, at a cost that suits maps with few channels.
 
     Raises:
         InputError: a size is not static.
@@ -287,7 +286,7 @@ def resize_bilinear(x, size, exact=False):
     if tuple(x.shape[1:3]) == tuple(size):
         return x
     with tf.name_scope("resize"):
-        if device.on_cpu() and x.dtype != tf.float64:  # whose result would be float32
+        if device.on_cpu() and x.dtype != tf.float64:  # the op's result would be float32
             return _resize_on_cpu(x, size)
         return _resize_by_gathers(x, size) if exact else _resize_by_products(x, size, antialias=False)
 
@@ -299,7 +298,7 @@ def _check_static(x, size):
 
 
 def _resize_on_cpu(x, size):
-    """`resize_bilinear` by TensorFlow's operation: one axis at a time where only one of them has aligned corners."""
+    """`resize_bilinear` by TensorFlow's op, one axis at a time if only one has aligned corners."""
     corners = [step_of(old, new) != new / old for old, new in zip(x.shape[1:3], size)]
     if corners[0] != corners[1]:
         x = tf.raw_ops.ResizeBilinear(images=x, size=(size[0], x.shape[2]), align_corners=corners[0])
@@ -308,9 +307,9 @@ def _resize_on_cpu(x, size):
 
 
 def _resize_by_gathers(x, size):
-    """`resize_bilinear` in x's own dtype: each pixel is a weighted sum of two rows and of two columns.
+    """`resize_bilinear` in the dtype of x, as weighted sums of two rows and of two columns.
 
-    The gradient uses products, whose precision is enough for it.
+    The gradient uses matrix products, which are precise enough for it.
     """
     shape = x.shape
 
@@ -319,9 +318,9 @@ def _resize_by_gathers(x, size):
         y = x
         for axis, new in zip((1, 2), size):
             old = shape[axis]
-            place = _places(old, new)
-            low = np.minimum(place.astype(np.int32), max(old - 2, 0))
-            weight = (place - low).reshape([-1 if i == axis else 1 for i in range(4)])
+            position = _positions(old, new)
+            low = np.minimum(position.astype(np.int32), max(old - 2, 0))
+            weight = (position - low).reshape([-1 if i == axis else 1 for i in range(4)])
             high = np.minimum(low + 1, old - 1)
             weight = tf.constant(weight, x.dtype)
             y = tf.gather(y, low, axis=axis) * (1 - weight) + tf.gather(y, high, axis=axis) * weight
@@ -338,9 +337,9 @@ def _resize_by_gathers(x, size):
 
 
 def resize_antialiased(x, size):
-    """Resizing with aligned corners. Shrinking averages pixels with the weights of a triangle.
+    """Resizing with aligned corners, as two products with constant matrices. Shrinking averages with triangle weights.
 
-    It is two products with constant matrices on every device. Raises InputError if a size is not static.
+    Raises InputError if a size is not static.
     """
     _check_static(x, size)
     if tuple(x.shape[1:3]) == tuple(size):
@@ -355,24 +354,24 @@ def _resize_by_products(x, size, antialias):
 
 
 def triangle_weights(old, new, antialias=True):
-    """float64 [new, old]: the weight of each old pixel of an axis in each new one. Rows sum to 1.
+    """float64 [new, old]: the weight of each old pixel of an axis in each new pixel. Rows sum to 1.
 
     Args:
         old, new: pixels of the axis.
-        antialias: whether shrinking widens the triangle to the step between new pixels.
+        antialias: whether shrinking widens the triangle to the distance between new pixels.
     """
-    places = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _places(old, new)
-    step = places[-1] / max(new - 1, 1)  # old pixels from one new pixel to the next
-    distance = places[:, None] - np.arange(old)[None, :]
+    positions = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _positions(old, new)
+    step = positions[-1] / max(new - 1, 1)  # old pixels from one new pixel to the next
+    distance = positions[:, None] - np.arange(old)[None, :]
     weights = np.maximum(1 - np.abs(distance) / (max(step, 1) if antialias else 1), 0)
     return weights / weights.sum(1, keepdims=True)
 
 
 def max_pool(x):
-    """3x3 maximum at every second position. The padding is 0, the least output of the ReLU before it."""
-    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf spoils the ranges of int8 files
+    """3x3 max pooling with stride 2. The padding is 0, the smallest output of the preceding ReLU."""
+    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf would spoil the ranges of int8 files
     if not _can_use_rows(x):
-        return of_any_batch(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
+        return run_nonempty(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
     _, height, width, channels = x.shape  # as in `RowsConv2D`
     rows = (height - 1) // 2
     x = functools.reduce(tf.maximum, [_rows_of(x, i, rows, 2) for i in range(3)])
@@ -381,9 +380,9 @@ def max_pool(x):
 
 
 def make_logits(layer, outputs, name, initializer=None):
-    """A 1x1 convolution to `outputs` channels for a layer, in float32 under every policy of that layer but float64.
+    """A 1x1 convolution to `outputs` channels, in float32 under every policy of `layer` except float64.
 
-    Its weights are small random numbers by default.
+    By default its weights start as small random numbers.
     """
     initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
     dtype = wide(layer.compute_dtype).name
@@ -391,12 +390,12 @@ def make_logits(layer, outputs, name, initializer=None):
 
 
 def product(x, kernel, after=lambda y: y):
-    """[N, h, w, C] times [C, D]; `after` of it, if it is given.
+    """after([N, h, w, C] times [C, D]).
 
-    It is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as fast. On a
-    TPU the rows of all images are one batch, as in `RowsConv2D`.
+    The product is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as
+    fast. On a TPU the rows of all images form one batch, as in `RowsConv2D`.
     """
     if not (device.on_tpu() and x.shape[1:].is_fully_defined()):
-        return of_any_batch(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
+        return run_nonempty(lambda x: after(tf.nn.conv2d(x, kernel[None, None], 1, "VALID")), x)
     y = tf.nn.conv2d(tf.reshape(x, [-1, 1, *x.shape[2:]]), kernel[None, None], 1, "VALID")
     return after(tf.reshape(y, [-1, *x.shape[1:3], kernel.shape[1]]))

@@ -1,4 +1,4 @@
-"""Which kind of device will run the graph that is being traced, and in which form."""
+"""The kind of device that will run the traced graph, and the backend that computes attention there."""
 
 import contextlib
 import contextvars
@@ -17,18 +17,18 @@ from axial.io import metadata
 from axial.io.check import check_choice
 from axial.io.show import say
 
-# What computes attention. 'auto' is 'cpu' or 'xla', by the device. 'kernel' is Pallas kernels on a TPU
-# wherever they can serve, and 'auto' everywhere else, with a warning if a TPU lacks the extra `kernel`. 'reference' is
-# the plain equation.
+# The backends of attention. 'auto' chooses 'cpu' or 'xla' by the device. 'kernel' uses Pallas kernels on a TPU if they
+# support the layer, and is 'auto' otherwise, with a warning if a TPU lacks the extra `kernel`. 'reference' is the
+# equation as it is written.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
-OLDEST_LIBTPU = "0.0.24"  # that is known to compile the kernels
-OLDEST_TPU = 4  # that the kernels are compiled for
+OLDEST_LIBTPU = "0.0.24"  # the oldest version with which the kernels compile
+OLDEST_TPU = 4  # the oldest generation that the kernels support
 
 _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 def on_cpu():
-    """True where there is no accelerator. Some operations have one form for CPUs and one for accelerators."""
+    """True without an accelerator. Some operations have an implementation for CPUs and one for accelerators."""
     return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
@@ -38,13 +38,13 @@ def has_tpu():
 
 
 def on_tpu():
-    """True in a graph on a machine with a TPU. Eager code runs on the TPU's host and does not count."""
+    """True in a graph on a machine with a TPU. It is False in eager code, which runs on the TPU's host."""
     return not (_PORTABLE.get() or tf.executing_eagerly()) and has_tpu()
 
 
 @functools.cache
 def has_xla():
-    """Whether XLA compiles for the device that eager code runs on. tensorflow-tpu has XLA for TPUs, not for CPUs."""
+    """Whether XLA compiles for the device of eager code. tensorflow-tpu has XLA for TPUs but not for CPUs."""
     try:
         with tf.init_scope():
             tf.function(lambda: tf.constant(0), jit_compile=True)()
@@ -54,13 +54,13 @@ def has_xla():
 
 
 def is_compiled(wish):
-    """Whether XLA is to compile a training step as one program.
+    """Whether XLA compiles a train step as one program.
 
     Args:
-        wish: 'yes' or 'no'; 'auto' compiles for GPUs and not for CPUs. TPUs compile everything by themselves.
+        wish: 'yes', 'no', or 'auto' to compile for GPUs but not for CPUs. TPUs always compile, without this.
 
     Raises:
-        InputError: it is something else.
+        InputError: `wish` is none of these.
     """
     if wish not in ("auto", "yes", "no"):
         raise InputError(f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'")
@@ -70,31 +70,31 @@ def is_compiled(wish):
 
 
 def compiled(function, by_xla=True):
-    """A `tf.function` of a function of tensors, which XLA compiles as one program; see `tf.function`."""
+    """A `tf.function` of a function of tensors. With `by_xla`, XLA compiles it as one program."""
     return tf.function(function, autograph=False, jit_compile=by_xla or None)
 
 
 @functools.cache
 def tpu_generation():
-    """The number in a TPU's name: 5 of a v5e or a v5p. None where nothing says which TPU this is.
+    """The number in the TPU's name, such as 5 for a v5e or a v5p; None if it is unknown.
 
-    AXIAL_TPU says it (axial-tpu sets it), or TPU_ACCELERATOR_TYPE, or the metadata of a TPU VM.
+    It comes from AXIAL_TPU, which axial-tpu sets, from TPU_ACCELERATOR_TYPE, or from the metadata of a TPU VM.
     """
     names = os.environ.get("AXIAL_TPU"), os.environ.get("TPU_ACCELERATOR_TYPE")
     name = next(filter(None, names), None) or metadata.tpu_environment().get("ACCELERATOR_TYPE", "")
-    found = re.match(r"(?:v|tpu)(\d+)", name)
-    return int(found[1]) if found else None
+    match = re.match(r"(?:v|tpu)(\d+)", name)
+    return int(match[1]) if match else None
 
 
 def choose(backend, can_use_kernels=lambda: False):
-    """The form that runs in the graph being traced, of attention and of whatever else has kernels for a TPU.
+    """The backend that runs in the traced graph, for attention and for all other layers that have TPU kernels.
 
-    This is the one place that decides.
+    Only this function decides it.
 
     Args:
-        backend: of `BACKENDS`.
-        can_use_kernels: function that says whether the kernels can serve this layer and image. It is called only where
-            jax is there, which it may import.
+        backend: one of `BACKENDS`.
+        can_use_kernels: function that says whether the kernels support this layer and image. It is called only if jax
+            is installed, so it may import jax.
 
     Returns:
         'cpu', 'xla', 'reference' or 'kernel'.
@@ -112,10 +112,10 @@ def choose(backend, can_use_kernels=lambda: False):
 
 @functools.cache
 def has_kernels():
-    """Whether jax, which the kernels are written in, is there, and no libtpu or TPU is too old. If not, warns once."""
+    """Whether jax is installed, and libtpu and the TPU are new enough for the kernels. If not, warns once."""
     lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        # Before 0.0 its versions were TensorFlow's: 2.18.0.
+        # Older releases had TensorFlow's version numbers, such as 2.18.0.
         if not Version(OLDEST_LIBTPU) <= Version(version := importlib.metadata.version("libtpu")) < Version("1"):
             lacks = f"libtpu {version} is too old"
     if (tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
@@ -123,21 +123,21 @@ def has_kernels():
     if lacks:
         say(
             f"backend = 'kernel' needs {pip_install('kernel')} and libtpu {OLDEST_LIBTPU} or later ({lacks}); the "
-            "slower form 'xla' runs",
+            "slower backend 'xla' runs",
             error=True,
         )
     return not lacks
 
 
 def import_kernels(name):
-    """A module of Pallas kernels."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
+    """Imports a module of Pallas kernels."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers, and must not take the TPU from TensorFlow
     return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def portable():
-    """Graphs that are traced inside have the accelerators' forms, which are made of plain products and sums."""
+    """Graphs traced in this context use the accelerators' implementations, which are plain products and sums."""
     token = _PORTABLE.set(True)
     try:
         yield
@@ -146,7 +146,7 @@ def portable():
 
 
 def local_replicas(strategy):
-    """Number of a strategy's replicas that this process controls: all, unless there are several workers."""
+    """The number of a strategy's replicas that this process controls: all, except with several workers."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return len(strategy.extended.worker_devices)
     return strategy.num_replicas_in_sync

@@ -1,8 +1,8 @@
-"""Options: a frozen dataclass for each family of layers, made once and handed down whole.
+"""Conversion between frozen dataclasses of options and flat dicts.
 
-A recipe, `build_model` and a file of a model name all options of a network in one flat dict. These functions lead from
-such a dict to the dataclasses and back. A field that is itself a dataclass stands in the flat dict by its own fields;
-a field `name` of it stands there by the name of the field that holds it.
+Each family of layers has a dataclass of options, which is made once and passed down whole. Recipes, `build_model` and
+saved models name all options of a network in one flat dict. A nested dataclass contributes its own fields to the dict.
+Its field `name` has the name of the field that holds the dataclass.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ from axial.io.check import convert_argument, hints_of
 
 
 def _nested(field, value):
-    """The flat names of the fields of a nested dataclass, as a dict from its own names."""
+    """dict from the field names of a nested dataclass to their flat names."""
     return {each.name: field.name if each.name == "name" else each.name for each in dataclasses.fields(value)}
 
 
 def flatten(options):
-    """dict of all options by their flat names.
+    """dict from flat names to all options.
 
     Example:
         >>> from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
@@ -34,10 +34,10 @@ def flatten(options):
 
 
 def replace(options, flat):
-    """The options with those that a flat dict names replaced. Names of other options are left alone.
+    """The options with the values of a flat dict. It ignores names of other options.
 
     Raises:
-        InputError: a value has not the type or range of its field.
+        InputError: a value does not have the type or the range of its field.
     """
     changes, hints = {}, hints_of(type(options))
     for field in dataclasses.fields(options):

@@ -1,13 +1,13 @@
-"""The type of softmax, statistics and heads: float32 under every lower precision, float64 under float64."""
+"""The dtype of softmax, statistics and prediction heads: float64 under float64, float32 under every other precision."""
 
 import tensorflow as tf
 
 
 def wide(dtype):
-    """tf.float64 for float64, tf.float32 for every other type."""
+    """tf.float64 for float64, tf.float32 for every other dtype."""
     return tf.float64 if tf.as_dtype(dtype) == tf.float64 else tf.float32
 
 
 def widen(x):
-    """x in the type that `wide` names."""
+    """x in the dtype that `wide` returns."""
     return tf.cast(x, wide(x.dtype))

@@ -1,6 +1,6 @@
-"""Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted one.
+"""Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted run.
 
-That holds where both are compiled by XLA, or neither is: XLA makes other numbers of the same key.
+Both must compile the step with XLA, or neither, because XLA draws different numbers from the same key.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def seeded(seed, step, replica):
 
     Args:
         seed: int.
-        step: int64 tensor, the number of the training step.
+        step: int64 tensor, the index of the training step.
         replica: int or int32 tensor.
     """
     key = tf.random.experimental.stateless_fold_in([seed, 2], tf.cast(step, tf.int32))
@@ -36,29 +36,29 @@ def seeded(seed, step, replica):
 
 
 def uniform(shape):
-    """float32 in [0, 1). Outside of `seeded` it comes from TensorFlow's global generator."""
+    """float32 in [0, 1). Outside of `seeded`, TensorFlow's global generator draws it."""
     source = _source.get()
     if source is None:
         return tf.random.uniform(shape)
     source["draws"] += 1
-    # A key of its own. A seed of its own would take 550 instructions more under XLA, half of a Transformer's step.
+    # A new key per draw. A new seed would cost 550 more instructions under XLA, half of a Transformer's step.
     key = source["key"] + tf.constant(source["draws"], tf.uint64)
     algorithm = tf.random.Algorithm.AUTO_SELECT.value
     return tf.raw_ops.StatelessRandomUniformV2(shape=shape, key=key, counter=source["counter"], alg=algorithm)
 
 
 def check_rate(name, rate):
-    """Raises InputError unless `rate` is a probability of dropping that leaves something: at least 0 and below 1."""
+    """Raises InputError unless `rate` is at least 0 and below 1, so that dropout keeps something."""
     if not 0 <= rate < 1:
         raise InputError(f"{name} must be at least 0 and below 1: got {rate}")
 
 
 def drop_images(x, rate):
-    """A float [N, 1, 1, 1] for x [N, h, w, C]: 0 for an image with probability `rate`, else 1 / (1 - rate)."""
+    """A float [N, 1, 1, 1] for x [N, h, w, C]: per image 0 with probability `rate`, otherwise 1 / (1 - rate)."""
     return tf.cast(uniform([tf.shape(x)[0], 1, 1, 1]) >= rate, wide(x.dtype)) / (1 - rate)
 
 
 def dropout(x, rate):
-    """x with each number zeroed with probability `rate` and the other numbers divided by 1 - rate."""
+    """x with each element zeroed with probability `rate` and the other elements divided by 1 - rate."""
     kept = tf.cast(uniform(tf.shape(x)) >= rate, x.dtype)
     return x * kept * tf.cast(1 / (1 - rate), x.dtype)

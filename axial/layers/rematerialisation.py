@@ -1,4 +1,4 @@
-"""Rematerialisation (gradient checkpointing): the backward pass computes again what the forward pass has not kept."""
+"""Rematerialisation (gradient checkpointing): the backward pass recomputes activations that are not stored."""
 
 import contextlib
 import contextvars
@@ -12,13 +12,13 @@ _kept = contextvars.ContextVar("kept", default=False)
 
 
 def are_statistics_kept():
-    """Whether this is within `statistics_kept`."""
+    """Whether the context `statistics_kept` is active."""
     return _kept.get()
 
 
 @contextlib.contextmanager
 def statistics_kept():
-    """Within this context, layers in training leave their moving statistics as they are."""
+    """Within this context, training does not update moving statistics."""
     token = _kept.set(True)
     try:
         yield
@@ -27,10 +27,9 @@ def statistics_kept():
 
 
 def rematerialised(function, *inputs):
-    """function(*inputs). Only the inputs are kept for the backward pass, which calls the function again.
+    """function(*inputs). It stores only the inputs, and the backward pass calls the function again.
 
-    Moving statistics are updated in the forward pass only. Of what `function` closes over, only variables get a
-    gradient.
+    Only the forward pass updates moving statistics. Tensors that `function` closes over get no gradient; variables do.
     """
     calls, scope = [], tf.get_current_name_scope()
 

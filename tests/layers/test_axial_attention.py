@@ -51,14 +51,14 @@ def make(terms=TERMS, value=True, span=None, max_distance=5, axis="width", **opt
 
 
 def same_weights(layer, source):
-    """Gives a built layer the weights of another."""
+    """Copies the weights of a layer to another built layer."""
     for ours, theirs in zip(layer.weights, source.weights, strict=True):
         ours.assign(theirs)
     return layer
 
 
 def step(layer, x):
-    """The output of a step of training, and the gradients of x and of the weights, for a random gradient of it."""
+    """The output in training, and the gradients of x and of the weights for a random gradient of the output."""
     x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -67,16 +67,16 @@ def step(layer, x):
     return [y, *map(tf.convert_to_tensor, tape.gradient(loss, [x, *layer.trainable_weights]))]
 
 
-def check_steps(found, wanted, tolerance):
-    """Compares results of `step`. Some gradients are zero but for rounding, so each is taken by the largest too."""
-    largest = max(np.abs(value).max() for value in wanted[1:])
-    for ours, theirs in zip(found, wanted, strict=True):
+def check_steps(actual, expected, tolerance):
+    """Compares results of `step`, relative to the largest gradient too, because some are zero except for rounding."""
+    largest = max(np.abs(value).max() for value in expected[1:])
+    for ours, theirs in zip(actual, expected, strict=True):
         scale = max(np.abs(theirs).max(), 1e-2 * largest)
         assert np.abs(tf.cast(ours, theirs.dtype) - theirs).max() < tolerance * scale
 
 
 def folded_copy(layer, x):
-    """The folded layer of a built one, with its weights."""
+    """The folded layer of a built layer, with its folded weights."""
     folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
     folded.build(x.shape)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
@@ -85,7 +85,7 @@ def folded_copy(layer, x):
 
 
 def oracle_weights(layer):
-    """The layer's weights under the oracle's names, float64."""
+    """dict from the oracle's names to the layer's weights, float64."""
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
@@ -115,7 +115,7 @@ CASES = [
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
     (2, 33, 7, ("content", "key"), True),
-    (2, 3, None, TERMS, True),  # more channels than keys: sums over the logits themselves
+    (2, 3, None, TERMS, True),  # more channels than keys, so the maps are summed
 ]
 
 
@@ -127,9 +127,9 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     weights = oracle_weights(layers[0])
     for training in (False, True):
         options = dict(terms=terms, epsilon=1e-3, training=training)
-        wanted, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, **options)
+        expected, statistics = oracles.axial_attention(x[:, 0], weights, HEADS, span, **options)
         for layer in layers:
-            assert relative_error(layer(x, training=training)[:, 0], wanted) < tolerance, layer.spec.options.backend
+            assert relative_error(layer(x, training=training)[:, 0], expected) < tolerance, layer.spec.options.backend
     for layer, (i, kind) in itertools.product(layers, enumerate(("mean", "variance"))):
         content = layer.content_output_norm
         for name, norm, batch in (
@@ -151,7 +151,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     ids=str,
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """In every form, and folded. The gradients are those of the plain equation, which TensorFlow derives."""
+    """Every backend, also folded. Gradients match TensorFlow's gradients of the reference implementation."""
     rows, length, span, terms, value = case
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(terms, value, span, norm=norm, backend=backend, dtype=dtype) for backend in BACKENDS]
@@ -164,16 +164,16 @@ def test_matches_the_oracle(case, dtype, tolerance):
         assert relative_error(folded_copy(layer, x)(x), layer(x)) < tolerance
 
 
-@pytest.mark.parametrize("length,seen", [(9, None), (10, 9)])
-def test_an_axis_up_to_the_span_is_seen_whole(length, seen):
+@pytest.mark.parametrize("length,effective_span", [(9, None), (10, 9)])
+def test_an_axis_up_to_the_span_is_seen_whole(length, effective_span):
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(span=9, whole_up_to_span=True, norm=norm, backend=backend) for backend in BACKENDS]
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
-    compare(layers, x, seen)
+    compare(layers, x, effective_span)
     window = make(span=9, norm=norm)
     window(x)
     same_weights(window, layers[0])
-    assert (relative_error(window(x), layers[0](x)) > 1e-3) == (seen is None)
+    assert (relative_error(window(x), layers[0](x)) > 1e-3) == (effective_span is None)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_an_axis_up_to_the_span_is_seen_whole(length, seen):
     [(TERMS, 0.0), (("query", "key"), -1e-3)],
 )
 def test_a_silent_term_is_folded(backend, terms, silent):
-    """The folded layer is equal even if a head's scale of a term is zero, although folding divides by it.
+    """The folded layer is equal even if the scale of a term is zero for a head.
 
-    No term leaves a weight that float16 cannot hold.
+    float16 can represent all folded weights.
     """
     source = make(terms=terms, backend=backend)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
@@ -200,7 +200,7 @@ def test_a_silent_term_is_folded(backend, terms, silent):
 
 
 def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
-    """Their kernels hold the scales of the query and the key term."""
+    """Their kernels contain the scales of the query and the key term."""
     layer = FoldedAttention(make(span=5).spec)
     inputs = keras.Input([9, 6, 4])
     model = keras.Model(inputs, layer(inputs))
@@ -220,7 +220,7 @@ def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
 
 
 def test_a_config_of_an_earlier_version():
-    """Files of axial 0.2 have the neighbourhood apart."""
+    """Configs of axial 0.2 have a separate neighbourhood."""
     for spec in (
         AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
         AttentionSpec("square", 8, 8, local_options(3)),
@@ -231,8 +231,8 @@ def test_a_config_of_an_earlier_version():
         old = {"neighborhood": near, "key_channels": 8, "value_channels": spec.value_channels, "heads": options.heads}
         old |= {"terms": list(options.terms), "value_position": options.value_position}
         config = {"name": "a", "trainable": True, "dtype": "float32", "spec": old, "backend": "xla"}
-        wanted = dataclasses.replace(spec, options=dataclasses.replace(options, backend="xla"))
-        assert FoldedAttention.from_config(config).spec == wanted
+        expected = dataclasses.replace(spec, options=dataclasses.replace(options, backend="xla"))
+        assert FoldedAttention.from_config(config).spec == expected
 
 
 # === Other implementations ===
@@ -307,12 +307,12 @@ def test_golden_attention(name):
 def test_golden_local_span(name):
     reference, meta = read_golden(name)
     arrays, source_meta = read_golden(meta["weights_and_input"])
-    for key, wanted in reference.items():
+    for key, expected in reference.items():
         layer, to_ours, convert, _ = golden_layer(arrays, source_meta, span=int(key.rsplit("span", 1)[1]))
         x = to_ours(arrays["x"])
         layer(x)
         assign_weights(layer, convert(part(arrays, "w/")))
-        assert relative_error(layer(x), to_ours(wanted)) < TOLERANCE
+        assert relative_error(layer(x), to_ours(expected)) < TOLERANCE
 
 
 # === Shapes, spans, memory ===
@@ -356,19 +356,19 @@ def test_neighbouring_rows_of_a_table_need_no_scatter(rows, first, count):
     random, offsets = np.random.default_rng(0), np.arange(first, first + count)
     index = np.clip(offsets + rows // 2, 0, rows - 1)
     table, weight = random.normal(size=[rows, 3]), random.normal(size=[count, 3])
-    wanted = np.zeros_like(table)
-    np.add.at(wanted, index, weight)
+    expected = np.zeros_like(table)
+    np.add.at(expected, index, weight)
 
     @tf.function
     def step(table):
         with tf.GradientTape() as tape:
             tape.watch(table)
-            found = table_rows(table, offsets)
-            loss = tf.reduce_sum(found * weight)
-        return found, tape.gradient(loss, table)
+            neighbours = table_rows(table, offsets)
+            loss = tf.reduce_sum(neighbours * weight)
+        return neighbours, tape.gradient(loss, table)
 
-    found, gradient = step(tf.constant(table))
-    np.testing.assert_array_equal(found, table[index])
-    np.testing.assert_allclose(gradient, wanted, atol=1e-12)
+    neighbours, gradient = step(tf.constant(table))
+    np.testing.assert_array_equal(neighbours, table[index])
+    np.testing.assert_allclose(gradient, expected, atol=1e-12)
     graph = step.get_concrete_function(tf.TensorSpec(table.shape, tf.float64)).graph
     assert not [op.name for op in graph.get_operations() if "Gather" in op.type or "Segment" in op.type]

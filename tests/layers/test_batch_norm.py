@@ -19,11 +19,11 @@ def test_matches_numpy(shape, unbiased):
     layer(x)
     randomize(layer)
     gamma, beta, mean, variance = (w.numpy().astype(np.float64) for w in layer.weights)
-    wanted = (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta
-    assert relative_error(layer(x), wanted) < 1e-5
+    expected = (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    assert relative_error(layer(x), expected) < 1e-5
     axes = tuple(range(len(shape) - 1))
-    wanted, m, v = oracles.batch_norm(x.astype(np.float64), axes, gamma, beta, 1e-3)
-    assert relative_error(layer(x, training=True), wanted) < 1e-5
+    expected, m, v = oracles.batch_norm(x.astype(np.float64), axes, gamma, beta, 1e-3)
+    assert relative_error(layer(x, training=True), expected) < 1e-5
     count = x.size / shape[-1]
     v = v * count / (count - 1) if unbiased else v
     assert relative_error(layer.moving_mean, 0.8 * mean + 0.2 * m.ravel()) < 1e-5
@@ -51,27 +51,27 @@ def test_a_group_of_replicas_has_its_own_statistics():
         layer.build([None, None, None, 3])
         return layer
 
-    def of_strategy(group):
-        found, layer = of_two_replicas(lambda: make(group), output_and_slope, halves)
-        return [np.stack(values) for values in found], layer.moving_mean.numpy()
+    def run_strategy(group):
+        values, layer = on_two_replicas(lambda: make(group), output_and_slope, halves)
+        return [np.stack(values) for values in values], layer.moving_mean.numpy()
 
     def alone(x):
         layer = make(0)
         return *(value.numpy() for value in output_and_slope(layer, tf.constant(x))), layer.moving_mean.numpy()
 
-    (y, dx), moving = of_strategy(1)
-    wanted = [np.stack(values) for values in zip(*map(alone, halves))]
-    assert relative_error(y, wanted[0]) < 1e-5 and relative_error(dx, wanted[1]) < 1e-4
-    assert relative_error(moving, wanted[2].mean(0)) < 1e-5  # a checkpoint has the mean over the groups
-    (y, dx), moving = of_strategy(2)
+    (y, dx), moving = run_strategy(1)
+    expected = [np.stack(values) for values in zip(*map(alone, halves))]
+    assert relative_error(y, expected[0]) < 1e-5 and relative_error(dx, expected[1]) < 1e-4
+    assert relative_error(moving, expected[2].mean(0)) < 1e-5  # checkpoints hold the mean over the groups
+    (y, dx), moving = run_strategy(2)
     both = alone(np.concatenate(halves))
     assert relative_error(np.concatenate(y), both[0]) < 1e-5 and relative_error(np.concatenate(dx), both[1]) < 1e-4
     with pytest.raises(InputError, match="BatchNormConfig.group = 3: does not divide 2"):
-        of_strategy(3)
+        run_strategy(3)
 
 
-def of_two_replicas(make, run, parts):
-    """(what `run` returns on each of two replicas, the layer that `make` makes), of a part of the data each."""
+def on_two_replicas(make, run, parts):
+    """(results of `run` on two replicas, layer from `make`). Each replica has one of the `parts` of the data."""
     strategy = two_replicas()
     with strategy.scope():
         layer = make()
@@ -82,8 +82,8 @@ def of_two_replicas(make, run, parts):
     def both(x):
         return strategy.run(lambda x: run(layer, x), (x,))
 
-    found = tf.function(both, autograph=False)(strategy.experimental_distribute_values_from_function(pick))
-    return [strategy.experimental_local_results(value) for value in found], layer
+    values = tf.function(both, autograph=False)(strategy.experimental_distribute_values_from_function(pick))
+    return [strategy.experimental_local_results(value) for value in values], layer
 
 
 def output_and_slope(layer, x):
@@ -102,23 +102,23 @@ def make_norm():
 
 @pytest.mark.parametrize("images,ratio", [((3, 1), 1000.0), ((4, 0), 0.0)])
 def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
-    """Against float64 NumPy on the whole batch; one of the replicas may have few images, or none."""
+    """Against float64 NumPy on the whole batch. One of the replicas may have few images or none."""
     rng = np.random.default_rng(3)
     x = (rng.normal(ratio, 1, [4, 5, 6, 3]) * [1, 3, 0.01]).astype(np.float32)
-    ((ys, slopes), layer) = of_two_replicas(make_norm, output_and_slope, np.split(x, images[:1]))
+    ((ys, slopes), layer) = on_two_replicas(make_norm, output_and_slope, np.split(x, images[:1]))
     wide = x.astype(np.float64)
-    wanted, mean, variance = oracles.batch_norm(wide, (0, 1, 2), 1.0, 0.0, 1e-3)
-    assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # deviations
+    expected, mean, variance = oracles.batch_norm(wide, (0, 1, 2), 1.0, 0.0, 1e-3)
+    assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # in standard deviations
     np.testing.assert_allclose(layer.moving_variance, variance.ravel(), rtol=1e-3)
-    assert relative_error(np.concatenate(ys), wanted) < 1e-3
-    d = 3 * wanted**2  # the batch norm's gradient: what is left of d without its mean and its part along y
-    along = wanted * (d * wanted).mean((0, 1, 2)) + d.mean((0, 1, 2))
+    assert relative_error(np.concatenate(ys), expected) < 1e-3
+    d = 3 * expected**2  # the gradient is d minus its mean and its projection on y
+    along = expected * (d * expected).mean((0, 1, 2)) + d.mean((0, 1, 2))
     assert relative_error(np.concatenate(slopes), (d - along) / np.sqrt(variance + 1e-3)) < 1e-3
 
 
 @pytest.mark.parametrize("few", [7, 0])
 def test_logits_of_replicas_have_one_mean_and_variance(few):
-    """Two replicas with another number of pairs and other means, against NumPy on all logits."""
+    """Two replicas with different numbers of pairs and different means, against NumPy on all logits."""
     rng = np.random.default_rng(4)
     logits = [rng.normal(mean, 2, [3, 2, pairs]) for mean, pairs in ((5, 40), (-3, few))]
     sums = [np.stack([s.sum(2), (s**2).sum(2), np.full([3, 2], s.shape[2])], 2).astype(np.float32) for s in logits]
@@ -131,9 +131,9 @@ def test_logits_of_replicas_have_one_mean_and_variance(few):
     def run(layer, sums):
         return (layer(sums[..., :2], sums[0, 0, 2]),)
 
-    ((scales,), layer) = of_two_replicas(make, run, sums)
+    ((scales,), layer) = on_two_replicas(make, run, sums)
     every = np.concatenate(logits, 2)
     assert relative_error(layer.moving_mean, every.mean(2)) < 1e-5
     assert relative_error(layer.moving_variance, every.var(2)) < 1e-5
-    for found in scales:
-        assert relative_error(found, 1 / np.sqrt(every.var(2) + 1e-3)) < 1e-5
+    for values in scales:
+        assert relative_error(values, 1 / np.sqrt(every.var(2) + 1e-3)) < 1e-5

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def golden_block(meta):
-    """(block, input transform, weight converter, axes to ours) of a golden file of a block or a pair."""
+    """(block, weight converter, function to our order of axes) for a golden file of a block."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
@@ -54,7 +54,7 @@ def test_golden_block(name):
     arrays, meta = read_golden(name)
     block, convert, to_ours = golden_block(meta)
     x = tf.constant(to_ours(arrays["x"]))
-    # DeepLab2's blocks apply ReLU to their input and none to their output.
+    # DeepLab2's blocks apply ReLU to their input and not to their output.
     before, after = (lambda x: x, tf.nn.relu) if "torch" in meta else (tf.nn.relu, lambda y: y)
 
     def run(x, training):
@@ -108,19 +108,19 @@ def test_recomputing_changes_no_output_gradient_or_statistic(monkeypatch, name, 
         called.append(run)
         return again(run, *inputs)
 
-    again, found = blocks.rematerialised, []
+    again, results = blocks.rematerialised, []
     monkeypatch.setattr(blocks, "rematerialised", recompute)
     for value in ("none", "block"):
         block = make(value)
         block(x)
         randomize(block)
         before = [w.numpy() for w in block.non_trainable_weights]
-        found.append([*step(block), *block.non_trainable_weights])
+        results.append([*step(block), *block.non_trainable_weights])
         moved = [np.any(w.numpy() != old) for w, old in zip(block.non_trainable_weights, before, strict=True)]
         assert all(moved) != frozen and any(moved) != frozen
     assert len(called) == 1
-    for ours, wanted in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, wanted, atol=1e-5 * max(np.abs(wanted).max(), 1))
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5 * max(np.abs(expected).max(), 1))
 
 
 def test_a_frozen_block_drops_no_branch():

@@ -28,13 +28,13 @@ def test_padding_is_symmetric(size, kernel, strides):
     pad = kernel // 2
     padded = np.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
     weights = layer.weights[0].numpy()
-    wanted = np.zeros(y.shape)
+    expected = np.zeros(y.shape)
     for i in range(y.shape[1]):
         for j in range(y.shape[2]):
             window = padded[0, i * strides : i * strides + kernel, j * strides : j * strides + kernel]
-            wanted[0, i, j] = np.einsum("abc,abcd->d", window, weights)
+            expected[0, i, j] = np.einsum("abc,abcd->d", window, weights)
     assert y.shape[1] == -(-size // strides)
-    assert relative_error(y, wanted) < 1e-5
+    assert relative_error(y, expected) < 1e-5
 
 
 @pytest.mark.parametrize("filters", [None, 5])
@@ -51,14 +51,12 @@ def test_folding_keeps_the_function(filters):
 @pytest.mark.usefixtures("kind_of_device")
 @pytest.mark.parametrize("size", [(33, 65), (32, 64), (33, 64)])
 def test_resizing_undoes_strides(size):
-    """What two strides of 2 keep of a ramp, resizing brings back to its place, of 16k + 1 pixels and of 16k."""
+    """Resizing restores the positions of a ramp after two strides of 2, for 16k + 1 and for 16k pixels."""
     ramp = np.arange(size[0])[:, None] + 100.0 * np.arange(size[1])
     x = tf.constant(ramp[None, :, :, None], tf.float32)
     kept = subsample(subsample(x, 2, 2), 2, 2)
     y = resize_bilinear(kept, size).numpy()[0, ..., 0]
-    inside = tuple(
-        slice((side - 1) // 4 * 4 + 1) for side in size
-    )  # beyond the last pixel that is kept, it is repeated
+    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # beyond it, resizing repeats the last pixel
     np.testing.assert_allclose(y[inside], ramp[inside], rtol=1e-6)
     assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
 
@@ -74,10 +72,10 @@ def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
             loss = tf.reduce_sum(tf.sin(y))
         return y, tape.gradient(loss, x)
 
-    wanted = run(exact=False)
+    expected = run(exact=False)
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     for exact in (False, True):
-        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), run(exact), wanted)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), run(exact), expected)
 
 
 def test_exact_resizing_has_no_product_that_a_tpu_would_round(monkeypatch):
@@ -110,14 +108,14 @@ def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
             loss = tf.reduce_sum(y**3)
         return y, tape.gradient(loss, x)
 
-    found = run(lambda x: subsample(x, rows, columns))
-    wanted = run(lambda x: x[:, ::rows, ::columns])
-    for ours, theirs in zip(found, wanted):
+    actual = run(lambda x: subsample(x, rows, columns))
+    expected = run(lambda x: x[:, ::rows, ::columns])
+    for ours, theirs in zip(actual, expected):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def check_on_a_tpu(monkeypatch, function, x, weights=()):
-    """Checks that a function's result and gradients are the same in a TPU's form."""
+    """Checks that a function's result and gradients are the same in the implementation for TPUs."""
 
     def run():
         with tf.GradientTape() as tape:
@@ -126,10 +124,10 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
             loss = tf.reduce_sum(y * tf.cos(tf.reshape(tf.range(tf.cast(tf.size(y), tf.float32)), y.shape)))
         return [y, *tape.gradient(loss, [x, *weights])]
 
-    wanted = run()
+    expected = run()
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    # By XLA, because TensorFlow's own gradient of a dilated convolution needs a CPU with AVX-512.
-    for ours, theirs in zip(tf.function(run, jit_compile=True)(), wanted, strict=True):
+    # XLA, because TensorFlow's gradient of a dilated convolution needs a CPU with AVX-512.
+    for ours, theirs in zip(tf.function(run, jit_compile=True)(), expected, strict=True):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
 
@@ -141,7 +139,7 @@ KERNELS = [
 
 @pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[1:2])])
 def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
-    """Of a few images, and of a full batch."""
+    """For a few images and for a full batch."""
     filters, kernel, strides, dilation = options
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
     x = tf.random.stateless_normal([images, 9, 12, 4], [0, 0])
@@ -168,14 +166,14 @@ def test_maps_of_unknown_size_keep_the_plain_form(monkeypatch):
 
 @pytest.mark.parametrize("resize", [resize_bilinear, resize_antialiased])
 def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
-    unknown, known = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
-    for x, size, words in ((known, (None, 5), r"9x7 pixels to resize to \?x5"), (unknown, (9, 7), r"\?x5 .* to 9x7")):
+    dynamic, static = keras.Input([None, 5, 3]), keras.Input([9, 7, 3])
+    for x, size, words in ((static, (None, 5), r"9x7 pixels to resize to \?x5"), (dynamic, (9, 7), r"\?x5 .* to 9x7")):
         with pytest.raises(InputError, match=f"resizing needs static sizes: got a map of {words}"):
             resize(x, size)
 
 
 def test_channels_are_last_whatever_keras_says():
-    """As ~/.keras/keras.json of another program may."""
+    """Another program may have set it in ~/.keras/keras.json."""
     keras.backend.set_image_data_format("channels_first")
     try:
         assert SeparableConv(8, 3, BatchNormConfig(), strides=2)(tf.ones([1, 9, 7, 16])).shape == (1, 5, 4, 8)

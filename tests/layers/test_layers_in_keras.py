@@ -1,4 +1,4 @@
-"""Every public layer in a user's own tf_keras model: saved and loaded, cloned, trained, frozen, of unknown sizes."""
+"""Every public layer in a user's tf_keras model: saved, loaded, cloned, trained, frozen, with unknown sizes."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ from tests.conftest import randomize, relative_error
 NORM = BatchNormConfig(0.9, unbiased=True)  # not the default
 SMALL = dict(heads=4, span=3)
 MAP, LINE = [9, 7, 16], [9, 16]
-# Each with arguments that are not the defaults, and with the shapes of its inputs.
+# Constructor with arguments that are not the defaults, and shapes of the inputs, of each layer.
 LAYERS = {
     "AxialAttention": (lambda: AxialAttention(16, 32, "height", terms=("content", "key"), norm=NORM, **SMALL), [MAP]),
     "LocalAttention": (lambda: LocalAttention(16, 32, position_sensitive=True, norm=NORM, **SMALL), [MAP]),
@@ -78,7 +78,7 @@ def inputs_of(name):
 
 
 def model_of(name):
-    """(functional model of the layer alone, four inputs)."""
+    """(functional model of the layer alone, inputs of a batch of four)."""
     make, shapes = LAYERS[name]
     inputs = [keras.Input(shape) for shape in shapes]
     return keras.Model(inputs, make()(*inputs)), inputs_of(name)
@@ -92,7 +92,7 @@ def test_all_are_here():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_shapes_of_docstrings(name):
-    """Tensors have the shapes of the docstring: the same letter is the same size, and a name is an argument's value."""
+    """Tensors have the docstring's shapes: equal letters are equal sizes, and a name is an argument's value."""
     layer, x = LAYERS[name][0](), inputs_of(name)
     (section,) = re.findall(r"^Shapes:\n((?:    .+\n?)+)", inspect.getdoc(type(layer)), re.MULTILINE)
     lines = dict(re.findall(r"^    (\w+): (.+)$", section, re.MULTILINE))
@@ -102,9 +102,9 @@ def test_shapes_of_docstrings(name):
         shapes = [[axis.strip() for axis in shape.split(",")] for shape in re.findall(r"\[(.+?)\]", line)]
         shapes = [["*"] * (tensor.ndim - 1) + axes[1:] if axes[0] == "..." else axes for axes in shapes]
         (axes,) = [axes for axes in shapes if len(axes) == tensor.ndim]
-        for place, (axis, size) in enumerate(zip(axes, tensor.shape)):
+        for axis_index, (axis, size) in enumerate(zip(axes, tensor.shape)):
             if len(axis) == 1:
-                assert sizes.setdefault(axis if axis != "*" else place, size) == size, line
+                assert sizes.setdefault(axis if axis != "*" else axis_index, size) == size, line
             else:
                 assert eval(axis, {}, sizes) == size, line  # noqa: S307
 
@@ -114,7 +114,7 @@ ANY_SIZE = {"BatchNorm", "Conv", "SeparableConv", "BasicBlock"}
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_config_makes_the_layer_again(name):
-    """With all its arguments, whether it is trainable among them."""
+    """With all its arguments, including `trainable`."""
     layer, x = LAYERS[name][0](), inputs_of(name)
     layer(*x)
     randomize(layer)
@@ -128,7 +128,7 @@ def test_a_config_makes_the_layer_again(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_unknown_sizes(name):
-    """The layer computes the same, or one line refuses them: what attends or samples needs static sizes."""
+    """The layer computes the same, or refuses them in one line: attention and sampling need static sizes."""
     inputs = [keras.Input([None] * (len(shape) - 1) + shape[-1:]) for shape in LAYERS[name][1]]
     layer, x = LAYERS[name][0](), inputs_of(name)
     if name not in ANY_SIZE:
@@ -142,22 +142,22 @@ def test_unknown_sizes(name):
     "name", [name if name == "Conv" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 )
 def test_a_batch_of_no_image(name):
-    """Its result has no row, and no step moves a weight. oneDNN and XLA have other opinions of such a batch."""
+    """The result is empty, and no step changes a weight. oneDNN and XLA treat such a batch differently."""
     model, x = model_of(name)
-    none, wanted, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
+    none, expected, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
     specs = [tf.TensorSpec([None, *example.shape[1:]]) for example in none]
-    assert model(none).shape == model.predict_on_batch(none).shape == wanted
+    assert model(none).shape == model.predict_on_batch(none).shape == expected
     for jit in (False, True):
         step = tf.function(lambda *x: model(x, training=True), input_signature=specs, jit_compile=jit)
-        assert step(*none).shape == wanted
+        assert step(*none).shape == expected
     model.compile("sgd", "mse")
-    model.train_on_batch(none, np.zeros(wanted, np.float32))
+    model.train_on_batch(none, np.zeros(expected, np.float32))
     for ours, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_generator():
-    """Keras loses the size of what it yields; the layer has been built for it."""
+    """Keras loses the size of its batches. The layer was built for it."""
     model, (x,) = model_of("AxialAttention")
     assert relative_error(model.predict((x[i : i + 2] for i in (0, 2)), steps=2), model(x)) < 1e-6
     model.compile("sgd", "mse")
@@ -166,19 +166,19 @@ def test_a_generator():
 
 
 def test_policies_of_the_file_not_of_the_process(tmp_path):
-    """A model that was saved in mixed_bfloat16 computes the same in a process that has float32."""
+    """A model that was saved in mixed_bfloat16 computes the same in a process with float32."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model, x = model_of("Bottleneck")
-    wanted = model(x)
+    expected = model(x)
     model.save(tmp_path / "model.keras")
     keras.mixed_precision.set_global_policy("float32")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.output.dtype == tf.bfloat16 and keras.mixed_precision.global_policy().name == "float32"
-    np.testing.assert_array_equal(loaded(x), wanted)
+    np.testing.assert_array_equal(loaded(x), expected)
 
 
 class Mine(Conv):
-    """A user's layer over ours, which passes on what it does not know."""
+    """A user's subclass, which passes unknown arguments on."""
 
     def __init__(self, *args, factor=1.0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -230,7 +230,7 @@ def test_no_code_of_a_file_runs():
 
 
 def test_a_config_of_an_earlier_version():
-    """Files of axial 0.2 hold the settings of the batch norms as a plain dict."""
+    """Files of axial 0.2 hold the fields of `BatchNormConfig` as a plain dict."""
     config = {"name": "a", "trainable": True, "dtype": "float32", "key_channels": 16, "value_channels": 32}
     config |= {"axis": "width", "heads": 4, "span": 3, "terms": ["content"], "value_position": True}
     config |= {"max_distance": 255, "whole_up_to_span": False, "recompute": "none", "backend": "auto"}

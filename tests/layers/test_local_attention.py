@@ -31,9 +31,9 @@ def make(span=3, position_sensitive=True, batch_norm=True, backend="auto", **opt
 CASES = [
     # images, height, width, span, position-sensitive, batch norm
     (2, 5, 7, 3, True, True),
-    (1, 5, 3, 7, True, True),  # blocks on one axis, smaller than the window on the other
+    (1, 5, 3, 7, True, True),  # several blocks on one axis, smaller than the window on the other
     (2, 1, 1, 7, True, True),
-    (1, 6, 5, 11, True, True),  # reaches farther than a block of 4
+    (1, 6, 5, 11, True, True),  # reaches further than a block of 4
     (1, 9, 5, 7, False, False),
 ]
 
@@ -42,7 +42,7 @@ CASES = [
     "case,dtype,tolerance", [*((c, "float64", 1e-9) for c in CASES), (CASES[0], "float32", TOLERANCE)], ids=str
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """In every form, and folded."""
+    """Every backend, also folded."""
     images, height, width, span, sensitive, batch_norm = case
     rng = np.random.default_rng(height * 10 + width)
     x = rng.normal(size=[images, height, width, 3]).astype(dtype)
@@ -54,9 +54,9 @@ def test_matches_the_oracle(case, dtype, tolerance):
     w, terms = oracle_weights(layers[0]), layers[0].spec.options.terms
     for training in (False, True):
         options = dict(terms=terms, epsilon=1e-3, training=training, batch_norm=batch_norm)
-        wanted = oracles.local_attention(x, w, HEADS, span, **options)
+        expected = oracles.local_attention(x, w, HEADS, span, **options)
         for layer in layers:
-            assert relative_error(layer(x, training=training), wanted) < tolerance, layer.spec.options.backend
+            assert relative_error(layer(x, training=training), expected) < tolerance, layer.spec.options.backend
     *fast, plain = layers
     for layer in fast:
         check_steps(step(layer, x), step(plain, x), 10 * tolerance)

@@ -1,4 +1,4 @@
-"""What a query does not see has no weight, however large the logits are, and masks fit the scale of 8 bits."""
+"""Hidden keys have weight 0 for logits of any size, and masks fit the scale of 8 bits."""
 
 import numpy as np
 import pytest
@@ -25,17 +25,17 @@ KEYS = 300
 )
 def test_hidden_keys_have_no_weight(training, dtype, offset, kind):
     rng = np.random.default_rng(0)
-    visible = np.arange(KEYS) <= np.arange(9)[:, None]  # one key in the first row
+    visible = np.arange(KEYS) <= np.arange(9)[:, None]  # the first row sees one key
     logits = offset + {"equal": 0.0, "normal": 10.0}.get(kind, 1.0) * rng.normal(size=[2, 9, KEYS])
     logits += {"hidden are larger": 2000.0, "hidden are smaller": -2000.0}.get(kind, 0.0) * ~visible
     logits = tf.constant(logits, dtype)
     weights = tf.nn.softmax(hide(logits, visible, training)).numpy()
     largest = np.max(np.where(visible, logits, -np.inf), -1, keepdims=True)
-    wanted = np.where(visible, np.exp(np.where(visible, logits - largest, 0.0)), 0.0)
-    wanted /= wanted.sum(-1, keepdims=True)
+    expected = np.where(visible, np.exp(np.where(visible, logits - largest, 0.0)), 0.0)
+    expected /= expected.sum(-1, keepdims=True)
     epsilon = np.finfo(dtype).eps
     assert weights[np.broadcast_to(~visible, weights.shape)].max() == 0
-    np.testing.assert_allclose(weights, wanted, atol=100 * epsilon)
+    np.testing.assert_allclose(weights, expected, atol=100 * epsilon)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -48,7 +48,7 @@ def test_a_row_without_visible_keys_is_finite(training):
 # === Files ===
 
 
-NORM = BatchNormConfig(momentum=0.0)  # so that one batch gives the statistics
+NORM = BatchNormConfig(momentum=0.0)  # so that one batch sets the moving statistics
 
 
 def folded(layer):
@@ -67,7 +67,7 @@ def photos(count=20):
 
 
 def lite(layer, precision):
-    """The function that a TFLite file of a layer computes."""
+    """A layer as a function that runs its TFLite file."""
     inputs = keras.Input(SIZE, batch_size=1)
     converter = tf.lite.TFLiteConverter.from_keras_model(keras.Model(inputs, layer(inputs)))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -87,9 +87,9 @@ def lite(layer, precision):
 
 
 @pytest.mark.parametrize("precision,bound", [("int8", 0.1), pytest.param("float16", 2e-3, marks=pytest.mark.slow)])
-def test_a_file_with_a_mask_computes_what_the_layer_does(precision, bound):
-    """8 bits are what a mask's value spoils."""
+def test_a_file_with_a_mask_equals_the_layer(precision, bound):
+    """A large mask value would spoil the scale of 8 bits."""
     keras.utils.set_random_seed(0)
     layer, x = folded(AxialAttention(16, 32, "height", heads=4, span=5, norm=NORM)), photos(1)
-    wanted = layer(x).numpy()
-    assert np.abs(lite(layer, precision)(x) - wanted).mean() / np.abs(wanted).mean() < bound
+    expected = layer(x).numpy()
+    assert np.abs(lite(layer, precision)(x) - expected).mean() / np.abs(expected).mean() < bound

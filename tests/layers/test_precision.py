@@ -1,4 +1,4 @@
-"""Every layer of ours computes in its own precision, and as in inference where it is frozen."""
+"""Every layer computes in its own precision, and a frozen layer runs as in inference."""
 
 import inspect
 
@@ -36,23 +36,23 @@ class Narrow(ResNet):
 
     least_stride = 8
 
-    def make_block(self, place):
-        return self.conv_bottleneck(place)
+    def make_block(self, spec):
+        return self.conv_bottleneck(spec)
 
 
-def backbone(output_stride=16, **own):
+def backbone(output_stride=16, **kw):
     options = ConvResNetOptions(output_stride, repeats=(1, 1, 1, 1), stem="deeplab", width=0.125)
-    return Narrow(options, NORM, 4, **own)
+    return Narrow(options, NORM, 4, **kw)
 
 
-def axial_block(place):
-    pair = AxialPair(8, 8, NORM, place.strides, attention=ATTENTION, name="attention")
-    return Bottleneck(8, place.filters, pair, NORM, place.strides, name=place.name)
+def axial_block(spec):
+    pair = AxialPair(8, 8, NORM, spec.strides, attention=ATTENTION, name="attention")
+    return Bottleneck(8, spec.filters, pair, NORM, spec.strides, name=spec.name)
 
 
-def transformer(**own):
+def transformer(**kw):
     options = TransformerOptions(1, 16, 16, 2, encoder_deformable=True, decoder="dynamic", dropout=0.0)
-    return Transformer(options, **own)
+    return Transformer(options, **kw)
 
 
 MAP, PHOTO = normal(2, 9, 7, 8), normal(1, 33, 33, 3)
@@ -60,53 +60,53 @@ MAPS = {f"res{level}": normal(1, 2 ** (7 - level), 2 ** (7 - level), 8) for leve
 CROPS = normal(2, 3, 4, 4, 8), tf.constant([[1, 2, 0], [2, 1, 1]])
 PANOPTIC = PanopticDeepLabOptions(0.0625, decoder=DecoderOptions(aspp=8, aspp_dropout=0.0))
 DECODER = AxialDecoderOptions(0.25, AttentionOptions(2, 5))
-# What makes a layer, and what it takes.
+# Constructor and inputs of each layer.
 LAYERS = {
     "axial block": (
-        lambda **own: Bottleneck(8, 16, AxialPair(8, 8, NORM, 2, False, ATTENTION, **own), NORM, 2, **own),
+        lambda **kw: Bottleneck(8, 16, AxialPair(8, 8, NORM, 2, False, ATTENTION, **kw), NORM, 2, **kw),
         [MAP],
     ),
-    "local pair": (lambda **own: StridedLocalAttention(8, NORM, 2, ATTENTION, **own), [MAP]),
-    "deformable middle": (
-        lambda **own: AttendedMiddle(
-            8, NORM, mechanism=Mechanism("1111", 2), spatial="deformable", deformable=dict(modulation="sigmoid"), **own
+    "local pair": (lambda **kw: StridedLocalAttention(8, NORM, 2, ATTENTION, **kw), [MAP]),
+    "deformable": (
+        lambda **kw: AttendedMiddle(
+            8, NORM, mechanism=Mechanism("1111", 2), spatial="deformable", deformable=dict(modulation="sigmoid"), **kw
         ),
         [MAP],
     ),
-    "dynamic middle": (lambda **own: AttendedMiddle(8, NORM, mechanism=Mechanism("dynamic", groups=2), **own), [MAP]),
-    "generalized 0010, window": (lambda **own: GeneralizedAttention("0010", 2, window=3, **own), [MAP]),
-    "wide stem": (lambda **own: WideStem(0.125, NORM, **own), [PHOTO]),
-    "axial stem": (lambda **own: AxialStem(axial_block, 8, **own), [PHOTO]),
-    "attention stem": (lambda **own: AttentionStem(8, NORM, 2, **own), [PHOTO]),
+    "dynamic": (lambda **kw: AttendedMiddle(8, NORM, mechanism=Mechanism("dynamic", groups=2), **kw), [MAP]),
+    "generalized 0010, window": (lambda **kw: GeneralizedAttention("0010", 2, window=3, **kw), [MAP]),
+    "wide stem": (lambda **kw: WideStem(0.125, NORM, **kw), [PHOTO]),
+    "axial stem": (lambda **kw: AxialStem(axial_block, 8, **kw), [PHOTO]),
+    "attention stem": (lambda **kw: AttentionStem(8, NORM, 2, **kw), [PHOTO]),
     "panoptic": (
-        lambda **own: PanopticDeepLab(backbone(**own), 3, NORM, PANOPTIC, **own),
+        lambda **kw: PanopticDeepLab(backbone(**kw), 3, NORM, PANOPTIC, **kw),
         [PHOTO],
     ),
     "axial decoder": (
-        lambda **own: AxialDecoderDeepLab(backbone(**own), 3, NORM, DECODER, **own),
+        lambda **kw: AxialDecoderDeepLab(backbone(**kw), 3, NORM, DECODER, **kw),
         [PHOTO],
     ),
     "ccnet": (
-        lambda **own: CCNet(backbone(8, **own), 3, NORM, CCNetOptions(8, Mechanism("1111", 2), 0.0), **own),
+        lambda **kw: CCNet(backbone(8, **kw), 3, NORM, CCNetOptions(8, Mechanism("1111", 2), 0.0), **kw),
         [PHOTO],
     ),
-    "pyramid": (lambda **own: Pyramid(8, **own), [MAPS]),
-    "proposals": (lambda **own: ProposalHead(8, **own), [MAPS]),
-    "boxes": (lambda **own: BoxHead(8, 3, **own), CROPS[:1]),
-    "masks": (lambda **own: MaskHead(8, 3, **own), CROPS),
+    "pyramid": (lambda **kw: Pyramid(8, **kw), [MAPS]),
+    "proposals": (lambda **kw: ProposalHead(8, **kw), [MAPS]),
+    "boxes": (lambda **kw: BoxHead(8, 3, **kw), CROPS[:1]),
+    "masks": (lambda **kw: MaskHead(8, 3, **kw), CROPS),
     "translator": (
-        lambda **own: Translator(transformer(**own), 7, None, TranslatorOptions("sinusoid", 0.0), **own),
+        lambda **kw: Translator(transformer(**kw), 7, None, TranslatorOptions("sinusoid", 0.0), **kw),
         [{"source": WORDS, "target": WORDS}],
     ),
 }
 
 
-QUICK = "axial block", "deformable middle", "generalized 0010, window", "ccnet", "masks"
+QUICK = "axial block", "deformable", "generalized 0010, window", "ccnet", "masks"
 SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 def run(layer, inputs, training):
-    """The numbers that a layer returns, as a list of tensors."""
+    """The outputs of a layer, as a list of tensors."""
     options = {"training": training} if "training" in inspect.signature(layer.call).parameters else {}
     return tf.nest.flatten(layer(*inputs, **options))
 
@@ -118,50 +118,50 @@ def inputs_of(name, dtype):
     return tf.nest.map_structure(cast, LAYERS[name][1])
 
 
-def made(name, **own):
+def made(name, **kw):
     """A layer with random weights."""
-    layer = LAYERS[name][0](**own)
+    layer = LAYERS[name][0](**kw)
     run(layer, inputs_of(name, tf.float32), False)
     randomize(layer)
-    for weight in layer.weights:  # a deep network of large numbers magnifies rounding
+    for weight in layer.weights:  # large weights in a deep network amplify rounding
         if "kernel" in weight.name:
             weight.assign(0.5 * weight)
     return layer
 
 
-def parts(layer):
-    return [part for part in layer.submodules if isinstance(part, keras.layers.Layer)] + [layer]
+def all_layers(layer):
+    return [each for each in layer.submodules if isinstance(each, keras.layers.Layer)] + [layer]
 
 
-FLOAT32_PARTS = LogitNorm, keras.layers.LayerNormalization  # under every policy but float64
+FLOAT32_LAYERS = LogitNorm, keras.layers.LayerNormalization  # under every policy except float64
 
 
-# Names of `make_logits`, and of the convolution in it.
-HEADS_OR_PARTS = (
+# Names of the layers of `make_logits`, and of the convolution in it.
+HEAD_NAMES = (
     "logits", "conv", "semantic_head", "center_head", "offset_head", "scores", "codes", "classes", "masks"
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_layer_computes_in_its_own_precision(name):
-    """Whatever the global policy is. Statistics and heads are never in lower precision."""
+    """The global policy has no effect. Statistics and heads never have lower precision."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     layer = made(name, dtype="float32")
-    assert {part.compute_dtype for part in parts(layer)} == {"float32"}
+    assert {each.compute_dtype for each in all_layers(layer)} == {"float32"}
     assert {y.dtype for y in run(layer, inputs_of(name, tf.float32), True)} <= {tf.float32, tf.int32}
     keras.mixed_precision.set_global_policy("float32")
     layer = made(name, dtype="mixed_bfloat16")
-    for part in parts(layer):
-        head = isinstance(part, FLOAT32_PARTS) or (part.compute_dtype == "float32" and part.name in HEADS_OR_PARTS)
-        assert part.compute_dtype == ("float32" if head else "bfloat16"), part.name
+    for each in all_layers(layer):
+        head = isinstance(each, FLOAT32_LAYERS) or (each.compute_dtype == "float32" and each.name in HEAD_NAMES)
+        assert each.compute_dtype == ("float32" if head else "bfloat16"), each.name
     assert {w.dtype for w in layer.weights} == {tf.float32}
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_float64_layer_is_float64_throughout(name):
-    """Differences of its results over a small step are its gradient: one float32 number on the way would spoil them.
+    """The difference quotient of its outputs equals its gradient. A single float32 intermediate would spoil it.
 
-    The step is along a random direction of inputs and weights. Slopes of a deep network are steep, and change soon.
+    The small step is along a random direction of inputs and weights, because gradients of a deep network change fast.
     """
     layer, inputs = made(name, dtype="float64"), inputs_of(name, tf.float64)
     assert {w.dtype for w in layer.weights} == {tf.float64}
@@ -177,29 +177,29 @@ def test_a_float64_layer_is_float64_throughout(name):
 
     def moved(by):
         way = iter(directions)
-        found = tf.nest.map_structure(lambda x: x + by * next(way) if x.dtype.is_floating else x, inputs)
+        shifted = tf.nest.map_structure(lambda x: x + by * next(way) if x.dtype.is_floating else x, inputs)
         layer.set_weights(start)
         for weight, direction in zip(layer.trainable_weights, way, strict=True):
             weight.assign_add(by * direction)
-        return loss(found).numpy()
+        return loss(shifted).numpy()
 
     with tf.GradientTape() as tape:
         tape.watch(floats)
         total = loss(inputs)
     slopes = tape.gradient(total, [*floats, *layer.trainable_weights], unconnected_gradients="zero")
     slope = sum(np.sum(way * tf.convert_to_tensor(g).numpy()) for way, g in zip(directions, slopes, strict=True))
-    found = (moved(by) - moved(-by)) / (2 * by)
-    assert abs(found - slope) < 1e-5 * max(abs(slope), 1.0), (found, slope)
+    difference = (moved(by) - moved(-by)) / (2 * by)
+    assert abs(difference - slope) < 1e-5 * max(abs(slope), 1.0), (difference, slope)
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_frozen_layer_runs_as_in_inference(name):
-    """As Keras' BatchNormalization: no weight moves, statistics included."""
+    """As in Keras' BatchNormalization, no weight and no statistic changes."""
     layer, inputs = made(name), inputs_of(name, tf.float32)
     layer.trainable = False
     before = layer.get_weights()
-    wanted, found = run(layer, inputs, False), run(layer, inputs, True)
-    for y, z in zip(wanted, found[-len(wanted) :], strict=True):  # CCNet's training has an auxiliary map before it
+    expected, actual = run(layer, inputs, False), run(layer, inputs, True)
+    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # in training, CCNet has an auxiliary map first
         np.testing.assert_array_equal(y, z)
     for value, old in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)

@@ -1,4 +1,4 @@
-"""Random numbers in a training step: reproducible, uniform and independent, in compiled programs too."""
+"""Random numbers in a train step: reproducible, uniform and independent, also in compiled programs."""
 
 import itertools
 
@@ -13,14 +13,14 @@ SIZE = 4096
 
 
 def draws(seed, step, replica, number=3):
-    """[number, SIZE]. XLA makes other numbers of a key than TensorFlow's kernel."""
+    """[number, SIZE]. XLA draws different numbers from a key than TensorFlow's kernel."""
     with random.seeded(seed, step, replica):
         return tf.stack([random.uniform([SIZE]) for _ in range(number)])
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"])
 def drawn(request):
-    """`draws` of an int32 seed, an int64 step and an int32 replica."""
+    """`draws` as a function of an int32 seed, an int64 step and an int32 replica."""
     if request.param not in jit_values():
         pytest.skip("this TensorFlow has no XLA for CPUs")
 
@@ -33,12 +33,12 @@ def drawn(request):
 
 def test_the_seed_the_step_and_the_replica_decide_independent_numbers(drawn):
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**31 - 1, 2**31, 2047)]
-    found = np.concatenate([drawn(*key) for key in keys])
-    np.testing.assert_array_equal(drawn(*keys[0]), found[:3])
-    assert found.min() >= 0 and found.max() < 1
-    np.testing.assert_allclose(found.mean(1), 1 / 2, atol=5 * 12**-0.5 * SIZE**-0.5)
-    np.testing.assert_allclose(found.std(1), 12**-0.5, atol=0.01)
-    for (i, a), (j, b) in itertools.combinations(enumerate(found), 2):
+    numbers = np.concatenate([drawn(*key) for key in keys])
+    np.testing.assert_array_equal(drawn(*keys[0]), numbers[:3])
+    assert numbers.min() >= 0 and numbers.max() < 1
+    np.testing.assert_allclose(numbers.mean(1), 1 / 2, atol=5 * 12**-0.5 * SIZE**-0.5)
+    np.testing.assert_allclose(numbers.std(1), 12**-0.5, atol=0.01)
+    for (i, a), (j, b) in itertools.combinations(enumerate(numbers), 2):
         for shift in (0, 1, 4):  # a draw of Philox makes four numbers
             other = np.roll(b, shift)
             assert abs(np.corrcoef(a, other)[0, 1]) < 5 * SIZE**-0.5, (i, j, shift)

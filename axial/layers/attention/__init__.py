@@ -1,21 +1,21 @@
-"""Position-sensitive attention: one equation, and the forms that compute it fast.
+"""Position-sensitive attention: one equation, and the implementations that compute it fast.
 
-Start with `layer.py`: the equation, its options, its weights and norms, and the plain path.
+Start with `layer.py`.
 
-    layer.py       the layers that train; `choose` of `../device.py` says where each form runs
+    layer.py       equation, options, the layers that train, and the reference implementation
     windows.py     which keys a query sees; windows that keep memory linear in the length
-    folded.py      the layer that serves: no batch norm is left
-    cpu.py         the form for CPUs: plain batched products, made in parts that stay in the cache
-    xla.py         the form for GPUs and TPUs: einsums that XLA lays out
-    tpu/           Pallas kernels for a TPU: a whole layer, no map of logits in main memory
-    NOTES.md       measurements, and what was tried and dropped
+    folded.py      the layer of exported models, with every batch norm folded into its weights
+    cpu.py         for CPUs: batched matrix products, computed in chunks that stay in the cache
+    xla.py         for GPUs and TPUs: einsums, whose layouts XLA chooses
+    tpu/           Pallas kernels for TPUs: a whole layer, with no map of logits in main memory
+    NOTES.md       measurements, and alternatives that were slower
 
-Which form runs (`backend='auto'`; see `choose`):
+The implementation that runs with `backend='auto'` (see `choose` in `../device.py`):
 
     device   training                                      inference
     CPU      cpu                                           cpu
     GPU      xla                                           xla
-    TPU      xla; with backend='kernel' the kernels wherever they can serve
+    TPU      xla; with backend='kernel' the kernels, for every layer that they support
 
-All forms agree with the float64 loops of `tests/oracles.py`.
+All implementations agree with the float64 loops of `tests/oracles.py`.
 """

@@ -1,15 +1,15 @@
-"""Position-sensitive attention for CPUs: plain batched products, each in the order of axes that is fastest for it.
+"""Position-sensitive attention for CPUs: batched matrix products, each in its fastest order of axes.
 
-Three ideas make it fast; `NOTES.md` has the figures and what else was tried.
+Three ideas make it fast. `NOTES.md` has the timings of these and of the alternatives.
 
-- The batch norm of a logit map needs the map's mean and variance only, and these follow from Gram matrices of q, k and
-  the tables (`content_sums`, `position_sums`). Where Gram matrices would be larger than the map, the map is summed.
-- The content term is a product for each lane, with rows [A*G, L, D]. A relative term is a product for each position,
-  [L, A*G, D], in which all lanes share one table row.
-- In training the L x L maps are made in parts that stay in the cache, two parts at a time.
+- The batch norm of a logit term needs only the mean and the variance of its map. They follow from Gram matrices of q, k
+  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the map is summed.
+- The content term is one product per lane, [A*G, L, D] with [A*G, M, D]. A relative term is one product per position,
+  [L, A*G, D] with [L, M, D], because all lanes share the table rows of a position.
+- Training makes the L x L maps in chunks that stay in the cache, two chunks at a time.
 
-Letters of the shapes: N images of h x w pixels, H heads, G lanes (heads x pixels that attend side by side), A windows,
-L queries and M keys of a window, D query and key channels of a head, E value channels of a head, R rows of a table.
+Letters of the shapes: N images of h x w pixels; H heads; A windows; G lanes of a window (heads x lines side by side);
+L queries and M keys of a window; D query and key channels per head; E value channels per head; R rows of a table.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.attention.windows import rows_of_tables, visible_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-PART_BYTES, MOST_PARTS = 2**23, 16  # bytes of a part of a map, and the most parts
+CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # largest chunk of a map, and most chunks
 
 
 # === Orders of the axes ===
@@ -63,8 +63,8 @@ def _swap(x):
 
 # === Statistics of the logits ===
 #
-# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The gradients reorder q and k
-# again instead of keeping them.
+# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The backward pass reorders q
+# and k again, so that nothing stores the reordered tensors.
 
 
 def content_sums(q, k, depth):
@@ -100,23 +100,23 @@ def content_sums(q, k, depth):
     return run(q, k)
 
 
-def position_sums(q, table, windows, of_keys=False):
-    """Sums of s = q_l . r_{m-l}: sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that l sees.
+def position_sums(q, table, windows, key_term=False):
+    """Sums of s = q_l . r_{m-l}, where sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that query l sees.
 
-    The key term is s = k_m . r_{m-l}, over the offsets at which m is seen.
+    The key term is s = k_m . r_{m-l}. It sums over the offsets at which queries see key m.
 
     Args:
-        q: float32 [whole axes, length, G*D]; the keys if `of_keys`.
+        q: float32 [A, length, G*D], in windows of the whole axis; the keys for the key term.
         table: [R, D].
         windows: `Windows` or `SquareWindows`.
-        of_keys: whether the term is the key term.
+        key_term: whether this is the key term.
     """
-    seen, rows = seen_rows(table, windows, of_keys)
+    visible, rows = visible_rows(table, windows, key_term)
     outer = tf.expand_dims(rows, 2) * tf.expand_dims(rows, 1)  # [offsets, D, D]
     length, depth = windows.length, table.shape[1]
     lanes = q.shape[2] // depth
-    grams = tf.reshape(tf.matmul(seen, tf.reshape(outer, [-1, depth * depth])), [length, depth, depth])
-    totals = tf.matmul(seen, rows)
+    grams = tf.reshape(tf.matmul(visible, tf.reshape(outer, [-1, depth * depth])), [length, depth, depth])
+    totals = tf.matmul(visible, rows)
 
     @tf.custom_gradient
     def run(q, grams, totals):
@@ -162,39 +162,39 @@ def _by_block(logits, windows, lanes):
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
     """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
 
-    Logits and softmax are float32 under every policy but float64.
+    Logits and softmax are float32 under every policy except float64.
     """
     heads, terms = options.heads, options.terms
     depth, lanes = q.shape[3] // heads, windows.abreast * heads
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
     rows = rows_of_tables(tables, windows, q.dtype)
     maps = {}
-    of_batch = isinstance(scales, BatchScales)
-    if of_batch:
+    from_batch = isinstance(scales, BatchScales)
+    if from_batch:
         sums = []
         for term in terms:
             if depth > windows.keys or (term == "content" and windows.visible is not None):
-                # The map is smaller than its Gram matrices, or they would count invisible pairs.
+                # The map is smaller than its Gram matrices, or the Gram matrices would count invisible pairs.
                 maps[term] = _map(term, *_factors(term, cut, rows, depth))
                 sums.append(map_sums(maps[term], windows, lanes))
             elif term == "content":
                 sums.append(content_sums(*(widen(cut[x]) for x in "qk"), depth))
             else:
                 x = widen(windows.whole(k if term == "key" else q))
-                sums.append(position_sums(x, tables[term], windows, of_keys=term == "key"))
+                sums.append(position_sums(x, tables[term], windows, key_term=term == "key"))
         scales = scales.from_sums(tf.reduce_sum(tf.reshape(tf.stack(sums), [len(terms), -1, heads, 2]), 1))
     scales = {term: tf.tile(x, [windows.abreast]) for term, x in zip(terms, tf.unstack(scales))}  # [G] each
-    parts = _parts(cut["q"].shape[0], windows, lanes) if of_batch else None
-    part = _Part(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
-    outputs = _mix(part, parts, options.recompute, inputs=(cut, maps, rows, scales))
+    chunk_sizes = _chunk_sizes(cut["q"].shape[0], windows, lanes) if from_batch else None
+    chunk = _Chunk(windows, terms, lanes, depth, value_depth=v.shape[3] // heads, dtype=v.dtype, training=training)
+    outputs = _mix(chunk, chunk_sizes, options.recompute, inputs=(cut, maps, rows, scales))
     content, *position = (windows.join_queries(x) for x in outputs)
     return content, position[0] if position else None
 
 
-# How a term's product [X, Y, Z] becomes a map [A*G, L, M], and back.
+# Transpositions of a term's product [X, Y, Z] to a map [A*G, L, M], and back.
 _TO_MAP = {"content": None, "query": [1, 0, 2], "key": [1, 2, 0]}
 _FROM_MAP = {"content": None, "query": [1, 0, 2], "key": [2, 0, 1]}
-_FIRST = {"content": "q", "query": "q", "key": "k"}  # where a term's first factor comes from
+_FIRST = {"content": "q", "query": "q", "key": "k"}  # the source of a term's first factor
 
 
 def _factors(term, cut, rows, depth):
@@ -224,15 +224,15 @@ def _compare(a, b):
 
 
 def _compare_gradient(a, b, d):
-    """TensorFlow's own gradient transposes d for b. Transposing the result instead is up to twice as fast."""
+    """TensorFlow's gradient transposes d to compute d_b. Transposing the result instead is up to twice as fast."""
     return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
-    """The softmax, the outputs and the gradients of one part of the windows.
+class _Chunk:
+    """The softmax, the outputs and the gradients of one chunk of the windows.
 
-    The methods take the part's `cut`, `maps`, `rows` and `scales`; see `_mix`, and w [A*G, L, M].
+    The methods take `cut`, `maps`, `rows` and `scales` of the chunk (see `_mix`) and the weights w [A*G, L, M].
     """
 
     windows: object
@@ -244,7 +244,7 @@ class _Part:
     training: bool
 
     def factors(self, term, cut, rows, scales):
-        """A term's factors; the first is scaled lane by lane."""
+        """The two factors of a term. The first one is multiplied by the scale of each lane."""
         name = _FIRST[term]
         return _factors(term, {**cut, name: self._scale(cut[name], term, scales)}, rows, self.depth)
 
@@ -264,7 +264,7 @@ class _Part:
         return tf.cast(tf.nn.softmax(logits), self.dtype)
 
     def mix(self, w, cut, rows):
-        """[A, L, G*E]: content and, with a value table, position."""
+        """list of [A, L, G*E]: the content output and, with a value table, the position output."""
         outputs = [_from_rows(tf.matmul(w, _by_row(cut["v"], self.value_depth)), self.lanes)]
         if "value" in rows:
             outputs.append(_from_positions(tf.matmul(_exchange(w), rows["value"]), self.lanes))
@@ -273,7 +273,7 @@ class _Part:
     def gradient(self, w, y, d, inputs):
         """Gradients of (cut, maps, rows, scales), as dicts, from the gradients d of the outputs y.
 
-        Entries whose gradient is zero are left out.
+        The dicts have no entry for an input whose gradient is zero.
         """
         cut, maps, rows, scales = inputs
         d_row, v = (_by_row(x, self.value_depth) for x in (d[0], cut["v"]))
@@ -284,7 +284,7 @@ class _Part:
             d_position = _by_position(d[1], self.value_depth)
             d_weights.append(_exchange(tf.matmul(d_position, rows["value"], transpose_b=True)))
             d_rows["value"] = _swap(tf.matmul(d_position, _exchange(w), transpose_a=True))
-        # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+        # The gradient of softmax needs sum_p w_p dw_p, which equals d . y and needs no map.
         mean = tf.add_n([_sum_channels(a, b, self.value_depth) for a, b in zip(d, y)])  # [A, L, G]
         mean = tf.reshape(_swap(mean), [-1, self.windows.queries, 1])
         d_logits = widen(w) * (widen(tf.add_n(d_weights)) - mean)
@@ -315,38 +315,38 @@ class _Part:
         return tf.reshape(by_lane * scale[:, None], [-1, self.windows.queries, self.windows.keys])
 
 
-def _mix(part, parts, recompute, inputs):
-    """The outputs of all windows, computed part after part. For the gradient only w is kept, or no map at all.
+def _mix(chunk, chunk_sizes, recompute, inputs):
+    """The outputs of all windows, computed chunk by chunk. It stores at most the map w for the backward pass.
 
     Args:
-        part: `_Part`.
-        parts: list, how many of the A windows each part has; None for all at once.
-        recompute: 'softmax' keeps no map: the backward pass recomputes w.
+        chunk: `_Chunk`.
+        chunk_sizes: list of the number of windows in each chunk, A in all; None for one chunk.
+        recompute: with 'softmax' it stores no map, and the backward pass recomputes w.
         inputs: tuple of dicts:
-            cut: windows 'q' [A, L, G*D], 'k' [A, M, G*D], 'v' [A, M, G*E].
-            maps: maps [A*G, L, M] of the terms that have one already.
-            rows: table rows 'query', 'value' [L, M, .], 'key' [M, L, .].
-            scales: [G] of each term.
+            cut: the windows 'q' [A, L, G*D], 'k' [A, M, G*D] and 'v' [A, M, G*E].
+            maps: the maps [A*G, L, M] that were already made, by term.
+            rows: the table rows 'query' [L, M, D], 'key' [M, L, D] and 'value' [L, M, E].
+            scales: [G] by term.
 
     Returns:
-        list of [A, L, G*E]: content and, with a value table, position.
+        list of [A, L, G*E]: the content output and, with a value table, the position output.
     """
 
     def split(x, unit=1):
-        if not parts:
+        if not chunk_sizes:
             return [x]
-        # Slices, not tf.split: grappler moves later operations before a split and so ties the parts together.
-        ends = unit * np.cumsum(parts)
-        return [x[end - unit * n : end] for end, n in zip(ends, parts)]
+        # Slices, because grappler moves later operations before a tf.split, and then no chunk runs on its own.
+        ends = unit * np.cumsum(chunk_sizes)
+        return [x[end - unit * n : end] for end, n in zip(ends, chunk_sizes)]
 
     def join(x):
-        return tf.concat(x, 0) if parts else x[0]
+        return tf.concat(x, 0) if chunk_sizes else x[0]
 
     def split_inputs(cut, maps):
-        """(cut, maps) of each part."""
+        """list of [cut, maps] of each chunk."""
         cut = {name: split(x) for name, x in cut.items()}
-        maps = {name: split(x, part.lanes) for name, x in maps.items()}
-        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(parts or [0]))]
+        maps = {name: split(x, chunk.lanes) for name, x in maps.items()}
+        return [[{name: x[i] for name, x in d.items()} for d in (cut, maps)] for i in range(len(chunk_sizes or [0]))]
 
     @tf.custom_gradient
     def run(*tensors):
@@ -354,53 +354,53 @@ def _mix(part, parts, recompute, inputs):
         weights, outputs = [], []
         for one in split_inputs(cut, maps):
             one_cut, one_maps = _in_turn(one, outputs[-2:-1])
-            weights.append(part.weigh(one_cut, one_maps, rows, scales))
-            outputs.append(part.mix(weights[-1], one_cut, rows))
+            weights.append(chunk.weigh(one_cut, one_maps, rows, scales))
+            outputs.append(chunk.mix(weights[-1], one_cut, rows))
         outputs = [join(x) for x in zip(*outputs)]
 
         def gradient(*d):
-            # A value that depends on d keeps grappler and XLA from reusing the forward pass.
+            # The scales depend on d here, so that grappler and XLA do not reuse the forward pass.
             after = {term: x + 0.0 * tf.cast(tf.reduce_sum(d[0][:1, 0, 0]), x.dtype) for term, x in scales.items()}
             ys, ds = (list(zip(*map(split, x))) for x in (outputs, d))
-            found = []
+            gradients = []
             for one in zip(split_inputs(cut, maps), weights, ys, ds):
-                (one_cut, one_maps), w, y, one_d = _in_turn(one, found[-2:-1] or d)
+                (one_cut, one_maps), w, y, one_d = _in_turn(one, gradients[-2:-1] or d)
                 if recompute == "softmax":
-                    w = part.weigh(one_cut, one_maps, rows, after)
-                found.append(part.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
-            wholes = zip(zip(*found), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
-            return tf.nest.flatten([_together(*whole) for whole in wholes])
+                    w = chunk.weigh(one_cut, one_maps, rows, after)
+                gradients.append(chunk.gradient(w, y, one_d, inputs=(one_cut, one_maps, rows, after)))
+            merged = zip(zip(*gradients), (cut, maps, rows, scales), (join, join, tf.add_n, tf.add_n))
+            return tf.nest.flatten([_merge(*arguments) for arguments in merged])
 
         return outputs, gradient
 
     return run(*tf.nest.flatten(inputs))
 
 
-def _together(of_parts, whole, together):
-    """dict of the gradients of all parts, joined or summed; zero for entries of `whole` that no part has."""
+def _merge(gradients, inputs, merge):
+    """dict of the gradients of `inputs`, merged over the chunks; zero where no chunk has a gradient."""
     return {
-        name: together([found[name] for found in of_parts]) if name in of_parts[0] else tf.zeros_like(x)
-        for name, x in whole.items()
+        name: merge([chunk[name] for chunk in gradients]) if name in gradients[0] else tf.zeros_like(x)
+        for name, x in inputs.items()
     }
 
 
-def _parts(count, windows, lanes):
-    """How many windows each part has, so that its map stays in the cache; None for all at once.
+def _chunk_sizes(count, windows, lanes):
+    """list of the number of windows in each chunk, so that its map stays in the cache; None for one chunk.
 
-    If the number of windows is not static, they are not split into parts.
+    There is one chunk if the number of windows is not static.
     """
     if count is None:
         return None
-    rows = count // windows.blocks  # all windows of a row stay together: they share a mask
+    rows = count // windows.blocks  # the windows of a line stay together, because they share a mask
     size = 4 * count * lanes * windows.queries * windows.keys
-    parts = min(rows, MOST_PARTS, -(-size // PART_BYTES))
-    if parts == 1:
+    chunks = min(rows, MOST_CHUNKS, -(-size // CHUNK_BYTES))
+    if chunks == 1:
         return None
-    return [windows.blocks * (rows // parts + (i < rows % parts)) for i in range(parts)]
+    return [windows.blocks * (rows // chunks + (i < rows % chunks)) for i in range(chunks)]
 
 
 def _in_turn(tensors, before):
-    """The tensors. Operations that use them run only after `before` is computed."""
+    """The tensors, with a control dependency on `before`."""
     before = tf.nest.flatten(before)
     if not before:
         return tensors
@@ -409,12 +409,12 @@ def _in_turn(tensors, before):
 
 
 def _sum_lanes(x, lanes, depth):
-    """Sums of [..., G*D], in any grouping of the leading axes -> [G]."""
+    """[..., G*D] -> [G]: sums over all axes and the D channels of a lane."""
     channels = tf.reduce_sum(tf.reshape(x, [-1, lanes * depth]), 0)
     return tf.reduce_sum(tf.reshape(channels, [lanes, depth]), 1)
 
 
 def _sum_channels(a, b, depth):
-    """float32 [A, L, G] of [A, L, G*E]: a . b."""
+    """a . b per lane: [A, L, G*E] -> float32 [A, L, G]."""
     product = widen(a) * widen(b)
     return tf.reduce_sum(tf.reshape(product, [-1, a.shape[1], a.shape[2] // depth, depth]), 3)

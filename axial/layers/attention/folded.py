@@ -1,4 +1,4 @@
-"""The attention layer that serves: every batch norm is folded into its weights."""
+"""The attention layer of exported models: every batch norm is folded into its weights."""
 
 import dataclasses
 
@@ -16,10 +16,9 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class FoldedAttention(Unfolded, Layer):
-    """What an `Attention` of the same spec computes in inference, without batch norms.
+    """Computes what an `Attention` of the same spec computes in inference, without batch norms.
 
-    q, k and v have a bias each. A number for each head scales each logit term, and a number for each channel scales the
-    position output.
+    q, k and v have biases. Each logit term has one scale per head, and the position output has one scale per channel.
 
     Args:
         spec: `AttentionSpec`.
@@ -34,7 +33,7 @@ class FoldedAttention(Unfolded, Layer):
         self.spec = spec
 
     def build(self, shape):
-        # Three projections, so that no result has to be split.
+        # Three projections, so that no projection has to be split.
         self.kernels = [
             self.add_weight(f"{name}_kernel", [shape[-1], size], initializer="glorot_uniform")
             for name, size in zip(PROJECTIONS, self.spec.sizes)
@@ -48,7 +47,7 @@ class FoldedAttention(Unfolded, Layer):
         super().build(shape)
 
     def load_own_variables(self, store):
-        """Reads the weights, also those that were saved when only the content term had a scale."""
+        """Reads the weights, also of files from when only the content term had scales."""
         values = fill_scales(self.weights, [store[str(i)][()] for i in range(len(store))])
         super().load_own_variables({str(i): value for i, value in enumerate(values)})
 
@@ -68,7 +67,7 @@ class FoldedAttention(Unfolded, Layer):
         return import_kernels(KERNELS).can_serve(x, tf.concat(self.kernels, 1), self.spec, windows)
 
     def _call_kernels(self, x, windows):
-        """What `call` returns, computed by the kernels of a TPU."""
+        """The output of `call`, computed by the TPU kernels."""
         bias = tf.cast(tf.concat(self.biases, 0), tf.float32)
         scales = tf.stack([tf.ones([self.spec.value_channels]), tf.cast(self.position_scale, tf.float32)])
         kernels = import_kernels(KERNELS)
@@ -81,14 +80,14 @@ class FoldedAttention(Unfolded, Layer):
         return kernels.project_and_attend(x, kernel, self.spec, tables, windows=windows, norms=norms)
 
     def query_weights(self, x, index):
-        """The weights of one query of every line: float32 [N, heads, h, w]. They sum to one along a line.
+        """The attention weights of one query of every line: float32 [N, H, h, w]. They sum to one along a line.
 
-        Only the logits of these queries are made.
+        It computes only the logits of these queries.
 
         Args:
             x: [N, h, w, C].
-            index: of the query along the axis: its row if the layer attends along the height, or its column. A map that
-                attends to squares is one line, in raster order.
+            index: the query's row if the layer attends along the height, or its column if along the width. For
+                attention to squares, its index in raster order.
         """
         windows, heads = self.spec.windows(x), self.spec.options.heads
         lines = windows.split_lines(x)
@@ -110,13 +109,13 @@ class FoldedAttention(Unfolded, Layer):
 
     @classmethod
     def from_config(cls, config):
-        """See `Configured`. Files of axial 0.2 have the neighbourhood apart, and no options."""
+        """See `Configured`. Configs of axial 0.2 have a neighbourhood in place of the options."""
         spec, config = config["spec"], dict(config)
         if "neighborhood" in spec:
             near = {"axis": "square", "max_distance": 255, **spec["neighborhood"]}
             names = [field.name for field in dataclasses.fields(AttentionOptions)]
-            known = {**spec, **near, "backend": config.pop("backend")}
-            options = AttentionOptions(**{name: known[name] for name in names if name in known})
+            values = {**spec, **near, "backend": config.pop("backend")}
+            options = AttentionOptions(**{name: values[name] for name in names if name in values})
             channels = spec["key_channels"], spec["value_channels"]
             spec = AttentionSpec(near["axis"], *channels, options, near["max_distance"])
             return cls(spec, name=config["name"], dtype=config["dtype"])
@@ -124,13 +123,13 @@ class FoldedAttention(Unfolded, Layer):
 
 
 def fill_scales(weights, values):
-    """The values of all weights, with ones for the scales that a model has and a file lacks.
+    """The values of all weights, with ones for the scales that the model has and the file lacks.
 
-    Up to axial 0.2.0 the kernels of q and k held the scales of the query and the key term.
+    Up to axial 0.2.0 the kernels of q and k contained the scales of the query and the key term.
 
     Args:
-        weights: of a layer or a model.
-        values: list of arrays, of a file.
+        weights: the weights of a layer or a model.
+        values: list of the arrays of a file.
     """
     added = [w.name.endswith(("query_scale:0", "key_scale:0")) for w in weights]
     if len(values) + sum(added) != len(weights):

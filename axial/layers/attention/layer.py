@@ -1,23 +1,24 @@
-"""Position-sensitive attention: the equation, its options, its weights and norms, and the plain path. Read this first.
+"""Position-sensitive attention: equation, options, weights, batch norms and reference implementation. Start here.
 
-A query at pixel o sees the keys at the pixels p of its neighbourhood. For each head,
+For each head, the query at pixel o attends to the keys at the pixels p of its neighbourhood:
 
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
 
-In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o; in Eq. 4 it is o's row or
-column, whole or within a span. q, k and v are projections of the image. r^q, r^k and r^v are rows of learned tables,
-which all heads share.
+In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o. In Eq. 4 it is the row or
+column of o, whole or within a span. q, k and v are linear projections of the image. r^q, r^k and r^v are rows of
+learned position tables (relative positional encodings), which all heads share.
 
-Batch norms normalise q, k and v, each of the three logit terms (one scale for each head) and each of the two output
-terms (one scale for each channel). Softmax ignores a shift that is the same for all keys, so of the norm of a logit
-term only the scale gamma / sqrt(variance + epsilon) is left.
+Batch norms follow q, k and v, each of the three logit terms (one scale per head) and each of the two output terms (one
+scale per channel). Softmax ignores a shift that is the same for all keys. So the batch norm of a logit term reduces to
+its scale, gamma / sqrt(variance + epsilon).
 
-`attend` is the plain path: it makes every L x L map, so it is slow and needs much memory. The other forms compute the
-same in less: `cpu.py`, `xla.py`, and for a whole layer `tpu/`. `FORMS` lists them, and `device.choose` chooses one.
+`attend` is the reference implementation. It makes every L x L map, so it is slow and needs much memory. The other
+implementations compute the same result with less: `cpu.py`, `xla.py`, and `tpu/` for a whole layer. `FORMS` lists
+them, and `device.choose` chooses one.
 
-Letters of the shapes: N images of h x w pixels, B lines that attend each on its own (rows, columns, or whole maps for
-squares), L pixels of a line as queries, M the same pixels as keys, H heads, D query and key channels of a head,
-E value channels of a head, R rows of a table.
+Letters of the shapes: N images of h x w pixels; B lines, each of which attends only to itself (a row, a column, or a
+whole map for squares); L queries of a line; M keys of a line, which are the same pixels; H heads; D query and key
+channels per head; E value channels per head; R rows of a table.
 """
 
 import dataclasses
@@ -37,9 +38,9 @@ from axial.layers.masking import hide
 from axial.layers.precision import wide, widen
 from axial.layers.rematerialisation import RECOMPUTE
 
-TERMS = ("content", "query", "key")  # of the logits, in the order of their scales
+TERMS = ("content", "query", "key")  # the logit terms, in the order of their scales
 KERNELS = "axial.layers.attention.tpu.layer"
-LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
+LARGEST_MAP = 2**27  # most logits of one term that inference holds at a time: 0.5 GB
 
 
 # === Options ===
@@ -47,20 +48,20 @@ LARGEST_MAP = 2**27  # logits of one term at a time in inference: 0.5 GB
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """What all attention layers of a network have in common.
+    """The options that all attention layers of a network share.
 
     Attributes:
         heads: number of heads, H.
-        span: odd; a query sees the keys with |p - o| <= span // 2. None: the whole axis.
-        terms: logit terms in use, of `TERMS`.
-        value_position: whether r^v is in use.
-        whole_up_to_span: whether a query sees the whole axis where that is not longer than the span. Otherwise the span
-            is a window, however short the axis is.
-        recompute: of `RECOMPUTE`. 'softmax' saves the memory of a map of logits and repeats a third of the products.
-        backend: what computes attention, of `BACKENDS`.
+        span: odd number of keys that a query sees, with |p - o| <= span // 2; None for the whole axis.
+        terms: the logit terms in use, some of `TERMS`.
+        value_position: whether the values use r^v.
+        whole_up_to_span: whether a query sees the whole axis if the axis is not longer than the span. Otherwise the
+            span is a window around the query on short axes too.
+        recompute: one of `RECOMPUTE`. 'softmax' does not store the map of logits and repeats a third of the products.
+        backend: the implementation of the attention, one of `BACKENDS`.
 
     Raises:
-        InputError: the span is even, there is no term, or a name is unknown.
+        InputError: the span is even, no term is in use, or a name is unknown.
     """
 
     heads: int = 8
@@ -83,22 +84,22 @@ class AttentionOptions:
 def local_options(
     span: int = 7, heads: int = 8, position_sensitive: bool = False, recompute: str = "none", backend: str = "auto"
 ) -> AttentionOptions:
-    """`AttentionOptions` of Eq. 3, or of Ramachandran et al., NeurIPS 2019 (Eq. 2), which have r^q alone."""
+    """`AttentionOptions` of Eq. 3, or of Eq. 2 (Ramachandran et al., NeurIPS 2019), which uses only r^q."""
     terms = TERMS if position_sensitive else TERMS[:2]
     return AttentionOptions(heads, span, terms, position_sensitive, recompute=recompute, backend=backend)
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """The options of one layer: those of the network, its neighbourhood and its channels.
+    """The options of one layer: the options of its network, its neighbourhood and its channels.
 
     Attributes:
         axis: 'height' or 'width'; 'square' for the span x span pixels around a query.
-        key_channels: channels of the queries, and of the keys, of all heads together, H*D.
-        value_channels: channels of the values of all heads together, and of the output, H*E.
+        key_channels: query channels of all heads together, H*D. The keys have as many.
+        value_channels: value channels of all heads together, H*E. The output has as many.
         options: `AttentionOptions`.
-        max_distance: the tables of an axis hold the offsets below it, 2 max_distance - 1 rows. Positions that are
-            farther apart share the end rows.
+        max_distance: a table of an axis has a row for each offset with |p - o| < max_distance, so 2 max_distance - 1
+            rows. Larger offsets use the first or the last row.
 
     Raises:
         InputError: the axis is unknown, a square has no span, the heads do not divide the channels, or max_distance is
@@ -115,7 +116,7 @@ class AttentionSpec:
         heads = self.options.heads
         check_choice("axis", self.axis, ("height", "width", "square"))
         if self.axis == "square" and self.options.span is None:
-            raise InputError("span must be a number for the attention to squares: got None")
+            raise InputError("span must be a number for attention to squares: got None")
         if self.max_distance < 1:
             raise InputError(f"max_distance must be at least 1: got {self.max_distance}")
         if heads < 1 or self.key_channels % heads or self.value_channels % heads:
@@ -131,7 +132,7 @@ class AttentionSpec:
 
     @property
     def uses(self) -> list[str]:
-        """What position tables are used for, of 'query', 'key' and 'value'."""
+        """The uses of position tables, some of 'query', 'key' and 'value'."""
         return [term for term in self.options.terms if term != "content"] + ["value"] * self.options.value_position
 
     def windows(self, x: tf.Tensor) -> Windows | SquareWindows:
@@ -150,9 +151,10 @@ class AttentionSpec:
         return Windows(height, width, self.axis, None if whole else span)
 
     def add_tables(self, layer: Layer) -> dict[str, tf.Variable]:
-        """Adds the position tables to a layer that is being built. Returns them as a dict by name.
+        """Adds the position tables to a layer that is being built. Returns a dict from names to tables.
 
-        A square has two tables for each use, one for rows and one for columns: r_{p-o} is the sum of their rows.
+        A square has two tables per use, one for row offsets and one for column offsets. r_{p-o} is the sum of a row of
+        each.
         """
         square, tables = self.axis == "square", {}
         rows, variance = (self.options.span, 0.5) if square else (2 * self.max_distance - 1, 1.0)
@@ -168,54 +170,57 @@ class AttentionSpec:
         return tables
 
     def lookup_tables(self, tables):
-        """dict from uses to tables [R, D], from `add_tables`. Those of a square are at the offsets of its windows."""
+        """dict from uses to tables [R, D], made of the tables that `add_tables` returns.
+
+        The two tables of a square become one, which has a row for each pair of a row offset and a column offset.
+        """
         if self.axis != "square":
             return tables
         pairs = {use: tf.expand_dims(tables[f"{use}_row"], 1) + tables[f"{use}_column"] for use in self.uses}
         return {use: tf.reshape(table, [self.options.span**2, -1]) for use, table in pairs.items()}
 
 
-# === The plain path ===
+# === The reference implementation ===
 
 
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
-    """The equation, with a scale on each logit term in place of its batch norm.
+    """The equation of this module. Each logit term has a scale in place of its batch norm.
 
     Args:
         q, k: [N, h, w, H*D].
         v: [N, h, w, H*E].
-        tables: dict of the tables in use: 'query', 'key' [R, D] and 'value' [R, E].
+        tables: dict of the tables in use: 'query' [R, D], 'key' [R, D] and 'value' [R, E].
         windows: `Windows` or `SquareWindows` of the image.
-        options: `AttentionOptions`. This form does not use `recompute`.
-        scales: [terms, H], or `BatchScales`, which makes them of the sums of s and s^2 over all visible pairs.
-        training: see `hide`; not used here.
+        options: `AttentionOptions`. This implementation ignores `recompute`.
+        scales: [terms, H], or `BatchScales`, which computes them from the sums of s and s^2 over all visible pairs.
+        training: see `hide`. This implementation ignores it.
 
     Returns:
-        sum_p w v_p and sum_p w r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.
+        sum_p w_p v_p and sum_p w_p r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.
     """
     del training
     q, k, v = (split_heads(x, windows, options.heads) for x in (q, k, v))  # [B, L, H, D], [B, M, H, D], [B, M, H, E]
     offsets, visible = windows.all_pairs()  # [L, M]
-    rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D]
+    rows = {name: tf.cast(table_rows(table, offsets), q.dtype) for name, table in tables.items()}  # [L, M, D or E]
     maps = logit_maps(q, k, rows, options.terms)  # [terms, B, H, L, M]
     if isinstance(scales, BatchScales):
-        seen = tf.where(visible, maps, tf.zeros([], maps.dtype))
-        scales = scales.from_sums(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (seen, seen * seen)], 2))
+        masked = tf.where(visible, maps, tf.zeros([], maps.dtype))  # [terms, B, H, L, M]
+        scales = scales.from_sums(tf.stack([tf.reduce_sum(s, [1, 3, 4]) for s in (masked, masked * masked)], 2))
     logits = tf.reduce_sum(maps * scales[:, None, :, None, None], 0)  # [B, H, L, M]
     w = tf.cast(tf.nn.softmax(hide(logits, visible)), v.dtype)  # [B, H, L, M]
     content, position = tf.einsum("bhlm,bmhe->blhe", w, v), None  # [B, L, H, E]
     if "value" in rows:
-        position = join_heads(tf.einsum("bhlm,lme->blhe", w, rows["value"]), windows)
-    return join_heads(content, windows), position
+        position = join_heads(tf.einsum("bhlm,lme->blhe", w, rows["value"]), windows)  # [N, h, w, H*E]
+    return join_heads(content, windows), position  # [N, h, w, H*E] each
 
 
 def logit_maps(q, k, rows, terms):
-    """q . k, q . r^q and k . r^k of every pair: [terms, B, H, L, M].
+    """q . k, q . r^q and k . r^k of every pair of a query and a key: [terms, B, H, L, M].
 
     Args:
-        q, k: [B, L, H, D].
-        rows: dict of table rows 'query', 'key' [L, M, D]: row l, m holds r_{m-l}.
-        terms: of `TERMS`.
+        q, k: [B, L, H, D] and [B, M, H, D].
+        rows: dict of the table rows 'query' and 'key', [L, M, D]. Entry l, m is r_{m-l}.
+        terms: the terms to compute, some of `TERMS`.
     """
     maps = {}
     for term in terms:
@@ -238,16 +243,16 @@ def join_heads(y, windows):
     return windows.join_lines(tf.reshape(y, [-1, windows.length, 1, y.shape[2] * y.shape[3]]))
 
 
-# === The fast forms ===
+# === The fast implementations ===
 
 FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": attend}
 
 
 def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
-    """`attend` in the form that suits the device.
+    """`attend` in the implementation that suits the device.
 
-    In inference, if the logits of all lines would exceed `LARGEST_MAP`, the lines are computed in parts, one part after
-    the other. This needs a static number of images.
+    Inference computes the lines chunk by chunk if the logits of all lines would exceed `LARGEST_MAP`. This needs a
+    static number of images.
     """
 
     def run(q, k, v, windows):
@@ -257,22 +262,23 @@ def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
     if isinstance(scales, BatchScales) or q.shape[0] is None:
         return run(q, k, v, windows)
     lines = q.shape[0] * windows.lines
-    parts = -(-lines * options.heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
-    if parts <= 1:
+    chunks = -(-lines * options.heads * windows.blocks * windows.queries * windows.keys // LARGEST_MAP)
+    if chunks <= 1:
         return run(q, k, v, windows)
-    size = -(-lines // parts)
-    parts = -(-lines // size)
+    size = -(-lines // chunks)
+    chunks = -(-lines // size)
 
     def cut(x):
-        x = tf.pad(windows.split_lines(x), [[0, parts * size - lines], [0, 0], [0, 0], [0, 0]])
-        return tf.reshape(x, [parts, size, *x.shape[1:]])
+        """[N, h, w, C] -> [chunks, size, h or 1, 1 or w, C], with zero lines at the end."""
+        x = tf.pad(windows.split_lines(x), [[0, chunks * size - lines], [0, 0], [0, 0], [0, 0]])
+        return tf.reshape(x, [chunks, size, *x.shape[1:]])
 
-    def run_part(x):
+    def run_chunk(x):
         return [y for y in run(*x, windows.one_line()) if y is not None]
 
     inputs = cut(q), cut(k), cut(v)
     signature = [tf.TensorSpec(inputs[2].shape[1:], v.dtype)] * (1 + ("value" in tables))
-    outputs = tf.map_fn(run_part, inputs, parallel_iterations=1, fn_output_signature=signature)
+    outputs = tf.map_fn(run_chunk, inputs, parallel_iterations=1, fn_output_signature=signature)
     outputs = [windows.join_lines(tf.reshape(y, [-1, *y.shape[2:]])[:lines]) for y in outputs]
     return (*outputs, None)[:2]
 
@@ -281,12 +287,12 @@ def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
 
 
 class Attention(Layer):
-    """Multi-head attention of every pixel to those of its neighbourhood, with batch norms.
+    """Multi-head attention of every pixel to the pixels of its neighbourhood, with batch norms.
 
     Args:
         spec: `AttentionSpec`.
         norm: `BatchNormConfig`.
-        inner_norm: whether q, k, v and the logit terms have batch norms. The outputs always have them.
+        inner_norm: whether q, k, v and the logit terms have batch norms. The output terms always have them.
 
     Shapes:
         x: [N, h, w, C], h and w static
@@ -315,17 +321,18 @@ class Attention(Layer):
             norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
         if self.position_output_norm is not None:
             norms.append((self.position_output_norm, values))
-        for norm, channels in norms:  # built here, because not every path through `call` calls every norm
+        for norm, channels in norms:  # built here, because a call may skip some of them
             with tf.name_scope(norm.name):
                 norm.build([channels])
         super().build(shape)
 
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """norm(sum_p w_p v_p) + norm(sum_p w_p r^v_{p-o}), where w_p = softmax_p(the sum of the scaled logit terms)."""
         x = self.sized(x)  # [N, h, w, C]
         learns = training and self.trainable and not self.norm.frozen
         windows, options = self.spec.windows(x), self.spec.options
-        pairs = windows.pairs * tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.lines
-        tables = self.spec.lookup_tables(self.tables)  # [R, D]
+        pairs = windows.pairs * tf.cast(tf.shape(x)[0], wide(x.dtype)) * windows.lines  # [], logits per term and head
+        tables = self.spec.lookup_tables(self.tables)  # 'query' and 'key' [R, D], 'value' [R, E]
         if choose(options.backend, lambda: self._kernels_can_serve(x, windows)) == "kernel":
             with tf.name_scope(windows.scope):
                 return self._call_kernels(x, tables, windows, pairs=pairs, learns=learns)
@@ -333,15 +340,15 @@ class Attention(Layer):
             qkv = self.qkv_norm(product(x, self.kernel), training=True)  # [N, h, w, 2 H*D + H*E]
         else:
             qkv = product(x, self.kernel, self.qkv_norm if self.inner_norm else lambda y: y)
-        q, k, v = tf.split(qkv, self.spec.sizes, 3)  # [N, h, w, H*D] twice, [N, h, w, H*E]
-        scales = self._scales(pairs, learns)
+        q, k, v = tf.split(qkv, self.spec.sizes, 3)  # [N, h, w, H*D], [N, h, w, H*D], [N, h, w, H*E]
+        scales = self._scales(pairs, learns)  # [terms, H], or `BatchScales`
         with tf.name_scope(windows.scope):
             content, position = attend_fast(
                 q, k, v, tables, windows=windows, options=options, scales=scales, training=training
-            )
+            )  # both [N, h, w, H*E]
         output = self.content_output_norm(content, training=learns)  # [N, h, w, H*E]
         if position is not None:
-            output += self.position_output_norm(position, training=learns)
+            output += self.position_output_norm(position, training=learns)  # [N, h, w, H*E]
         return output
 
     def _scales(self, pairs, learns):
@@ -352,19 +359,19 @@ class Attention(Layer):
             return BatchScales(self.logit_norm, pairs)
         return self.logit_norm.stored_scales()
 
-    # === Kernels of a TPU ===
+    # === TPU kernels ===
 
     def _kernels_can_serve(self, x, windows):
         return self.inner_norm and import_kernels(KERNELS).can_serve(x, self.kernel, self.spec, windows)
 
     def _call_kernels(self, x, tables, windows, *, pairs, learns):
-        """What `call` returns, computed by the kernels."""
+        """The output of `call`, computed by the TPU kernels."""
         pixels = tf.cast(tf.reduce_prod(tf.shape(x)[:3]), tf.float32)
         outputs = self.content_output_norm, self.position_output_norm
 
         def affine(norm, sums):
-            of_batch = learns and norm.trainable
-            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if of_batch else norm.folded())
+            from_batch = learns and norm.trainable
+            return tf.stack(norm.affine(*tf.unstack(sums), count=pixels) if from_batch else norm.folded())
 
         kernels = import_kernels(KERNELS)
         norms = kernels.Norms(
@@ -378,14 +385,14 @@ class Attention(Layer):
     # === Folding ===
 
     def folded_weights(self) -> list[tf.Tensor]:
-        """Values for the weights of a `FoldedAttention` of the same spec, in their order.
+        """The values of the weights of a `FoldedAttention` of the same spec, in the order of its weights.
 
         - The batch norm of q, k and v goes into the projections and their biases.
-        - Each logit term keeps a scale for each head. Scales inside q and k would have to be divided out of the content
-          term, and a scale near zero would make a weight that overflows float16.
+        - Each logit term keeps one scale per head. If q and k absorbed these scales, the content term would have to
+          divide by them. A scale near zero would then give a weight that overflows float16.
         - The scale of the content output goes into v. The scale of the position output stays, because all heads share
           its table.
-        - The weights of a softmax sum to one, so what the output norms add goes into the bias of v.
+        - Attention weights sum to one, so the shifts of the output norms go into the bias of v.
         """
         dtype, channels = wide(self.compute_dtype), self.kernel.shape[1]
         scale, shift = tf.ones([channels], dtype), tf.zeros([channels], dtype)
@@ -406,7 +413,7 @@ class Attention(Layer):
 
     @classmethod
     def from_config(cls, config: dict) -> "Attention":
-        """See `Configured`. A file of axial 0.2 holds the settings of its batch norms alone."""
+        """See `Configured`. Files of axial 0.2 hold the fields of `BatchNormConfig` in place of the dataclass."""
         norm = config.get("norm")
         if isinstance(norm, dict) and "axial" not in norm:
             config = {**config, "norm": BatchNormConfig(**norm)}
@@ -416,7 +423,7 @@ class Attention(Layer):
 class AxialAttention(Attention):
     """Multi-head position-sensitive attention along the height or the width of an image (Axial-DeepLab, Eq. 4).
 
-    The same weights work for every image size and every span, because the tables are indexed by p - o.
+    The same weights work for every image size and every span, because p - o indexes the tables.
 
     Args:
         key_channels, value_channels, axis, max_distance: see `AttentionSpec`.
@@ -428,7 +435,7 @@ class AxialAttention(Attention):
         output: [N, h, w, value_channels]
 
     Raises:
-        InputError: the span is even, the heads do not divide the channels, there is no logit term, or a name is
+        InputError: the span is even, the heads do not divide the channels, no logit term is in use, or a name is
             unknown.
 
     Example:
@@ -469,10 +476,10 @@ class LocalAttention(Attention):
     Args:
         key_channels, value_channels: see `AttentionSpec`.
         heads, recompute, backend: see `AttentionOptions`. The TPU kernels support axial attention only.
-        span: odd; rows and columns of the square.
-        position_sensitive: True for Eq. 3; False for Eq. 2, which has r^q alone.
-        batch_norm: whether there are batch norms on q, k, v and on the logit terms. The output always has a batch norm:
-            it is that of the 3x3 convolution which the layer replaces.
+        span: odd side of the square.
+        position_sensitive: True for Eq. 3; False for Eq. 2, which uses only r^q.
+        batch_norm: whether q, k, v and the logit terms have batch norms. The output always has one, as the 3x3
+            convolution that this layer replaces.
         norm: `BatchNormConfig`.
 
     Shapes:

@@ -1,7 +1,7 @@
-"""Which keys a query sees, and how an image is cut into windows so that memory stays linear.
+"""Which keys a query sees, and how an image is cut into windows so that memory stays linear in its size.
 
-`Windows` are those along one axis of an image (Eq. 4), `SquareWindows` those of squares (Eq. 3).
-`AttentionSpec.windows` makes them for an image of a given height and width.
+`Windows` cuts an image along one axis (Eq. 4). `SquareWindows` cuts it into squares (Eq. 3). `AttentionSpec.windows`
+makes either for an image of a given height and width.
 
 Letters of the shapes: N images of h x w pixels, A windows, L queries and M keys of a window, R rows of a table,
 D channels of a table.
@@ -15,15 +15,15 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.precision import widen
 
-SMALLEST_BLOCK = 16  # queries of a window along an axis, at least
-BLOCK = 4  # rows and columns of queries in a square window, at least
+SMALLEST_BLOCK = 16  # least number of queries in a window along an axis
+BLOCK = 4  # least number of rows, and of columns, of queries in a square window
 
 
 def table_rows(table, offsets):
     """Rows of a position table at integer offsets p - o.
 
     Args:
-        table: [R, D]. The middle row is offset 0; offsets beyond the table take its end rows.
+        table: [R, D]. Its middle row is offset 0. Offsets beyond the table use its first or last row.
         offsets: int array of any shape.
 
     Returns:
@@ -33,28 +33,28 @@ def table_rows(table, offsets):
     index = np.asarray(offsets) + table.shape[0] // 2
     if index.ndim != 1 or np.any(np.diff(index) != 1):
         return tf.gather(table, np.clip(index, 0, last))
-    # Neighbours are a slice. The gradient of a gather is a scatter, which XLA cannot cut for cores that share an image.
+    # A slice, because the gradient of a gather is a scatter, which XLA cannot partition over cores that share an image.
     before, after = np.sum(index < 0), np.sum(index > last)
     within = table[np.clip(index[0], 0, last + 1) : np.clip(index[-1] + 1, 0, last + 1)]
     return tf.concat([tf.repeat(table[:1], before, 0), within, tf.repeat(table[-1:], after, 0)], 0)
 
 
 def rows_of_tables(tables, windows, dtype):
-    """Rows of the tables for each pair of a window, as a dict.
-
-    'query' and 'value' are [L, M, D], 'key' is [M, L, D].
-    """
+    """dict from names to the table rows of every pair of a window: 'query' and 'value' [L, M, D], 'key' [M, L, D]."""
     return {
         name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
         for name, table in tables.items()
     }
 
 
-def seen_rows(table, windows, of_keys):
-    """Which rows of a table the queries or the keys of a line meet, [L, rows] of 0 and 1, and those rows [rows, D]."""
-    seen = windows.seen_offsets()[:, ::-1] if of_keys else windows.seen_offsets()
+def visible_rows(table, windows, key_term):
+    """(mask, rows): the table rows of all visible offsets [rows, D], and 1 where a query sees an offset [L, rows].
+
+    With `key_term`, row m of the mask is 1 where a query sees key m at an offset.
+    """
+    visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
-    return tf.constant(seen, rows.dtype), rows
+    return tf.constant(visible, rows.dtype), rows
 
 
 def check_span(span):
@@ -62,7 +62,7 @@ def check_span(span):
     if span is not None and (span < 1 or span % 2 == 0):
         below = max(span - 1, 1)
         raise InputError(
-            f"span must be odd, so that a query is at its middle: got {span}, "
+            f"span must be odd, so that a query is at its centre: got {span}, "
             f"the nearest are {below} and {max(span, 0) + 1}"
         )
 
@@ -74,8 +74,8 @@ def _pairs(blocks, first_key):
     """Offsets, int [queries, keys], and visibility, bool [blocks, queries, keys], of the windows along an axis.
 
     Args:
-        blocks: what has `length`, `reach`, `blocks`, `queries` and `keys`.
-        first_key: place of the first key of a window, from its first query.
+        blocks: an object with `length`, `reach`, `blocks`, `queries` and `keys`.
+        first_key: offset of a window's first key from its first query.
     """
     query, key = np.arange(blocks.queries)[:, None], np.arange(blocks.keys) + first_key
     start = np.arange(blocks.blocks)[:, None, None] * blocks.queries
@@ -86,9 +86,9 @@ def _pairs(blocks, first_key):
 class Windows:
     """The windows of one axis of an image.
 
-    Without a span, or if the axis is not longer than the span and `SMALLEST_BLOCK`, there is one window: all queries
-    and all keys of the axis. Otherwise the windows are blocks of L queries, each with the L + span - 1 keys around
-    them. Memory is then linear in the length of the axis.
+    There is one window, with all queries and keys of the axis, if there is no span, or if the axis is at most as long
+    as the span or as `SMALLEST_BLOCK`. Otherwise a window is a block of L queries with the L + span - 1 keys around
+    them, so memory is linear in the length of the axis.
 
     Args:
         height, width: size of the image.
@@ -99,9 +99,9 @@ class Windows:
         length: length of the axis.
         blocks: number of windows along the axis.
         queries, keys: number of queries and of keys in a window.
-        abreast: number of lines that one window holds side by side: the width if the axis is the height, else 1.
-        offsets: int [queries, keys], key position - query position, the same in every window.
-        visible: bool [blocks, queries, keys], or None where every key is visible.
+        abreast: number of lines that a window holds side by side: the width if the axis is the height, else 1.
+        offsets: int [queries, keys], key position - query position. Every window has the same.
+        visible: bool [blocks, queries, keys], or None if every key is visible.
         reach: largest visible |offset|.
     """
 
@@ -122,37 +122,37 @@ class Windows:
 
     @property
     def lines(self):
-        """Number of lines of an image, rows or columns, each of which attends on its own."""
+        """Number of rows or columns of an image. Each attends only to itself."""
         return self.width if self.axis == "height" else self.height
 
     @property
     def pairs(self):
         """Number of visible (query, key) pairs on one line."""
-        return int(self.seen_offsets().sum())
+        return int(self.visible_offsets().sum())
 
     @property
     def scope(self):
-        """Name scope of the products: how many pairs of a line the equation needs, and how many are computed.
+        """Name scope of the products: the pairs of a line that the equation needs, and the pairs that are computed.
 
-        The equation needs min(span, length) keys for each query, also at the borders, as the paper counts.
+        As in the paper's counts, every query needs min(span, length) keys, even at the borders.
         """
         needed = self.length * min(self.span or self.length, self.length)
         return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
-    def seen_offsets(self):
-        """float32 [length, 2 reach + 1]: 1 where a query sees a key at that offset. The first offset is -reach."""
+    def visible_offsets(self):
+        """float32 [length, 2 reach + 1]: 1 where a query sees a key at an offset. The first offset is -reach."""
         offset = np.arange(-self.reach, self.reach + 1)[None, :]
         key = np.arange(self.length)[:, None] + offset
         return ((key >= 0) & (key < self.length)).astype(np.float32)
 
     def all_pairs(self, queries=slice(None)):
-        """Offsets, int [L, length], and visibility, bool [L, length], of a line's queries, by default all, and keys."""
+        """(offsets, visible), int and bool [L, length], of some queries of a line, by default all, and all its keys."""
         position = np.arange(self.length)
         offsets = position[None, :] - position[queries, None]
         return offsets, np.abs(offsets) <= self.reach
 
     def whole(self, x):
-        """[N, h, w, C] -> [windows of a whole axis, length, abreast * C]."""
+        """[N, h, w, C] -> [A, length, abreast * C]: one window for the whole axis."""
         return tf.reshape(x, [-1, self.length, self.abreast * x.shape[3]])
 
     def cut_queries(self, x):
@@ -180,12 +180,12 @@ class Windows:
         return tf.reshape(x, [-1, self.height, self.width, channels // self.abreast])
 
     def one_line(self):
-        """The windows of an image of one line."""
+        """The windows of an image that is a single line."""
         height, width = (self.height, 1) if self.axis == "height" else (1, self.width)
         return Windows(height, width, self.axis, self.span)
 
     def split_lines(self, x):
-        """[N, h, w, C] -> [N * lines, h or 1, 1 or w, C]: an image for each line, for `one_line`."""
+        """[N, h, w, C] -> [N * lines, h or 1, 1 or w, C]: each line becomes an image, for `one_line`."""
         if self.axis == "height":
             return tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [-1, self.height, 1, x.shape[3]])
         return tf.reshape(x, [-1, 1, self.width, x.shape[3]])
@@ -201,9 +201,9 @@ class Windows:
 
 
 class _Side:
-    """One side of the square windows: blocks of `queries`, each with its `keys`, `reach` more at either end.
+    """One side of the square windows: blocks of `queries`, each with `keys` that reach `reach` further on either side.
 
-    A side that is not longer than a block is one block with every key.
+    A side that is at most as long as a block is one block with every key.
     """
 
     def __init__(self, length, reach):
@@ -220,11 +220,11 @@ class _Side:
         return self.blocks * self.queries - self.length
 
     def cut(self, x, axis):
-        """Splits an axis of `length` into two, [blocks, keys]: each block with the edges of its neighbours."""
+        """Splits an axis of `length` into [blocks, keys]. Each block includes the edges of its neighbours."""
         if self.whole:
             return tf.expand_dims(x, axis)
         before, after = x.shape[1:axis], x.shape[axis + 1 :]
-        x = tf.reshape(x, [-1, self.length, math.prod(after)])  # TFLite slices five axes at most
+        x = tf.reshape(x, [-1, self.length, math.prod(after)])  # TFLite slices at most five axes
         x = tf.pad(x, [[0, 0], [self.queries, self.beyond + self.queries], [0, 0]])
         x = tf.reshape(x, [-1, self.blocks + 2, self.queries, x.shape[2]])
         parts = [x[:, 1:-1]]
@@ -234,14 +234,14 @@ class _Side:
 
 
 class SquareWindows:
-    """The windows of a map whose queries see squares: `Windows` of two axes.
+    """The windows of an image whose queries see squares: `Windows` over two axes.
 
     A block of 4 x 4 queries has the (4 + span - 1)^2 keys around it. So memory holds (1 + (span - 1) / 4)^2 copies of
-    the keys and the values, and (4 + span - 1)^2 logits for each pixel and head. For span 7 that is 6.25 copies; one
-    window for each pixel would need 49.
+    the keys and the values, and (4 + span - 1)^2 logits per pixel and head. For span 7 these are 6.25 copies. A window
+    per pixel would need 49.
 
-    Attributes and methods are those of `Windows`; a map is one line. An offset is one number, rows x span + columns,
-    so the tables have span^2 rows. `reach` is the largest offset.
+    The attributes and methods have the same meaning as in `Windows`. The whole image is one line. An offset is one
+    number, row offset x span + column offset, so a table has span^2 rows. `reach` is the largest offset.
     """
 
     lines = abreast = 1
@@ -262,7 +262,7 @@ class SquareWindows:
 
     @property
     def pairs(self):
-        """Number of (query, key) pairs that are visible on one map."""
+        """Number of visible (query, key) pairs of an image."""
         return int(self.rows_cut.visible.sum()) * int(self.columns_cut.visible.sum())
 
     @property
@@ -271,15 +271,15 @@ class SquareWindows:
         needed = self.length * min(self.span, self.height) * min(self.span, self.width)
         return f"pairs_{needed}_of_{self.blocks * self.queries * self.keys}"
 
-    def seen_offsets(self):
-        """float32 [L, span^2]: 1 where a query sees a key at that offset."""
+    def visible_offsets(self):
+        """float32 [L, span^2]: 1 where a query sees a key at an offset."""
         offset = np.arange(-(self.span // 2), self.span // 2 + 1)[None, :]
 
         def inside(n):
             return (np.arange(n)[:, None] + offset >= 0) & (np.arange(n)[:, None] + offset < n)
 
-        seen = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
-        return seen.reshape(self.length, self.span**2).astype(np.float32)
+        visible = inside(self.height)[:, None, :, None] & inside(self.width)[None, :, None, :]
+        return visible.reshape(self.length, self.span**2).astype(np.float32)
 
     def all_pairs(self, queries=slice(None)):
         """See `Windows`."""
@@ -300,7 +300,7 @@ class SquareWindows:
         return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.queries, channels])
 
     def cut_keys(self, x):
-        """[N, h, w, C] -> [A, keys, C], zero outside the map."""
+        """[N, h, w, C] -> [A, keys, C], zero outside the image."""
         channels = x.shape[3]
         x = self.columns_cut.cut(self.rows_cut.cut(x, 1), 3)  # [N, blocks, keys, blocks, keys, C]
         return tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, self.keys, channels])

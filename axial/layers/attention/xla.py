@@ -1,11 +1,11 @@
-"""Position-sensitive attention for GPUs and TPUs: einsums, whose orders of axes XLA chooses.
+"""Position-sensitive attention for GPUs and TPUs: einsums, whose layouts XLA chooses.
 
-Letters of the shapes: A windows, in each of which `abreast` pixels attend side by side, H heads, L queries and M keys
-of a window, D query and key channels of a head, E value channels of a head.
+Letters of the shapes: A windows, each with `abreast` lines side by side; H heads; L queries and M keys of a window;
+D query and key channels per head; E value channels per head; * lines of all windows x heads.
 
-In the indices of einsums, * stands for pixels and heads. A TPU pads the minor axis to 128 lanes, and XLA makes * the
-minor axis of the relative terms. So pixels and heads are one axis, unless the pixels alone fill the lanes. `NOTES.md`
-has the cycles of the other choices.
+A TPU pads the minor axis to 128 lanes, and XLA makes * the minor axis of the relative terms. So * is one axis, unless
+the number of lines is a multiple of 128: then lines and heads are two axes. `NOTES.md` has the cycles of the
+alternatives.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from axial.layers.attention.windows import rows_of_tables, seen_rows
+from axial.layers.attention.windows import rows_of_tables, visible_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-LANES = 128  # of a TPU's vector registers
-FACTORS = {  # the two factors of each logit term, as names and indices
+LANES = 128  # lanes of a TPU's vector register
+FACTORS = {  # the two factors of each logit term: their names, and their axes in an einsum
     "content": ("q", "*ld", "k", "*md"),
     "query": ("q", "*ld", "query", "lmd"),
     "key": ("k", "*md", "key", "mld"),
@@ -29,12 +29,12 @@ FACTORS = {  # the two factors of each logit term, as names and indices
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
     """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
 
-    Logits and softmax are float32 under every policy but float64.
+    Logits and softmax are float32 under every policy except float64.
     """
     heads, terms = options.heads, options.terms
     cut = {"q": windows.cut_queries(q), "k": windows.cut_keys(k), "v": windows.cut_keys(v)}
-    pixels = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
-    lead = [-1, heads] if pixels and pixels % LANES == 0 else [-1]
+    lines = cut["q"].shape[0] and cut["q"].shape[0] * windows.abreast
+    lead = [-1, heads] if lines and lines % LANES == 0 else [-1]
 
     def open_(x):
         """[A, L, abreast * H*D] -> [*, L, D]."""
@@ -42,6 +42,7 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         return tf.reshape(tf.transpose(x, [0, 2, 3, 1, 4]), [*lead, x.shape[1], x.shape[4]])
 
     def close(x):
+        """[*, L, E] -> [A, L, abreast * H*E]."""
         x = tf.reshape(x, [-1, windows.abreast, heads, *x.shape[-2:]])
         return tf.reshape(tf.transpose(x, [0, 3, 1, 2, 4]), [-1, x.shape[3], windows.abreast * heads * x.shape[4]])
 
@@ -49,13 +50,13 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
     if isinstance(scales, BatchScales):
         sums = []
         for term in terms:
-            if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs
-                sums.append(_seen_sums(_product(term, inputs), windows, heads))
+            if term == "content" and windows.visible is not None:  # Gram matrices would count invisible pairs too
+                sums.append(_map_sums(_product(term, inputs), windows, heads))
             elif term == "content":
                 sums.append(_content_sums(cut["q"], cut["k"], windows, heads))
             else:
                 x = windows.whole(k if term == "key" else q)
-                sums.append(_position_sums(x, tables[term], windows, heads, of_keys=term == "key"))
+                sums.append(_position_sums(x, tables[term], windows, heads, key_term=term == "key"))
         scales = scales.from_sums(tf.stack(sums))
     outputs = _Mixing(windows, options, v.dtype, training).mix(inputs, dict(zip(terms, tf.unstack(scales))))
     content, *position = (windows.join_queries(close(x)) for x in outputs)
@@ -68,7 +69,7 @@ def _einsum(indices, a, b):
 
 # === Statistics: sums [H, 2] of the logits and of their squares over the visible pairs ===
 #
-# TensorFlow derives the gradients. All functions but `_seen_sums` keep little memory for them.
+# TensorFlow derives the gradients. Only `_map_sums` stores a map for them.
 
 
 def _by_head(x, windows, heads):
@@ -84,17 +85,18 @@ def _content_sums(q, k, windows, heads):
     return tf.stack([first, tf.einsum("aphde,aphde->h", *grams)], 1)
 
 
-def _position_sums(x, table, windows, heads, of_keys):
-    """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l: sum and Gram matrix of the rows that l sees."""
-    seen, rows = seen_rows(table, windows, of_keys)
-    grams = tf.einsum("lr,rd,re->lde", seen, rows, rows)
+def _position_sums(x, table, windows, heads, key_term):
+    """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l are sum and Gram matrix of the rows that l sees."""
+    visible, rows = visible_rows(table, windows, key_term)
+    grams = tf.einsum("lr,rd,re->lde", visible, rows, rows)
     x = _by_head(x, windows, heads)
-    first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(seen, rows))
+    first = tf.einsum("lhd,ld->h", tf.reduce_sum(x, [0, 2]), tf.matmul(visible, rows))
     second = tf.einsum("lhde,lde->h", tf.einsum("alphd,alphe->lhde", x, x), grams)
     return tf.stack([first, second], 1)
 
 
-def _seen_sums(logits, windows, heads):
+def _map_sums(logits, windows, heads):
+    """Sums over the visible entries of a map [*, L, M]."""
     shape = [-1, windows.blocks, windows.abreast, heads, windows.queries, windows.keys]
     logits = tf.reshape(logits, shape) * windows.visible[:, None, None].astype(np.float32)
     return tf.stack([tf.reduce_sum(x, [0, 1, 2, 4, 5]) for x in (logits, logits * logits)], 1)
@@ -105,8 +107,8 @@ def _seen_sums(logits, windows, heads):
 
 def _product(term, inputs):
     """q . k, q . r^q or k . r^k: float32 [*, L, M]."""
-    a, of_a, b, of_b = FACTORS[term]
-    return widen(_einsum(f"{of_a},{of_b}->*lm", inputs[a], inputs[b]))
+    a, axes_a, b, axes_b = FACTORS[term]
+    return widen(_einsum(f"{axes_a},{axes_b}->*lm", inputs[a], inputs[b]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,7 @@ class _Mixing:
     """The softmax, the outputs and the gradients.
 
     The methods take `inputs`, a dict of 'q' [*, L, D], 'k' [*, M, D], 'v' [*, M, E] and the table rows; `scales`, a
-    dict of [H] for each term; and w [*, L, M].
+    dict of [H] by term; and the weights w [*, L, M].
     """
 
     windows: object
@@ -123,7 +125,7 @@ class _Mixing:
     training: bool
 
     def mix(self, inputs, scales):
-        """sum_p w v_p and, with a value table, sum_p w r^v_{p-o}, [*, L, E] each."""
+        """sum_p w_p v_p and, with a value table, sum_p w_p r^v_{p-o}, both [*, L, E]."""
 
         @tf.custom_gradient
         def run(*tensors):
@@ -136,7 +138,7 @@ class _Mixing:
             def gradient(*d):
                 weights = w
                 if self.options.recompute == "softmax":
-                    # A value that depends on d keeps XLA from reusing the forward pass.
+                    # k depends on d here, so that XLA does not reuse the forward pass.
                     zero = 0.0 * widen(tf.reduce_sum(tf.reshape(d[0], [-1])[:1]))
                     weights = self.weigh({**inputs_, "k": inputs_["k"] + tf.cast(zero, self.dtype)}, scales_)
                 return tf.nest.flatten(self.gradient(weights, outputs, d, inputs_, scales_))
@@ -146,7 +148,7 @@ class _Mixing:
         return run(*tf.nest.flatten((inputs, scales)))
 
     def weigh(self, inputs, scales):
-        """w = softmax of the sum of the scaled products."""
+        """w = softmax of the sum of the scaled logit terms."""
         windows, heads = self.windows, self.options.heads
         logits = tf.add_n([_product(term, self.scaled(term, inputs, scales)) for term in self.options.terms])
         if windows.visible is not None:
@@ -163,13 +165,13 @@ class _Mixing:
         if "value" in inputs:
             gradients["value"] = _einsum("*lm,*le->lme", w, d[1])
             d_weights += widen(_einsum("*le,lme->*lm", d[1], inputs["value"]))
-        # The gradient of softmax needs sum_p w_p dw_p. It equals d . y, which is smaller than a map.
+        # The gradient of softmax needs sum_p w_p dw_p, which equals d . y and needs no map.
         mean = tf.add_n([tf.reduce_sum(widen(a) * widen(b), -1, keepdims=True) for a, b in zip(d, outputs)])
         d_logits, d_scales = tf.cast(widen(w) * (d_weights - mean), self.dtype), {}
         for term in self.options.terms:
-            a, of_a, b, of_b = FACTORS[term]
-            d_a = _einsum(f"*lm,{of_b}->{of_a}", d_logits, inputs[b])
-            d_b = _einsum(f"*lm,{of_a}->{of_b}", d_logits, self.scaled(term, inputs, scales)[a])
+            a, axes_a, b, axes_b = FACTORS[term]
+            d_a = _einsum(f"*lm,{axes_b}->{axes_a}", d_logits, inputs[b])
+            d_b = _einsum(f"*lm,{axes_a}->{axes_b}", d_logits, self.scaled(term, inputs, scales)[a])
             by_pixel = tf.reduce_sum(widen(d_a) * widen(inputs[a]), [-2, -1])
             d_scales[term] = tf.reduce_sum(tf.reshape(by_pixel, [-1, self.options.heads]), 0)
             gradients[a] += d_a * self.per_head(scales[term], d_a)
@@ -177,12 +179,12 @@ class _Mixing:
         return {name: x if tf.is_tensor(x) else tf.zeros_like(inputs[name]) for name, x in gradients.items()}, d_scales
 
     def per_head(self, scale, x):
-        """[H], shaped so that it multiplies x."""
+        """A scale [H], reshaped to multiply x."""
         scale = tf.cast(scale, self.dtype)
         scale = scale if x.shape.rank == 4 else tf.tile(scale, [tf.shape(x)[0] // self.options.heads])
         return scale[:, None, None]
 
     def scaled(self, term, inputs, scales):
-        """The inputs, of which the first factor of a term is scaled."""
+        """The inputs, with the first factor of a term multiplied by its scale."""
         name = FACTORS[term][0]
         return {**inputs, name: inputs[name] * self.per_head(scales[term], inputs[name])}

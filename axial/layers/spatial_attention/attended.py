@@ -2,8 +2,8 @@
 
     1x1 -> 3x3 (regular, deformable or none) -> x + gamma A(x) -> 1x1 -> + shortcut
 
-A is a mechanism: generalised attention, named by the four bits of its setting, or dynamic convolution. gamma is one
-number and starts at zero, so that a block starts as the residual block without A. The stride is that of the 3x3.
+A is a mechanism: generalised attention, whose name is its attention type ('0110'), or dynamic convolution. gamma is one
+number that starts at zero, so the block starts as a residual block without A. The 3x3 convolution has the stride.
 """
 
 import dataclasses
@@ -20,20 +20,19 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
 
-SPATIAL = ("regular", "deformable", "none")  # the 3x3 convolution
+SPATIAL = ("regular", "deformable", "none")  # kinds of the 3x3 convolution
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """What attends, and how far.
+    """The options of an attention mechanism.
 
     Attributes:
-        name: four bits, the setting of `GeneralizedAttention`; 'dynamic' for `DynamicConv`; 'none'.
-        heads: of generalised attention.
-        key_stride: of generalised attention.
-        window: odd; of generalised attention, or None. It is the kernel of dynamic convolution, 3 if None.
-        groups: of dynamic convolution.
-        recompute: of generalised attention.
+        name: an attention type of `GeneralizedAttention` such as '0110'; 'dynamic' for `DynamicConv`; 'none'.
+        heads, key_stride, recompute: see `GeneralizedAttention`.
+        window: odd side of the window of generalised attention, None for all keys; kernel of dynamic convolution, None
+            for 3.
+        groups: see `DynamicConv`.
 
     Raises:
         InputError: the name is unknown.
@@ -52,12 +51,12 @@ class Mechanism:
                 f"mechanism = {self.name!r}: expected four bits such as '0010', 'dynamic' or 'none'"
                 f"{nearest(self.name, ('none', 'dynamic'))}"
             )
-        self.layer()  # refuses what the mechanism refuses, before any other layer is made
+        self.layer()  # so that bad options raise before any other layer is made
 
     def layer(
         self, axes: int = 2, causal: bool = False, scaled: bool = False, wavelength: float = 1000.0
     ) -> DynamicConv | GeneralizedAttention | None:
-        """The layer that attends, or None. For the arguments see `GeneralizedAttention`."""
+        """The attention layer, or None for 'none'. For the arguments see `GeneralizedAttention`."""
         if self.name == "none":
             return None
         if self.name == "dynamic":
@@ -77,7 +76,7 @@ class Mechanism:
 
 
 class Attended(Unfolded, Layer):
-    """x + gamma A(x), with gamma zero at the start.
+    """x + gamma A(x), where gamma starts at zero.
 
     Args:
         attention: the layer A.
@@ -102,25 +101,25 @@ class Attended(Unfolded, Layer):
         super().build(shape)
 
     def call(self, x: tf.Tensor, training: bool = False, mask: tf.Tensor | None = None) -> tf.Tensor:
-        """The output; Keras' `mask` of x goes to the attention."""
+        """The output. Keras' `mask` of x goes to the attention."""
         masked = {} if mask is None else {"mask": mask}
         return x + tf.cast(self.gamma, x.dtype) * self.attention(x, training=training and self.trainable, **masked)
 
     @property
     def added_weights(self) -> list[tf.Variable]:
-        """The weights that a network without this module does not have; see `weights.restore.initialize`."""
+        """The weights that a network without this module lacks; see `weights.restore.initialize`."""
         return self.weights
 
 
 class AttendedMiddle(Layer):
-    """The middle of an attended residual block: the 3x3 convolution, then x + gamma A(x).
+    """The spatial layer of an attended residual block: the 3x3 convolution, then x + gamma A(x).
 
     Args:
-        filters: channels of the output, and of the input where there is no 3x3 convolution.
+        filters: channels of the output. Without a 3x3 convolution the input must have as many.
         norm: `BatchNormConfig`, or None for the folded layer.
-        strides, dilation: of the 3x3 convolution. Without one, the stride drops pixels.
+        strides, dilation: stride and dilation of the 3x3 convolution. Without one, the stride drops pixels.
         mechanism: `Mechanism`.
-        spatial: the 3x3 convolution, of `SPATIAL`.
+        spatial: kind of the 3x3 convolution, one of `SPATIAL`.
         deformable: further arguments of `DeformableConv`.
 
     Shapes:

@@ -1,4 +1,4 @@
-"""What layers of sequences share: caches of decoding, masks of keys, and checks of arguments."""
+"""Helpers of layers of sequences: caches for decoding, key masks, and checks of arguments."""
 
 import functools
 from typing import TypeAlias
@@ -7,17 +7,17 @@ import tensorflow as tf
 
 from axial.errors import InputError
 
-Mask: TypeAlias = tf.Tensor | None  # bool, which elements are real; None if all are
+Mask: TypeAlias = tf.Tensor | None  # bool, False for padding; None if nothing is padding
 
 
 def check_odd(name, value):
     """Raises InputError unless `value` is an odd number of at least 1."""
     if value < 1 or value % 2 == 0:
-        raise InputError(f"{name} = {value}: expected an odd number, so that a query is at its middle")
+        raise InputError(f"{name} = {value}: expected an odd number, so that a query is at its centre")
 
 
 def check_axes(axes, causal):
-    """Raises InputError unless a layer is of sequences or of maps, and causal only of sequences."""
+    """Raises InputError unless `axes` is 1 or 2, or if a layer of maps (2) is causal."""
     if axes not in (1, 2):
         raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
     if causal and axes == 2:
@@ -25,18 +25,18 @@ def check_axes(axes, causal):
 
 
 def joined_masks(*masks):
-    """The elements that are real by every mask that is there, bool; None where no mask is there."""
+    """The logical and of the masks that are not None; None if all are None."""
     masks = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
     return functools.reduce(tf.logical_and, masks) if masks else None
 
 
 def check_index(index, length):
-    """Raises InputError unless a cache of `length` tokens holds the token at `index`. A tensor is not checked."""
+    """Raises InputError unless an int `index` is in a cache of `length` tokens. A tensor is not checked."""
     if isinstance(index, int) and not 0 <= index < length:
         raise InputError(f"index = {index}: expected fewer tokens than the {length} of the cache")
 
 
 def written(cache, new, index):
-    """A cache [B, L, ...] with `new` [B, 1, ...] at `index`; the cache as it is where the index is -1."""
+    """A cache [N, L, ...] with `new` [N, 1, ...] written at `index`. Index -1 writes nothing."""
     here = tf.cast(tf.reshape(tf.one_hot(index, cache.shape[1]), [1, -1] + [1] * (cache.shape.rank - 2)), tf.bool)
     return tf.where(here, new, cache)

@@ -1,19 +1,20 @@
-"""Deformable convolution: every tap of the kernel samples where the content of its query sends it.
+"""Deformable convolution: every tap of the kernel has a learned offset that depends on the query's content.
 
 Dai et al., ICCV 2017 (v1), Zhu et al., CVPR 2019 (v2, with a mask for each tap), and Eq. 4 of Zhu et al., ICCV 2019. At
 output pixel q, tap k samples the map at
 
     p_k = stride * q - padding + dilation * k + offset_k(q)
 
-with bilinear weights, zero outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of v2, are a
-convolution of the same map that starts at zero. Offsets are float32 under every precision but float64, and whole
-pixels are int32. So no position is rounded, neither on large maps nor in files of 8 bits.
+with bilinear interpolation and zeros outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of
+v2, are a convolution of the same map whose kernel starts at zero. Offsets are float32 under every precision except
+float64, and whole pixels are int32. So large maps and files of 8 bits do not round positions.
 
-Two forms compute the same. 'gather' reads the four neighbours of each position in one gather for each tap. 'hat' makes
-the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies: no gather, but a map of pairs
-for each tap, which suits small maps and accelerators.
+Two forms compute the same. 'gather' reads the four neighbours of each position, in one gather per tap. 'hat' computes
+the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies. It needs no gather, but a map of
+pairs per tap, which suits small maps and accelerators.
 
-Letters of the shapes: B images, a map of H x W pixels, P output pixels, K taps, O offset groups, C channels.
+Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P pixels, K taps, O offset groups,
+C channels.
 """
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from axial.errors import InputError
 from axial.io.check import check_choice
 from axial.layers.batch_norm import BatchNorm, Norm
 from axial.layers.configured import Initializer, Layer
-from axial.layers.conv import of_any_batch
+from axial.layers.conv import run_nonempty
 from axial.layers.precision import widen
 from axial.layers.spatial_attention.decoding import Mask, check_index, check_odd, joined_masks, written
 
@@ -31,22 +32,22 @@ FORMS = ("gather", "hat")
 
 
 def conv_size(size, kernel, strides, dilation, padding):
-    """Pixels of an axis of a convolution's output."""
+    """Size of an axis of a convolution's output."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // strides + 1
 
 
-def places_of_taps(offsets, kernel, strides, dilation, padding):
-    """Pairs (tap, offset) of rows and of columns: positions without offsets, int32 [P, K, 1], and [B, P, K, O].
+def tap_positions(offsets, kernel, strides, dilation, padding):
+    """A pair (position without offset, offset) for rows and one for columns, int32 [P, K, 1] and float [N, P, K, O].
 
     Args:
-        offsets: [B, h, w, 2 * K * O]: for each offset group and each tap, row by row, those of row and column.
-        kernel: its rows and columns.
+        offsets: [N, h', w', 2 * K * O]: the row and the column offset of each tap, row by row, of each offset group.
+        kernel: number of its rows and of its columns.
         strides, dilation, padding: of the convolution.
     """
     _, height, width, channels = offsets.shape
     taps = kernel[0] * kernel[1]
     offsets = tf.reshape(widen(offsets), [-1, height * width, channels // (2 * taps), taps, 2])
-    offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [B, P, K, O, 2]: TFLite slices five axes at most
+    offsets = tf.transpose(offsets, [0, 1, 3, 2, 4])  # [N, P, K, O, 2]: TFLite slices at most five axes
     tap = tf.range(taps) // kernel[1] * dilation, tf.range(taps) % kernel[1] * dilation
     rows, columns = (tf.range(n)[:, None] * strides - padding + a for n, a in zip((height, width), tap))
     rows, columns = tf.repeat(rows, width, 0), tf.tile(columns, [height, 1])  # [P, K]
@@ -54,95 +55,94 @@ def places_of_taps(offsets, kernel, strides, dilation, padding):
 
 
 def positions(offsets, kernel, strides, *, dilation, padding):
-    """(rows, columns), [B, P, K, O]: where the taps sample. Arguments: see `places_of_taps`."""
-    places = places_of_taps(offsets, kernel, strides, dilation=dilation, padding=padding)
-    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in places)
+    """(rows, columns), [N, P, K, O]: where the taps sample. For the arguments see `tap_positions`."""
+    pairs = tap_positions(offsets, kernel, strides, dilation=dilation, padding=padding)
+    return tuple(tf.cast(tap, offset.dtype) + offset for tap, offset in pairs)
 
 
 def neighbors(tap, offset, size, last=None):
-    """(index, share) of positions along an axis: pixels index and index + 1 have weights 1 - share and share.
+    """(index, fraction) of positions along an axis: pixel index weighs 1 - fraction, pixel index + 1 weighs fraction.
 
-    An index is clipped so that both pixels are outside the axis, where all are zero. The derivative at a whole number
-    is that to the right.
+    An index far outside the axis is clipped to where both pixels are outside, and so zero. At a whole number the
+    derivative is the one from the right.
 
     Args:
-        tap: int32, the positions without offsets.
-        offset: what is added to them, float32 or float64.
-        size: pixels of the axis.
-        last: int32, the largest position; the derivative there is that to the left, so that nothing after it counts.
+        tap: int32 positions without offsets.
+        offset: float32 or float64 offsets.
+        size: number of pixels of the axis.
+        last: int32, the largest position. There the derivative is the one from the left, so no pixel after it counts.
     """
     below = tf.floor(offset)
-    share = offset - below
+    fraction = offset - below
     index = tap + tf.clip_by_value(tf.cast(below, tf.int32), -(2**30), 2**30)
     if last is not None:
-        # Past the largest position, all weight is on the second of the two pixels.
+        # Beyond the largest position, the second of the two pixels has all the weight.
         index = tf.minimum(index, last - 1)
-        share = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
-    return tf.clip_by_value(index, -2, size), share
+        fraction = tf.minimum(offset - tf.cast(index - tap, offset.dtype), 1.0)
+    return tf.clip_by_value(index, -2, size), fraction
 
 
 def sample_by_gather(x, rows, columns):
-    """The map at positions: a list with [B, P, C] for each tap.
+    """list of the samples [N, P, C] of each tap.
 
-    The four neighbours of every pixel stand side by side in its channels, so each tap is one gather and no index
-    needs a check.
+    The channels of a pixel hold its four neighbours side by side. So each tap needs one gather, without bounds checks.
 
     Args:
-        x: [B, H, W, C].
-        rows, columns: pairs (index, share) of `neighbors`, int32 and float [B, P, K, O]; O divides C.
+        x: [N, h, w, C].
+        rows, columns: pairs (index, fraction) of `neighbors`, int32 and float [N, P, K, O]. O divides C.
     """
     _, height, width, channels = x.shape
-    (top, share_y), (left, share_x) = rows, columns
+    (top, fraction_y), (left, fraction_x) = rows, columns
     _, pixels, taps, groups = top.shape
     padded = tf.pad(x, [[0, 0], [2, 2], [2, 2], [0, 0]])
     above, below = padded[:, :-1], padded[:, 1:]
     corners = tf.stack([above[:, :, :-1], above[:, :, 1:], below[:, :, :-1], below[:, :, 1:]], 3)
     corners = tf.reshape(corners, [-1, (height + 3) * (width + 3), 4, groups, channels // groups])
     index = (top + 2) * (width + 3) + left + 2
-    across = [1 - share_x, share_x]
-    shares = tf.stack([y * x for y in (1 - share_y, share_y) for x in across], 3)  # [B, P, K, 4, O]
-    shares = tf.cast(shares, x.dtype)
+    across = [1 - fraction_x, fraction_x]
+    weights = tf.stack([y * x for y in (1 - fraction_y, fraction_y) for x in across], 3)  # [N, P, K, 4, O]
+    weights = tf.cast(weights, x.dtype)
     samples = []
     for tap in range(taps):
-        found = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
-        found = tf.stack(found, 3) if groups > 1 else found[0][:, :, :, None]  # [B, P, 4, O, C / O]
-        samples.append(tf.reshape(tf.reduce_sum(found * shares[:, :, tap][..., None], 2), [-1, pixels, channels]))
+        values = [tf.gather(corners[:, :, :, g], index[:, :, tap, g], batch_dims=1) for g in range(groups)]
+        values = tf.stack(values, 3) if groups > 1 else values[0][:, :, :, None]  # [N, P, 4, O, C / O]
+        samples.append(tf.reshape(tf.reduce_sum(values * weights[:, :, tap][..., None], 2), [-1, pixels, channels]))
     return samples
 
 
 def sample_by_hat(x, rows, columns):
-    """`sample_by_gather` as products with the weights of all pixels."""
+    """`sample_by_gather` as matrix products with the weights of all pixels."""
     _, height, width, channels = x.shape
     _, pixels, taps, groups = rows[0].shape
     values = tf.reshape(x, [-1, height * width, groups, channels // groups])
     samples = []
     for tap in range(taps):
-        found = []
+        group_samples = []
         for g in range(groups):
             sides = (*rows, height), (*columns, width)
-            near_y, near_x = (_hat(low[:, :, tap, g], share[:, :, tap, g], n) for low, share, n in sides)
-            share = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
-            found.append(tf.matmul(tf.cast(share, x.dtype), values[:, :, g]))
-        samples.append(tf.concat(found, 2))
+            near_y, near_x = (_hat(low[:, :, tap, g], fraction[:, :, tap, g], n) for low, fraction, n in sides)
+            weights = tf.reshape(near_y[..., None] * near_x[:, :, None], [-1, pixels, height * width])
+            group_samples.append(tf.matmul(tf.cast(weights, x.dtype), values[:, :, g]))
+        samples.append(tf.concat(group_samples, 2))
     return samples
 
 
-def _hat(low, share, size):
+def _hat(low, fraction, size):
     """[..., size]: the weights max(0, 1 - |position - i|) of all pixels of an axis."""
-    low, share, pixel = low[..., None], share[..., None], tf.range(size)
-    return tf.where(pixel == low, 1 - share, tf.where(pixel == low + 1, share, tf.zeros([], share.dtype)))
+    low, fraction, pixel = low[..., None], fraction[..., None], tf.range(size)
+    return tf.where(pixel == low, 1 - fraction, tf.where(pixel == low + 1, fraction, tf.zeros([], fraction.dtype)))
 
 
 _SAMPLE = {"gather": sample_by_gather, "hat": sample_by_hat}
 
 
 def add_taps(samples, kernel, masks=None):
-    """sum_k mask_k x(p_k) w_k: [B, P, filters].
+    """sum_k mask_k x(p_k) w_k: [N, P, filters].
 
     Args:
-        samples: list with [B, P, C] for each tap.
-        kernel: [K, C / groups, filters]; the groups of channels and filters are contiguous.
-        masks: [B, P, K, O], or None.
+        samples: list of the samples [N, P, C] of each tap.
+        kernel: [K, C / groups, filters]. The groups of channels and of filters are contiguous.
+        masks: [N, P, K, O], or None.
     """
     x = tf.stack(samples, 2)
     _, pixels, taps, channels = x.shape
@@ -155,7 +155,7 @@ def add_taps(samples, kernel, masks=None):
     if groups == 1:
         return tf.matmul(tf.reshape(x, [-1, pixels, taps * channels]), tf.reshape(kernel, [taps * channels, filters]))
     x = tf.reshape(x, [-1, pixels, taps, groups, depth])
-    y = tf.einsum("bpkgc,kcgf->bpgf", x, tf.reshape(kernel, [taps, depth, groups, filters // groups]))
+    y = tf.einsum("npkgc,kcgf->npgf", x, tf.reshape(kernel, [taps, depth, groups, filters // groups]))
     return tf.reshape(y, [-1, pixels, filters])
 
 
@@ -163,15 +163,15 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     """Deformable convolution with given offsets, without bias.
 
     Args:
-        x: [B, H, W, C].
+        x: [N, h, w, C].
         kernel: [rows, columns, C / groups, filters].
-        offsets: [B, h, w, 2 * K * O]; see `positions`.
-        masks: [B, h, w, K * O], or None for v1.
+        offsets: [N, h', w', 2 * K * O]; see `tap_positions`.
+        masks: [N, h', w', K * O], or None for v1.
         strides, dilation, padding: of the convolution, the same for rows and columns.
-        form: of `FORMS`.
+        form: one of `FORMS`.
 
     Returns:
-        [B, h, w, filters].
+        [N, h', w', filters].
 
     Raises:
         InputError: the size of the map is not static.
@@ -184,8 +184,8 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     groups = offsets.shape[3] // (2 * taps)
     if masks is not None:
         masks = tf.transpose(tf.reshape(masks, [-1, size[0] * size[1], groups, taps]), [0, 1, 3, 2])
-    places = places_of_taps(offsets, kernel.shape[:2], strides, dilation, padding=padding)
-    samples = _SAMPLE[form](x, *(neighbors(*place, n) for place, n in zip(places, x.shape[1:3])))
+    pairs = tap_positions(offsets, kernel.shape[:2], strides, dilation, padding=padding)
+    samples = _SAMPLE[form](x, *(neighbors(*pair, n) for pair, n in zip(pairs, x.shape[1:3])))
     return tf.reshape(add_taps(samples, kernel_by_tap(kernel), masks), [-1, *size, kernel.shape[3]])
 
 
@@ -195,10 +195,10 @@ def kernel_by_tap(kernel):
 
 
 def add_offset_weights(layer, shape, factor):
-    """Adds the kernel and the bias of the offsets to a layer that is being built, both zero. Returns the two.
+    """Adds a zero kernel and a zero bias of the offsets to a layer that is being built. Returns both.
 
-    The optimizers move them at `factor` times their learning rate (see `axial.training.optimizers`). Dai et al., ICCV
-    2017, have 0.1.
+    Their learning rate is `factor` times the optimizer's (see `axial.training.optimizers`). Dai et al., ICCV 2017, use
+    0.1.
     """
     weights = (
         layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
@@ -209,25 +209,25 @@ def add_offset_weights(layer, shape, factor):
     return weights
 
 
-# How a mask follows from its logit. Twice the sigmoid starts at 1, as the plain convolution.
+# The factor of the sigmoid that turns a logit into a mask. With 2.0 a mask starts at 1, as in a plain convolution.
 MODULATIONS = {"none": None, "sigmoid": 1.0, "twice_sigmoid": 2.0}
 
 
 class DeformableConv(Layer):
-    """Deformable convolution, batch norm, ReLU: `Conv` whose taps move.
+    """Deformable convolution, batch norm, ReLU.
 
     Args:
         filters: output channels.
-        kernel: side of the kernel, odd.
-        norm: `BatchNormConfig`, or None for a bias in its place.
-        strides, dilation: of the convolution and of that of the offsets.
-        groups: of the convolution; divides the channels and the filters.
-        offset_groups: groups of channels with offsets of their own; divides the channels.
-        modulation: of `MODULATIONS`; 'none' is v1, the others v2.
+        kernel: odd side of the kernel.
+        norm: `BatchNormConfig`, or None for a bias instead.
+        strides, dilation: of the convolution and of the convolution that makes the offsets.
+        groups: number of groups of the convolution. It divides the channels and the filters.
+        offset_groups: number of groups of channels with separate offsets. It divides the channels.
+        modulation: one of `MODULATIONS`. 'none' is v1, the others are v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.
         offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
-        form: of `FORMS`.
+        form: one of `FORMS`.
 
     Shapes:
         x: [N, h, w, C], h and w static
@@ -291,12 +291,12 @@ class DeformableConv(Layer):
         super().build(shape)
 
     def offsets(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """(offsets, masks) of a map: [B, h, w, 2 * K * O], and [B, h, w, K * O] or None for v1."""
+        """(offsets, masks) of a map: [N, h', w', 2 * K * O], and [N, h', w', K * O] or None for v1."""
         if self.padding:
             x = tf.pad(x, [[0, 0], [self.padding] * 2, [self.padding] * 2, [0, 0]])
         with tf.name_scope("offsets"):
             kernel = tf.cast(self.offset_kernel, x.dtype)
-            y = of_any_batch(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
+            y = run_nonempty(lambda x: tf.nn.conv2d(x, kernel, self.strides, "VALID", dilations=self.dilation), x)
         y = widen(y)
         y += tf.cast(self.offset_bias, y.dtype)
         if self.modulation == "none":
@@ -325,11 +325,11 @@ class DeformableConv(Layer):
 
     @property
     def added_weights(self) -> list[tf.Variable]:
-        """The weights that a regular convolution does not have; see `weights.restore.initialize`."""
+        """The weights that a regular convolution lacks; see `weights.restore.initialize`."""
         return [self.offset_kernel, self.offset_bias]
 
     def folded_weights(self) -> list[tf.Tensor]:
-        """Values for the weights of the folded layer, which has norm None."""
+        """The values of the weights of the folded layer, which has norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
@@ -342,8 +342,8 @@ class DeformableConv1D(Layer):
     Args:
         filters: output channels.
         kernel: odd number of taps.
-        causal: whether the taps are at the token and before it, and no position is later than the token. A later token
-            then gets a gradient of exactly zero, through the offsets too.
+        causal: whether all taps are at the token or before it, and no position is later than the token. Then the
+            gradient of a later token is exactly zero, also through the offsets.
         offset_rate, form: see `DeformableConv`.
 
     Shapes:
@@ -384,7 +384,7 @@ class DeformableConv1D(Layer):
         super().build(shape)
 
     def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
-        """The convolution of x; tokens where `key_mask` [B, L] or Keras' `mask` is False count as zero."""
+        """The convolution of x. Tokens count as zero where `key_mask` [N, L] or Keras' `mask` is False."""
         del training
         key_mask = joined_masks(key_mask, mask)
         x = self.sized(x)
@@ -393,18 +393,18 @@ class DeformableConv1D(Layer):
         if key_mask is not None:
             x = tf.where(key_mask[..., None], x, tf.zeros([], x.dtype))
         padded = tf.pad(x, [[0, 0], [self.before, self.taps - 1 - self.before], [0, 0]])
-        near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [B, L, K, C]
+        near = tf.stack([padded[:, i : i + x.shape[1]] for i in range(self.taps)], 2)  # [N, L, K, C]
         return self._convolve(x, near, tf.range(x.shape[1]))
 
-    def _convolve(self, x, near, place):
-        """The outputs of the tokens at `place` [P], whose `near` tokens [B, P, K, C] make the offsets."""
+    def _convolve(self, x, near, tokens):
+        """The outputs at the indices `tokens` [P]. Their `near` tokens [N, P, K, C] give the offsets."""
         with tf.name_scope("offsets"):
-            offsets = tf.einsum("bpkc,kcn->bpn", near, tf.cast(self.offset_kernel, x.dtype))
+            offsets = tf.einsum("npkc,kcj->npj", near, tf.cast(self.offset_kernel, x.dtype))
         offsets = widen(offsets)
-        offsets += tf.cast(self.offset_bias, offsets.dtype)  # [B, P, K]
-        taps = place[:, None] + tf.range(self.taps) - self.before  # [P, K]
-        index, share = neighbors(taps, offsets, x.shape[1], place[:, None] if self.causal else None)
-        rows = index[..., None], share[..., None]
+        offsets += tf.cast(self.offset_bias, offsets.dtype)  # [N, P, K]
+        taps = tokens[:, None] + tf.range(self.taps) - self.before  # [P, K]
+        index, fraction = neighbors(taps, offsets, x.shape[1], tokens[:, None] if self.causal else None)
+        rows = index[..., None], fraction[..., None]
         columns = tuple(tf.zeros_like(a) for a in rows)
         samples = _SAMPLE[self.form](x[:, :, None], rows, columns)
         return add_taps(samples, tf.cast(self.kernel, x.dtype))
@@ -412,13 +412,13 @@ class DeformableConv1D(Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of a layer that is built: the inputs so far, [B, L, C]."""
+        """The empty cache of a built layer: the inputs so far, [N, L, C]."""
         return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
     def step(
         self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The output of the token x [B, 1, C] at `index`, and the new cache.
+        """The output for the token x [N, 1, C] at `index`, and the new cache.
 
         Raises:
             InputError: the index is an int that is not below the length of the cache.

@@ -4,10 +4,10 @@
     K(q) = softmax over the taps of h_q W_k, one kernel for each group of channels
     y(q) = (sum_j K_j(q) h(q + p_j)) W_out
 
-h is zero outside the map and at padded tokens. The softmax takes in the taps there too, so what falls outside lessens
-the output, as in the published code.
+h is zero outside the map and at padded tokens. The softmax includes these taps, so they reduce the output, as in the
+published code.
 
-Letters of the shapes: B images, L tokens or H x W pixels, G groups, T taps along an axis, C channels.
+Letters of the shapes: N images, L tokens or h x w pixels, G groups, T taps along an axis, C channels.
 """
 
 import tensorflow as tf
@@ -25,46 +25,46 @@ def convolve_line(h, weights, before):
     """sum_j weights_j h(q + j - before), as a product of the sequence with a band matrix.
 
     Args:
-        h: [B, L, C].
-        weights: [B, L, G, T]; the channels of a group are contiguous.
-        before: taps before the query.
+        h: [N, L, C].
+        weights: [N, L, G, T]. The channels of a group are contiguous.
+        before: number of taps before the query.
 
     Returns:
-        [B, L, C].
+        [N, L, C].
     """
     _, length, groups, _ = weights.shape
     h = tf.reshape(h, [-1, length, groups, h.shape[2] // groups])
     band = _band(tf.transpose(weights, [0, 2, 1, 3]), before)
-    return tf.reshape(tf.einsum("bglx,bxgc->blgc", band, h), [-1, length, groups * h.shape[3]])
+    return tf.reshape(tf.einsum("nglx,nxgc->nlgc", band, h), [-1, length, groups * h.shape[3]])
 
 
 def convolve_map(h, weights):
-    """sum_j weights_j h(q + p_j) on a map. Each row of taps is one product of every row of pixels with a band matrix.
+    """sum_j weights_j h(q + p_j) on a map. Each row of taps is one product of all rows of pixels with band matrices.
 
     Args:
-        h: [B, H, W, C].
-        weights: [B, H, W, G, T * T].
+        h: [N, h, w, C].
+        weights: [N, h, w, G, T * T].
 
     Returns:
-        [B, H, W, C].
+        [N, h, w, C].
     """
     _, height, width, groups, taps = weights.shape
     side = round(taps**0.5)
     reach, depth = side // 2, h.shape[3] // groups
     padded = tf.reshape(h, [-1, height, width, groups, depth])
     padded = tf.pad(padded, [[0, 0], [reach, reach], [0, 0], [0, 0], [0, 0]])
-    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [B, H, G, W, T * T]
+    weights = tf.transpose(weights, [0, 1, 3, 2, 4])  # [N, h, G, w, T * T]
     total = 0.0
-    for row in range(max(0, reach - height + 1), min(side, reach + height)):  # other rows of taps see zeros alone
+    for row in range(max(0, reach - height + 1), min(side, reach + height)):  # all other rows of taps see only zeros
         band = _band(weights[..., row * side : (row + 1) * side], reach)
-        total += tf.einsum("bhgwx,bhxgc->bhwgc", band, padded[:, row : row + height])
+        total += tf.einsum("nhgwx,nhxgc->nhwgc", band, padded[:, row : row + height])
     return tf.reshape(total, [-1, height, width, groups * depth])
 
 
 def _band(weights, before):
-    """[..., W, T] -> [..., W, W]: row w holds its T weights from column w - before on; those outside are dropped.
+    """[..., w, T] -> [..., w, w]: row i holds its T weights from column i - before on, without those outside.
 
-    A row that is padded to W + T numbers and read as one of W + T - 1 starts one place later than the row before.
+    Padding each row to w + T numbers and reading rows of w + T - 1 numbers shifts each row by one more than the last.
     """
     *lead, width, taps = weights.shape
     lead = [-1, *lead[1:]]
@@ -77,10 +77,10 @@ class DynamicConv(Unfolded, Layer):
     """Dynamic convolution of a map or a sequence, with its GLU and its linear layers.
 
     Args:
-        kernel: odd number of taps along each axis. It may be longer than the sequence.
-        groups: of channels that share a kernel; divides the channels.
+        kernel: odd number of taps along each axis, which may exceed the length of the sequence.
+        groups: number of groups of channels that share a kernel. It divides the channels.
         axes: 2 for maps, 1 for sequences.
-        causal: whether the taps are at the token and before it.
+        causal: whether all taps are at the token or before it.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
@@ -120,7 +120,7 @@ class DynamicConv(Unfolded, Layer):
         super().build(shape)
 
     def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
-        """The convolution of x; tokens or pixels where `key_mask` or Keras' `mask` is False count as zero."""
+        """The convolution of x. Tokens or pixels count as zero where `key_mask` or Keras' `mask` is False."""
         del training
         key_mask = joined_masks(key_mask, mask)
         x = self.sized(x)
@@ -138,25 +138,25 @@ class DynamicConv(Unfolded, Layer):
         return value * tf.sigmoid(gate)
 
     def kernels(self, h: tf.Tensor) -> tf.Tensor:
-        """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32, or float64."""
+        """The kernel of every query, [..., G, taps], in h's dtype. The softmax is float32 or float64."""
         logits = widen(_linear(h, self.tap_kernel))
         logits = tf.reshape(logits, [-1, *h.shape[1:-1], self.groups, self.side**self.axes])
         return tf.cast(tf.nn.softmax(logits), h.dtype)
 
     def query_kernels(self, x: tf.Tensor) -> tf.Tensor:
-        """The kernel of every query of the layer's input, [..., G, taps]; the taps sum to one."""
+        """The kernel of every query, [..., G, taps], from the layer's input. The taps sum to one."""
         return self.kernels(self._gated(tf.cast(x, self.compute_dtype)))
 
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of a layer that is built: h of the tokens so far, [B, L, C]."""
+        """The empty cache of a built layer: h of the tokens so far, [N, L, C]."""
         return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
     def step(
         self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The output of the token x [B, 1, C] at `index`, and the new cache.
+        """The output for the token x [N, 1, C] at `index`, and the new cache.
 
         Raises:
             InputError: the index is an int that is not below the length of the cache.
@@ -167,12 +167,12 @@ class DynamicConv(Unfolded, Layer):
         padded = tf.pad(gated, [[0, 0], [self.before, 0], [0, 0]])
         near = tf.gather(padded, index + tf.range(self.side), axis=1)
         near = tf.reshape(near, [-1, self.side, self.groups, h.shape[2] // self.groups])
-        y = tf.einsum("blgn,bngc->blgc", self.kernels(h), near)
+        y = tf.einsum("nlgt,ntgc->nlgc", self.kernels(h), near)
         return _linear(tf.reshape(y, tf.shape(h)), self.output_kernel, self.output_bias), {"gated": gated}
 
 
 def _linear(x, kernel, bias=None):
-    """The last axis of x times a kernel [C, D], plus a bias."""
+    """x [..., C] times a kernel [C, D], plus a bias."""
     kernel = tf.cast(kernel, x.dtype)
     y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), kernel)
     y = tf.reshape(y, [-1, *x.shape[1:-1], kernel.shape[1]])

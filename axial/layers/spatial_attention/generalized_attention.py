@@ -1,7 +1,7 @@
 """Generalised attention: Transformer attention with a switch for each of its four terms (Zhu et al., ICCV 2019).
 
-For each head, y_q = sum_k softmax_k(E1 + E2 + E3 + E4) W' x_k, and W adds the heads up. `attention_terms.py` says what
-E1 to E4 are and computes them. Only the weights that a setting needs exist.
+For each head, y_q = sum_k softmax_k(E1 + E2 + E3 + E4) W' x_k. A projection W combines the heads. `attention_terms.py`
+defines and computes E1 to E4. A layer has only the weights that its attention type needs.
 """
 
 import dataclasses
@@ -20,47 +20,47 @@ from axial.layers.spatial_attention.attention_terms import Axis, Grid, Terms, at
 from axial.layers.spatial_attention.decoding import Mask, check_axes, check_index, check_odd, joined_masks, written
 from axial.layers.spatial_attention.pair_free import pool, pool_near, separable
 
-# How the paper's systems use the layer: maps of pixels, or sequences of tokens.
+# The options of the paper's systems: maps of pixels, and sequences of tokens.
 VISION: dict = dict(axes=2, scaled=False, wavelength=1000.0)
 TEXT: dict = dict(axes=1, scaled=True, wavelength=10000.0)
 
 
 def split_heads(x, heads):
-    """[B, Y, X, C] -> [B, heads, Y, X, C / heads]."""
+    """[N, Y, X, C] -> [N, heads, Y, X, C / heads]."""
     _, rows, columns, channels = x.shape
     return tf.transpose(tf.reshape(x, [-1, rows, columns, heads, channels // heads]), [0, 3, 1, 2, 4])
 
 
 def join_heads(y):
-    """[B, M, Y, X, D] -> [B, Y, X, M * D]."""
+    """[N, M, Y, X, D] -> [N, Y, X, M * D]."""
     _, heads, rows, columns, depth = y.shape
     return tf.reshape(tf.transpose(y, [0, 2, 3, 1, 4]), [-1, rows, columns, heads * depth])
 
 
 class GeneralizedAttention(Unfolded, Layer):
-    """Attention of every query to every key, or to those of a window.
+    """Attention of every query to all keys, or to the keys of a window.
 
     Args:
-        setting: four bits, which terms are on; '1111' is Transformer attention. See `attention_terms`.
-        heads: number of heads; divides the channels.
+        setting: the attention type, one bit per term. '1111' is Transformer attention. See `attention_terms`.
+        heads: number of heads. It divides the channels.
         axes: 2 for maps, 1 for sequences.
-        key_stride: of the keys along each axis, of maps and sequences.
-        window: odd number of rows and columns around a query that it sees; None for all keys.
-        causal: whether a token of a sequence sees only itself and those before it.
-        scaled: whether the sum of the terms is divided by the root of a head's channels.
-        wavelength: base of the wavelengths of the relative positions. The paper's code has 1000 for maps, and
-            Transformer-XL 10000 for sequences.
-        recompute: 'softmax' recomputes the weights in the backward pass. Large maps always do.
+        key_stride: stride of the keys along each axis of the map or sequence.
+        window: odd number of rows and columns that a query sees around itself; None for all keys.
+        causal: whether a token of a sequence sees only itself and earlier tokens.
+        scaled: whether the sum of the terms is divided by the square root of the channels per head.
+        wavelength: base of the wavelengths of the relative positions: 1000 for maps in the paper's code, 10000 for
+            sequences in Transformer-XL.
+        recompute: 'softmax' recomputes the weights in the backward pass. Large maps always recompute them.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
         output: [N, h, w, C] or [N, L, C]
 
-    The layer honours Keras' masks: a key that is masked has no weight. The mask goes on to the next layer.
+    The layer supports Keras masks: a masked key has no weight. It passes the mask on to the next layer.
 
     Raises:
-        InputError: the setting is unknown, the heads do not divide the channels, the window is even or comes with a key
-            stride, a map is causal, or the key stride is larger than the map.
+        InputError: the attention type is unknown, the heads do not divide the channels, the window is even or combined
+            with a key stride, a map is causal, or the key stride is larger than the map.
 
     Example:
         >>> layer = GeneralizedAttention("0110")
@@ -95,7 +95,7 @@ class GeneralizedAttention(Unfolded, Layer):
                 raise InputError(f"window = {window}: expected key_stride = 1 beside it, got {key_stride}")
         self.heads, self.axes, self.key_stride, self.window = heads, axes, key_stride, window
         self.causal, self.scaled, self.wavelength, self.recompute = causal, scaled, wavelength, recompute
-        # How far a query sees before and after itself; None for any distance.
+        # How many positions a query sees before and after itself; None for all.
         reach = None if window is None else window // 2
         self.reach = reach, 0 if causal else reach
 
@@ -110,7 +110,7 @@ class GeneralizedAttention(Unfolded, Layer):
             raise InputError(f"{channels} channels: expected a multiple of {4 if self.axes == 2 else 2} for positions")
 
         def weight(name, shape, initializer):
-            """A weight that we cast, and not Keras: `step` runs outside of `call` and must see the same numbers."""
+            """A weight that Keras does not cast, because `step` runs outside of `call` and needs the same numbers."""
             return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
 
         def kernel(name, inputs=channels):
@@ -141,22 +141,22 @@ class GeneralizedAttention(Unfolded, Layer):
         training: bool = False,
         mask: Mask = None,
     ) -> tf.Tensor:
-        """The attention of the elements of x.
+        """The attention output of every query of x.
 
         Args:
-            x: [B, H, W, C] or [B, L, C].
-            keys: what gives the keys and values, of the same rank; x itself if None.
-            key_mask: bool [B, Y, X] or [B, L], which keys are real; None if all are. Padded keys have no weight.
+            x: [N, h, w, C] or [N, L, C].
+            keys: source of the keys and values, of the same rank as x; None for x.
+            key_mask: bool [N, Y, X] or [N, L], False for padded keys, which get no weight; None if no key is padded.
             training: see `hide`.
-            mask: Keras' mask of x, which counts where x gives the keys. Otherwise the mask that `keys` carry counts.
+            mask: Keras' mask of x, for keys from x. The Keras mask of `keys` applies if `keys` is given.
         """
         key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
         x, keys, key_mask = self._as_maps(self.sized(x), keys, key_mask)
         return self._from_map(self._project(self._attended(x, keys, key_mask, training), x))
 
     def _as_maps(self, x, keys, key_mask):
-        """The arguments as maps, with the key stride taken. A sequence becomes a map with one column."""
-        keys = x if keys is None else tf.cast(keys, self.compute_dtype)  # Keras casts the first argument alone
+        """The arguments as maps, with strided keys. A sequence becomes a map with one column."""
+        keys = x if keys is None else tf.cast(keys, self.compute_dtype)  # Keras casts only the first argument
         if None in x.shape[1:] or None in keys.shape[1:]:
             raise InputError(f"attention needs static sizes: got {x.shape} and {keys.shape}")
         if self.axes == 1:
@@ -174,20 +174,20 @@ class GeneralizedAttention(Unfolded, Layer):
         return tf.squeeze(y, 2) if self.axes == 1 else y
 
     def grid(self, queries: tuple[int, int], keys: tuple[int, int]) -> Grid:
-        """The `Grid` of a map of queries and a map of keys; sizes (height, width)."""
+        """The `Grid` of a map of queries and a map of keys, from both sizes (height, width)."""
         rows = Axis(queries[0], keys[0], self.key_stride, *self.reach)
         columns = Axis(queries[1], keys[1], self.key_stride, *self.reach) if self.axes == 2 else Axis(1, 1)
         return Grid(rows, columns)
 
     def _attended(self, x, keys, key_mask, training):
-        """What the heads make of the values, [B, H, W, C], or [B, 1, 1, C] if it is the same everywhere."""
+        """The outputs of all heads [N, h, w, C], or [N, 1, 1, C] if they are the same for all queries."""
         grid, operands = self.grid(x.shape[1:3], keys.shape[1:3]), Operands(self, self.terms)
         saliency = operands.saliency(keys)
         if self.terms.key_only and not grid.visible():
-            # Pooled first and projected then: the values are never made.
+            # Pooling before the projection saves the values.
             pooled = pool(saliency, keys, key_mask, training)
             kernel = tf.reshape(operands.cast(self.value_kernel), [-1, self.heads, self.depth])
-            y = tf.einsum("bmc,cmd->bmd", pooled, kernel)
+            y = tf.einsum("nmc,cmd->nmd", pooled, kernel)
             return tf.reshape(y, [-1, 1, 1, self.heads * self.depth])
         value = split_heads(product(keys, operands.cast(self.value_kernel)), self.heads)
         same = all(axis.queries == axis.keys for axis in (grid.rows, grid.columns))
@@ -199,7 +199,7 @@ class GeneralizedAttention(Unfolded, Layer):
         query, key = operands.queries(x), operands.keys(keys, saliency)
         key["value"] = value
         if key_mask is not None:
-            # Not bool, because parts have gradients of all that they share.
+            # Float, because chunks compute gradients of all shared tensors.
             key["real"] = tf.cast(key_mask, tf.float32)[:, None]
         keeps_weights = self.recompute != "softmax"
         return join_heads(attend(query, key, tables, grid, keeps_weights=keeps_weights, training=training))
@@ -211,26 +211,26 @@ class GeneralizedAttention(Unfolded, Layer):
 
     # === The weights of one query ===
 
-    def query_weights(self, x: tf.Tensor, place: Any, *, terms: str | None = None) -> tf.Tensor:
-        """float32 [B, M, Y, X]: the weights of one query over all keys, in raster order; they sum to one.
+    def query_weights(self, x: tf.Tensor, position: Any, *, terms: str | None = None) -> tf.Tensor:
+        """float32 [N, M, Y, X]: the attention weights of one query over all keys. They sum to one.
 
-        Only this query's logits are made.
+        It computes only the logits of this query.
 
         Args:
-            x: [B, H, W, C] or [B, L, C].
-            place: (row, column) of the query, or its index in a sequence.
-            terms: the terms that count, four bits of which each is on in the setting too; all of the setting if None.
+            x: [N, h, w, C] or [N, L, C].
+            position: (row, column) of the query, or its index in a sequence.
+            terms: the terms in use, four bits, all of which the layer's attention type has too; None for all its terms.
 
         Raises:
-            InputError: the place is outside the map, or a term is not on in the setting.
+            InputError: the position is outside the map, or the layer's attention type lacks a term.
         """
         operands = Operands(self, self.terms if terms is None else Terms.of(terms))
-        if terms is not None and any(bit > own for bit, own in zip(terms, self.setting)):
+        if terms is not None and any(bit > setting_bit for bit, setting_bit in zip(terms, self.setting)):
             raise InputError(f"terms = {terms!r}: expected some of the terms of setting {self.setting!r}")
-        row, column = (place, 0) if self.axes == 1 else place
+        row, column = (position, 0) if self.axes == 1 else position
         x, keys, _ = self._as_maps(x, None, None)
         if not (0 <= row < x.shape[1] and 0 <= column < x.shape[2]):
-            raise InputError(f"place = {place}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
+            raise InputError(f"position = {position}: expected a pixel of the map of {x.shape[1]}x{x.shape[2]}")
         grid = self.grid(x.shape[1:3], keys.shape[1:3])
         one = x[:, row : row + 1, column : column + 1]
         query, key = operands.queries(one), operands.keys(keys, operands.saliency(keys))
@@ -246,13 +246,13 @@ class GeneralizedAttention(Unfolded, Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of self-attention: what the keys of `length` tokens give, with the images first.
+        """The empty cache of self-attention over at most `length` tokens, as a dict of [N, keys, ...].
 
-        With a key stride s, every s-th token gives keys.
+        With a key stride s, every s-th token is a key.
 
         Args:
-            images: B.
-            length: the most tokens.
+            images: N.
+            length: largest number of tokens.
         """
         length = -(-length // self.key_stride)
         empty = tf.zeros([images, length, self.heads, self.depth], self.compute_dtype)
@@ -264,19 +264,19 @@ class GeneralizedAttention(Unfolded, Layer):
         return cache
 
     def memory_cache(self, keys: tf.Tensor, key_mask: Mask = None) -> dict[str, tf.Tensor]:
-        """The cache of encoder-decoder attention: what the keys [B, L, C] give. `step` leaves it as it is."""
+        """The cache of encoder-decoder attention over the keys [N, L, C]. `step` does not change it."""
         _, keys, key_mask = self._as_maps(keys, keys, key_mask)
-        cache = Operands(self, self.terms).of_keys(keys)
+        cache = Operands(self, self.terms).cached(keys)
         if key_mask is not None:
             cache["real"] = tf.cast(key_mask, wide(self.compute_dtype))
         return cache
 
     def positions(self, length: int, keys: int | None = None) -> dict:
-        """The relative positions that `step` needs. They depend on the weights alone.
+        """The relative positions that `step` needs. They depend only on the weights.
 
         Args:
-            length: the most tokens that are decoded.
-            keys: how many keys there are; the tokens themselves if None.
+            length: largest number of decoded tokens.
+            keys: number of keys; None if the tokens are the keys.
         """
         keys = -(-(length if keys is None else keys) // self.key_stride)
         grid = self.grid((length, 1), (keys, 1))
@@ -285,13 +285,13 @@ class GeneralizedAttention(Unfolded, Layer):
     def step(
         self, x: tf.Tensor, index: int | tf.Tensor, cache: dict[str, tf.Tensor], positions: dict
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The attention of the token at `index`, and the new cache.
+        """The output for the token at `index`, and the new cache.
 
         Args:
-            x: [B, 1, C].
-            index: int or int32 tensor: how many tokens came before.
-            cache: of `new_cache` or `memory_cache`.
-            positions: of `positions`.
+            x: [N, 1, C].
+            index: int or int32 tensor: the number of earlier tokens.
+            cache: a cache from `new_cache` or `memory_cache`.
+            positions: from `positions`.
 
         Raises:
             InputError: the index is an int that is not below the length of the cache.
@@ -299,9 +299,9 @@ class GeneralizedAttention(Unfolded, Layer):
         axis, operands = positions["axis"], Operands(self, self.terms)
         check_index(index, axis.queries)
         if self.causal:
-            # A token between two keys has the place -1, where `written` writes nothing.
-            place = tf.where(index % axis.stride == 0, index // axis.stride, -1)
-            cache = {name: written(cache[name], new, place) for name, new in operands.of_keys(x[:, :, None]).items()}
+            # A token that is no key has the index -1, at which `written` writes nothing.
+            key_index = tf.where(index % axis.stride == 0, index // axis.stride, -1)
+            cache = {name: written(cache[name], new, key_index) for name, new in operands.cached(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
         query, key = operands.queries(x[:, :, None]), cached_keys(cache)
         if "rows" in positions:
@@ -314,11 +314,11 @@ class GeneralizedAttention(Unfolded, Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What the terms of a layer are made of, from its weights; see `attention_terms.logits`.
+    """Computes the operands of a layer's terms from its weights; see `attention_terms.logits`.
 
     Attributes:
         layer: a built `GeneralizedAttention`.
-        terms: `Terms`, those of the layer or some of them.
+        terms: `Terms`, all or some of the layer's terms.
     """
 
     layer: GeneralizedAttention
@@ -332,24 +332,24 @@ class Operands:
         return self.layer.depth**-0.5 if self.layer.scaled else 1.0
 
     def saliency(self, keys):
-        """E3 where it stands alone: float32 or float64 [B, M, Y, X], or None."""
+        """E3 if E1 does not include it: float32 or float64 [N, M, Y, X]; otherwise None."""
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
-        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u never meets the whole key
+        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u . k without the keys
         return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
 
     def keys(self, keys, saliency):
-        """The dict `key`, without the values."""
+        """The dict `key` of `attention_terms.logits`, without the values."""
         key = {} if saliency is None else {"saliency": saliency}
         if self.terms.query_key:
             key["key"] = split_heads(product(keys, self.cast(self.layer.key_kernel)), self.layer.heads)
         return key
 
     def queries(self, x):
-        """The dict `query`: what the queries meet the keys and the positions with."""
+        """The dict `query` of `attention_terms.logits`, without the rows."""
 
-        def add(q, vector, used):  # u or v, [M, D], for the queries [B, M, H, W, D]
+        def add(q, vector, used):  # q [N, M, h, w, D] plus u or v [M, D]
             return q + self.cast(vector * self.scale)[:, None, None] if used else q
 
         layer, terms, query = self.layer, self.terms, {}
@@ -358,11 +358,11 @@ class Operands:
             if terms.query_key:
                 query["content"] = add(q, layer.key_vector, terms.key)
             if terms.query_position:
-                query["place"] = add(q, layer.position_vector, terms.position)
+                query["position"] = add(q, layer.position_vector, terms.position)
         return query
 
     def tables(self, grid):
-        """The projected relative positions of rows and columns, [M, R, D], or their logits [M, R] without E2."""
+        """The projected relative positions of rows and columns [M, R, D], or without E2 their logits [M, R]."""
         if not self.terms.needs_position:
             return {}
         return {name: self._table(name, axis) for name, axis in (("rows", grid.rows), ("columns", grid.columns))}
@@ -370,7 +370,7 @@ class Operands:
     def _table(self, name, axis):
         layer, differences = self.layer, axis.differences()
         kernel, dtype = layer.position_kernels.get(name), wide(layer.compute_dtype)
-        if kernel is None:  # the one column of a sequence
+        if kernel is None:  # a sequence has a single column
             table = tf.zeros([layer.heads, len(differences), layer.depth], dtype)
         else:
             codes = encode(differences, kernel.shape[0], layer.wavelength) * layer.axes**-0.5
@@ -380,8 +380,8 @@ class Operands:
             return self.cast(table)
         return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
 
-    def of_keys(self, keys):
-        """What the keys of a map with one column give to a cache, [B, L, M, D] or [B, L, M]."""
+    def cached(self, keys):
+        """The cache entries [N, L, M, D] or [N, L, M] of the keys of a map with one column."""
 
         def heads(kernel):
             x = product(keys, self.cast(kernel))
@@ -396,7 +396,7 @@ class Operands:
 
 
 def cached_keys(cache):
-    """The dict `key` of `attention_terms.weigh` from the cache of `step`."""
+    """The dict `key` of `attention_terms.weigh`, from a cache of `step`."""
     pixels = {name: x for name, x in cache.items() if name in ("key", "value")}
     key = {name: tf.transpose(x, [0, 2, 1, 3])[:, :, :, None] for name, x in pixels.items()}
     if "saliency" in cache:

@@ -1,8 +1,8 @@
-"""The settings of generalised attention whose weights need no map of pairs of a query and a key.
+"""The attention types of generalised attention that need no map of (query, key) pairs.
 
-Setting 0010 has the same weights at every query, so it pools the values once, or once for each window. Setting 0001 has
-the same weights for every image, and they are a product of weights of rows and of columns. Letters of the shapes are
-those of `attention_terms.py`.
+Type '0010' has the same weights for every query, so it pools the values once, or once per window. Type '0001' has the
+same weights for every image, and they are a product of row weights and column weights. `attention_terms.py` explains
+the letters of the shapes.
 """
 
 import tensorflow as tf
@@ -13,16 +13,16 @@ from axial.layers.spatial_attention.attention_terms import pad
 
 
 def pool(saliency, x, real=None, training=False):
-    """Setting 0010 where every query sees every key: the same weights for all queries, no map of pairs.
+    """Type '0010' if every query sees every key: all queries have the same weights.
 
     Args:
-        saliency: float32 or float64 [B, M, Y, X].
-        x: [B, Y, X, C], what the weights pool.
-        real: bool [B, Y, X], which keys are no padding; None if all are.
+        saliency: float32 or float64 [N, M, Y, X].
+        x: [N, Y, X, C], the tensor that the weights pool.
+        real: bool [N, Y, X], False for padded keys; None if no key is padded.
         training: see `hide`.
 
     Returns:
-        [B, M, C].
+        [N, M, C].
     """
     _, heads, rows, columns = saliency.shape
     saliency = tf.reshape(saliency, [-1, heads, rows * columns])
@@ -33,50 +33,50 @@ def pool(saliency, x, real=None, training=False):
 
 
 def pool_near(saliency, value, grid, real=None):
-    """Setting 0010 where a query sees the keys near it: softmax and pool over a sliding window, no map of pairs.
+    """Type '0010' if a query sees the keys near it: softmax and weighted sum over a sliding window.
 
-    Each key is a triple (largest logit, sum of exponentials, weighted sum). Two triples join to that of both keys. A
-    window of n keys takes about 2 log2(n) joins of whole maps, along one axis and then along the other.
+    A triple (largest logit, sum of exponentials, weighted sum) describes a set of keys. Two triples combine to the
+    triple of the union. A window of n keys takes about 2 log2(n) combinations of whole maps along each axis.
 
     Args:
-        saliency: float32 or float64 [B, M, Y, X].
-        value: [B, M, Y, X, D].
-        grid: `Grid` of as many queries as keys.
-        real: bool [B, Y, X], which keys are no padding; None if all are. A window of padding alone gives 0.
+        saliency: float32 or float64 [N, M, Y, X].
+        value: [N, M, Y, X, D].
+        grid: `Grid` with as many queries as keys.
+        real: bool [N, Y, X], False for padded keys; None if no key is padded. A window of padding gives 0.
 
     Returns:
-        [B, M, Y, X, D], in the saliency's type.
+        [N, M, Y, X, D], in the dtype of the saliency.
     """
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
-    largest = tf.stop_gradient(saliency)  # the result does not depend on it
-    share = tf.exp(saliency - largest)
+    largest = tf.stop_gradient(saliency)  # its gradient is zero
+    weight = tf.exp(saliency - largest)
     if real is not None:
         real = real[:, None]
         largest = tf.where(real, largest, tf.reduce_min(largest, [2, 3], keepdims=True))
-        share = tf.where(real, share, 0.0)
-    triple = largest, share, share[..., None] * widen(value)
-    for axis, place in ((grid.rows, 2), (grid.columns, 3)):
+        weight = tf.where(real, weight, 0.0)
+    triple = largest, weight, weight[..., None] * widen(value)
+    for axis, map_axis in ((grid.rows, 2), (grid.columns, 3)):
         most = axis.queries - 1
         before = most if axis.before is None else min(axis.before, most)
         after = most if axis.after is None else min(axis.after, most)
-        triple = _slide(triple, place, before, after)
+        triple = _slide(triple, map_axis, before, after)
     _, total, weighted = triple
     return weighted / total[..., None] if real is None else tf.math.divide_no_nan(weighted, total[..., None])
 
 
 def _slide(triple, axis, before, after):
-    """The joined triple of the entries from `before` entries before to `after` entries after each entry of an axis."""
+    """For each entry of an axis, the triple of the entries from `before` before it to `after` after it."""
     size = triple[0].shape[axis]
-    # Outside the map both sums are 0, and the logit is the least of the line, which changes no largest one.
+    # Outside the map both sums are 0. The logit is the smallest of the line, so it changes no maximum.
     least = tf.reduce_min(triple[0], axis, keepdims=True)
     largest = tf.concat([least] * before + [triple[0]] + [least] * after, axis)
     run = [largest, *(pad(x, axis, before, after) for x in triple[1:])]
-    result, start, width = None, 0, 1  # `run` holds the joins of `width` entries
+    result, start, width = None, 0, 1  # `run` holds the triples of `width` entries
     left = before + after + 1
     while left:
         if left & 1:
-            part = [_from(x, axis, start, size) for x in run]
-            result = part if result is None else _combine(result, part)
+            piece = [_from(x, axis, start, size) for x in run]
+            result = piece if result is None else _combine(result, piece)
             start += width
         left >>= 1
         if left:
@@ -92,7 +92,7 @@ def _from(x, axis, start, size):
 
 
 def _combine(first, second):
-    """The triple of two disjoint sets of keys."""
+    """The triple of the union of two disjoint sets of keys."""
     largest = tf.maximum(first[0], second[0])
     on_first, on_second = tf.exp(first[0] - largest), tf.exp(second[0] - largest)
     total = first[1] * on_first + second[1] * on_second
@@ -100,21 +100,21 @@ def _combine(first, second):
 
 
 def separable(tables, value, grid, training=False):
-    """Setting 0001: the weights are a product of weights of rows and weights of columns, so no map of pairs is made.
+    """Type '0001': the weight of a key is the product of a row weight and a column weight.
 
     Args:
         tables: dict of 'rows' and 'columns', [M, R]; see `attend`.
-        value: [B, M, Y, X, D].
+        value: [N, M, Y, X, D].
         grid: `Grid`.
         training: see `hide`.
 
     Returns:
-        [B, M, H, W, D].
+        [N, M, h, w, D].
     """
     weights = []
     for name, axis in (("rows", grid.rows), ("columns", grid.columns)):
         total = widen(tf.gather(tables[name], axis.rows(), axis=1))
         total = hide(total, axis.visible(), training) if grid.visible() else total
         weights.append(tf.cast(tf.nn.softmax(total), value.dtype))
-    y = tf.einsum("mwx,bmyxd->bmywd", weights[1], value)
-    return tf.einsum("mhy,bmywd->bmhwd", weights[0], y)
+    y = tf.einsum("mwx,nmyxd->nmywd", weights[1], value)
+    return tf.einsum("mhy,nmywd->nmhwd", weights[0], y)

@@ -3,11 +3,11 @@
     encoder:  x <- norm(x + self(x))                              x <- norm(x + feed_forward(x))
     decoder:  x <- norm(x + self(x))  x <- norm(x + memory(x))    x <- norm(x + feed_forward(x))
 
-The normalisation comes after the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic
-convolution; with `deformable` it is A(D(x)), where D is a deformable convolution of three taps and queries, keys and
-values all come from D(x). Without a mechanism it is D(x) alone, or nothing. memory(x) attends to the encoder's output.
+The normalisation follows the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic convolution.
+With `deformable` it is A(D(x)), where D is a deformable convolution of three taps, so queries, keys and values all come
+from D(x). Without a mechanism it is D(x), or there is no self-attention. memory(x) attends to the encoder's output.
 
-Every layer of a decoder also takes one token at a time: `new_cache` and `constants` make what `step` needs.
+Every decoder layer can also decode one token at a time, with `step`. `new_cache` and `constants` make its arguments.
 """
 
 import tensorflow as tf
@@ -25,10 +25,10 @@ FULL = Mechanism("1111")
 
 
 class Residual(Layer):
-    """norm(x + dropout(y)); the layer normalisation is float32 under every precision but float64.
+    """norm(x + dropout(y)). The layer normalisation is float32 under every precision except float64.
 
     Args:
-        dropout: probability that training zeroes a number of y.
+        dropout: probability with which training zeroes an element of y.
 
     Raises:
         InputError: dropout is outside [0, 1).
@@ -47,11 +47,11 @@ class Residual(Layer):
 
 
 class FeedForward(Layer):
-    """Two linear layers with a ReLU between them: [B, L, C] -> the same.
+    """Two linear layers with a ReLU between them, [N, L, C] -> [N, L, C].
 
     Args:
         channels: C.
-        inner: channels between the layers.
+        inner: channels between the two layers.
     """
 
     def __init__(self, channels, inner, name=None):
@@ -64,13 +64,13 @@ class FeedForward(Layer):
 
 
 class SelfAttention(Layer):
-    """self(x) of the equations above: [B, L, C] -> the same.
+    """self(x) of the equations above, [N, L, C] -> [N, L, C].
 
     Args:
         channels: C.
         mechanism: `Mechanism`.
         deformable: whether a deformable convolution comes first.
-        causal: whether a token sees only itself and those before it.
+        causal: whether a token sees only itself and earlier tokens.
     """
 
     def __init__(self, channels, mechanism, deformable=False, causal=False, name=None):
@@ -94,12 +94,12 @@ class SelfAttention(Layer):
         return {name: unit.new_cache(images, length) for name, unit in self.units.items()}
 
     def constants(self, length):
-        """What `step` needs that depends on the weights alone."""
+        """The arguments of `step` that depend only on the weights."""
         attention = self.units.get("attention")
         return attention.positions(length) if isinstance(attention, GeneralizedAttention) else {}
 
     def step(self, x, index, cache, constants):
-        """(output, new cache) of the token x [B, 1, C] at `index`."""
+        """(output, new cache) for the token x [N, 1, C] at `index`."""
         cache = dict(cache)
         for name, unit in self.units.items():
             more = (constants,) if isinstance(unit, GeneralizedAttention) else ()
@@ -115,7 +115,7 @@ class EncoderLayer(Layer):
         inner: channels inside the feed-forward layer.
         mechanism: `Mechanism` of the self-attention.
         deformable: whether a deformable convolution comes before it.
-        dropout: of each residual branch.
+        dropout: dropout rate of each residual branch.
 
     Shapes:
         x: [N, L, channels], L static
@@ -148,7 +148,7 @@ class EncoderLayer(Layer):
         self.after_feed_forward = Residual(dropout, name="after_feed_forward")
 
     def call(self, x: tf.Tensor, key_mask: Mask = None, training: bool = False, mask: Mask = None) -> tf.Tensor:
-        """The layer's output. `key_mask` and Keras' `mask` are bool [B, L], which tokens are real."""
+        """The layer's output. `key_mask` and Keras' `mask` are bool [N, L], False for padding."""
         training, key_mask = training and self.trainable, joined_masks(key_mask, mask)
         x = self._attend(x, key_mask, training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
@@ -160,11 +160,11 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(EncoderLayer):
-    """A layer of the decoder, whose tokens see those before them and the encoder's output.
+    """A layer of the decoder. A token sees itself, earlier tokens, and the encoder's output.
 
     Args:
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
-        memory: `Mechanism` of the encoder-decoder attention; its name is a setting.
+        memory: `Mechanism` of the encoder-decoder attention. Its name is an attention type.
 
     Shapes:
         x: [N, L, channels], L static
@@ -201,26 +201,26 @@ class DecoderLayer(EncoderLayer):
         """The layer's output.
 
         Args:
-            x: [B, L, C]. Padding comes last, so no real token sees it.
-            memory: the encoder's output [B, M, C].
-            memory_mask: bool [B, M], which of its tokens are real; None if all are.
-            training: whether there is dropout.
+            x: [N, L, C]. Padding comes last, so no other token sees it.
+            memory: the encoder's output [N, M, C].
+            memory_mask: bool [N, M], False for its padded tokens; None if it has no padding.
+            training: whether to apply dropout.
             mask: Keras' mask of x.
         """
         training = training and self.trainable
         x, memory = self._attend(x, mask, training), self.sized(memory, self._memory_shape or memory.shape)
         if memory.shape[1:].is_fully_defined():
             self._memory_shape = memory.shape
-        found = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
-        x = self.after_memory(x, found, training=training)
+        attended = self.memory(x, keys=memory, key_mask=memory_mask, training=training)
+        x = self.after_memory(x, attended, training=training)
         return self.after_feed_forward(x, self.feed_forward(x), training=training)
 
     def new_cache(self, memory: tf.Tensor, length: int, memory_mask: Mask = None) -> dict:
-        """The cache of `step` for `length` tokens: a dict of tensors whose first axis is that of the images.
+        """The cache of `step`, as a nested dict of tensors [N, ...].
 
         Args:
             memory, memory_mask: see `call`.
-            length: the most tokens.
+            length: largest number of tokens.
         """
         cache = {"memory": self.memory.memory_cache(memory, memory_mask)}
         if self.attention is not None:
@@ -228,26 +228,26 @@ class DecoderLayer(EncoderLayer):
         return cache
 
     def constants(self, length: int, memory_length: int) -> dict:
-        """What `step` needs that depends on the weights alone."""
+        """The arguments of `step` that depend only on the weights."""
         attention = {} if self.attention is None else self.attention.constants(length)
         return {"self": attention, "memory": self.memory.positions(length, memory_length)}
 
     def step(self, x: tf.Tensor, index: int | tf.Tensor, cache: dict, constants: dict) -> tuple[tf.Tensor, dict]:
-        """(output, new cache) of one token.
+        """(output, new cache) for one token.
 
         Args:
-            x: [B, 1, C].
-            index: int or int32 tensor: how many tokens came before.
-            cache: of `new_cache`.
-            constants: of `constants`.
+            x: [N, 1, C].
+            index: int or int32 tensor: the number of earlier tokens.
+            cache: from `new_cache`.
+            constants: from `constants`.
 
         Raises:
             InputError: the index is an int that is not below the length of the cache.
         """
         cache = dict(cache)
         if self.attention is not None:
-            found, cache["self"] = self.attention.step(x, index, cache["self"], constants["self"])
-            x = self.after_attention(x, found)
-        found, _ = self.memory.step(x, index, cache["memory"], constants["memory"])
-        x = self.after_memory(x, found)
+            attended, cache["self"] = self.attention.step(x, index, cache["self"], constants["self"])
+            x = self.after_attention(x, attended)
+        attended, _ = self.memory.step(x, index, cache["memory"], constants["memory"])
+        x = self.after_memory(x, attended)
         return self.after_feed_forward(x, self.feed_forward(x)), cache

@@ -1,11 +1,11 @@
-"""Resizing and cross-entropy on a TPU, as Pallas kernels: no resized map of logits is ever in the TPU's main memory.
+"""Resizing and cross-entropy as Pallas kernels for TPUs: main memory never holds the resized map of logits.
 
-XLA resizes the rows, which is a product. For each row of the result a kernel resizes its columns, which is a product
-too, and computes the loss of its pixels. The backward pass does so again. A map [N, rows, C, columns] has its classes
-in the sublanes of a vector, and pixels in its lanes.
+XLA resizes the rows of the logits, which is a matrix product. For each row of the result, a kernel resizes the columns,
+also by a product, and computes the loss of the pixels. The backward pass repeats this. A map [N, rows, C, columns] has
+its classes in the sublanes of a vector and its pixels in the lanes.
 
-It needs the extra `kernel`. The TPU's own compiler has compiled these kernels, and jax has interpreted them on a CPU,
-but they have never run on a TPU.
+The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
+have never run on a TPU.
 """
 
 import jax
@@ -18,17 +18,17 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.conv import triangle_weights
 from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
 
-LANES, ROWS = 128, 8  # pixels that are computed together, and rows of a program
+LANES, ROWS = 128, 8  # pixels of a tile, and rows of a program
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
-    """Cross-entropy of each pixel, after the logits are resized to the labels' size, on the grid of `conv.step_of`.
+    """Cross-entropy of each pixel, with the logits resized to the labels' size on the grid of `conv.step_of`.
 
     Args:
         logits: float32 [N, h, w, C], of static shape.
         labels: int32 [N, H, W], from 0 to C - 1.
-        dtype: of the factors of the products. A TPU rounds them to bfloat16.
-        interpret: whether jax computes it on a CPU, slowly.
+        dtype: dtype of the factors of the products. A TPU rounds them to bfloat16.
+        interpret: whether jax interprets the kernels on a CPU, slowly.
 
     Returns:
         float32 [N, H, W].
@@ -39,7 +39,7 @@ def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
     columns = tf.constant(columns.T, dtype)
 
     def whole(x):
-        """[., W] -> the same with whole tiles of pixels, the last of which are 0."""
+        """Pads [..., W] with zeros to whole tiles of pixels."""
         return tf.pad(x, [*[[0, 0]] * (len(x.shape) - 1), [0, beyond]])
 
     def call(function, *args):
@@ -67,18 +67,18 @@ def _gradients(interpret, x, labels, columns, log_sums, d):
 
 
 def _run(kernel, interpret, *, x, columns, maps, outputs=()):
-    """Runs a kernel over rows. Its results are maps of pixels, of dtypes `outputs`, or one like x."""
+    """Runs a kernel over rows. It returns maps of pixels with the dtypes `outputs`, or a tensor like x."""
     images, height, classes, width = x.shape
     pixels = columns.shape[1]
-    of_pixels = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
-    of_x = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
+    pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
+    logit_block = pl.BlockSpec((1, ROWS, classes, width), lambda n, y: (n, y, 0, 0))
     work = images * height * classes * pixels
     return pl.pallas_call(
         kernel,
         name=f"cross_entropy{kernel.__name__}",
         grid=(images, pl.cdiv(height, ROWS)),
-        in_specs=[of_x, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[of_pixels] * len(maps)],
-        out_specs=[of_pixels] * len(outputs) or [of_x],
+        in_specs=[logit_block, pl.BlockSpec(columns.shape, lambda n, y: (0, 0)), *[pixel_block] * len(maps)],
+        out_specs=[pixel_block] * len(outputs) or [logit_block],
         out_shape=[jax.ShapeDtypeStruct((images, height, pixels), dtype) for dtype in outputs]
         or [jax.ShapeDtypeStruct(x.shape, x.dtype)],
         compiler_params=pltpu.CompilerParams(
@@ -94,7 +94,7 @@ def _run(kernel, interpret, *, x, columns, maps, outputs=()):
 
 
 def _tile(x, columns, labels, *, row, lanes):
-    """Logits of a tile of pixels [C, 128], and where a row is their class."""
+    """The logits of a tile of pixels [C, 128], and the one-hot mask of their classes, bool [C, 128]."""
     z = jnp.dot(x[0, row], columns[:, lanes], preferred_element_type=jnp.float32)
     return z, lax.broadcasted_iota(jnp.int32, z.shape, 0) == labels[0, row : row + 1, lanes]
 

@@ -1,11 +1,11 @@
-"""Depthwise convolution on a TPU, as Pallas kernels.
+"""Depthwise convolution as Pallas kernels for TPUs.
 
-A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and its channels the lanes. So the
-neighbours of some pixels are other vectors, or the same memory read a few sublanes later. Nothing is moved. A program
-computes some columns of 128 channels, and reads the columns beside them too.
+A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and the channels are its lanes. So the
+neighbours of a vector of pixels are other vectors, or the same memory read a few sublanes later, and nothing moves. A
+program computes `COLUMNS` columns of 128 channels and also reads the columns beside them.
 
-It needs the extra `kernel`. The TPU's own compiler has compiled these kernels, and jax has interpreted them on a CPU,
-but they have never run on a TPU.
+The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
+have never run on a TPU.
 """
 
 import functools
@@ -19,33 +19,33 @@ from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.tpu.pallas import FAST_MEMORY, FAST_MEMORY_V4, on_tensors, tpu_generation
 
-LANES, ROWS = 128, 8  # of a vector of float32
+LANES, ROWS = 128, 8  # lanes and rows of a float32 vector
 MARGIN = 8  # rows of zeros above and below a column: the largest reach of a kernel
-COLUMNS = 8  # that a program computes
+COLUMNS = 8  # columns that a program computes
 
 
 def can_serve(x, side):
-    """Whether the kernels can compute a convolution: a static shape, an odd kernel in reach, enough memory.
+    """Whether the kernels support a convolution: a static shape, an odd kernel in reach, enough memory.
 
     Args:
         x: [N, h, w, C].
-        side: rows of the kernel.
+        side: side of the kernel.
     """
     if not x.shape.is_fully_defined() or side % 2 == 0 or side // 2 > MARGIN:
         return False
-    # The backward pass has two arrays and a result, of which Pallas holds two blocks each, and all three in float32.
+    # The backward pass has two arrays and a result. Pallas holds two blocks of each, and the kernel a float32 copy.
     columns, rows = 3 * COLUMNS + side - 1, x.shape[1] + 2 * MARGIN + ROWS
     memory = columns * rows * LANES * (2 * x.dtype.size + 4)
     return memory < (FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4)
 
 
 def convolve(x, kernel, interpret=False):
-    """Depthwise convolution of stride 1 with symmetric padding, summed in float32, where `can_serve`.
+    """Depthwise convolution of stride 1 with symmetric padding, summed in float32, if `can_serve` is true.
 
     Args:
         x: [N, h, w, C], of static shape.
         kernel: [k, k, C, 1].
-        interpret: whether jax computes it on a CPU, slowly.
+        interpret: whether jax interprets the kernels on a CPU, slowly.
 
     Returns:
         [N, h, w, C].
@@ -73,22 +73,22 @@ def _backward(side, interpret, d, x, taps):
 
 
 def _run(kernel, side, interpret, *, arrays, taps):
-    """Runs a kernel over blocks of columns and of channels. The first array is read with the columns beside a block.
+    """Runs a kernel over blocks of columns and channels. It reads the first array with the columns beside a block.
 
     Returns:
-        list of a map like the arrays and, with two arrays, of each image's sums for the taps [N, k * k, ROWS, C].
+        list of a map like the arrays and, with two arrays, the sums of the taps per image [N, k * k, ROWS, C].
     """
     images, width, height, channels = arrays[0].shape
     blocks, groups = pl.cdiv(width, COLUMNS), pl.cdiv(channels, LANES)
     rows, backward = pl.cdiv(height, ROWS) * ROWS, len(arrays) > 1
-    # Pallas wants whole blocks here: channels that are missing are read as anything.
+    # Pallas needs whole blocks here. Missing channels have arbitrary values.
     missing = (0, 0), (0, 0), (0, 0), (0, groups * LANES - channels)
     around = pl.BlockSpec(
         tuple(map(pl.Element, (1, _columns_read(side, width), height, LANES), missing)),
         lambda n, g, b: (n, _first_read(side, width, b), 0, g * LANES),
     )
-    own = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
-    of_taps = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
+    center = pl.BlockSpec((1, COLUMNS, height, LANES), lambda n, g, b: (n, b, 0, g))
+    tap_block = pl.BlockSpec((side * side, LANES), lambda n, g, b: (0, g))
     sums = pl.BlockSpec((1, side * side, ROWS, LANES), lambda n, g, b: (n, 0, 0, g))
     columns = [COLUMNS + side - 1, *[COLUMNS] * len(arrays)]
     margins = [2 * MARGIN, *[0] * len(arrays)]
@@ -97,8 +97,8 @@ def _run(kernel, side, interpret, *, arrays, taps):
         functools.partial(kernel, side, width),
         name=kernel.__name__.strip("_"),
         grid=(images, groups, blocks),
-        in_specs=[around, *[own] * backward, of_taps],
-        out_specs=[own, *[sums] * backward],
+        in_specs=[around, *[center] * backward, tap_block],
+        out_specs=[center, *[sums] * backward],
         out_shape=[
             jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
             *[jax.ShapeDtypeStruct((images, side * side, ROWS, channels), jnp.float32)] * backward,
@@ -120,25 +120,25 @@ def _run(kernel, side, interpret, *, arrays, taps):
 
 
 def _columns_read(side, width):
-    """How many columns a program reads."""
+    """The number of columns that a program reads."""
     return min(COLUMNS + side - 1, width)
 
 
 def _first_read(side, width, block):
-    """The first column that a program reads, which is on the map."""
+    """The first column that a program reads. It lies on the map."""
     return jnp.clip(block * COLUMNS - side // 2, 0, width - _columns_read(side, width))
 
 
 def _fill(columns, x, *, width, first, start, margin):
-    """Fills fast memory with columns in float32. Whatever is not on the map becomes 0.
+    """Fills fast memory with float32 columns, with zeros outside the map.
 
     Args:
         columns: ref [., rows with margins, lanes].
         x: ref [1, ., h, lanes].
-        width: columns of the map.
-        first: column of the map that comes first.
-        start: column of the map that x begins with.
-        margin: rows above and below.
+        width: number of columns of the map.
+        first: the map's column that becomes the first of `columns`.
+        start: the map's column with which x begins.
+        margin: number of rows of zeros above and below.
     """
     height, rows = x.shape[2], columns.shape[1] - 2 * margin
     on_map = lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) < height
@@ -147,8 +147,8 @@ def _fill(columns, x, *, width, first, start, margin):
         y = x[0, jnp.clip(first + i - start, 0, x.shape[1] - 1)].astype(jnp.float32)
         if rows > height:
             y = jnp.concatenate([y, jnp.zeros((rows - height, LANES), jnp.float32)])
-        seen = on_map & (first + i >= 0) & (first + i < width)
-        columns[i, margin : margin + rows] = jnp.where(seen, y, 0.0)
+        inside = on_map & (first + i >= 0) & (first + i < width)
+        columns[i, margin : margin + rows] = jnp.where(inside, y, 0.0)
         if margin:
             columns[i, :margin] = columns[i, margin + rows :] = jnp.zeros((margin, LANES), jnp.float32)
         return 0
@@ -157,7 +157,7 @@ def _fill(columns, x, *, width, first, start, margin):
 
 
 def _load(side, width, x, taps, *, spread, columns):
-    """Fills fast memory: the columns that a program reads, and each tap in a whole vector."""
+    """Fills fast memory with the columns that a program reads, and with a whole vector for each tap."""
     block = pl.program_id(2)
     first, start = block * COLUMNS - side // 2, _first_read(side, width, block)
     _fill(columns, x, width=width, first=first, start=start, margin=MARGIN)
@@ -168,23 +168,23 @@ def _load(side, width, x, taps, *, spread, columns):
 def _for_vectors(side, columns, run, carry):
     """Calls run(column, rows, vectors, carry) for each vector of the output.
 
-    `vectors` are those that the taps multiply, in the order of the taps.
+    `vectors` has the input vector of each tap, in the order of the taps.
     """
     count, above = (columns.shape[1] - 2 * MARGIN) // ROWS, MARGIN - side // 2
 
-    def of_column(w, carry):
-        def of_rows(r, carry):
-            places = [(w + j, pl.ds(r * ROWS + above + i, ROWS)) for i in range(side) for j in range(side)]
+    def run_column(w, carry):
+        def run_rows(r, carry):
+            positions = [(w + j, pl.ds(r * ROWS + above + i, ROWS)) for i in range(side) for j in range(side)]
             rows = pl.ds(pl.multiple_of(r * ROWS, ROWS), ROWS)
-            return run(w, rows, [columns[place] for place in places], carry)
+            return run(w, rows, [columns[position] for position in positions], carry)
 
-        return lax.fori_loop(0, count, of_rows, carry)
+        return lax.fori_loop(0, count, run_rows, carry)
 
-    return lax.fori_loop(0, COLUMNS, of_column, carry)
+    return lax.fori_loop(0, COLUMNS, run_column, carry)
 
 
 def _convolve(side, width, *refs):
-    """Refs: x, taps. Then y, and scratch memory."""
+    """The output. Refs: x, taps. Then y, and scratch memory."""
     x, taps, y, spread, columns, result = refs
     _load(side, width, x, taps, spread=spread, columns=columns)
 
@@ -197,20 +197,20 @@ def _convolve(side, width, *refs):
 
 
 def _convolve_backward(side, width, *refs):
-    """Refs: d, x, taps. Then d_x, the sums for the taps, and scratch memory."""
-    d, x, taps, d_x, d_taps, spread, columns, result, own = refs
+    """The gradients. Refs: d, x, taps. Then d_x, the sums of the taps, and scratch memory."""
+    d, x, taps, d_x, d_taps, spread, columns, result, center = refs
     _load(side, width, d, taps, spread=spread, columns=columns)
     first = pl.program_id(2) * COLUMNS
-    _fill(own, x, width=width, first=first, start=first, margin=0)
+    _fill(center, x, width=width, first=first, start=first, margin=0)
 
     @pl.when(pl.program_id(2) == 0)
     def _():
         d_taps[...] = jnp.zeros_like(d_taps)
 
     def run(w, rows, vectors, sums):
-        vectors = vectors[::-1]  # what a tap multiplies on its way back; its own gradient sums the same vectors times x
+        vectors = vectors[::-1]  # in reverse for d_x; a tap's gradient sums them times x
         result[w, rows] = sum(vector * spread[i] for i, vector in enumerate(vectors))
-        return [total + vector * own[w, rows] for total, vector in zip(sums, vectors)]
+        return [total + vector * center[w, rows] for total, vector in zip(sums, vectors)]
 
     sums = [jnp.zeros((ROWS, LANES), jnp.float32)] * side**2
     for i, total in enumerate(_for_vectors(side, columns, run, sums)):

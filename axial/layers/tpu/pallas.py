@@ -1,4 +1,4 @@
-"""Pallas kernels of jax in a graph of TensorFlow. It needs the extra `kernel`."""
+"""jax's Pallas kernels in a TensorFlow graph. They need the extra `kernel`."""
 
 import functools
 
@@ -8,20 +8,20 @@ from jax.experimental import jax2tf
 
 from axial.layers import device
 
-FAST_MEMORY = 64 * 2**20  # bytes that a kernel may use; a v5e has 128 MiB
+FAST_MEMORY = 64 * 2**20  # bytes of fast memory that a kernel may use; a v5e has 128 MiB
 FAST_MEMORY_V4 = 16 * 2**20
 
 
 def on_tensors(function, *static, interpret=False):
-    """A function of tensors from one of jax arrays that runs kernels. It has no gradient.
+    """Turns a function of jax arrays that runs kernels into a function of tensors, without a gradient.
 
-    TensorFlow calls it as an `XlaCallModule`. A model has many layers with the same kernels, so jax lowers a function
-    once for each set of shapes.
+    TensorFlow calls it as an `XlaCallModule`. Many layers of a model have the same kernels, so jax lowers a function
+    only once per set of shapes.
 
     Args:
-        function: of `static`, `interpret` and jax arrays.
-        static: hashable arguments.
-        interpret: whether the kernels are interpreted on a CPU, slowly, and not run on a TPU.
+        function: function of `static`, `interpret` and jax arrays.
+        static: its hashable arguments.
+        interpret: whether jax interprets the kernels on a CPU, slowly, instead of running them on a TPU.
     """
 
     def run(*tensors):
@@ -31,7 +31,7 @@ def on_tensors(function, *static, interpret=False):
             _lower(function, static, interpret, signature).call,
             with_gradient=False,
             native_serialization_platforms=(_platform(interpret),),
-            # Without this, tracing for a TPU on a machine that has none would be refused.
+            # Without this, tracing for a TPU fails on a machine without one.
             native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
         )(*tensors)
 
@@ -39,13 +39,13 @@ def on_tensors(function, *static, interpret=False):
 
 
 def tpu_generation():
-    """Of the TPU; where nothing says it, a newer one than a v4."""
+    """The generation of the TPU. If it is unknown, 5."""
     return device.tpu_generation() or 5
 
 
 @functools.cache
 def _lower(function, static, interpret, signature):
-    """`jax.export.Exported` of a function. `signature`: how its arrays are nested, and shape and dtype of each."""
+    """The `jax.export.Exported` of a function. `signature` has the structure, shapes and dtypes of its arrays."""
     structure, shapes = signature
     arrays = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
     compiled = jax.jit(functools.partial(function, *static, interpret))

@@ -1,4 +1,4 @@
-"""Which form of attention runs where, and what the forms keep in memory."""
+"""The backend of attention on each device, and the memory of each backend."""
 
 import importlib.metadata
 import importlib.util
@@ -74,8 +74,8 @@ def test_a_warning_says_what_the_kernels_lack(monkeypatch, capsys, jax, libtpu, 
     monkeypatch.setattr(device, "tpu_generation", lambda: tpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if jax else None)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = device.has_kernels.__wrapped__()
-    assert found == (words is None)
+    has_kernels = device.has_kernels.__wrapped__()
+    assert has_kernels == (words is None)
     said = capsys.readouterr().err
     assert words in said if words else not said
 
@@ -91,15 +91,15 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
 
 
 @pytest.mark.parametrize(
-    "backend,axis,span,size,parts,recompute",
+    "backend,axis,span,size,chunks,recompute",
     [
         ("cpu", "height", None, (20, 20), 3, "softmax"),
         ("cpu", "height", 3, (40, 40), 3, "none"),
-        ("xla", "width", None, (64, 6), 1, "softmax"),  # 2 x 64 lines make pixels and heads two separate axes
+        ("xla", "width", None, (64, 6), 1, "softmax"),  # with 2 x 64 lines, lines and heads are two axes
     ],
 )
-def test_parts_and_recomputing_change_nothing(monkeypatch, backend, axis, span, size, parts, recompute):
-    """Outputs and gradients are the same if a step is computed in parts, and if w is recomputed."""
+def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span, size, chunks, recompute):
+    """A step has the same outputs and gradients in chunks, and if it recomputes w."""
     layer, again = (
         AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9, backend=backend, recompute=r)
         for r in ("none", recompute)
@@ -110,21 +110,21 @@ def test_parts_and_recomputing_change_nothing(monkeypatch, backend, axis, span, 
     randomize(layer)
     same_weights(again, layer)
 
-    def traced(layer, part_bytes):
-        monkeypatch.setattr(cpu, "PART_BYTES", part_bytes)
+    def traced(layer, chunk_bytes):
+        monkeypatch.setattr(cpu, "CHUNK_BYTES", chunk_bytes)
         function = tf.function(lambda: step(layer, x), autograph=False)
         graph = function.get_concrete_function().graph
         return function(), sum(op.type == "Softmax" for op in graph.get_operations())
 
-    wanted, whole = traced(layer, 2**40)
-    found, many = traced(again, 2**8)
-    assert whole == 1 and many == parts * (2 if recompute == "softmax" else 1)
-    check_steps(found, wanted, 1e-4)
+    expected, whole = traced(layer, 2**40)
+    actual, many = traced(again, 2**8)
+    assert whole == 1 and many == chunks * (2 if recompute == "softmax" else 1)
+    check_steps(actual, expected, 1e-4)
 
 
 @pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
-def test_large_maps_are_made_in_parts(monkeypatch, backend, span, value):
-    """In inference the output stays the same, and no tensor is as large as the whole map."""
+def test_large_maps_are_made_in_chunks(monkeypatch, backend, span, value):
+    """Inference has the same output, and no tensor is as large as the whole map."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
     layer(x)

@@ -1,4 +1,4 @@
-"""The TPU kernels, interpreted by jax on a CPU, compared with the float64 oracle and the form for XLA."""
+"""The TPU kernels, interpreted by jax on a CPU, compared with the float64 oracle and the backend 'xla'."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from tests.layers.test_axial_attention import HEADS, check_steps, make, oracle_w
 
 
 def roll(x, shift, axis, *, stride=0, stride_axis=0):
-    """`pltpu.roll` by indexing. jax takes minutes to compile its interpretation of the operation for long rows."""
+    """`pltpu.roll` by indexing. For long rows, jax takes minutes to compile its interpretation of the operation."""
     assert (axis, stride_axis) == (1, 0)
     row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
     return jnp.take_along_axis(x, (lane - stride * row - shift) % x.shape[1], 1)
@@ -40,29 +40,29 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "length,span,whole,seen,served",
+    "length,span,whole,effective_span,served",
     [
         (7, None, False, None, True),
         pytest.param(10, 9, True, 9, True, marks=pytest.mark.slow),
         pytest.param(37, 21, False, 21, True, marks=pytest.mark.slow),
-        pytest.param(9, 9, True, None, True, marks=pytest.mark.slow),  # up to the span the whole axis is seen
+        pytest.param(9, 9, True, None, True, marks=pytest.mark.slow),  # an axis up to the span is seen whole
         pytest.param(65, 65, True, None, False, marks=pytest.mark.slow),  # a reach of 64
     ],
 )
-def test_a_layer_matches_the_oracle(calls, length, span, whole, seen, served):
+def test_a_layer_matches_the_oracle(calls, length, span, whole, effective_span, served):
     layer = make(span=span, whole_up_to_span=whole, backend="kernel")
     x = np.random.default_rng(length).normal(size=[2, 1, length, 4]).astype(np.float32)
     layer(x)
     randomize(layer)
     calls.clear()
     options = dict(terms=TERMS, epsilon=layer.norm.epsilon, training=True)
-    wanted, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, seen, **options)
-    assert relative_error(layer(x, training=True)[:, 0], wanted) < 1e-4
+    expected, _ = oracles.axial_attention(x[:, 0], oracle_weights(layer), HEADS, effective_span, **options)
+    assert relative_error(layer(x, training=True)[:, 0], expected) < 1e-4
     assert len(calls) == served
 
 
 def layers_of(case, x, backends=("xla", "kernel"), **options):
-    """Layers with the same random weights, of a case."""
+    """The layers of a case with each backend, with the same random weights."""
     *_, axis, span, heads, depth, value_depth = case
     options = dict(span=span, max_distance=51, **options)
     layers = [AxialAttention(heads * depth, heads * value_depth, axis, heads, backend=b, **options) for b in backends]
@@ -81,11 +81,11 @@ def images(case):
 
 SMALL = 20, 3, "height", None, 2, 4, 8
 LARGE = [
-    # height, width, axis, span, heads, key and value channels of a head
+    # height, width, axis, span, heads, key and value channels per head
     (2, 65, "width", 65, 1, 32, 64),
-    (130, 1, "height", 21, 3, 64, 64),  # 3 heads of 64 channels are a register and a half
+    (130, 1, "height", 21, 3, 64, 64),  # 3 heads of 64 channels fill one and a half registers
     (1, 300, "width", 127, 2, 8, 16),  # the largest reach
-    (7, 7, "height", 5, 8, 4, 8),  # lines that are much shorter than a window
+    (7, 7, "height", 5, 8, 4, 8),  # lines are much shorter than a window
     (1, 625, "width", 5, 1, 8, 16),  # several programs
 ]
 
@@ -98,7 +98,7 @@ LARGE = [
     ],
     ids=str,
 )
-def test_outputs_and_gradients_are_those_of_the_plain_form(calls, case, frozen):
+def test_outputs_and_gradients_equal_the_xla_backend(calls, case, frozen):
     """Also with frozen statistics, as in the backbone of a detector."""
     x = images(case)
     plain, layer = layers_of(case, x, norm=BatchNormConfig(epsilon=0.1, frozen=frozen))
@@ -117,7 +117,7 @@ def test_two_cores_share_an_odd_number_of_programs(calls, monkeypatch):
 
 
 def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
-    """The step is traced for a TPU on any machine, because jax only lowers the kernels."""
+    """Any machine can trace the step for a TPU, because jax only lowers the kernels."""
     layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")
     layer(tf.zeros([2, 1, 40, 16]))
     monkeypatch.setattr(device, "on_cpu", lambda: False)
@@ -135,7 +135,7 @@ def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
         return [op.get_attr("platforms") for op in graph.get_operations() if op.type == "XlaCallModule"]
 
     assert kernels_of(run) == [[b"TPU"]] * 7
-    assert kernels_of(tf.function(layer, autograph=False)) == [[b"TPU"]] * 2  # of inference
+    assert kernels_of(tf.function(layer, autograph=False)) == [[b"TPU"]] * 2  # in inference
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_a_folded_layer_matches(calls, dtype):
     x = tf.random.stateless_normal([2, 3, 9, 8], [0, 1])
     layer(x)
     randomize(layer)
-    wanted, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
+    expected, folded = layer(x), FoldedAttention(layer.spec, dtype=dtype)
     folded(x)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
         weight.assign(value)
     calls.clear()
-    assert relative_error(tf.cast(folded(x), tf.float32), wanted) < (1e-5 if dtype == "float32" else 0.02)
+    assert relative_error(tf.cast(folded(x), tf.float32), expected) < (1e-5 if dtype == "float32" else 0.02)
     assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""What the tests of the mechanisms share: their oracles, where they run, and what a step keeps."""
+"""Helpers of the mechanisms' tests: comparison with oracles, execution modes, and the memory of a step."""
 
 import functools
 
@@ -13,7 +13,7 @@ def name_of(weight):
 
 
 def randomized(layer, shape, seed=0):
-    """The layer, built for a shape and with random weights, and its input."""
+    """The layer, built for a shape and with random weights, and an input."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=shape).astype(layer.dtype)
     layer.build(x.shape)
@@ -23,13 +23,13 @@ def randomized(layer, shape, seed=0):
 
 
 def check_oracle(run, inputs, oracle, tolerance, weights=()):
-    """Checks outputs and gradients. A gradient is compared with differences of the oracle along a random direction.
+    """Checks outputs and gradients. It compares gradients with differences of the oracle along a random direction.
 
     Args:
         run: function of tensors by name.
         inputs: dict from names to arrays.
-        oracle: function of float64 arrays by name, of the inputs and of the weights.
-        tolerance: of the outputs, relative to the largest. That of derivatives is ten times as much, or 1e-6.
+        oracle: function of the inputs and the weights, as float64 arrays by name.
+        tolerance: tolerance of the outputs, relative to the largest. For derivatives it is ten times as much, or 1e-6.
         weights: variables that `run` depends on.
     """
     inputs = {name: tf.constant(array) for name, array in inputs.items()}
@@ -50,7 +50,7 @@ def check_oracle(run, inputs, oracle, tolerance, weights=()):
 
 
 def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
-    """`check_oracle` of a built layer and an oracle that takes its settings."""
+    """`check_oracle` for a built layer and an oracle that takes the layer."""
 
     def run(**inputs):
         return layer(inputs.pop("x"), key_mask=key_mask, **inputs)
@@ -60,7 +60,7 @@ def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
 
 
 def check_everywhere(layer, x, folder):
-    """Outputs and gradients of a built layer are equal eager, in a graph of any batch, by XLA, and in a SavedModel."""
+    """A built layer has equal outputs and gradients eagerly, in a graph of any batch, by XLA, and in a SavedModel."""
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -79,12 +79,12 @@ def check_everywhere(layer, x, folder):
     module.layer = layer
     module.run = tf.function(layer, autograph=False, input_signature=any_batch)
     tf.saved_model.save(module, str(folder))
-    loaded = tf.saved_model.load(str(folder))  # holds the weights of its function
+    loaded = tf.saved_model.load(str(folder))  # keeps the weights of its function alive
     assert relative_error(loaded.run(x), eager[0]) < 1e-5
 
 
 def largest_tensor(layer, shape):
-    """Numbers of the largest tensor of a training step of a layer that is built."""
+    """Number of elements of the largest tensor in a train step of a built layer."""
 
     @tf.function(autograph=False)
     def step(x):

@@ -33,7 +33,7 @@ def test_gamma_zero_is_the_identity_bit_for_bit():
 
 @pytest.mark.parametrize("name,spatial", [("1111", "regular"), ("dynamic", "none"), ("0010", "deformable")])
 def test_a_block_starts_as_the_block_without_attention(name, spatial):
-    """With the same weights, gamma zero and offsets zero, it is the bottleneck with its 3x3 convolution."""
+    """With the same weights, it equals the bottleneck with the 3x3 convolution while gamma and offsets are zero."""
     x = tf.random.stateless_normal([2, 6, 5, 8], [0, 1])
     norm = BatchNormConfig()
 
@@ -49,8 +49,8 @@ def test_a_block_starts_as_the_block_without_attention(name, spatial):
 
     ours = block(name, spatial)(x)
     assert ours.shape == (2, 3, 3, 32)
-    wanted = block("none", "none" if spatial == "none" else "regular")(x)
-    np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
+    expected = block("none", "none" if spatial == "none" else "regular")(x)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_and_deformable_convolution_are_in_the_last_stages():
@@ -86,10 +86,10 @@ def test_padded_tokens_change_nothing(name, deformable):
     x = tf.random.stateless_normal([2, 6, 8], [0, 1])
     mask = tf.constant([[True] * 4 + [False] * 2] * 2)
     changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
-    found = layer(changed, key_mask=mask)[:, :4]
-    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # whose mask Keras hands on
-    np.testing.assert_allclose(layer(masked)[:, :4], found, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
+    actual = layer(changed, key_mask=mask)[:, :4]
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # Keras passes its mask on
+    np.testing.assert_allclose(layer(masked)[:, :4], actual, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
     decoder, target = make_decoder(name, deformable), tf.random.stateless_normal([2, 6, 8], [2, 3])
     np.testing.assert_allclose(
         decoder(target, changed, memory_mask=mask), decoder(target, x[:, :4]), rtol=1e-4, atol=1e-5
@@ -103,7 +103,7 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
     mask = tf.constant([[True] * 5, [True] * 3 + [False] * 2])
     full = layer(x, memory, memory_mask=mask)
     changed = layer(tf.concat([x[:, :3], 100 * x[:, 3:]], 1), memory, memory_mask=mask)
-    np.testing.assert_array_equal(changed[:, :3], full[:, :3])  # no token sees those after it
+    np.testing.assert_array_equal(changed[:, :3], full[:, :3])  # no token sees later tokens
     cache, constants = layer.new_cache(memory, 6, mask), layer.constants(6, 5)
     assert all(a.shape[0] == 2 for a in tf.nest.flatten(cache))
 
@@ -120,7 +120,7 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_keras_masks_reach_the_attention(policy):
-    """Also where Keras casts the input, which drops the mask that the tensor carries."""
+    """Also if Keras casts the input, which drops the mask of the tensor."""
     layer = Attended(GeneralizedAttention("1111", 2, axes=1, dtype=policy), dtype=policy)
     x = keras.layers.Embedding(9, 8, mask_zero=True)(tf.constant([[3, 1, 0, 0], [2, 5, 4, 0]]))
     layer(x)

@@ -1,4 +1,4 @@
-"""Deformable convolution, compared with float64 loops, the plain convolution, and another implementation's outputs."""
+"""Deformable convolution, compared with float64 loops and with the outputs of another implementation."""
 
 import numpy as np
 import pytest
@@ -64,20 +64,20 @@ def test_matches_the_oracle(form, case, dtype, tolerance):
 
 
 def test_large_maps_are_read_at_the_right_pixels():
-    """Beyond 2^24 pixels float32 does not hold every index."""
+    """Beyond 2^24 pixels, float32 does not represent every index."""
     height, width = 2**13 + 2, 2**11 + 2
     x = tf.cast(tf.range(height * width) % 251, tf.float16)[None, :, None]
     x = tf.reshape(x, [1, height, width, 1])
     rows, columns = np.meshgrid(height - 1 - np.arange(20), np.arange(0, width, 99), indexing="ij")
     places = ((tf.constant(a.reshape(1, -1, 1, 1), tf.int32), tf.zeros([1, a.size, 1, 1])) for a in (rows, columns))
-    (found,) = sample_by_gather(x, *places)
-    np.testing.assert_array_equal(found[0, :, 0], (rows * width + columns).ravel() % 251)
+    (pixels,) = sample_by_gather(x, *places)
+    np.testing.assert_array_equal(pixels[0, :, 0], (rows * width + columns).ravel() % 251)
 
 
 @pytest.mark.parametrize("file", golden_files("study_deform_*.npz"))
 def test_agrees_with_onnx(form, file):
     arrays, meta = read_golden(file)
-    x, offsets, masks, wanted = (arrays[name].transpose(0, 2, 3, 1) for name in ("x", "offset", "mask", "y"))
+    x, offsets, masks, expected = (arrays[name].transpose(0, 2, 3, 1) for name in ("x", "offset", "mask", "y"))
     y = deformable_conv(
         tf.constant(x, tf.float32),
         tf.constant(arrays["w"].transpose(2, 3, 1, 0), tf.float32),
@@ -88,7 +88,7 @@ def test_agrees_with_onnx(form, file):
         padding=meta["pad"],
         form=form,
     )
-    assert relative_error(y, wanted) < TOLERANCE
+    assert relative_error(y, expected) < TOLERANCE
 
 
 # === The layer ===
@@ -108,7 +108,7 @@ def test_positions_are_float32_under_mixed_precision(form):
     x = tf.ones([1, 5, 300, 4], tf.bfloat16)
     layer(x)
     assert all(a.dtype == tf.float32 for a in layer.offsets(x))
-    # bfloat16 has no 257: a position of that size would miss its pixel.
+    # bfloat16 cannot represent 257, so positions in bfloat16 would miss their pixels.
     x = tf.cast(tf.reshape(tf.range(300) % 2, [1, 1, 300, 1]), tf.bfloat16)
     y = deformable_conv(x, tf.ones([1, 1, 1, 1], tf.bfloat16), tf.zeros([1, 1, 300, 2]), form=form)
     np.testing.assert_array_equal(tf.cast(y, tf.float32), tf.cast(x, tf.float32))
@@ -138,19 +138,19 @@ def test_a_sequence_matches_the_oracle(form, causal, length, kernel):
 
 
 def test_the_future_has_no_gradient(form):
-    """Neither in the output nor, with zero offsets at the token itself, in the gradient of the offsets."""
+    """Later tokens change neither the output nor, for offsets of zero, the gradients of the weights."""
     layer, x = make_line(True, form)
     x = tf.constant(x)
     for scale in (1.0, 0.0):
         layer.offset_kernel.assign(layer.offset_kernel * scale)
         layer.offset_bias.assign(layer.offset_bias * scale)
-        changed, found = tf.concat([x[:, :3], 100 * x[:, 3:]], 1), []
+        changed, gradients = tf.concat([x[:, :3], 100 * x[:, 3:]], 1), []
         for sequence in (x, changed):
             with tf.GradientTape() as tape:
                 tape.watch(sequence)
                 y = layer(sequence)[:, 2]
-            of_sequence, *of_weights = tape.gradient(y, [sequence, *layer.trainable_weights])
-            assert (of_sequence.numpy()[:, 3:] == 0).all() and np.abs(of_sequence[:, 2]).max() > 0
-            found.append(of_weights)
-        for a, b in zip(*found):
+            d_sequence, *d_weights = tape.gradient(y, [sequence, *layer.trainable_weights])
+            assert (d_sequence.numpy()[:, 3:] == 0).all() and np.abs(d_sequence[:, 2]).max() > 0
+            gradients.append(d_weights)
+        for a, b in zip(*gradients):
             np.testing.assert_array_equal(a, b)

@@ -39,15 +39,15 @@ def test_matches_the_oracle(shape, options, dtype, tolerance):
     for key_mask in (None, mask):
         check_layer(layer, x, study_oracles.dynamic_conv, tolerance, key_mask=key_mask)
     masked = np.where(mask[..., None], x, 0).astype(dtype)
-    found = layer(keras.layers.Masking(dtype=dtype)(masked))
-    np.testing.assert_array_equal(found, layer(tf.constant(masked), key_mask=mask))
+    actual = layer(keras.layers.Masking(dtype=dtype)(masked))
+    np.testing.assert_array_equal(actual, layer(tf.constant(masked), key_mask=mask))
 
 
 @pytest.mark.parametrize("file", golden_files("study_dynamic_*.npz"))
 def test_agrees_with_fairseq(file):
-    """Its layer is the kernels and the depthwise convolution alone."""
+    """Its layer has only the kernels and the depthwise convolution."""
     arrays, meta = read_golden(file)
-    x, wanted, upstream, of_x = (arrays[n].transpose(1, 0, 2) for n in ("x", "y", "cotangent", "grad/x"))
+    x, expected, upstream, expected_d_x = (arrays[n].transpose(1, 0, 2) for n in ("x", "y", "cotangent", "grad/x"))
     layer = DynamicConv(meta["kernel"], meta["groups"], axes=1)
     layer.build(x.shape)
     layer.tap_kernel.assign(arrays["w/weight_linear.weight"].T)
@@ -55,10 +55,10 @@ def test_agrees_with_fairseq(file):
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = convolve_line(x, layer.kernels(x), meta["padding_left"])
-    found, of_taps = tape.gradient(y, [x, layer.tap_kernel], upstream)
-    assert relative_error(y, wanted) < TOLERANCE
-    assert relative_error(found, of_x) < TOLERANCE
-    assert relative_error(of_taps, arrays["grad/weight_linear.weight"].T) < TOLERANCE
+    d_x, d_taps = tape.gradient(y, [x, layer.tap_kernel], upstream)
+    assert relative_error(y, expected) < TOLERANCE
+    assert relative_error(d_x, expected_d_x) < TOLERANCE
+    assert relative_error(d_taps, arrays["grad/weight_linear.weight"].T) < TOLERANCE
 
 
 # === Properties ===

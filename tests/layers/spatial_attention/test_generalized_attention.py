@@ -26,8 +26,8 @@ def make(setting, shape, **options):
     return randomized(GeneralizedAttention(setting, **{"heads": 2, **options}), shape)
 
 
-def found_of(layer, x, upstream):
-    """(y, gradients by name) of the layer."""
+def output_and_gradients(layer, x, upstream):
+    """(y, dict of gradients by name) of the layer."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -43,7 +43,7 @@ def check(layer, x, tolerance=TOLERANCE, **inputs):
 # === Outputs and gradients ===
 
 FORMS = {"stride1": {}, "stride2": dict(key_stride=2), "window": dict(window=3)}
-# Those that stand for the others, and every setting in the plain form.
+# Every attention type in the plain form, and a few in the other forms.
 FEW = [("1111", "stride2"), ("0011", "window"), ("1111", "window")]
 MAPS = [*((setting, "stride1") for setting in SETTINGS), *FEW]
 
@@ -92,17 +92,17 @@ def test_keys_of_another_map():
 
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), ("1111", "window")])
-def test_parts_of_the_queries(setting, form, monkeypatch):
-    """Large maps are computed in parts; here a part has one or two rows, and the last one is not full."""
+def test_chunks_of_the_queries(setting, form, monkeypatch):
+    """Large maps are computed in chunks. Here a chunk has one or two rows, and the last chunk is not full."""
     layer, x = make(setting, [1, 14, 2, 8], **FORMS[form])
     upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
     monkeypatch.setattr(attention_terms, "LEAST_ROWS", 100)
-    whole = found_of(layer, x, upstream)
+    whole = output_and_gradients(layer, x, upstream)
     for least, largest in ((4, 2**24), (4, 150), (100, 150)):
         monkeypatch.setattr(attention_terms, "LEAST_ROWS", least)
         monkeypatch.setattr(attention_terms, "LARGEST_MAP", largest)
-        parts = found_of(layer, x, upstream)
-        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), parts, whole)
+        chunks = output_and_gradients(layer, x, upstream)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), chunks, whole)
 
 
 # === Another implementation ===
@@ -122,13 +122,13 @@ MMCV = {
 
 @pytest.mark.parametrize("file", golden_files("study_ga_*.npz"))
 def test_agrees_with_mmcv(file):
-    """Its window reaches one pixel farther down and to the right than it says."""
+    """Its window reaches one pixel further down and to the right than its argument says."""
     arrays, meta = read_golden(file)
     layer = GeneralizedAttention(meta["setting"], meta["heads"], key_stride=meta["kv_stride"])
     span = meta["spatial_range"]
     if span >= 0:
         layer.reach = span, span + 1
-    x, wanted, upstream, of_x = (arrays[n].transpose(0, 2, 3, 1) for n in ("x", "y", "cotangent", "grad/x"))
+    x, expected, upstream, expected_d_x = (arrays[n].transpose(0, 2, 3, 1) for n in ("x", "y", "cotangent", "grad/x"))
     layer.build(x.shape)
 
     def as_ours(array, shape):
@@ -136,9 +136,9 @@ def test_agrees_with_mmcv(file):
 
     for weight in layer.weights:
         weight.assign(as_ours(arrays[f"w/{MMCV[name_of(weight)]}"], weight.shape))
-    y, gradients = found_of(layer, x, upstream * meta["gamma"])
-    assert relative_error(x + meta["gamma"] * y, wanted) < TOLERANCE
-    assert relative_error(gradients.pop("x") + upstream, of_x) < TOLERANCE
+    y, gradients = output_and_gradients(layer, x, upstream * meta["gamma"])
+    assert relative_error(x + meta["gamma"] * y, expected) < TOLERANCE
+    assert relative_error(gradients.pop("x") + upstream, expected_d_x) < TOLERANCE
     for name, gradient in gradients.items():
         assert relative_error(gradient, as_ours(arrays[f"grad/{MMCV[name]}"], gradient.shape)) < 5e-5, name
 
@@ -148,12 +148,12 @@ def test_agrees_with_mmcv(file):
 
 @pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
 def test_no_tensor_of_pairs_and_channels(setting, form):
-    """Neither [N, N, D] for a head, nor, without terms that need both, [N, N]."""
+    """No [pixels, pixels, D] per head, and no [pixels, pixels] for terms that need no pairs."""
     pixels, depth, heads = 24 * 24, 8, 2
     layer, _ = make(setting, [1, 24, 24, heads * depth], **FORMS[form])
     largest = largest_tensor(layer, [1, 24, 24, heads * depth])
     keys = pixels // layer.key_stride**2
-    assert largest <= 2 * heads * pixels * keys  # window parts also hold rows beyond the map
+    assert largest <= 2 * heads * pixels * keys  # chunks with a window also hold rows beyond the map
     if setting in ("0010", "0001"):
         assert largest < pixels * keys
 
@@ -168,11 +168,11 @@ def test_keras_masks_are_masks_of_keys(setting):
     padded, ids = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6]]), keras.Input([6], dtype="int32")
     model = keras.Model(ids, layer(embedding(ids)))
     x, mask = tf.constant(embedding(padded).numpy()), padded != 0  # without Keras' mask
-    wanted = layer(x, key_mask=mask)
-    assert np.any(layer(x).numpy()[0] != wanted.numpy()[0])
-    np.testing.assert_allclose(model(padded), wanted, atol=1e-6)
-    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # it goes on to the next layer
-    # Both masks count where there are two, and the mask of the keys where these have one of their own.
+    expected = layer(x, key_mask=mask)
+    assert np.any(layer(x).numpy()[0] != expected.numpy()[0])
+    np.testing.assert_allclose(model(padded), expected, atol=1e-6)
+    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # the mask goes on to the next layer
+    # Two masks both apply. Keys with a mask use their own mask.
     first = np.arange(6) < np.array([[2], [6]])
     np.testing.assert_allclose(layer(embedding(padded), key_mask=first), layer(x, key_mask=first & mask), atol=1e-6)
     other = np.random.default_rng(5).normal(size=[2, 4, 8]).astype(np.float32)
@@ -184,8 +184,8 @@ def test_keras_masks_are_masks_of_keys(setting):
 
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), *FEW])
-def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
-    """They sum to one, and the values that they weigh give the layer's output at the query."""
+def test_the_weights_of_a_query_give_its_output(setting, form):
+    """They sum to one, and the weighted values give the layer's output at the query."""
     layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
     weights = layer.query_weights(x, (3, 1))
     stride = layer.key_stride
@@ -194,20 +194,20 @@ def test_the_weights_of_a_query_are_those_of_its_output(setting, form):
     np.testing.assert_allclose(tf.reduce_sum(weights, [2, 3]), np.ones([2, 2]), rtol=1e-5)
     value = (keys @ layer.value_kernel.numpy()).reshape(*keys.shape[:3], 2, 4)
     mixed = np.einsum("bmyx,byxmd->bmd", weights, value).reshape(2, 8)
-    wanted = layer(x)[:, 3, 1]
-    np.testing.assert_allclose(mixed @ layer.output_kernel + layer.output_bias, wanted, rtol=1e-4, atol=1e-5)
+    expected = layer(x)[:, 3, 1]
+    np.testing.assert_allclose(mixed @ layer.output_kernel + layer.output_bias, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_weights_of_a_term_alone():
-    """They are the weights of the layer that has this term alone, with the same weights."""
+    """They equal the attention weights of a layer with only this term and with the same variables."""
     layer, x = make("1111", [1, 5, 4, 8])
     weights = {name_of(weight): weight for weight in layer.weights}
     for setting in ("1000", "0110"):
         twin, _ = make(setting, [1, 5, 4, 8])
         for weight in twin.weights:
             weight.assign(weights[name_of(weight)])
-        found = layer.query_weights(x, (2, 2), terms=setting)
-        np.testing.assert_allclose(found, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
+        actual = layer.query_weights(x, (2, 2), terms=setting)
+        np.testing.assert_allclose(actual, twin.query_weights(x, (2, 2)), rtol=1e-5, atol=1e-7)
     assert layer.setting == "1111"
     with pytest.raises(InputError, match="terms = '1000': expected some of the terms of setting '0110'"):
         make("0110", [1, 5, 4, 8])[0].query_weights(x, (2, 2), terms="1000")
@@ -245,7 +245,7 @@ def test_eager_graph_xla_and_exported_are_equal(setting, form, monkeypatch, tmp_
 @pytest.mark.parametrize("setting", ("0010", "1111"))
 def test_mixed_precision(setting):
     layer, x = make(setting, [1, 5, 4, 32])
-    wanted = layer(x)
+    expected = layer(x)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     half = GeneralizedAttention(setting, 2)
     half.build(x.shape)
@@ -255,4 +255,4 @@ def test_mixed_precision(setting):
     soft = [op for op in graph.get_operations() if op.type in ("Softmax", "Exp")]
     assert soft and all(op.outputs[0].dtype == tf.float32 for op in soft)
     y = half(x)
-    assert y.dtype == tf.bfloat16 and relative_error(tf.cast(y, tf.float32), wanted) < 0.1
+    assert y.dtype == tf.bfloat16 and relative_error(tf.cast(y, tf.float32), expected) < 0.1

@@ -19,7 +19,7 @@ from tests.conftest import relative_error
 
 
 def oracle(logits, labels, d):
-    """float64 loss of each pixel, and the gradient of the logits where d is that of the losses."""
+    """float64 loss of each pixel, and the gradient of the logits, where d is the gradient of the losses."""
     rows, columns = (triangle_weights(*sizes, antialias=False) for sizes in zip(logits.shape[1:3], labels.shape[1:]))
     z = np.einsum("yh,xw,nhwc->nyxc", rows, columns, logits)
     p = np.exp(z - z.max(-1, keepdims=True))
@@ -40,9 +40,9 @@ def test_equals_the_oracle(size, classes, resized):
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = cross_entropy_tpu.resized_cross_entropy(x, tf.constant(labels, tf.int32), tf.float32, interpret=True)
-    found = y, tape.gradient(y, x, tf.constant(d, tf.float32))
-    for ours, wanted in zip(found, oracle(logits, labels, d)):
-        assert relative_error(ours, wanted) < 1e-5
+    actual = y, tape.gradient(y, x, tf.constant(d, tf.float32))
+    for ours, expected in zip(actual, oracle(logits, labels, d)):
+        assert relative_error(ours, expected) < 1e-5
 
 
 def test_large_logits_do_not_overflow():
@@ -62,13 +62,13 @@ def test_the_loss_of_a_step_is_the_same(monkeypatch):
     def run():
         with tf.GradientTape() as tape:
             tape.watch(outputs)
-            found = losses.panoptic_losses(outputs, targets, spec, losses.LossConfig(2), backend="kernel")
-        return [*found.values(), *tape.gradient(found["total"], outputs).values()]
+            values = losses.panoptic_losses(outputs, targets, spec, losses.LossConfig(2), backend="kernel")
+        return [*values.values(), *tape.gradient(values["total"], outputs).values()]
 
-    wanted, kernels = run(), cross_entropy_tpu.resized_cross_entropy
+    expected, kernels = run(), cross_entropy_tpu.resized_cross_entropy
     monkeypatch.setattr(device, "on_tpu", lambda: True)
     calls, exact = [], functools.partial(kernels, dtype=tf.float32, interpret=True)
     monkeypatch.setattr(cross_entropy_tpu, "resized_cross_entropy", lambda *args: (calls.append(args), exact(*args))[1])
-    for ours, theirs in zip(run(), wanted, strict=True):
+    for ours, theirs in zip(run(), expected, strict=True):
         assert relative_error(ours, theirs) < 1e-5
-    assert len(calls) == 2  # of both semantic maps
+    assert len(calls) == 2  # one per semantic map

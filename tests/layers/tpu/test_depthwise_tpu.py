@@ -18,17 +18,17 @@ from tests.conftest import relative_error
 
 
 def oracle(x, kernel, d):
-    """float64 output, and gradients of x and of the kernel where d is that of the output."""
+    """float64 output, and the gradients of x and of the kernel, where d is the gradient of the output."""
     side, reach = len(kernel), len(kernel) // 2
     beyond = [(0, 0), (reach, reach), (reach, reach), (0, 0)]
     padded, d_kernel = np.pad(x, beyond), np.zeros_like(kernel)
     y, d_padded = np.zeros_like(x), np.zeros_like(padded)
     for i in range(side):
         for j in range(side):
-            part = np.s_[:, i : i + x.shape[1], j : j + x.shape[2]]
-            y += padded[part] * kernel[i, j, :, 0]
-            d_padded[part] += d * kernel[i, j, :, 0]
-            d_kernel[i, j, :, 0] = (padded[part] * d).sum((0, 1, 2))
+            window = np.s_[:, i : i + x.shape[1], j : j + x.shape[2]]
+            y += padded[window] * kernel[i, j, :, 0]
+            d_padded[window] += d * kernel[i, j, :, 0]
+            d_kernel[i, j, :, 0] = (padded[window] * d).sum((0, 1, 2))
     return y, d_padded[:, reach : reach + x.shape[1], reach : reach + x.shape[2]], d_kernel
 
 
@@ -44,26 +44,26 @@ def test_equals_the_oracle(images, height, width, channels, side):
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         y = depthwise_tpu.convolve(*inputs, interpret=True)
-    found = [y, *tape.gradient(y, inputs, tf.constant(d, tf.float32))]
-    for ours, wanted in zip(found, oracle(x, kernel, d), strict=True):
-        assert relative_error(ours, wanted) < 1e-5
+    actual = [y, *tape.gradient(y, inputs, tf.constant(d, tf.float32))]
+    for ours, expected in zip(actual, oracle(x, kernel, d), strict=True):
+        assert relative_error(ours, expected) < 1e-5
 
 
 def test_bfloat16_is_summed_in_float32():
     x = tf.cast(tf.random.stateless_normal([1, 9, 9, 4], [0, 0]), tf.bfloat16)
     kernel = tf.cast(tf.random.stateless_normal([5, 5, 4, 1], [0, 1]), tf.bfloat16)
     y = depthwise_tpu.convolve(x, kernel, interpret=True)
-    wanted = tf.nn.depthwise_conv2d(tf.cast(x, tf.float32), tf.cast(kernel, tf.float32), [1] * 4, "SAME")
-    np.testing.assert_array_equal(y, tf.cast(wanted, tf.bfloat16))
+    expected = tf.nn.depthwise_conv2d(tf.cast(x, tf.float32), tf.cast(kernel, tf.float32), [1] * 4, "SAME")
+    np.testing.assert_array_equal(y, tf.cast(expected, tf.bfloat16))
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Pretends that there is a TPU and interprets its kernels. Returns the list of the shapes they were called with."""
-    found, convolve = [], functools.partial(depthwise_tpu.convolve, interpret=True)
+    """Pretends that there is a TPU and interprets its kernels. Returns the list of the shapes of their calls."""
+    shapes, convolve = [], functools.partial(depthwise_tpu.convolve, interpret=True)
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    monkeypatch.setattr(depthwise_tpu, "convolve", lambda *args: (found.append(args[0].shape), convolve(*args))[1])
-    return found
+    monkeypatch.setattr(depthwise_tpu, "convolve", lambda *args: (shapes.append(args[0].shape), convolve(*args))[1])
+    return shapes
 
 
 def test_the_layer_uses_them(calls, monkeypatch):

@@ -1,14 +1,14 @@
-"""A whole attention layer on a TPU, as Pallas kernels: no map of logits is ever in the TPU's main memory.
+"""A whole attention layer as Pallas kernels for TPUs: the TPU's main memory never holds a map of logits.
 
 The forward pass of training has three kernels: the projection with the sums of its batch norm (`project.py`), the sums
-of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has one
-for its gradient, and there is one more for the sums of the gradient that the last batch norms need. Between kernels,
-replicas add up such sums: some numbers for each channel or head. Inference has the statistics already, and runs the
-projection and the outputs.
+of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has a
+backward kernel. A seventh kernel computes the sums of the gradient that the output norms need. Between two kernels the
+replicas add up these sums, which are a few numbers per channel or head. Inference has stored statistics, so it needs
+only the projection and the outputs.
 
-jax (of the extra `kernel`) lowers the kernels while a step is traced, and TensorFlow calls them as an `XlaCallModule`.
-The TPU's own compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A
-layer uses them where `backend='kernel'`, which is what the recipes say. `../NOTES.md` has the cycles.
+jax (of the extra `kernel`) lowers the kernels while a step is traced. TensorFlow calls them as an `XlaCallModule`. The
+TPU compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A layer uses
+them if `backend='kernel'`, as in the recipes. `../NOTES.md` has the cycles.
 """
 
 import dataclasses
@@ -18,41 +18,41 @@ import tensorflow as tf
 
 from axial.layers.attention.tpu import logit_sums, outputs, project
 from axial.layers.attention.tpu.shear import LANES, OFFSETS
-from axial.layers.attention.tpu.tiling import FAST_MEMORY, OF_CHANNEL, REACH, Tiling
+from axial.layers.attention.tpu.tiling import CHANNEL_FACTOR, FAST_MEMORY, REACH, Tiling
 from axial.layers.attention.windows import Windows, table_rows
 from axial.layers.batch_norm import BatchScales
 from axial.layers.tpu.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 
 
 def can_serve(x, kernel, spec, windows):
-    """Whether the kernels can compute a layer.
+    """Whether the kernels support a layer.
 
-    They need static shapes, all terms, one axis with a short reach, enough memory, and at most float32.
+    They need static shapes, all terms, axial attention with a short reach, enough memory, and float32 or lower.
 
     Args:
         x: [N, h, w, C].
-        kernel: [C, .], the projection.
+        kernel: [C, 2 H*D + H*E], the projection.
         spec: `AttentionSpec`.
-        windows: windows of the image.
+        windows: `Windows` or `SquareWindows` of the image.
     """
     all_terms = len(spec.options.terms) == len(spec.uses) == 3
     if not (x.shape.is_fully_defined() and all_terms and isinstance(windows, Windows)) or x.dtype == tf.float64:
         return False
     memory = FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4
     fits = (x.dtype.size + 4) * kernel.shape.num_elements() < 0.7 * memory  # the projection and its gradient
-    fits = fits and OF_CHANNEL * x.dtype.size * kernel.shape[1] < memory
+    fits = fits and CHANNEL_FACTOR * x.dtype.size * kernel.shape[1] < memory
     return fits and windows.reach <= REACH
 
 
 class Norms(typing.NamedTuple):
-    """The batch norms of a layer, as functions of sums that the kernels make.
+    """The batch norms of a layer, as functions of sums that the kernels compute.
 
     Attributes:
-        qkv_affine: function from the sums [2, .] of q, k, v and of their squares to the factors and summands [2, .] of
-            their batch norm.
+        qkv_affine: function from the sums of q, k, v and of their squares [2, .] to the scale and the shift of their
+            batch norm [2, .].
         logit_scales: [terms, H], or `BatchScales`.
-        output_affines: function from the sums [2, 2, value_channels] of the outputs by content and by position, and of
-            their squares, to the factors and summands [2, 2, value_channels] of their batch norms.
+        output_affines: function from the sums of the content and the position output and of their squares [2, 2,
+            value_channels] to the scales and shifts of their batch norms [2, 2, value_channels].
     """
 
     qkv_affine: typing.Callable
@@ -61,19 +61,19 @@ class Norms(typing.NamedTuple):
 
 
 def project_and_attend(x, kernel, spec, tables, *, windows, norms, interpret=False):
-    """An attention layer, where `can_serve`.
+    """An attention layer for which `can_serve` is true.
 
     Args:
         x: [N, h, w, C].
-        kernel: [C, 2 H*D + value_channels], the projection to q, k and v.
+        kernel: [C, 2 H*D + H*E], the projection to q, k and v.
         spec: `AttentionSpec`.
-        tables: dict of 'query', 'key' [R, D] and 'value' [R, E].
+        tables: dict of 'query' [R, D], 'key' [R, D] and 'value' [R, E].
         windows: `Windows` of the image.
         norms: `Norms`.
-        interpret: whether jax computes it on a CPU, slowly.
+        interpret: whether jax interprets the kernels on a CPU, slowly.
 
     Returns:
-        the sum of the normalised outputs by content and by position, [N, h, w, value_channels].
+        [N, h, w, value_channels]: the sum of the normalised content and position outputs.
     """
     heads = spec.options.heads
     tiling = Tiling(
@@ -110,29 +110,29 @@ class _Kernels:
     interpret: bool
 
     def align(self, x):
-        """[., channels of q, k and v] -> the same with q, k and v padded to whole registers each."""
-        parts = tf.split(x, self.tiling.sizes, 1)
-        return tf.concat([tf.pad(part, [[0, 0], [0, -part.shape[1] % LANES]]) for part in parts], 1)
+        """Pads q, k and v along the last axis to whole registers each."""
+        blocks = tf.split(x, self.tiling.sizes, 1)
+        return tf.concat([tf.pad(block, [[0, 0], [0, -block.shape[1] % LANES]]) for block in blocks], 1)
 
     def unalign(self, x):
         """The inverse of `align`."""
         return tf.concat([x[:, lanes][:, :size] for lanes, size in zip(self.tiling.lanes, self.tiling.sizes)], 1)
 
     def affine(self, affine, scales):
-        """affine [2, .] as the kernels take it: q times the scales [H] of the content term, then q, k and v."""
+        """The `affine` of `tiling.py`, from scale and shift of q, k and v [2, .] and the content term's scales [H]."""
         scales = tf.repeat(scales, self.tiling.depth)
         q = affine[:, : self.tiling.sizes[0]] * scales
         return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)
 
     def table(self, name, scales):
-        """Rows of the query's or the key's table in the order of a product, for each head: [lanes of q, J]."""
+        """The rows of the table 'query' or 'key', scaled per head, in the order of `OFFSETS`: [lanes of q, J]."""
         offsets = OFFSETS if name == "query" else -OFFSETS
         rows = scales[:, None, None] * tf.transpose(table_rows(self.tables[name], offsets))  # [H, D, J]
         rows = tf.reshape(rows, [-1, LANES])
         return tf.pad(rows, [[0, -rows.shape[0] % LANES], [0, 0]])
 
     def project(self, x, kernel):
-        """qkv, and the sums of it and of its squares."""
+        """qkv [P, .], and the sums of qkv and of its squares [2, .]."""
 
         @tf.custom_gradient
         def run(x, kernel):
@@ -146,9 +146,9 @@ class _Kernels:
         return run(x, kernel)
 
     def logit_sums(self, x, affine):
-        """The sums [terms, H, 2], and x unchanged.
+        """The sums [terms, H, 2], and x itself.
 
-        x passes through so that one kernel adds the gradient through the sums to the gradient through what follows.
+        It returns x so that one kernel adds the gradient through the sums to the gradient through the outputs.
         """
         heads = self.tiling.heads
 
@@ -165,10 +165,10 @@ class _Kernels:
         return run(x, self.affine(affine, ones), self.table("query", ones), self.table("key", ones))
 
     def outputs(self, x, affine, scales, output_affines):
-        """The sum of the normalised outputs by content and by position, [P, H*E].
+        """The sum of the normalised content and position outputs, [P, H*E].
 
-        Main memory holds its gradient, but not those of the two outputs: the kernel makes them from it. So nothing but
-        kernels reads the gradient, and XLA moves it in its own dtype.
+        The backward kernel makes the gradients of both outputs from the gradient of their sum, so main memory holds
+        only this one. Only kernels read it, so XLA keeps its dtype.
         """
 
         @tf.custom_gradient
@@ -189,7 +189,7 @@ class _Kernels:
 
             def gradient(d):
                 total, on_content, on_position = tf.unstack(self._call(outputs.gradient_sums, d, content, position))
-                return d, None, tf.stack([[on_content, total], [on_position, total]])  # `attend` takes d itself
+                return d, None, tf.stack([[on_content, total], [on_position, total]])  # `attend` needs d itself
 
             return tf.cast(total, content.dtype), gradient
 

@@ -1,4 +1,4 @@
-"""Sums of the logits and of their squares, which their batch norms need."""
+"""Sums of the logits and of their squares, which the batch norms of the logit terms need."""
 
 import functools
 
@@ -20,42 +20,44 @@ from axial.layers.attention.tpu.tiling import (
 
 
 class Terms(Group):
-    """The logits of a group of heads in a window. The relative terms are [pixels, J], with the keys at their own place.
+    """The logit terms of a group of heads in a window. A relative term is [pixels, J]: queries or keys by offsets.
 
     Args: see `Group`.
 
     Attributes:
-        own: the keys of the window itself, [128, C].
+        center: the keys of the window without its halo, [128, C].
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
         super().__init__(tiling, pixels, tables, window=window, lanes=lanes)
-        self.own = self.k[tiling.halo : tiling.halo + LANES]
+        self.center = self.k[tiling.halo : tiling.halo + LANES]
 
-    def products(self, own):
-        """float32 content [S, L], query and key term [128, J] of the head in the lanes `own` of the group."""
-        q, k = (only(x, own) for x in (self.q, self.k))
+    def products(self, lanes):
+        """float32 content term [S, L], query and key term [128, J] of the head in some `lanes` of the group."""
+        q, k = (only(x, lanes) for x in (self.q, self.k))
         halo = self.tiling.halo
         content = self.tiling.shear.fold(dot(k, self.content))
         return [content, dot(q, self.tables[0]), dot(k[halo : halo + LANES], self.tables[1])]
 
 
-def _seen(tiling, first):
-    """float32 [128, 128] for each term: 1 where a pair counts."""
+def _counted(tiling, first):
+    """list of a float32 mask [128, 128] for each term: 1 where a pair is visible."""
     counted = tiling.counted(first)
     return [tiling.visible(first).astype(jnp.float32), counted, counted]
 
 
-def _sums(tiling, place, *refs):
-    """Refs: x three times, affine, the tables of the query and the key term. Then sums [2*terms*H, 128], whose lanes
-    are to be added up, and scratch memory.
+def _sums(tiling, program, *refs):
+    """Sums of all terms and of their squares.
+
+    Refs: x three times, affine, the tables of the query and the key term. Then the sums [2*terms*H, 128], which the
+    caller adds up over the lanes, and scratch memory.
     """
-    before, own, after, affine, query, key, sums, *scratch = refs
-    pl.when(place.begins)(lambda: clear(sums))
+    before, center, after, affine, query, key, sums, *scratch = refs
+    pl.when(program.begins)(lambda: clear(sums))
     pixels = Normalized(*scratch)
 
-    def of_window(window):
-        seen = _seen(tiling, place.first + window * LANES)
+    def window_steps(window):
+        counted = _counted(tiling, program.first + window * LANES)
 
         @functools.cache
         def terms_of(start, stop):
@@ -65,74 +67,74 @@ def _sums(tiling, place, *refs):
             lanes, rows = tiling.group(head, tiling.depth)
             products = terms_of(lanes.start, lanes.stop).products(rows)
             yield
-            for i, (s, counts) in enumerate(zip(products, seen, strict=True)):
+            for i, (s, counts) in enumerate(zip(products, counted, strict=True)):
                 add_to_row(sums, i * tiling.heads + head, s * counts)
                 add_to_row(sums, (3 + i) * tiling.heads + head, s * s * counts)
 
         return run
 
-    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
+    run_windows(tiling, program, pixels, window_steps, around=(before, center, after), affine=affine)
 
 
-def _sums_backward(tiling, place, *refs):
+def _sums_backward(tiling, program, *refs):
     """Adds the gradient through the sums to another gradient of x.
 
-    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine through
-    the sums alone, the gradients of the tables, and scratch memory.
+    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine (through
+    the sums only), the gradients of the tables, and scratch memory.
     """
-    d_sums, before, own, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
+    d_sums, before, center, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
     *scratch, total, query_total, key_total = scratch
     pixels, tables = Normalized(*scratch), (query, key)
-    gradient = Gradient(tiling, place, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
-    pl.when(place.begins)(lambda: clear(query_total, key_total))
+    gradient = Gradient(tiling, program, x=before, affine=affine, d_x=d_x, d_affine=d_affine, total=total, more=more)
+    pl.when(program.begins)(lambda: clear(query_total, key_total))
 
-    def of_window(window):
-        seen = _seen(tiling, place.first + window * LANES)
+    def window_steps(window):
+        counted = _counted(tiling, program.first + window * LANES)
 
         @functools.cache
         def terms_of(start, stop):
-            """For a group: `Terms`, q, k and own keys [C, .], and lists for d of content, q, k and own keys."""
+            """`Terms` of a group, [q, k, center] [C, .] each, and lists for the gradients of content, q, k, center."""
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
-            return terms, [turn_over(x) for x in (terms.q, terms.k, terms.own)], ([], [], [], [])
+            return terms, [turn_over(x) for x in (terms.q, terms.k, terms.center)], ([], [], [], [])
 
         def run(head):
             lanes, rows = tiling.group(head, tiling.depth)
-            of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
-            terms, (q, k, own_keys), (d_contents, d_qs, d_ks, d_owns) = terms_of(lanes.start, lanes.stop)
+            head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
+            terms, (q, k, center_keys), (d_contents, d_qs, d_ks, d_centers) = terms_of(lanes.start, lanes.stop)
             products = terms.products(rows)
             yield
             d = [
                 (d_sums[i, head] + 2.0 * d_sums[3 + i, head] * s) * counts
-                for i, (s, counts) in enumerate(zip(products, seen, strict=True))
+                for i, (s, counts) in enumerate(zip(products, counted, strict=True))
             ]
             d_content, d_of_query, d_of_key = tiling.cast(tiling.shear.unfold(d[0])), *map(tiling.cast, d[1:])
             yield
             d_contents.append(dot(tiling.cast(k[rows, : tiling.shear.keys]), d_content))
             d_ks.append(dot_turned(terms.content[rows], d_content))
             d_qs.append(dot_turned(terms.tables[0][rows], d_of_query))
-            d_owns.append(dot_turned(terms.tables[1][rows], d_of_key))
-            query_total[of_head] += dot(tiling.cast(q[rows]), d_of_query)
-            key_total[of_head] += dot(tiling.cast(own_keys[rows]), d_of_key)
+            d_centers.append(dot_turned(terms.tables[1][rows], d_of_key))
+            query_total[head_rows] += dot(tiling.cast(q[rows]), d_of_query)
+            key_total[head_rows] += dot(tiling.cast(center_keys[rows]), d_of_key)
             if tiling.ends_group(head, tiling.depth):
-                d_contents, d_qs, d_ks, d_owns = (
-                    jnp.transpose(whole_registers(parts)) for parts in (d_contents, d_qs, d_ks, d_owns)
+                d_contents, d_qs, d_ks, d_centers = (
+                    jnp.transpose(whole_registers(heads)) for heads in (d_contents, d_qs, d_ks, d_centers)
                 )
-                for part, d_part in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_owns)):
-                    gradient.add(window, part, lanes, d_part)
+                for operand, d_operand in ((0, d_contents), (1, d_qs), (2, d_ks), (2, d_centers)):
+                    gradient.add(window, operand, lanes, d_operand)
 
         return run
 
-    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
+    run_windows(tiling, program, pixels, window_steps, around=(before, center, after), affine=affine)
 
     gradient.finish()
 
-    @pl.when(place.ends)
+    @pl.when(program.ends)
     def _():
         d_query[...], d_key[...] = query_total[...], key_total[...]
 
 
 def logit_sums(tiling, interpret, x, affine, tables):
-    """Sums of the logits and of their squares, [2*terms*H, 128], whose lanes are to be added up.
+    """Sums of the logits and of their squares, [2*terms*H, 128], to be added up over the lanes.
 
     Args: see `outputs.outputs`.
     """
@@ -149,7 +151,7 @@ def logit_sums(tiling, interpret, x, affine, tables):
 def logit_sums_gradient(tiling, interpret, d_sums, x, more, affine, tables):
     """d_x, d_affine, and the gradients of the tables of the query and the key term.
 
-    Args: see `logit_sums`; d_sums [2*terms, H]; more: another gradient of x, which is added to d_x.
+    Args: see `logit_sums`. d_sums is [2*terms, H], and `more` is another gradient of x, which d_x includes.
     """
     q, k, _ = tiling.lanes
     shapes = [table.shape for table in tables[:2]]

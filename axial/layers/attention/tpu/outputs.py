@@ -1,7 +1,7 @@
-"""Softmax and outputs: one kernel for the outputs, and one for the gradients, which recomputes the maps.
+"""Softmax and outputs: a kernel for the outputs, and a kernel for the gradients, which recomputes the maps.
 
-A map is [slots, queries], because the sums of a softmax then add registers, while a sum along lanes would be slow. The
-heads run in step, each gang a few operations behind the one before it (`run_in_step`).
+A map is [slots, queries], because the sums of its softmax then add registers. Sums along lanes would be slow. The heads
+are interleaved (`run_in_step`).
 """
 
 import collections
@@ -33,7 +33,7 @@ class Logits(Group):
     """The logits of a group of heads in a window."""
 
     def weigh(self, lanes, mask):
-        """w, float32 [S, L], of the head in some `lanes` of the group, in steps."""
+        """Generator that returns w, float32 [S, L], of the head in some `lanes` of the group."""
         q, k = (only(x, lanes) for x in (self.q, self.k))
         shear = self.tiling.shear
         content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
@@ -46,16 +46,18 @@ class Logits(Group):
         return w * (1.0 / jnp.sum(w, 0, keepdims=True))
 
 
-def _forward(tiling, place, *refs):
-    """Refs: x three times, affine, the tables of the query term, the key term and the values, flip. Then the outputs
-    content and position, sums [4, H*E] of the content, its squares, the positions, their squares, and scratch memory.
-    """
-    before, own, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
-    pixels, flip = Normalized(*refs[11:]), flip[...]
-    pl.when(place.begins)(lambda: clear(sums))
+def _forward(tiling, program, *refs):
+    """The outputs, and the sums of their batch norms.
 
-    def of_window(window):
-        first = place.first + window * LANES
+    Refs: x three times, affine, the tables of the query term, the key term and the values, flip. Then the content
+    and the position output, the sums [4, H*E] of content, content^2, position and position^2, and scratch memory.
+    """
+    before, center, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
+    pixels, flip = Normalized(*refs[11:]), flip[...]
+    pl.when(program.begins)(lambda: clear(sums))
+
+    def window_steps(window):
+        first = program.first + window * LANES
         mask, inside = jnp.where(tiling.visible(first), 0.0, MASKED), tiling.inside(first, LANES)
 
         @functools.cache
@@ -64,7 +66,7 @@ def _forward(tiling, place, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M], and two lists for the outputs [E, L] of the group's heads. Positions are in reverse."""
+            """v [C, M] of a group, and two lists for its heads' outputs [E, L]. Position outputs are in reverse."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
@@ -92,57 +94,60 @@ def _forward(tiling, place, *refs):
 
         return run
 
-    run_windows(tiling, place, pixels, of_window, around=(before, own, after), affine=affine)
+    run_windows(tiling, program, pixels, window_steps, around=(before, center, after), affine=affine)
 
 
 _Refs = collections.namedtuple(
     "_Refs",
-    "before own after d_total content position affine factors query key value flip d_x d_affine d_query d_key d_value "
-    "normal_content normal_q normal_k normal_v total query_total key_total value_total",
+    "before center after d_total content position affine factors query key value flip d_x d_affine d_query d_key "
+    "d_value normal_content normal_q normal_k normal_v total query_total key_total value_total",
 )
 
 
-def _backward(tiling, place, *refs):
-    """Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
-    tables of the query term, the key term and, [C, J], of the values, flip. Then d_x, d_affine, the gradients of the
-    three tables, of which that of the values is [E, J], and scratch memory.
+def _backward(tiling, program, *refs):
+    """The gradients of x, of its batch norm and of the tables.
+
+    Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
+    tables of the query term, the key term and the values [C, J], flip. Then d_x, d_affine, the gradients of the three
+    tables (values [E, J]), and scratch memory.
     """
     refs = _Refs(*refs)
     totals = refs.query_total, refs.key_total, refs.value_total
     pixels = Normalized(refs.normal_content, refs.normal_q, refs.normal_k, refs.normal_v)
     gradient = Gradient(
-        tiling, place, x=refs.before, affine=refs.affine, d_x=refs.d_x, d_affine=refs.d_affine, total=refs.total
+        tiling, program, x=refs.before, affine=refs.affine, d_x=refs.d_x, d_affine=refs.d_affine, total=refs.total
     )
-    pl.when(place.begins)(lambda: clear(*totals))
+    pl.when(program.begins)(lambda: clear(*totals))
 
-    def of_window(window):
-        return _WindowGradient(tiling, place, refs, pixels, gradient=gradient, window=window).run
+    def window_steps(window):
+        return _WindowGradient(tiling, program, refs, pixels, gradient=gradient, window=window).run
 
-    around = refs.before, refs.own, refs.after
-    run_windows(tiling, place, pixels, of_window, around=around, affine=refs.affine)
+    around = refs.before, refs.center, refs.after
+    run_windows(tiling, program, pixels, window_steps, around=around, affine=refs.affine)
 
     gradient.finish()
 
-    @pl.when(place.ends)
+    @pl.when(program.ends)
     def _():
         for ref, total in zip((refs.d_query, refs.d_key, refs.d_value), totals, strict=True):
             ref[...] = total[...]
 
 
 class _WindowGradient:
-    """The gradients of a window: what the heads of a group share, and the steps of a head."""
+    """The gradients of a window: the operands that the heads of a group share, and the steps of a head."""
 
-    def __init__(self, tiling, place, refs, pixels, gradient, window):
+    def __init__(self, tiling, program, refs, pixels, gradient, window):
         self.tiling, self.refs, self.pixels, self.gradient, self.window = tiling, refs, pixels, gradient, window
-        first = place.first + window * LANES
+        first = program.first + window * LANES
         self.flip, self.inside = refs.flip[...], tiling.inside(first, LANES)
         self.mask = jnp.where(tiling.visible(first), 0.0, MASKED)
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
-        """For a group: `Logits`, k [C, M], q and k [C, .] in reverse.
+        """The operands of a group: `Logits`, k [C, M], q and k in reverse [C, .], and four lists.
 
-        Then lists for its heads' d of content, q, k by content, and k by position. q and the last one are in reverse.
+        The lists collect the heads' gradients of the content queries, q, k of the content term, and k of the key term.
+        The gradients of q and of k of the key term are in reverse.
         """
         tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
@@ -151,7 +156,7 @@ class _WindowGradient:
         return logits, turn_over(logits.k), q_reversed, k_reversed, ([], [], [], [])
 
     def _values_of(self, start, stop):
-        """For a group: v, d_content [C, L], d_position, its [C, L] in reverse, the table, a list for d_v."""
+        """For a group: v, d_content [C, L], d_position, d_position in reverse [C, L], the table, a list for d_v."""
         refs, cast = self.refs, self.tiling.cast
         rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
         d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
@@ -166,11 +171,11 @@ class _WindowGradient:
         return v, d1, cast(d2), dot(cast(turn_over(d2)), self.flip), refs.value[start:stop], []
 
     def run(self, head):
-        """Adds the gradients of a head, in steps."""
+        """Generator that adds the gradients of a head."""
         tiling, refs, shear, cast, flip = self.tiling, self.refs, self.tiling.shear, self.tiling.cast, self.flip
         lanes, rows = tiling.group(head, tiling.depth)
         value_lanes, value_rows = tiling.group(head, tiling.value_depth)
-        of_head = slice(head * tiling.depth, (head + 1) * tiling.depth)
+        head_rows = slice(head * tiling.depth, (head + 1) * tiling.depth)
         logits, k, q_reversed, k_reversed, d_heads = self.logits_of(lanes.start, lanes.stop)
         w = yield from logits.weigh(rows, self.mask)
         v, d1, d2, d2_reversed, table, d_vs = self.values_of(value_lanes.start, value_lanes.stop)
@@ -184,23 +189,23 @@ class _WindowGradient:
         d_vs.append(dot_turned(cast(d1[value_rows]), cast(shear.unfold(w))))
         d_heads[0].append(dot(cast(k[rows, : shear.keys]), by_key))
         d_heads[2].append(dot_turned(logits.content[rows], by_key))
-        w, of_queries, of_keys = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
+        w, d_query_term, d_key_term = dot_turned(flip, cast(w)), dot_turned(flip, cast(d_map)), dot(flip, cast(d_map))
         yield
-        w, of_queries = cast(shear.rotate(w, 1)), cast(shear.rotate(of_queries, 1))
-        of_keys = cast(shear.unfold(shear.rotate(of_keys, 1), reverse=True))
+        w, d_query_term = cast(shear.rotate(w, 1)), cast(shear.rotate(d_query_term, 1))
+        d_key_term = cast(shear.unfold(shear.rotate(d_key_term, 1), reverse=True))
         yield
         refs.value_total[...] += dot(cast(d2_reversed[value_rows]), w)
-        refs.query_total[of_head] += dot(cast(q_reversed[rows]), of_queries)
-        refs.key_total[of_head] += dot(cast(k_reversed[rows, : shear.keys]), of_keys)
-        d_heads[1].append(dot_turned(logits.tables[0][rows], of_queries))
-        d_heads[3].append(dot_turned(logits.tables[1][rows], of_keys))
+        refs.query_total[head_rows] += dot(cast(q_reversed[rows]), d_query_term)
+        refs.key_total[head_rows] += dot(cast(k_reversed[rows, : shear.keys]), d_key_term)
+        d_heads[1].append(dot_turned(logits.tables[0][rows], d_query_term))
+        d_heads[3].append(dot_turned(logits.tables[1][rows], d_key_term))
         if tiling.ends_group(head, tiling.depth):
             self._add(lanes, d_heads)
         if tiling.ends_group(head, tiling.value_depth):
             self.gradient.add(self.window, 3, value_lanes, jnp.transpose(whole_registers(d_vs)))
 
     def _add(self, lanes, d_heads):
-        """Adds the gradients of q and k of a group whose heads have all run."""
+        """Adds the gradients of q and k of a group after all its heads."""
         shear, cast, flip = self.tiling.shear, self.tiling.cast, self.flip
         d_content, d_q, d_k, d_k_reversed = map(whole_registers, d_heads)
         self.gradient.add(self.window, 0, lanes, jnp.transpose(d_content))
@@ -209,12 +214,12 @@ class _WindowGradient:
         self.gradient.add(self.window, 2, lanes, jnp.transpose(d_k) + reversed_)
 
 
-def _gradient_sums(tiling, place, d, content, position, sums):
-    """Refs: [P, H*E] three times. Then the sums [3, H*E]."""
-    pl.when(place.begins)(lambda: clear(sums))
-    inside = tiling.inside(place.first, ROWS)
+def _gradient_sums(tiling, program, d, content, position, sums):
+    """Refs: d, content and position [P, H*E]. Then the sums [3, H*E]."""
+    pl.when(program.begins)(lambda: clear(sums))
+    inside = tiling.inside(program.first, ROWS)
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
         for lanes in chunks(d.shape[1]):
             y = jnp.where(inside, d[:, lanes].astype(jnp.float32), 0.0)
@@ -224,19 +229,19 @@ def _gradient_sums(tiling, place, d, content, position, sums):
 
 
 def gradient_sums(tiling, interpret, d, content, position):
-    """Sums [3, H*E] over all pixels of d, d times content and d times position."""
-    operands = Operands(own=[d, content, position], sums=[float_shape(3, d.shape[1])])
+    """Sums [3, H*E] of d, d * content and d * position over all pixels."""
+    operands = Operands(blocks=[d, content, position], sums=[float_shape(3, d.shape[1])])
     return run_programs(_gradient_sums, tiling, interpret, operands)[0]
 
 
 def outputs(tiling, interpret, x, affine, tables):
-    """Content and position [P, H*E], and the sums of both and of their squares, [4, H*E].
+    """The content and the position output [P, H*E], and the sums of both and of their squares [4, H*E].
 
     Args:
         tiling: `Tiling`.
-        interpret: whether jax computes it on a CPU.
+        interpret: whether jax interprets the kernel on a CPU.
         x, affine: q, k and v, and their batch norm (`tiling.py`).
-        tables: of the query and the key term, [lanes of q, J], with the heads' own scales, and of the values [E, J].
+        tables: the tables of the query and the key term [lanes of q, J], scaled per head, and of the values [E, J].
     """
     size = tiling.heads * tiling.value_depth
     output = jax.ShapeDtypeStruct((tiling.pixels, size), tiling.dtype)
@@ -253,8 +258,8 @@ def outputs(tiling, interpret, x, affine, tables):
 def outputs_gradient(tiling, interpret, x, affine, d, tables):
     """d_x, d_affine, and the gradients of the three tables.
 
-    Args: see `outputs`, and d: the gradient of the sum of the normalised outputs, both outputs, and factors [6, H*E].
-        The gradient of an output is d times the first factor, plus the second, plus the output times the third.
+    Args: see `outputs`. `d` has the gradient of the sum of the normalised outputs, both outputs, and factors [6, H*E],
+        three per output. The gradient of an output is d * first factor + second factor + output * third factor.
     """
     *d, factors = d
     shapes = [table.shape for table in tables]
@@ -263,7 +268,7 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
     value = jnp.tile(value, (copies, 1))[: up(tiling.sizes[2], LANES)]
     operands = Operands(
         around=[(x, x.shape[1])],
-        own=d,
+        blocks=d,
         small=[affine, factors, query, key, value, flip_matrix(tiling)],
         outputs=[x],
         sums=[float_shape(*shape) for shape in (affine.shape, *shapes)],

@@ -1,4 +1,4 @@
-"""How the programs of a kernel run: which pixels each of them has, and what it reads and writes."""
+"""The grid of a kernel: which pixels each program computes, and what it reads and writes."""
 
 import dataclasses
 import functools
@@ -11,27 +11,28 @@ from jax.experimental.pallas import tpu as pltpu
 
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, LANES, ROWS
 
-CORES = 2  # of a v4 or v5p chip, which compile as one device; other chips ignore how programs are shared out
-SHARED = 32  # programs of a kernel, at least, that the cores share out
+CORES = 2  # cores of a v4 or v5p chip, which is one device; on other chips the split has no effect
+SHARED = 32  # least number of programs that are split over cores
 
 
 class Programs:
-    """The programs of a kernel, and which pixels each of them has.
+    """The programs of a kernel, and the pixels of each.
 
-    The programs of a core follow each other. Those that are `delayed` write the results of the program before (see
-    `Gradient`), so a core has one more of them. Where cores share them out, each core also computes the last program of
-    the core before it, which adds to the gradient of its first pixels, and leaves the rest of it to that core.
+    A core runs its programs one after the other. A `delayed` program writes the results of the previous program (see
+    `Gradient`), so a core runs one more of them. If the programs are split over cores, each core also runs the last
+    program of the previous core, because it adds to the gradient of the core's first pixels. The other results of that
+    program are the previous core's.
 
     Args:
         tiling: `Tiling`.
-        delayed: whether each program writes the results of the one before.
+        delayed: whether each program writes the results of the previous program.
 
     Attributes:
         count: number of programs.
         cores: number of cores.
         each: number of programs whose results a core writes.
-        lead: number of programs that come before those.
-        steps: number of programs of a core.
+        lead: number of programs that a core runs before those.
+        steps: number of programs that a core runs.
     """
 
     def __init__(self, tiling, delayed=False):
@@ -42,15 +43,16 @@ class Programs:
         self.steps = self.each + self.lead + delayed
 
     def number(self, core, step):
-        """Number of a program among all."""
+        """Index of a program among all programs."""
         return core * self.each + step - self.lead
 
     def rows(self, shape, *, late=0, written=False):
-        """`pl.BlockSpec` of the pixels of a program, or of the one `late` programs before.
+        """`pl.BlockSpec` of the pixels of a program, or of the program that is `late` programs earlier.
 
         Args:
             shape: (rows, lanes).
-            written: whether the core writes them. It must not touch those of another core.
+            late: how many programs earlier.
+            written: whether the core writes the pixels. It must not write the pixels of another core.
         """
 
         def index(core, step):
@@ -72,11 +74,11 @@ class Programs:
 
         return pl.BlockSpec((size, lanes), index)
 
-    def place(self):
-        """The `Place` of the program that runs. Call it in a kernel, outside of conditions and loops."""
+    def current(self):
+        """The running `Program`. A kernel calls this outside of conditions and loops."""
         core, step = pl.program_id(0), pl.program_id(1)
         number = self.number(core, step)
-        return Place(
+        return Program(
             first=number * ROWS,
             exists=(number >= 0) & (number < self.count),
             opens=step == 0,
@@ -87,15 +89,15 @@ class Programs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """What a program knows of itself, as scalars.
+class Program:
+    """The state of a running program, as scalars.
 
     Attributes:
-        first: its first pixel.
+        first: index of its first pixel.
         exists: whether it has pixels.
-        opens: whether it is the first one of its core.
-        begins, ends: whether it is the first, or the last, whose results count.
-        finishes: of a delayed program: whether the core writes the results of the one before.
+        opens: whether it is the first program of its core.
+        begins, ends: whether it is the first, or the last, program of its core whose results count.
+        finishes: whether its core writes the results of the previous program, if the programs are delayed.
     """
 
     first: object
@@ -108,23 +110,24 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What a kernel reads and writes, in the order of its refs.
+    """The inputs and outputs of a kernel, in the order of its refs.
 
     Attributes:
-        scalars: arrays that are read number by number.
-        around: [(array, lanes)]: the first lanes of an array of pixels. A program reads the pixels before its own, its
-            own, and those after them: three refs, for `Normalized.fill`.
-        own: arrays of pixels, of which a program reads its own.
-        before: [(array, lanes)], of which a program reads those of the program before. The result takes its place.
-        small: matrices that every program has whole.
-        outputs: shapes of further arrays of pixels.
-        sums: shapes of matrices that are summed over the programs.
-        scratch: [(shape, dtype)] of fast memory.
+        scalars: arrays in scalar memory.
+        around: list of (array of pixels, lanes). A program reads the first lanes of its own pixels, of the pixels
+            before them and of the pixels after them, as three refs for `Normalized.fill`.
+        blocks: arrays of pixels. A program reads its own pixels.
+        before: list of (array of pixels, lanes). A program reads the pixels of the previous program. The first outputs
+            overwrite these arrays.
+        small: matrices that every program reads whole.
+        outputs: shapes of further outputs, which are arrays of pixels.
+        sums: shapes of output matrices that are summed over the programs.
+        scratch: list of (shape, dtype) in fast memory.
     """
 
     scalars: list = ()
     around: list = ()
-    own: list = ()
+    blocks: list = ()
     before: list = ()
     small: list = ()
     outputs: list = ()
@@ -133,21 +136,21 @@ class Operands:
 
 
 def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0, exponentials=False):
-    """Runs a kernel in all its programs.
+    """Runs all programs of a kernel.
 
-    The programs are shared out over cores, each of which has its own sums; they are added up here.
+    The programs are split over cores, and each core has its own sums. This function adds them up.
 
     Args:
-        kernel: function of the tiling, the `Place` of the program, and refs in the order of `Operands`.
+        kernel: function of the tiling, the `Program`, and refs in the order of `Operands`.
         tiling: `Tiling`.
-        interpret: whether jax computes it on a CPU.
+        interpret: whether jax interprets the kernel on a CPU.
         operands: `Operands`.
         delayed: see `Programs`.
-        flops: of one program, for the compiler.
-        exponentials: whether it has one for each pair.
+        flops: FLOPs of one program, for the compiler.
+        exponentials: whether a program computes an exponential for each pair.
 
     Returns:
-        list of the outputs, the results in the place of `before` first, and of the sums.
+        list of the outputs, those that overwrite `before` first, and then the sums.
     """
     programs = Programs(tiling, delayed)
     scalars, arrays, specs = list(operands.scalars), [], []
@@ -155,22 +158,22 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         before = programs.rows((ROWS, lanes), late=1) if delayed else programs.halo(lanes, after=False)
         arrays += [x] * 3
         specs += [before, programs.rows((ROWS, lanes)), programs.halo(lanes, after=True)]
-    arrays += operands.own
-    specs += [programs.rows((ROWS, x.shape[1])) for x in operands.own]
+    arrays += operands.blocks
+    specs += [programs.rows((ROWS, x.shape[1])) for x in operands.blocks]
     aliases = {len(scalars) + len(arrays) + i: i for i in range(len(operands.before))}
     arrays += [x for x, _ in operands.before]
     specs += [programs.rows((ROWS, lanes), late=1) for _, lanes in operands.before]
-    # What the programs do not move has one buffer, not two.
+    # A matrix that all programs share needs one buffer, not two.
     fixed = functools.partial(pl.BlockSpec, pipeline_mode=pl.Buffered(1))
     arrays += operands.small
     specs += [fixed(x.shape, lambda core, step: (0, 0)) for x in operands.small]
     written = [*operands.before, *((x, x.shape[1]) for x in operands.outputs)]
-    times = 2 + tiling.halo / ROWS if delayed else 1 + 2 * tiling.halo / ROWS  # that `around` is read
-    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.own, *operands.small, *operands.sums))
+    times = 2 + tiling.halo / ROWS if delayed else 1 + 2 * tiling.halo / ROWS  # how often `around` is read
+    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*operands.blocks, *operands.small, *operands.sums))
     for count, pixels in ((times, operands.around), (1, operands.before), (1, written)):
         moved += sum(int(count * tiling.pixels * lanes) * x.dtype.itemsize for x, lanes in pixels)
     results = pl.pallas_call(
-        lambda *refs: kernel(tiling, programs.place(), *refs),
+        lambda *refs: kernel(tiling, programs.current(), *refs),
         name=kernel.__name__.strip("_"),
         grid=(programs.cores, programs.steps),
         in_specs=[*(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in scalars), *specs],

@@ -1,4 +1,4 @@
-"""The projection to q, k and v, and the sums that their batch norm needs."""
+"""The projection to q, k and v, and the sums that its batch norm needs."""
 
 import jax
 import jax.numpy as jnp
@@ -9,39 +9,39 @@ from axial.layers.attention.tpu.shear import dot, dot_turned
 from axial.layers.attention.tpu.tiling import ROWS, chunks, clear
 
 
-def _read(tiling, place, ref):
-    """float32 of a ref of pixels. Whatever memory holds beyond the last pixel becomes 0."""
-    return jnp.where(tiling.inside(place.first, ROWS), ref[...].astype(jnp.float32), 0.0)
+def _read(tiling, program, ref):
+    """The float32 pixels of a ref, with zeros beyond the last pixel."""
+    return jnp.where(tiling.inside(program.first, ROWS), ref[...].astype(jnp.float32), 0.0)
 
 
-def _project(tiling, place, *refs):
+def _project(tiling, program, *refs):
     """Refs: x, kernel. Then qkv, and the sums [2, .] of qkv and of its squares."""
     x, kernel, qkv, sums = refs
-    pl.when(place.begins)(lambda: clear(sums))
+    pl.when(program.begins)(lambda: clear(sums))
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
-        part = tiling.cast(_read(tiling, place, x))
+        block = tiling.cast(_read(tiling, program, x))
         for lanes in chunks(tiling.channels):
-            y = dot(part, kernel[:, lanes])
+            y = dot(block, kernel[:, lanes])
             qkv[:, lanes] = tiling.cast(y)
             for row, z in ((0, y), (1, y * y)):
                 sums[row : row + 1, lanes] += jnp.sum(z, 0, keepdims=True)
 
 
-def _project_backward(tiling, place, *refs):
-    """Refs: x, qkv, d_qkv, kernel, d_sums. Then d_x, and d_kernel, which is summed."""
+def _project_backward(tiling, program, *refs):
+    """Refs: x, qkv, d_qkv, kernel, d_sums. Then d_x, and d_kernel, which sums over the programs."""
     x, qkv, d_qkv, kernel, d_sums, d_x, d_kernel = refs
-    pl.when(place.begins)(lambda: clear(d_kernel))
+    pl.when(program.begins)(lambda: clear(d_kernel))
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
         y = d_sums[0:1] + 2.0 * d_sums[1:2] * qkv[...].astype(jnp.float32)
-        inside = tiling.inside(place.first, ROWS)
+        inside = tiling.inside(program.first, ROWS)
         d = tiling.cast(jnp.where(inside, d_qkv[...].astype(jnp.float32) + y, 0.0))
         for channels in chunks(x.shape[1]):
             d_x[:, channels] = dot_turned(d, kernel[channels, :]).astype(d_x.dtype)
-        turned = tiling.cast(jnp.transpose(_read(tiling, place, x)))
+        turned = tiling.cast(jnp.transpose(_read(tiling, program, x)))
         for lanes in chunks(tiling.channels):
             d_kernel[:, lanes] += dot(turned, d[:, lanes])
 
@@ -49,7 +49,7 @@ def _project_backward(tiling, place, *refs):
 def project(tiling, interpret, x, kernel):
     """qkv [P, .], and the sums [2, .] of qkv and of its squares, from x [P, C] and kernel [C, .]."""
     operands = Operands(
-        own=[x],
+        blocks=[x],
         small=[kernel],
         outputs=[jax.ShapeDtypeStruct((tiling.pixels, tiling.channels), tiling.dtype)],
         sums=[float_shape(2, tiling.channels)],
@@ -58,11 +58,11 @@ def project(tiling, interpret, x, kernel):
 
 
 def project_gradient(tiling, interpret, x, qkv, d_qkv, kernel, d_sums):
-    """d_x and d_kernel. Arguments: see `project`; d_qkv and d_sums are the gradients of its results."""
-    operands = Operands(own=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)])
+    """d_x and d_kernel. For the arguments see `project`. d_qkv and d_sums are the gradients of its results."""
+    operands = Operands(blocks=[x, qkv, d_qkv], small=[kernel, d_sums], outputs=[x], sums=[float_shape(*kernel.shape)])
     return run_programs(_project_backward, tiling, interpret, operands, flops=2 * _flops(tiling, kernel))
 
 
 def _flops(tiling, kernel):
-    """FLOPs of one program's product with the kernel."""
+    """FLOPs of the product of one program's pixels with the kernel."""
     return 2 * ROWS * kernel.shape[0] * kernel.shape[1]

@@ -1,15 +1,14 @@
-"""Maps of a window, and the moves that make them.
+"""The layout of a window's maps, and the operations that convert to it.
 
 A window has 128 queries. Their keys are the pixels of the window and `halo` pixels on either side of it. A query sees
-fewer than 128 keys, which follow each other. So a map is [128 slots, 128 queries]: the slot of a key is its number
-modulo 128, and no two keys of a query have the same slot. Most slots hold a key of the window. The first ones also hold
-a key after the window, for the last queries. The last ones also hold a key before it, for the first queries
-(`Shear.fold`, `Shear.unfold`).
+fewer than 128 consecutive keys. So a map is [128 slots, 128 queries]. The slot of a key is its index modulo 128, so no
+two keys of a query have the same slot. Most slots hold a key of the window. For the last queries, the first slots hold
+keys after the window. For the first queries, the last slots hold keys before it (`Shear.fold`, `Shear.unfold`).
 
-A relative term s = q_l . r_{m-l} starts as a product of all q with the whole table, [queries, offsets]. The lane of an
-offset is its number modulo 128. A TPU rotates row l to the right by l lanes in one operation (`Shear.rotate`), which
-turns lanes of offsets into lanes of slots. For the way back row l must rotate to the left, which the chip cannot do. So
-there the rows are in reverse order. Each of them then rotates to the right by one lane more than the row before it.
+A relative term s = q_l . r_{m-l} starts as a product of all queries with the whole table, [queries, offsets]. The lane
+of an offset is the offset modulo 128. A TPU rotates row l to the right by l lanes in one operation (`Shear.rotate`),
+which turns lanes of offsets into lanes of slots. The inverse would rotate row l to the left, which the chip cannot do.
+So the inverse takes the rows in reverse order. Each row then rotates to the right by one lane more than the row before.
 
 Letters of the shapes: S slots, L queries, M keys of a window and its halo, J lanes of offsets. S, L and J are 128.
 """
@@ -21,14 +20,14 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128  # of a register
-ROWS = 8  # of a register of float32
-SUBLANES = 16  # of a tile of bfloat16
-OFFSETS = (np.arange(LANES) + LANES // 2) % LANES - LANES // 2  # of the lanes of a product with a table
+LANES = 128  # lanes of a register
+ROWS = 8  # rows of a float32 register
+SUBLANES = 16  # rows of a bfloat16 tile
+OFFSETS = (np.arange(LANES) + LANES // 2) % LANES - LANES // 2  # the offset of each lane of a product with a table
 
 
 def up(n, unit):
-    """n, rounded up to whole units."""
+    """n rounded up to a multiple of `unit`."""
     return -(-n // unit) * unit
 
 
@@ -38,7 +37,7 @@ def iota(shape, axis):
 
 
 def join(parts):
-    """Arrays on top of each other."""
+    """Arrays, concatenated along the rows."""
     return jnp.concatenate(parts, 0) if len(parts) > 1 else parts[0]
 
 
@@ -53,24 +52,24 @@ def dot_turned(a, b):
 
 
 def pad_rows(x, rows):
-    """x with zero rows below."""
+    """x with zero rows at the end."""
     if x.shape[0] == rows:
         return x
     return jnp.concatenate([x, jnp.zeros((rows - x.shape[0], x.shape[1]), x.dtype)], 0)
 
 
 def turn_over(x):
-    """float32 x^T, of x [R, C]. R is padded to whole registers."""
+    """float32 x^T of x [R, C]. Zeros pad R to whole registers."""
     return jnp.transpose(pad_rows(x.astype(jnp.float32), up(x.shape[0], LANES)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shear:
-    """Moves between the layouts of a window.
+    """Conversions between the layouts of a window.
 
     Attributes:
-        halo: keys before a window, and as many after it: 16, 32 or 64.
-        strided: whether the TPU rotates each row by another distance in one operation, as a v5e does and a v4 does not.
+        halo: number of keys before a window, and after it: 16, 32 or 64.
+        strided: whether the TPU rotates each row by a different distance in one operation. A v5e does, a v4 does not.
     """
 
     halo: int
@@ -78,14 +77,14 @@ class Shear:
 
     @property
     def keys(self):
-        """Number of keys: the window's own and the halo's."""
+        """Number of keys of a window, halo included."""
         return LANES + 2 * self.halo
 
     def rotate(self, x, by=0):
-        """float32 x [128, 128], row i rotated to the right by i + `by`. The inverse for rows in reverse order: by = 1.
+        """float32 x [128, 128] with row i rotated to the right by i + `by`. With by = 1 it inverts reversed rows.
 
-        It brings lanes of key - query to lanes of slots in the rows of queries, and lanes of query - key to lanes of
-        queries in the rows of slots.
+        In rows of queries it turns lanes of key - query into lanes of slots. In rows of slots it turns lanes of query
+        - key into lanes of queries.
         """
         if self.strided:
             return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
@@ -98,23 +97,23 @@ class Shear:
         return join(rows)
 
     def _split(self, *, rotated=False, reverse=False):
-        """bool [halo, 128], two of them: where the first slots hold a key after the window, the last ones a key before.
+        """Two masks, bool [halo, 128]: first slots that hold keys after the window, last slots that hold keys before.
 
-        Query l sees the offsets -64 to 63, of which one has a slot's number.
+        Query l sees the offsets -64 to 63. Exactly one of them belongs to a slot.
 
         Args:
-            rotated: whether the lanes are not queries but what `rotate` brings there.
+            rotated: whether the lanes are offsets query - key. Otherwise they are queries.
             reverse: whether the slots are in reverse order.
         """
         row, lane = (iota((self.halo, LANES), axis) for axis in (0, 1))
         first, last = row, row + LANES - self.halo
         if reverse:
             first, last = self.halo - 1 - row, LANES - 1 - row
-        of_first, of_last = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
-        return of_first - first > LANES // 2, of_last - last <= -LANES // 2
+        first_lanes, last_lanes = ((lane + slot) & (LANES - 1) if rotated else lane for slot in (first, last))
+        return first_lanes - first > LANES // 2, last_lanes - last <= -LANES // 2
 
     def fold(self, x, rotated=False):
-        """[M, .] -> [S, .]. Lanes: see `_split`."""
+        """[M, .] -> [S, .]. For the lanes see `_split`."""
         after, before = self._split(rotated=rotated)
         halo, end = self.halo, LANES + self.halo
         first = jnp.where(after, x[end:], x[halo : 2 * halo])
@@ -122,17 +121,17 @@ class Shear:
         return join([first, *self._between(x[halo:end]), last])
 
     def unfold(self, x, reverse=False):
-        """[S, L] -> [M, L]; zero where a slot does not hold the key. `reverse`: of reversed rows and rotated lanes."""
-        of_first, of_last = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
+        """[S, L] -> [M, L], zero for keys that no slot holds. With `reverse`, rows are reversed and lanes rotated."""
+        first_mask, last_mask = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
         first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
-        own = jnp.where(of_first, zero, first), *self._between(x), jnp.where(of_last, zero, last)
-        return join([jnp.where(of_last, last, zero), *own, jnp.where(of_first, first, zero)])
+        inner = jnp.where(first_mask, zero, first), *self._between(x), jnp.where(last_mask, zero, last)
+        return join([jnp.where(last_mask, last, zero), *inner, jnp.where(first_mask, first, zero)])
 
     def _between(self, x):
-        """[the slots that hold a key of the window only], if there are any."""
+        """List of the slots that hold only keys of the window. It may be empty."""
         return [x[self.halo : LANES - self.halo]] if self.halo < LANES // 2 else []
 
     def reverse_keys(self, x, flip):
-        """float32 [M, .], the rows in reverse order. `flip` reverses 128 rows."""
+        """float32 [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
         rest = self.keys - LANES
         return join([dot(flip, x[rest:]), dot(flip[LANES - rest :, :rest], x[:rest])])

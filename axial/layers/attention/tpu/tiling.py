@@ -1,17 +1,17 @@
-"""What all kernels share: how pixels are cut into windows, and how a kernel reads them.
+"""The common base of all kernels: how pixels are cut into windows, and how a kernel reads them.
 
-The lines of all images follow each other in an array of pixels [P, .]. A window is 128 of them, of whatever lines
-(`shear.py`). A program has `WINDOWS` windows, and the halo around them.
+An array of pixels [P, .] holds the lines of all images one after the other. A window is 128 consecutive pixels, which
+may cover several lines (`shear.py`). A program computes `WINDOWS` windows and reads the halo around them.
 
-Letters of the shapes: P pixels, H heads, D query and key channels of a head, E value channels of a head, C channels of
+Letters of the shapes: P pixels, H heads, D query and key channels per head, E value channels per head, C channels of
 a group of heads; see also `shear.py`.
 
-Heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill whole registers of
-128 lanes. A product over 128 lanes costs as much as one over 32. So a product reads the whole group, and one operand is
-zero outside the head's own lanes (`only`). The other operand serves all heads of the group.
+The heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill whole registers
+of 128 lanes. A product over 128 lanes costs as much as a product over 32. So a product reads the whole group, and one
+operand is zero outside the lanes of its head (`only`). All heads of the group share the other operand.
 
-An array x holds q, k and v of the pixels before their batch norm, each in whole registers. `affine` [2, .] holds the
-factors and the summands of the batch norm, for four groups of lanes: q times the scale of the content term, q, k, v.
+The array x holds q, k and v of the pixels before their batch norm, each in whole registers. `affine` [2, .] holds the
+scale and the shift of the batch norm for four operands: q times the scale of the content term, q, k, and v.
 """
 
 import dataclasses
@@ -24,27 +24,26 @@ from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 
-# Bytes that a kernel of attention may use; a v5e has 128 MiB. More than other kernels (`pallas.FAST_MEMORY`): the
-# projection of XL's last stage and its gradient take 48 MiB of it.
+# Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. It is more than for other kernels
+# (`pallas.FAST_MEMORY`), because the projection of XL's last stage and its gradient need 48 MiB.
 FAST_MEMORY = 100 * 2**20
-# Times the bytes of a number, what the largest kernel takes of it for a channel of q, k or v: in bfloat16, 23 MiB for
-# 2,048 channels.
-OF_CHANNEL = 6 * 2**10
-WINDOWS = 2  # of a program
+# Bound on the numbers that the largest kernel holds per channel of q, k or v. In bfloat16, 2,048 channels take 23 MiB.
+CHANNEL_FACTOR = 6 * 2**10
+WINDOWS = 2  # windows of a program
 ROWS = WINDOWS * LANES  # pixels of a program
-REACH = LANES // 2 - 1  # the largest |offset|: a query sees 127 keys at most
+REACH = LANES // 2 - 1  # the largest |offset|: a query sees at most 127 keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How pixels are cut for the kernels, and how they read them.
+    """How the pixels are cut into windows, and how the kernels read them.
 
     Attributes:
         lines: number of lines.
-        length: pixels of a line.
+        length: number of pixels in a line.
         reach: largest visible |offset|.
         heads, depth, value_depth: H, D, E.
-        dtype: dtype of the operands of products.
+        dtype: dtype of the operands of matrix products.
         strided: see `Shear`.
     """
 
@@ -63,7 +62,7 @@ class Tiling:
 
     @property
     def halo(self):
-        """Keys before and after a window: the reach, in a part of a window that holds whole tiles."""
+        """Number of keys before and after a window: the reach, rounded up to whole tiles that divide a window."""
         return min(halo for halo in (SUBLANES, 2 * SUBLANES, 4 * SUBLANES) if halo >= self.reach)
 
     @property
@@ -77,64 +76,64 @@ class Tiling:
 
     @property
     def lanes(self):
-        """Slices of q, k and v among the lanes of x."""
+        """Slices of the lanes of q, k and v in x."""
         ends = [0, *itertools.accumulate(up(size, LANES) for size in self.sizes)]
         return [slice(*pair) for pair in itertools.pairwise(ends)]
 
     @property
     def channels(self):
-        """Lanes of x."""
+        """Number of lanes of x."""
         return self.lanes[-1].stop
 
     def cast(self, x):
         return x.astype(self.dtype)
 
     def flops(self, products):
-        """Of a program, for the compiler: of products that fill a map for each head."""
+        """FLOPs of a program with so many products per head, each as large as a map."""
         return 2 * WINDOWS * self.heads * products * LANES**3
 
     # === Heads ===
 
     def group(self, head, depth):
-        """Two slices: the registers of a head's group among all lanes, and the head's lanes in the group."""
+        """Two slices: the lanes of a head's group among all lanes, and the lanes of the head within the group."""
         size = math.lcm(LANES, depth)
         first = head * depth % size
         start = head * depth - first
         return slice(start, min(start + size, up(self.heads * depth, LANES))), slice(first, first + depth)
 
     def ends_group(self, head, depth):
-        """Whether a head is the last one of its group."""
+        """Whether a head is the last head of its group."""
         return head == self.heads - 1 or self.group(head, depth)[0] != self.group(head + 1, depth)[0]
 
     # === Visible pairs of a window ===
 
     def _bounds(self, first):
-        """Least and largest visible offset [1, L] of the queries from pixel `first` on. Beyond the last, none is."""
-        place = lax.rem(first, self.length) + iota((1, LANES), 1)
+        """Least and largest visible offset [1, L] of the queries from pixel `first` on. Padding sees no offset."""
+        position = lax.rem(first, self.length) + iota((1, LANES), 1)
         if self.length >= LANES:
-            place = jnp.where(place >= self.length, place - self.length, place)
+            position = jnp.where(position >= self.length, position - self.length, position)
         else:
-            lines = jnp.floor((place.astype(jnp.float32) + 0.5) * (1 / self.length))
-            place -= self.length * lines.astype(jnp.int32)
-        most = jnp.minimum(self.reach, self.length - 1 - place)
-        return -jnp.minimum(self.reach, place), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
+            lines = jnp.floor((position.astype(jnp.float32) + 0.5) * (1 / self.length))
+            position -= self.length * lines.astype(jnp.int32)
+        most = jnp.minimum(self.reach, self.length - 1 - position)
+        return -jnp.minimum(self.reach, position), jnp.where(first + iota((1, LANES), 1) < self.pixels, most, -LANES)
 
     def visible(self, first):
-        """bool [S, L] of the window from pixel `first` on."""
+        """bool [S, L]: the visible pairs of the window that starts at pixel `first`."""
         least, most = self._bounds(first)
         shape, half = (LANES, LANES), LANES // 2
         offset = ((iota(shape, 0) - iota(shape, 1) + half) & (LANES - 1)) - half
         return (offset >= least) & (offset <= most)
 
     def counted(self, first):
-        """float32 [128, J]: 1 where a pixel sees one at that offset, in the order of `OFFSETS`."""
+        """float32 [128, J]: 1 where a pixel sees a key at an offset, in the order of `OFFSETS`."""
         least, most = self._bounds(first)
         shape, half = (LANES, LANES), LANES // 2
         offset = ((iota(shape, 0) + half) & (LANES - 1)) - half
         return jnp.transpose(((offset >= least) & (offset <= most)).astype(jnp.float32))
 
     def inside(self, first, rows):
-        """bool [rows, 1]: which of the rows from pixel `first` on are pixels."""
+        """bool [rows, 1]: which of the rows that start at pixel `first` are pixels and not padding."""
         pixel = first + iota((rows, 1), 0)
         return (pixel >= 0) & (pixel < self.pixels)
 
@@ -147,9 +146,9 @@ class Normalized:
     """Refs of the normalised pixels of a program, in fast memory.
 
     Attributes:
-        content: [WINDOWS, lanes of q, 128]: the queries of the content term, pixels in the lanes.
-        q: [pixels, .].
-        k, v: [pixels and halo, .]. v is None in kernels that do not read it.
+        content: [WINDOWS, lanes of q, 128]: the queries of the content term, with the pixels in the lanes.
+        q: [pixels, lanes of q].
+        k, v: [pixels and halo, lanes of k or v]. v is None in kernels that do not read it.
     """
 
     content: object
@@ -159,27 +158,27 @@ class Normalized:
 
     @classmethod
     def scratch(cls, tiling, values=True):
-        """[(shape, dtype)] of the refs, for `Operands`."""
+        """list of (shape, dtype) of the refs, for `Operands`."""
         q, k, v = (x.stop - x.start for x in tiling.lanes)
         keys = ROWS + 2 * tiling.halo
         shapes = [(WINDOWS, q, LANES), (ROWS, q), (keys, k), *[(keys, v)] * values]
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
-        """Normalises the pixels. What is no pixel becomes 0.
+        """Normalises the pixels, and zeroes rows that are not pixels.
 
         Args:
             tiling: `Tiling`.
-            x: three refs, before the batch norm: the pixels before the program's own, of which the last ones are its
-                halo; its own; the halo after them.
+            x: three refs before the batch norm: pixels before the program's, which end with the halo; the program's
+                pixels; the halo after them.
             affine: ref.
-            first: the program's first pixel.
+            first: index of the program's first pixel.
         """
         (q, k, v), halo, (before, x, after) = tiling.lanes, tiling.halo, x
         parts = [(self.k, k), *([(self.v, v)] if self.v is not None else [])]
 
-        def norm(x, start, lanes, of):
-            at = slice(lanes.start + of, lanes.stop + of)  # of affine
+        def norm(x, start, lanes, shift):
+            at = slice(lanes.start + shift, lanes.stop + shift)  # lanes of affine
             y = x.astype(jnp.float32) * affine[0:1, at] + affine[1:2, at]
             return jnp.where(tiling.inside(start, len(x)), y, 0.0)
 
@@ -191,18 +190,18 @@ class Normalized:
         keys(after, slice(None), first + ROWS, slice(ROWS + halo, None))
 
         def window(i, _):
-            own, start = window_rows(i), first + i * LANES
-            queries = x[own, q]
+            rows, start = window_rows(i), first + i * LANES
+            queries = x[rows, q]
             self.content[i] = tiling.cast(jnp.transpose(norm(queries, start, q, 0)))
-            self.q[own, :] = tiling.cast(norm(queries, start, q, q.stop))
-            keys(x, own, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
+            self.q[rows, :] = tiling.cast(norm(queries, start, q, q.stop))
+            keys(x, rows, start, pl.ds(pl.multiple_of(i * LANES + halo, halo), LANES))
             return 0
 
         lax.fori_loop(0, WINDOWS, window, 0)
 
 
 def window_rows(i, more=0):
-    """Rows of window i among the pixels of a program, or with `more` rows its keys among those with a halo."""
+    """Slice of the rows of window i, or with `more` rows of its keys, which include the halo."""
     return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
 
 
@@ -212,14 +211,14 @@ class Group:
     Args:
         tiling: `Tiling`.
         pixels: `Normalized`.
-        tables: refs of the tables of the query and the key term, [C, J].
-        window: number of the window.
-        lanes: slice of the group.
+        tables: refs of the tables of the query and the key term, [lanes of q, J].
+        window: index of the window.
+        lanes: slice of the group's lanes.
 
     Attributes:
         content: the queries of the content term, [C, L].
-        q, k: [L, C], [M, C].
-        tables: of the group.
+        q, k: [L, C] and [M, C].
+        tables: the tables of the group, [C, J] each.
     """
 
     def __init__(self, tiling, pixels, tables, *, window, lanes):
@@ -230,60 +229,60 @@ class Group:
 
 
 class Gradient:
-    """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (`Programs`).
+    """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (see `Programs`).
 
-    The scratch `total` sums the gradient of the normalised pixels. Its lanes are those of affine, its rows the pixels
-    of the program before, of the program itself, and of the halo after them. The program before gets the last part of
-    its gradient from this one, which then finishes it.
+    The scratch `total` sums the gradient of the normalised pixels. It has the lanes of affine. Its rows are the pixels
+    of the previous program, the pixels of this program, and the halo after them. This program adds the last terms to
+    the gradient of the previous program's pixels, and then writes it.
 
     Args:
-        tiling, place: `Tiling` and `Place`.
-        x, affine: refs: the pixels of the program before, and the norm.
-        d_x, d_affine: refs of their gradients.
-        total: scratch.
+        tiling, program: `Tiling` and `Program`.
+        x, affine: refs of the previous program's pixels and of their batch norm.
+        d_x, d_affine: refs of the gradients of both.
+        total: ref of the scratch.
         more: ref of another gradient of x, or None.
     """
 
-    def __init__(self, tiling, place, *, x, affine, d_x, d_affine, total, more=None):
-        self.tiling, self.place, self.total = tiling, place, total
+    def __init__(self, tiling, program, *, x, affine, d_x, d_affine, total, more=None):
+        self.tiling, self.program, self.total = tiling, program, total
         self.refs = x, affine, d_x, d_affine, more
-        pl.when(place.opens)(lambda: clear(total, d_affine))
+        pl.when(program.opens)(lambda: clear(total, d_affine))
 
     @classmethod
     def scratch(cls, tiling, lanes):
-        """[(shape, dtype)] of `total`, for `Operands`. `lanes`: number of those of affine that the kernel uses."""
+        """list of (shape, dtype) of `total`, for `Operands`. `lanes`: number of affine's lanes that the kernel uses."""
         return [((2 * ROWS + tiling.halo, lanes), jnp.float32)]
 
-    def add(self, window, part, lanes, d):
+    def add(self, window, operand, lanes, d):
         """Adds to the gradient of a window.
 
         Args:
-            window: its number.
-            part: 0 to 3, of the four groups of lanes of affine.
-            lanes: slice within q, k or v.
+            window: index of the window.
+            operand: 0 to 3, one of the four operands of affine.
+            lanes: slice of lanes within q, k or v.
             d: gradient of the queries [128, .], or of the keys [M, .].
         """
         q, k, v = self.tiling.lanes
-        start = (0, q.stop, q.stop + k.start, q.stop + v.start)[part] + lanes.start
+        start = (0, q.stop, q.stop + k.start, q.stop + v.start)[operand] + lanes.start
         first = ROWS + window * LANES - (self.tiling.halo if len(d) > LANES else 0)
         rows = pl.ds(pl.multiple_of(first, SUBLANES), len(d))
         self.total[rows, start : start + d.shape[1]] += d
 
     def finish(self):
-        """Writes the gradient of the program before, and makes room for the next one."""
+        """Writes the gradient of the previous program, and makes room for the next program."""
         tiling, total = self.tiling, self.total
         x, affine, d_x, d_affine, more = self.refs
         q = tiling.lanes[0].stop
 
-        @pl.when(self.place.finishes)
+        @pl.when(self.program.finishes)
         def _():
             for start, first in itertools.product(range(0, d_x.shape[1], LANES), range(0, ROWS, LANES)):
                 lanes, rows = slice(start, start + LANES), slice(first, first + LANES)
-                seen = tiling.inside(self.place.first - ROWS + first, LANES)
-                value = jnp.where(seen, x[rows, lanes].astype(jnp.float32), 0.0)
+                inside = tiling.inside(self.program.first - ROWS + first, LANES)
+                value = jnp.where(inside, x[rows, lanes].astype(jnp.float32), 0.0)
                 d = jnp.zeros_like(value) if more is None else more[rows, lanes].astype(jnp.float32)
-                for part in [start, start + q] if start < q else [start + q]:
-                    at = slice(part, part + LANES)
+                for column in [start, start + q] if start < q else [start + q]:
+                    at = slice(column, column + LANES)
                     y = total[rows, at]
                     d_affine[0:1, at] += jnp.sum(y * value, 0, keepdims=True)
                     d_affine[1:2, at] += jnp.sum(y, 0, keepdims=True)
@@ -296,26 +295,26 @@ class Gradient:
 
 
 def only(x, lanes):
-    """x [., C], zero outside a head's own lanes."""
+    """x [., C] with zeros outside the lanes of a head."""
     lane = iota((1, x.shape[1]), 1)
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, jnp.zeros((), x.dtype))
 
 
 def clear(*refs):
-    """Zeroes refs."""
+    """Sets refs to zero."""
     for ref in refs:
         ref[...] = jnp.zeros_like(ref)
 
 
-# === Parts of kernels ===
+# === Helpers of kernels ===
 
-GANG = 2  # heads that run in step
+GANG = 2  # number of heads that advance together
 
 
 def run_in_step(generators):
-    """Runs generators, some at a time, each gang a step behind the one before it.
+    """Runs generators in gangs of `GANG`, each gang one step behind the previous gang.
 
-    While one gang waits for products, another one turns its maps.
+    While one gang waits for matrix products, another gang transposes its maps.
     """
     running, waiting = [], iter(generators)
     while True:
@@ -323,32 +322,31 @@ def run_in_step(generators):
         running += [gang] if gang else []
         if not running:
             return
-        # The last gang goes first: its products begin before the one ahead of it waits for its own.
+        # The last gang goes first: its products start before the gang ahead of it waits for its own products.
         for gang in reversed(running):
             gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
         running = [gang for gang in running if gang]
 
 
-def run_windows(tiling, place, pixels, of_window, *, around, affine):
-    """Runs a program's heads, window after window, where the program has pixels.
+def run_windows(tiling, program, pixels, window_steps, *, around, affine):
+    """Runs all heads of a program, window by window, if the program has pixels.
 
     Args:
         tiling: `Tiling`.
-        place: `Place` of the program.
-        pixels: `Normalized`, which is filled first.
-        of_window: function of the number of a window that returns a function from a head to a generator; see
-            `run_in_step`.
+        program: `Program`.
+        pixels: `Normalized`, which this function fills first.
+        window_steps: function from the index of a window to a function from a head to a generator; see `run_in_step`.
         around: refs of x for `Normalized.fill`.
-        affine: ref of their batch norm.
+        affine: ref of the batch norm of x.
     """
 
     def run(window, _):
-        run_in_step(map(of_window(window), range(tiling.heads)))
+        run_in_step(map(window_steps(window), range(tiling.heads)))
         return 0
 
-    @pl.when(place.exists)
+    @pl.when(program.exists)
     def _():
-        pixels.fill(tiling, around, affine, place.first)
+        pixels.fill(tiling, around, affine, program.first)
         lax.fori_loop(0, WINDOWS, run, 0)
 
 
@@ -358,16 +356,16 @@ def add_to_row(ref, row, x):
 
 
 def flip_matrix(tiling):
-    """A matrix that reverses 128 rows."""
+    """The matrix that reverses 128 rows."""
     return jnp.eye(LANES, dtype=tiling.dtype)[::-1]
 
 
 def chunks(size):
-    """Slices of `size` lanes, each small enough for the registers to hold its products."""
+    """Slices of `size` lanes, each so small that registers hold its products."""
     return [slice(i, min(i + 2 * LANES, size)) for i in range(0, size, 2 * LANES)]
 
 
 def whole_registers(parts):
-    """Arrays [., 128] on top of each other, with zero rows below to fill registers."""
+    """Arrays [., 128], concatenated along the rows, with zero rows at the end to fill registers."""
     x = join(parts)
     return pad_rows(x, up(len(x), LANES))
