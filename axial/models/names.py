@@ -12,14 +12,14 @@ def model_names():
     return [name for home in homes for name in re.findall(r'^    "(\w+)": ', home.read_text("utf-8"), re.M)]
 
 
-def check_model_name(name, known=None, where=""):
+def check_model_name(name, names=None, where=""):
     """Raises InputError, which begins with `where`, unless a registered model has a name.
 
     Args:
         name: of a model.
-        known: all names; by default `model_names`.
+        names: all names; by default `model_names`.
         where: for the message.
     """
-    known = model_names() if known is None else known
-    if name not in known:
-        raise InputError(f"{where}no model is called {name!r}{nearest(name, known)}: {', '.join(known)}")
+    names = model_names() if names is None else names
+    if name not in names:
+        raise InputError(f"{where}no model is called {name!r}{nearest(name, names)}: {', '.join(names)}")

@@ -62,15 +62,15 @@ def plain_classifier(name: str) -> tuple[str, dict]:
         InputError: no model has this name, or no classifier has its backbone.
     """
     variant = find_variant(name)
-    backbone, wanted = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
-    found = {}
+    backbone, target = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
+    changes = {}
     for other, classifier in VARIANTS.items():
         if classifier.task == Classifier.task and classifier.backbone is backbone:
-            own = classifier.backbone_arguments({})
-            found[other] = {k: wanted[k] for k, value in own.items() if k not in FREE and wanted[k] != value}
-    if not found:
+            given = classifier.backbone_arguments({})
+            changes[other] = {k: target[k] for k, value in given.items() if k not in FREE and target[k] != value}
+    if not changes:
         raise InputError(f"model {name!r}: no classifier has its backbone")
-    return min(found.items(), key=lambda item: len(item[1]))
+    return min(changes.items(), key=lambda item: len(item[1]))
 
 
 def zeros(signature: typing.Any) -> typing.Any:
@@ -108,9 +108,9 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
     """
     variant = find_variant(name)
     for argument in changes:
-        if argument not in (known := variant.parameters()):
+        if argument not in (accepted := variant.parameters()):
             raise InputError(
-                f"model {name!r} has no argument {argument!r}{nearest(argument, known)}: {', '.join(known)}"
+                f"model {name!r} has no argument {argument!r}{nearest(argument, accepted)}: {', '.join(accepted)}"
             )
     try:
         return variant.build(num_classes, norm, changes)
@@ -177,11 +177,11 @@ class ModelConfig(Checked):
         Raises:
             InputError: the model cannot be built with the `arguments`.
         """
-        known, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
+        accepted, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
         if recompute == "auto":
             kernels = backend == "kernel" and device.has_tpu() and device.has_kernels()
-            recompute = "none" if kernels or "recompute" not in known else "block"
-        if backend == "kernel" and "backend" not in known:
+            recompute = "none" if kernels or "recompute" not in accepted else "block"
+        if backend == "kernel" and "backend" not in accepted:
             backend = "auto"  # there is nothing that the kernels could serve
         chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=backend)
         chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
@@ -201,6 +201,6 @@ class ModelConfig(Checked):
 
 def check_model(config: ModelConfig, *tasks: str) -> None:
     """Raises InputError unless the model of a `ModelConfig` is for one of the tasks."""
-    own = find_variant(config.name).task
-    if own not in tasks:
-        raise InputError(f"ModelConfig.name = {config.name!r}: for {own}; a model for {' or '.join(tasks)} is expected")
+    name, task = config.name, find_variant(config.name).task
+    if task not in tasks:
+        raise InputError(f"ModelConfig.name = {name!r}: for {task}; a model for {' or '.join(tasks)} is expected")

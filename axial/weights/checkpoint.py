@@ -26,7 +26,7 @@ MOST_ENTRIES = 10_000
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
-_OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
+_RUN_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
 # What says nothing of the files: a bucket is away, or does not know who asks.
 _AWAY = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -51,17 +51,17 @@ def read_checkpoint(path):
         return dict(_tensors(path, _find(folder, path)))
 
 
-def _find(path, called=None):
-    """The prefix of the only checkpoint at a path. `called` names it in messages."""
+def _find(path, label=None):
+    """The prefix of the only checkpoint at a path. `label` names it in messages."""
     if tf.io.gfile.exists(f"{path}.index"):
         return path
     if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such checkpoint; a prefix, a folder or a .tar.gz is expected")
-    found = sorted(name.removesuffix(".index") for name in names_in(path) if name.endswith(".index"))
-    if len(found) != 1:
-        names = f": {', '.join(found[:5])}" if found else ""
-        raise InputError(f"{called or path}: holds {len(found)} checkpoints{names}; one is expected")
-    return os.path.join(path, found[0])
+    prefixes = sorted(name.removesuffix(".index") for name in names_in(path) if name.endswith(".index"))
+    if len(prefixes) != 1:
+        names = f": {', '.join(prefixes[:5])}" if prefixes else ""
+        raise InputError(f"{label or path}: holds {len(prefixes)} checkpoints{names}; one is expected")
+    return os.path.join(path, prefixes[0])
 
 
 def _unpack(path, folder):
@@ -95,18 +95,18 @@ def check_whole(prefix):
         pass
 
 
-def _tensors(called, prefix):
+def _tensors(label, prefix):
     """Yields (path, array) of a checkpoint's variables. TensorFlow compares each with its checksum."""
-    with refused(called, "not a whole checkpoint", passing=_AWAY):
+    with refused(label, "not a whole checkpoint", passing=_AWAY):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
         folder, name = os.path.split(prefix)
-        parts = [part for part in names_in(folder or ".") if part.startswith(f"{name}.data-")]
-        stored = sum(tf.io.gfile.stat(os.path.join(folder, part)).length for part in parts)
+        shards = [shard for shard in names_in(folder or ".") if shard.startswith(f"{name}.data-")]
+        stored = sum(tf.io.gfile.stat(os.path.join(folder, shard)).length for shard in shards)
         needed = sum(math.prod(shapes[name]) * types[name].size for name in kept)
         if needed > stored:  # TensorFlow would reserve the memory before it reads
-            raise InputError(f"{called}: cut short, {stored} bytes where its index has {needed}")
+            raise InputError(f"{label}: cut short, {stored} bytes where its index has {needed}")
         if GRAPH in shapes:
             reader.get_tensor(GRAPH)  # the last of a file's bytes
         for name in sorted(kept):
@@ -122,8 +122,8 @@ def run_checkpoints(folder, with_index=True):
     The files decide, not TensorFlow's list of them, `checkpoint`: a copy of a run may lack it, or have one that names
     files of another machine.
     """
-    found = filter(None, map(_OF_RUN.fullmatch, _names(folder)))
-    steps = {int(match[1]) for match in found if match[2] == "index" or not with_index}
+    matches = filter(None, map(_RUN_FILE.fullmatch, _names(folder)))
+    steps = {int(match[1]) for match in matches if match[2] == "index" or not with_index}
     return [os.path.join(folder, f"ckpt-{step}") for step in sorted(steps)]
 
 
@@ -139,8 +139,8 @@ def remove_unfinished(folder):
         try:
             check_whole(os.path.join(folder, name))  # the process was killed after the last file
         except InputError:
-            for part in (part for part in names if part.startswith(f"{name}.") and _OF_RUN.fullmatch(part)):
-                tf.io.gfile.remove(os.path.join(folder, part))
+            for shard in (shard for shard in names if shard.startswith(f"{name}.") and _RUN_FILE.fullmatch(shard)):
+                tf.io.gfile.remove(os.path.join(folder, shard))
         remove_folder(os.path.join(folder, f"{name}{UNFINISHED}"))
 
 
@@ -148,7 +148,7 @@ def traces(folder):
     """Names of files, beside checkpoints, that only a run has in its folder that has saved one."""
     best = [f"best/{name}" for name in _names(os.path.join(folder, "best"))]
     later = {"checkpoint", "evaluated.json"} & set(_names(folder))
-    return sorted(later) + sorted(name for name in best if _OF_RUN.fullmatch(name[5:]) or name == "best/scores.json")
+    return sorted(later) + sorted(name for name in best if _RUN_FILE.fullmatch(name[5:]) or name == "best/scores.json")
 
 
 def _names(folder):

@@ -24,7 +24,7 @@ from axial.models.resnet.public_weights import KERAS
 from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import WeightsCard, built_of_card, count_parameters, make_card
+from axial.weights.interchange import WeightsCard, build_from_card, count_parameters, make_card
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import load_weights
 from axial.weights.source import CARD
@@ -41,7 +41,7 @@ class Conversion:
 
     def build(self) -> Network:
         """The model with these weights. Those that the source has not stay random. Raises InputError unless all fit."""
-        model = built_of_card(self.card, self.card.source)
+        model = build_from_card(self.card, self.card.source)
         weights = names.weight_names(model)
         names.assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})
         return model
@@ -66,7 +66,7 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
     arguments = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
     card = _card(CSRHDDLAM, name, arguments, num_classes=_shape(arrays, "fc.weight", 2)[0], photo=photo)
     card = msgspec.structs.replace(card, unused=names.unused(arrays, CSRHDDLAM))
-    weights = names.weight_names(built_of_card(card, path))
+    weights = names.weight_names(build_from_card(card, path))
     _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
     return Conversion(card, names.csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
 
@@ -141,7 +141,7 @@ def deeplab2(path: str, name: str | None = None) -> Conversion:
         arguments |= _decoder_channels(values)
     card = msgspec.structs.replace(_card(DEEPLAB2, name, arguments, num_classes=classes), unused=unused)
     if not decodes:
-        weights = names.weight_names(built_of_card(card, path))
+        weights = names.weight_names(build_from_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
     return Conversion(card, values)
 
@@ -202,7 +202,7 @@ def _repeats(arrays, pattern):
     stages = sorted({stage for stage, _ in blocks})
     if len(stages) != 4:
         raise InputError(f"it has {len(stages)} stages of blocks, expected 4")
-    return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
+    return tuple(sum(block[0] == stage for block in blocks) for stage in stages)
 
 
 def _card(public, name, arguments, num_classes, photo=None):

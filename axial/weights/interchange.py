@@ -145,7 +145,7 @@ def built(name: str, num_classes: int, norm: Norm, arguments: dict) -> Network:
     return model
 
 
-def built_of_card(
+def build_from_card(
     card: WeightsCard, path: str, arguments: dict | tuple = (), *, arrays: dict[str, np.ndarray] | None = None
 ) -> Network:
     """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path.
@@ -227,8 +227,8 @@ def restore_tensors(model: Model, path: str, name: str, spec: Spec) -> None:
     if card.model != name:
         raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
     classes = card.spec.class_names if card.spec and isinstance(spec, DatasetSpec) else None
-    if classes is not None and (found := field_difference("class_names", classes, spec.class_names)):
-        raise InputError(f"{path}: has weights for other classes: {found}")
+    if classes is not None and (difference := field_difference("class_names", classes, spec.class_names)):
+        raise InputError(f"{path}: has weights for other classes: {difference}")
     assign_tensors(model, path, arrays)
 
 

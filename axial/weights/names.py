@@ -37,7 +37,7 @@ def deeplab2_weights(arrays):
     Args:
         arrays: dict from names of variables, or from object paths like 'encoder/_stem/_conv/kernel', to arrays.
     """
-    plain = {"/".join(part.lstrip("_") for part in name.split("/")): array for name, array in arrays.items()}
+    plain = {"/".join(key.lstrip("_") for key in name.split("/")): array for name, array in arrays.items()}
     ours = {}
     for name, array in plain.items():
         block, first, rest = name.partition("/conv1_bn_act/")
@@ -71,8 +71,8 @@ def to_csrhddlam(values, heads=8):
 
     def by_head(array):  # [all q | all k | all v] -> [heads x (q | k | v)]. v has twice the channels of q and of k
         quarter = len(array) // 4
-        parts = [part.reshape(heads, -1, *array.shape[1:]) for part in np.split(array, [quarter, 2 * quarter])]
-        return np.concatenate(parts, 1).reshape(array.shape)
+        chunks = [chunk.reshape(heads, -1, *array.shape[1:]) for chunk in np.split(array, [quarter, 2 * quarter])]
+        return np.concatenate(chunks, 1).reshape(array.shape)
 
     theirs = {}
     for name, array in values.items():
@@ -114,11 +114,11 @@ def csrhddlam_weights(arrays, shapes, heads=8):
     """
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
-    places = {name: own.reshape(shape) for (name, shape), own in zip(shapes.items(), numbers, strict=True)}
-    values, there, theirs = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(places, heads)
+    indices = {name: index.reshape(shape) for (name, shape), index in zip(shapes.items(), numbers, strict=True)}
+    values, there, theirs = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(indices, heads)
     for name in theirs.keys() & arrays.keys() - unused(theirs, CSRHDDLAM):
         values[theirs[name]], there[theirs[name]] = arrays[name], True
-    return {name: values[own] for name, own in places.items() if there[own].all()}
+    return {name: values[index] for name, index in indices.items() if there[index].all()}
 
 
 # === ResNets of tf_keras.applications ===
@@ -135,10 +135,10 @@ def keras_weights(arrays):
     """
     ours = {_renamed(name, KERAS): array for name, array in arrays.items()}
     for name in [name for name in ours if re.match("backbone/.*/conv/bias$", name)]:
-        place, bias = name.removesuffix("/conv/bias"), ours.pop(name)
-        mean = f"{place}/norm/moving_mean"
+        layer, bias = name.removesuffix("/conv/bias"), ours.pop(name)
+        mean = f"{layer}/norm/moving_mean"
         if mean not in ours or ours[mean].shape != bias.shape:
-            raise InputError(f"the batch norm after {place!r} does not fit its bias of {bias.size} channels")
+            raise InputError(f"the batch norm after {layer!r} does not fit its bias of {bias.size} channels")
         ours[mean] = ours[mean] - bias
     if (stem := "backbone/stem/conv/kernel") in ours:
         ours[stem] = ours[stem][:, :, ::-1]

@@ -22,7 +22,7 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.models.base import Network
 from axial.models.registry import FREE, PLAIN, ModelConfig, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
-from axial.weights.interchange import WeightsCard, assign_tensors, built, built_of_card, read_safetensors
+from axial.weights.interchange import WeightsCard, assign_tensors, build_from_card, built, read_safetensors
 from axial.weights.source import CARD, SUFFIX, Location, find_tensors, no_checkpoint, resolve
 
 LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
@@ -187,9 +187,9 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
         InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
             weights that need other arguments.
     """
-    (found,) = find_weights(path)
-    with refused(found, "cannot be restored"):
-        stored, remark = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
+    (file,) = find_weights(path)
+    with refused(file, "cannot be restored"):
+        stored, remark = (_read_tensors if file.endswith(SUFFIX) else _read_variables)(file, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
         fitting = {id(w) for name, w in weights.items() if name in stored and stored[name].shape == tuple(w.shape)}
         # A module that starts as the identity is new if the checkpoint lacks any of its weights.
@@ -197,27 +197,27 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
         lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
         new = [name for name, w in weights.items() if id(w) in lacking]
         taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
-        _check_backbone(found, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
+        _check_backbone(file, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
         if not random_frozen:
-            check_frozen(model, config, found, [weights[name] for name in taken])  # type: ignore[arg-type]
+            check_frozen(model, config, file, [weights[name] for name in taken])  # type: ignore[arg-type]
         for name in taken:
             weights[name].assign(stored[name])
-    return "\n".join([f"init_checkpoint: {found}{remark}", *_summary(weights, stored, taken, new)])
+    return "\n".join([f"init_checkpoint: {file}{remark}", *_summary(weights, stored, taken, new)])
 
 
-def _of_tensors(path, config):
+def _read_tensors(path, config):
     """(dict from names to the arrays of a safetensors file, remark).
 
-    The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
+    The names are those of `_read_variables`, which the file's own model has: other models call its weights otherwise.
     """
     card, arrays = read_safetensors(path)
     check_card(path, card, config)
-    source = built_of_card(card, path, arrays=arrays)
+    source = build_from_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
     return {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}, ""
 
 
-def _of_checkpoint(prefix, config):
+def _read_variables(prefix, config):
     """(dict from the `plain_path`s of a checkpoint's weights to arrays, remark).
 
     The array of a weight with a moving average is that average.
@@ -278,14 +278,14 @@ def _check_backbone(prefix, backbone, weights, taken):
     """
     if not taken:
         raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
-    own = {id(w) for w in backbone.weights}
+    backbone_ids = {id(w) for w in backbone.weights}
     # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
-    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in own}
+    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in backbone_ids}
     missing = [name for name in sizes if name not in set(taken)]
-    share = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
-    if share < LEAST:
+    fraction = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
+    if fraction < LEAST:
         raise InputError(
-            f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
+            f"{prefix}: has {100 * fraction:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
             f"expected; it lacks, or has in another shape, {_parts(missing, weights)}"
         )
 
@@ -310,18 +310,18 @@ def _summary(weights, stored, taken, new):
         ("unmatched", f"{counted(len(random), 'weight')} that start random", random, weights),
         ("unmatched", f"{len(reshaped)} of another shape ({''.join(shapes)})", reshaped, weights),
     )
-    return [f"  {word:<10} {text}: {_parts(names, known)}" for word, text, names, known in rows if names]
+    return [f"  {word:<10} {text}: {_parts(names, all_paths)}" for word, text, names, all_paths in rows if names]
 
 
-def _parts(paths, known, most=6):
+def _parts(paths, all_paths, most=6):
     """The fewest parts of a model that hold all of some paths and none of the others known, as text."""
 
     def prefixes(path):
         return [path[: match.start()] for match in re.finditer("/|$", path)]
 
-    mixed = {part for path in set(known) - set(paths) for part in prefixes(path)}
-    parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
-    names = ["everything" if part == "model" else part.removeprefix("model/") for part in parts]
+    mixed = {prefix for path in set(all_paths) - set(paths) for prefix in prefixes(path)}
+    parts = sorted({next(prefix for prefix in prefixes(path) if prefix not in mixed) for path in paths})
+    names = ["everything" if path == "model" else path.removeprefix("model/") for path in parts]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -338,10 +338,10 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
     theirs, ours = find_variant(card.model), find_variant(config.name)
     if theirs.backbone not in (ours.backbone, PLAIN.get(ours.backbone)):
         return
-    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
+    expected, actual = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
     # Other arguments of a plain backbone change shapes, which are compared anyway.
-    compared = wanted.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
-    if differing := {name: value for name, value in wanted.items() if name in compared and value != found[name]}:
+    compared = expected.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
+    if differing := {name: value for name, value in expected.items() if name in compared and value != actual[name]}:
         arguments = {**config.arguments, **differing}
         raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')
     if card.norm.epsilon != config.norm.epsilon:
@@ -350,11 +350,11 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
 
 def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
     """Dict from checkpoint keys to the weights of a built model."""
-    queue, seen = [(root, model)], {id(model)}
+    queue, visited = [(root, model)], {id(model)}
     for path, node in queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
         for name, child in node._trackable_children().items():
-            if id(child) not in seen:
-                seen.add(id(child))
+            if id(child) not in visited:
+                visited.add(id(child))
                 queue.append((f"{path}/{name}", child))
     weights = {id(w) for w in model.weights}
     return {path: node for path, node in queue if id(node) in weights}
@@ -383,7 +383,7 @@ def load_weights(
     path, card, arrays, fill = _read(what)
     if card:
         check_asked(path, card.model, card.num_classes, (name, num_classes))
-        model = built_of_card(card, path, arguments, arrays=arrays)
+        model = build_from_card(card, path, arguments, arrays=arrays)
     elif name:
         model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
     else:

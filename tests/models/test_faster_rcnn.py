@@ -95,50 +95,50 @@ def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
         [[*PROPOSALS, [0, 0, 0, 0], [64, 3, 64, 9], *[[50, 0, 60, i] for i in range(9, 25)]]], tf.float32
     )
     with seeded(0, tf.constant(0, tf.int64), 0):
-        found = FasterRCNN._sample(types.SimpleNamespace(options=FasterRCNNOptions(sampled=sampled)), proposals, truth)
-    boxes, matched, kinds = (x.numpy()[0] for x in found)
+        drawn = FasterRCNN._sample(types.SimpleNamespace(options=FasterRCNNOptions(sampled=sampled)), proposals, truth)
+    boxes, matched, kinds = (x.numpy()[0] for x in drawn)
     real = [box for box in proposals.numpy()[0] if (box[2:] > box[:2]).all()]
-    wanted = dict(zip(map(tuple, real), oracles.assigned(real, true[:objects], 0.5, 0.5)))
-    wanted |= {tuple(box): number for number, box in enumerate(true[:objects])}
-    positive = min(sum(number >= 0 for number in wanted.values()), sampled // 4)
+    assigned = dict(zip(map(tuple, real), oracles.assigned(real, true[:objects], 0.5, 0.5)))
+    assigned |= {tuple(box): number for number, box in enumerate(true[:objects])}
+    positive = min(sum(number >= 0 for number in assigned.values()), sampled // 4)
     assert (kinds > 0).sum() == positive
-    assert (kinds == 0).sum() == min(sum(number == -1 for number in wanted.values()), sampled - positive)
+    assert (kinds == 0).sum() == min(sum(number == -1 for number in assigned.values()), sampled - positive)
     assert len({tuple(box) for box in boxes[kinds >= 0]}) == (kinds >= 0).sum()
     for box, index, kind in zip(boxes, matched, kinds):
         if kind >= 0:
-            number = wanted[tuple(box)]
+            number = assigned[tuple(box)]
             assert kind == (classes[number] if number >= 0 else 0) and (number == -1 or index == number)
 
 
 def test_targets_are_codes_of_the_true_boxes():
     """With the inverses of mmdetection's deviations, 0.1 and 0.2, as weights."""
     model = trained_like("faster_rcnn_resnet_nano")
-    sampled, sample = {}, model._sample
-    model._sample = lambda *x: sampled.setdefault("found", sample(*x))
+    calls, sample = [], model._sample
+    model._sample = lambda *x: calls.append(sample(*x)) or calls[0]
     outputs, _ = step(model)
-    boxes, matched, classes = (x.numpy() for x in sampled["found"])
+    boxes, matched, classes = (x.numpy() for x in calls[0])
     for image, row in zip(*np.nonzero(classes > 0)):
         true = TRUTH["boxes"][image, matched[image, row]]
-        wanted = oracles.box_code(true, boxes[image, row], (10, 10, 5, 5))
-        np.testing.assert_allclose(outputs["code_targets"][image, row], wanted, rtol=1e-4, atol=1e-4)
+        expected = oracles.box_code(true, boxes[image, row], (10, 10, 5, 5))
+        np.testing.assert_allclose(outputs["code_targets"][image, row], expected, rtol=1e-4, atol=1e-4)
     assert not outputs["code_targets"].numpy()[classes <= 0].any()
 
 
 def test_an_object_without_a_mask_is_learned_without_one():
     """Its box is sampled for the box head as before, and never for the head of masks."""
     model = trained_like("mask_rcnn_resnet_nano")
-    of_object = tf.constant([[True, False], [True, True]])[..., None, None]
-    part = {**TRUTH, "masks": tf.where(of_object, TRUTH["masks"], -1.0)}
+    has_mask = tf.constant([[True, False], [True, True]])[..., None, None]
+    truth = {**TRUTH, "masks": tf.where(has_mask, TRUTH["masks"], -1.0)}
     with seeded(0, tf.constant(0, tf.int64), 0):
         whole = model(images(), truth=TRUTH, training=True)
     with seeded(0, tf.constant(0, tf.int64), 0):
-        found = model(images(), truth=part, training=True)
-    np.testing.assert_array_equal(found["classes"], whole["classes"])
-    kinds = {name: set(out["mask_classes"][0].numpy()) for name, out in (("whole", whole), ("found", found))}
-    assert kinds == {"whole": {1, 3}, "found": {0, 1}} or kinds == {"whole": {0, 1, 3}, "found": {0, 1}}
-    np.testing.assert_array_equal(found["mask_classes"][1], whole["mask_classes"][1])
-    np.testing.assert_array_equal(found["mask_targets"][1], whole["mask_targets"][1])
-    assert set(np.unique(found["mask_targets"].numpy()[found["mask_classes"].numpy() > 0])) <= {0, 1}
+        partial = model(images(), truth=truth, training=True)
+    np.testing.assert_array_equal(partial["classes"], whole["classes"])
+    kinds = {name: set(out["mask_classes"][0].numpy()) for name, out in (("whole", whole), ("partial", partial))}
+    assert kinds == {"whole": {1, 3}, "partial": {0, 1}} or kinds == {"whole": {0, 1, 3}, "partial": {0, 1}}
+    np.testing.assert_array_equal(partial["mask_classes"][1], whole["mask_classes"][1])
+    np.testing.assert_array_equal(partial["mask_targets"][1], whole["mask_targets"][1])
+    assert set(np.unique(partial["mask_targets"].numpy()[partial["mask_classes"].numpy() > 0])) <= {0, 1}
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -147,10 +147,10 @@ def test_folded_and_in_a_graph_it_is_the_same(name):
     model(images(), training=True)  # sets the moving statistics
     twin = fold(types.SimpleNamespace(build_model=lambda folded: make(name, None)), model)
     assert not [w for w in twin.weights if "norm" in w.name]
-    wanted, found = model(images()), tf.function(twin, autograph=False)(images())
-    assert wanted["count"].numpy().min() > 0
-    for key in wanted:
-        assert relative_error(found[key], wanted[key]) < 1e-3, key
+    expected, actual = model(images()), tf.function(twin, autograph=False)(images())
+    assert expected["count"].numpy().min() > 0
+    for key in expected:
+        assert relative_error(actual[key], expected[key]) < 1e-3, key
 
 
 def test_neighbours_and_padding_change_nothing():
@@ -172,19 +172,19 @@ def test_neighbours_and_padding_change_nothing():
 
 def test_both_forms_of_suppression_agree(monkeypatch):
     model = trained_like("mask_rcnn_resnet_nano")
-    wanted = model(images())
+    expected = model(images())
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    found = model(images())
-    count = wanted["count"].numpy()
-    np.testing.assert_array_equal(found["count"], count)
+    actual = model(images())
+    count = expected["count"].numpy()
+    np.testing.assert_array_equal(actual["count"], count)
     for key in ("box", "score", "class"):
         for i, n in enumerate(count):
-            np.testing.assert_allclose(found[key][i, :n], wanted[key][i, :n], rtol=1e-4, atol=1e-3)
+            np.testing.assert_allclose(actual[key][i, :n], expected[key][i, :n], rtol=1e-4, atol=1e-3)
 
 
 def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move():
     model = make("faster_rcnn_resnet_nano", BatchNormConfig(momentum=0.5), frozen_stages=1)
-    frozen = [w for part in (model.backbone.stem, *model.backbone.stages[0]) for w in part.weights]
+    frozen = [w for layer in (model.backbone.stem, *model.backbone.stages[0]) for w in layer.weights]
     assert not {id(w) for w in frozen} & {id(w) for w in model.trainable_weights}
     others = [w for block in model.backbone.stages[1] for w in block.weights if "moving_variance" in w.name]
     before = [[w.numpy() for w in weights] for weights in (frozen, others)]

@@ -64,7 +64,7 @@ def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
 def functional(name):
     """(functional model of a user, four inputs). Its loss is the mean square of its outputs; it has no dropout."""
     variant = VARIANTS[name]
-    changes = {**MODELS[name], **{part: 0.0 for part in variant.parameters() if "dropout" in part}}
+    changes = {**MODELS[name], **{argument: 0.0 for argument in variant.parameters() if "dropout" in argument}}
     specs = variant.model.signature(SIZES[0], batch=4)
     inputs = tf.nest.map_structure(lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), specs)
     outputs = tf.nest.flatten(build_model(name, 5, **changes)(inputs))
@@ -123,8 +123,8 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
         (twin.get_weights(), model.get_weights()),
         (twin.optimizer.variables, model.optimizer.variables),
     ):
-        for found, wanted in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for actual, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():

@@ -57,14 +57,14 @@ def test_golden_network(name):
     values = {n: golden_weight(n, shape) for n, shape in json.loads(str(arrays["weights"]))}
     assign_weights(model, deeplab2_weights(values))
     features = model.backbone(images)
-    for key, found in features.items():
-        wanted, found = arrays[f"endpoint/{key}"], found[:1].numpy()
+    for key, actual in features.items():
+        expected, actual = arrays[f"endpoint/{key}"], actual[:1].numpy()
         if key == "res1":  # the golden file has it before its ReLU, and only every fourth pixel
-            wanted, found = np.maximum(wanted, 0), found[:, ::4, ::4]
-        assert relative_error(found, wanted) < TOLERANCE, key
+            expected, actual = np.maximum(expected, 0), actual[:, ::4, ::4]
+        assert relative_error(actual, expected) < TOLERANCE, key
     outputs = model(images)
-    for key, found in outputs.items():
-        assert relative_error(found, arrays[f"head/{key}"]) < TOLERANCE, key
+    for key, actual in outputs.items():
+        assert relative_error(actual, arrays[f"head/{key}"]) < TOLERANCE, key
     maps = upsample(outputs, images.shape[1:3])
     assert relative_error(maps[SEMANTIC][:1, ::4, ::4], arrays["resized/semantic_logits"]) < TOLERANCE
     assert relative_error(maps[CENTER][:1], arrays["resized/center_heatmap"]) < TOLERANCE

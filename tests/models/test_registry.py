@@ -146,10 +146,10 @@ def check_gradients(model, gradients):
             assert np.abs(gradient).max() > 0, weight.name
 
 
-def check_equal(found, wanted):
-    assert set(found) == set(wanted)
-    for key in wanted:
-        assert relative_error(found[key], wanted[key]) < TOLERANCE, key
+def check_equal(actual, expected):
+    assert set(actual) == set(expected)
+    for key in expected:
+        assert relative_error(actual[key], expected[key]) < TOLERANCE, key
 
 
 def exported(name, changes, model, size, folder):
@@ -214,8 +214,8 @@ def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
     configs = [ModelConfig("axial_deeplab_nano", whole_up_to_span=choice) for choice in (False, True)]
     models = [config.build(CLASSES, (65, 65), changes={**ONE_EACH, "span": 17}) for config in configs]
     assert configs[0].arguments == {} and configs[1].arguments == {"whole_up_to_span": True}
-    seen = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
-    assert seen == [{8}, {16}]
+    reaches = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
+    assert reaches == [{8}, {16}]
     with pytest.raises(InputError, match="'resnet_nano' has no argument 'whole_up_to_span'"):
         ModelConfig("resnet_nano", whole_up_to_span=True).build(CLASSES, (65, 65))
 
@@ -277,12 +277,12 @@ def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
     """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
     coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))
     images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
-    wanted = coarse(images)
+    expected = coarse(images)
     fine(images)
-    for own, weight in zip(fine.weights, coarse.weights, strict=True):
-        own.assign(weight)
-    found = fine(images)
-    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
-    for level, x in found.items():
+    for target, weight in zip(fine.weights, coarse.weights, strict=True):
+        target.assign(weight)
+    actual = fine(images)
+    assert actual["res4"].shape[1:3] == actual["res5"].shape[1:3] == (9, 13)
+    for level, x in actual.items():
         x = x[:, ::2, ::2] if level in ("res4", "res5") else x
-        assert relative_error(x, wanted[level]) < 1e-5, level
+        assert relative_error(x, expected[level]) < 1e-5, level

@@ -96,13 +96,13 @@ def test_searches_with_caches_are_those_without(name):
         return [model.translate(source, LONGEST, end=end, beams=beams) for beams in (3, 1)]
 
     translate = tf.function(searches, autograph=False)
-    found, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
-    for (ids, scores), (turned, _), reference in zip(found, again, (beam, greedy)):
+    actual, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
+    for (ids, scores), (turned, _), reference in zip(actual, again, (beam, greedy)):
         np.testing.assert_array_equal(turned[::-1], ids)
         for row, score, sentence in zip(ids.numpy(), scores.numpy(), alone):
-            tokens, wanted = reference(logs, sentence, end)
+            tokens, expected = reference(logs, sentence, end)
             np.testing.assert_array_equal(row[: len(tokens)], tokens)
-            assert not row[len(tokens) :].any() and abs(score - wanted) < 1e-4 * max(1, abs(wanted))
+            assert not row[len(tokens) :].any() and abs(score - expected) < 1e-4 * max(1, abs(expected))
 
 
 def test_the_head_is_float32_in_half_precision():
@@ -111,8 +111,8 @@ def test_the_head_is_float32_in_half_precision():
     model = make()
     source, inputs = tf.constant(sources((5, 5))), tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
     assert model({"source": source, "target": source})["logits"].dtype == tf.float32
-    wanted = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
-    assert relative_error(model._logits(inputs), wanted) < 1e-6
+    expected = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
+    assert relative_error(model._logits(inputs), expected) < 1e-6
 
 
 def test_every_weight_has_a_gradient():
@@ -125,8 +125,8 @@ def test_every_weight_has_a_gradient():
 
 
 def test_sinusoids_are_those_of_the_paper():
-    found = sinusoids(tf.range(9), 6).numpy()
-    for place in range(9):
+    actual = sinusoids(tf.range(9), 6).numpy()
+    for row in range(9):
         for i in range(3):
-            angle = place / 10000 ** (2 * i / 6)
-            assert abs(found[place, i] - np.sin(angle)) < 1e-5 and abs(found[place, 3 + i] - np.cos(angle)) < 1e-5
+            angle = row / 10000 ** (2 * i / 6)
+            assert abs(actual[row, i] - np.sin(angle)) < 1e-5 and abs(actual[row, 3 + i] - np.cos(angle)) < 1e-5

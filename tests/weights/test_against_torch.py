@@ -129,12 +129,12 @@ def test_logits(name, theirs):
     """20 photos at 224: the same top-1, logits within 1e-4."""
     out = theirs("logits", name)
     _, model = ours(out)
-    photos, wanted = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
+    photos, expected = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
     call = tf.function(model)
     logits = np.concatenate([call(tf.constant(photo[None]))["logits"] for photo in photos])
-    print(f"\nlogits: {np.abs(logits - wanted).max():.1e}, of deviation {wanted.std():.2f}")
-    assert len(photos) == 20 and (logits.argmax(1) == wanted.argmax(1)).all()
-    assert np.abs(logits - wanted).max() < 1e-4
+    print(f"\nlogits: {np.abs(logits - expected).max():.1e}, of deviation {expected.std():.2f}")
+    assert len(photos) == 20 and (logits.argmax(1) == expected.argmax(1)).all()
+    assert np.abs(logits - expected).max() < 1e-4
 
 
 # === Training ===
@@ -160,57 +160,57 @@ def train(out, precision):
             weight.assign_sub(RATE * gradient)
         return loss, gradients
 
-    batches, found = arrays(os.path.join(out, "batches.npz")), {"losses": []}
+    batches, results = arrays(os.path.join(out, "batches.npz")), {"losses": []}
     for images, labels in zip(batches["images"][: STEPS[precision]], batches["labels"]):
         loss, gradients = step(tf.constant(images.astype(precision)), tf.one_hot(labels, 10, dtype=precision))
-        found["losses"].append(float(loss))
-        if len(found["losses"]) == 1:
+        results["losses"].append(float(loss))
+        if len(results["losses"]) == 1:
             names = {id(weight): name for name, weight in weight_names(model).items()}
             pairs = zip(model.trainable_variables, gradients)
-            found["gradient"] = {names[id(weight)]: gradient.numpy() for weight, gradient in pairs}
-            found["first"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
-    found["last"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
-    return found
+            results["gradient"] = {names[id(weight)]: gradient.numpy() for weight, gradient in pairs}
+            results["first"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
+    results["last"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
+    return results
 
 
-def of_theirs(out, precision, what, shapes):
+def their_arrays(out, precision, what, shapes):
     """Their arrays of a kind, under our names."""
     return csrhddlam_weights(arrays(os.path.join(out, f"{precision}.npz"), f"{what}/"), shapes)
 
 
-def errors(found, wanted):
+def errors(actual, expected):
     """dict from names to the largest difference, divided by the largest value of the tensor.
 
     Some values are 0 but for rounding: gradients of offsets in front of a batch norm, and means after one. They are
     compared with the thousandth of the median tensor.
     """
-    assert set(found) == set(wanted)
-    sizes = {name: np.abs(a).max() for name, a in wanted.items()}
+    assert set(actual) == set(expected)
+    sizes = {name: np.abs(a).max() for name, a in expected.items()}
     least = np.median(list(sizes.values())) / 1000
-    return {name: np.abs(found[name] - a).max() / max(sizes[name], least) for name, a in wanted.items()}
+    return {name: np.abs(actual[name] - a).max() / max(sizes[name], least) for name, a in expected.items()}
 
 
-def compare_training(found, out, precision):
+def compare_training(results, out, precision):
     """Prints losses and relative differences, and asserts that the curves are the same."""
-    losses, wanted = np.array(found["losses"]), arrays(os.path.join(out, f"{precision}.npz"), "losses")[""]
-    changes = losses / wanted - 1
+    losses, expected = np.array(results["losses"]), arrays(os.path.join(out, f"{precision}.npz"), "losses")[""]
+    changes = losses / expected - 1
     for step in (1, 2, 3, 5, 10, 15, 20, 25, 30):
         if step <= len(losses):
-            mine, other = losses[step - 1], wanted[step - 1]
+            mine, other = losses[step - 1], expected[step - 1]
             print(f"{precision}, step {step}: ours {mine:.6f} theirs {other:.6f} {100 * changes[step - 1]:+.1e} %")
     limit = {"float32": None, "float64": 1e-9}[precision]
     for what in ("gradient", "first", "last")[: 3 if precision == "float32" else 2]:
-        other = of_theirs(out, precision, what, {name: array.shape for name, array in found["last"].items()})
+        other = their_arrays(out, precision, what, {name: array.shape for name, array in results["last"].items()})
         kinds = (
             {"gradients": list(other)}
             if what == "gradient"
             else {end: [name for name in other if name.endswith(end)] for end in ("moving_mean", "moving_variance")}
         )
         for kind, names in kinds.items():
-            own = errors({n: found[what][n] for n in names}, {n: other[n] for n in names})
+            differences = errors({n: results[what][n] for n in names}, {n: other[n] for n in names})
             when = {"gradient": 1, "first": 1, "last": len(losses)}[what]
-            worst, median = max(own.values()), np.median(list(own.values()))
-            print(f"{precision}, {len(own)} {kind} after step {when}: {worst:.1e}, median {median:.1e}")
-            assert limit is None or worst < limit, max(own, key=own.get)
+            worst, median = max(differences.values()), np.median(list(differences.values()))
+            print(f"{precision}, {len(differences)} {kind} after step {when}: {worst:.1e}, median {median:.1e}")
+            assert limit is None or worst < limit, max(differences, key=differences.get)
     assert abs(changes[0]) < {"float32": 1e-5, "float64": 1e-12}[precision]
     assert abs(changes[-1]) < {"float32": 0.01, "float64": 1e-9}[precision]

@@ -38,7 +38,7 @@ def make(name, make_task, make_data, data_dir):
     return make_task(ModelConfig(name), make_data(*splits), data_dir)
 
 
-def parts_of(text):
+def split_page(text):
     """(values of the YAML head, text below it)."""
     head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
     return yaml.safe_load(head), body
@@ -58,15 +58,15 @@ def test_the_page_says_all():
         parameters=1234,
         weights="ef" * 32,
     )
-    head, body = parts_of(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
+    head, body = split_page(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
     assert head["license"] == "cc-by-4.0" and head["library_name"] == "axial" and head["datasets"] == ["three"]
     assert head["pipeline_tag"] == "image-classification" and "safetensors" in head["tags"]
     (model,) = head["model-index"]
     assert model["name"] == "axial_resnet_nano"
-    found = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
-    assert [split for split, _ in found] == ["val", "test"]
-    assert found[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
-    assert [metric["type"] for metric in found[1][1]] == ["top1"]
+    results = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
+    assert [split for split, _ in results] == ["val", "test"]
+    assert results[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
+    assert [metric["type"] for metric in results[1][1]] == ["top1"]
     for words in (
         *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
         "Of the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
@@ -86,7 +86,7 @@ def test_the_page_says_all():
 def test_a_card_of_before_has_a_page_too():
     """model.json of converted weights has no spec, no scores and no command."""
     card = msgspec.structs.replace(make_card(NANO, 3, source="deeplab2"), unfilled=["logits/conv/kernel"])
-    head, body = parts_of(page(card, "weights", {}))
+    head, body = split_page(page(card, "weights", {}))
     assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head
     for words in ("None is told.", "3 classes; the source does not name them", "Nobody has told", "logits/conv/kernel"):
         assert words in body
@@ -100,7 +100,7 @@ def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colo
     outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
     make_task, make_data, hub, row = TASKS[name]
     task = make(name, make_task, make_data, colours_dir if make_data is ClassificationData else sample_dir)
-    head, body = parts_of(page(card, form, {}, task=task, outputs=outputs))
+    head, body = split_page(page(card, form, {}, task=task, outputs=outputs))
     assert head["pipeline_tag"] == hub and form.replace("_", "-") in head["tags"]
     assert "1.5 times the photo's own\n- largest canvas: 65x97 pixels" in body
     assert f"- a photo of more than 8 bits:\n  {LEVELS[SPEC.levels]}" in body
@@ -134,14 +134,14 @@ def test_a_card_shows_names_as_they_are():
         license="<b> | *c*\n---\n# x",
         made=[f"axial-train --gin_binding={name}" for name in names],
     )
-    head, body = parts_of(page(card, "safetensors", files))
+    head, body = split_page(page(card, "safetensors", files))
     assert head["license"] == card.license and head["datasets"] == [spec.name]
     assert [metric["type"] for metric in head["model-index"][0]["results"][0]["metrics"]] == names
     tokens = MarkdownIt("commonmark").enable("table").parse(body)
-    texts = ["".join(part.content for part in token.children) for token in tokens if token.type == "inline"]
-    parts = [part for token in tokens for part in token.children or [token]]
-    assert {part.content for part in parts if part.type == "html_inline"} <= {"<code>", "</code>"}
-    assert not {part.type for part in parts} & {"html_block", "link_open", "em_open", "strong_open", "image"}
+    texts = ["".join(child.content for child in token.children) for token in tokens if token.type == "inline"]
+    children = [child for token in tokens for child in token.children or [token]]
+    assert {child.content for child in children if child.type == "html_inline"} <= {"<code>", "</code>"}
+    assert not {child.type for child in children} & {"html_block", "link_open", "em_open", "strong_open", "image"}
     assert f"{spec.name}, {len(names)} classes: {', '.join(names)}" in texts
     first = texts.index("score") + 2
     assert texts[first : first + 2 * len(names)] == [text for name in names for text in (name.strip(), "0.2500")]

@@ -17,12 +17,12 @@ def write_checkpoint(arrays, prefix):
     """Writes arrays under object paths, as nested objects with attributes of these names."""
     root = tf.Module()
     for path, array in arrays.items():
-        *parts, last = path.split("/")
+        *parents, last = path.split("/")
         node = root
-        for part in parts:
-            if not hasattr(node, part):
-                setattr(node, part, tf.Module())
-            node = getattr(node, part)
+        for name in parents:
+            if not hasattr(node, name):
+                setattr(node, name, tf.Module())
+            node = getattr(node, name)
         setattr(node, last, tf.Variable(array))
     return tf.train.Checkpoint(**{name: getattr(root, name) for name in {p.split("/")[0] for p in arrays}}).write(
         prefix
@@ -56,16 +56,16 @@ def test_every_form_is_read(folder, tmp_path, kind):
     if "archive" in kind:
         path = archive(folder, tmp_path / "a.tar.gz", lambda name: f"../../{name}")
     before = set(tmp_path.parent.rglob("*"))
-    found = read_checkpoint(os.path.join(path, "ckpt-7") if kind == "prefix" else str(path))
-    assert set(found) == set(ARRAYS)
+    arrays = read_checkpoint(os.path.join(path, "ckpt-7") if kind == "prefix" else str(path))
+    assert set(arrays) == set(ARRAYS)
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(arrays[name], array)
     assert set(tmp_path.parent.rglob("*")) == before  # nothing lands outside of a temporary folder
 
 
-def cut(path, share):
+def cut(path, fraction):
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+    path.write_bytes(data[: int(len(data) * fraction)])
 
 
 def test_harm_is_one_line(folder, tmp_path):
@@ -76,8 +76,8 @@ def test_harm_is_one_line(folder, tmp_path):
     for name in "ckpt-1", "ckpt-2":
         write_checkpoint(ARRAYS, str(two / name))
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
-        for place in "a", "b":
-            tar.add(folder / "ckpt-7.index", f"{place}/ckpt-7.index")
+        for name in "a", "b":
+            tar.add(folder / "ckpt-7.index", f"{name}/ckpt-7.index")
     with tarfile.open(tmp_path / "link.tar", "w") as tar:
         entry = tarfile.TarInfo("ckpt-7.index")
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -108,15 +108,15 @@ def test_harm_is_one_line(folder, tmp_path):
 
 def write_shards(prefix, count):
     """A checkpoint whose tensors lie in several files, as several hosts write it."""
-    parts = [f"{prefix}-part-{i}" for i in range(count)]
-    for i, part in enumerate(parts):
+    shards = [f"{prefix}-part-{i}" for i in range(count)]
+    for i, shard in enumerate(shards):
         tf.raw_ops.SaveV2(
-            prefix=part,
+            prefix=shard,
             tensor_names=[f"v{i}/.ATTRIBUTES/VARIABLE_VALUE"],
             shape_and_slices=[""],
             tensors=[tf.range(100 + i)],
         )
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
 
 
 def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):

@@ -38,12 +38,12 @@ def restored(folder):
 
 def test_features_and_logits_are_theirs(restored):
     """At 224 pixels, from the photo as uint8: the mean and deviation travel with the model."""
-    with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as wanted:
-        images = tf.constant(wanted["photos"] / np.float32(127.5) - 1)
+    with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as expected:
+        images = tf.constant(expected["photos"] / np.float32(127.5) - 1)
         features = restored.backbone(images)
         for name, step in (("res2", 8), ("res3", 4), ("res4", 2), ("res5", 1)):
-            np.testing.assert_allclose(features[name][:, ::step, ::step], wanted[name], atol=TOLERANCE)
-        np.testing.assert_allclose(restored(images)["logits"], wanted["logits"], atol=TOLERANCE)
+            np.testing.assert_allclose(features[name][:, ::step, ::step], expected[name], atol=TOLERANCE)
+        np.testing.assert_allclose(restored(images)["logits"], expected["logits"], atol=TOLERANCE)
 
 
 def test_the_card_says_what_was_done(folder):

@@ -55,10 +55,10 @@ def test_the_whole_model_computes_the_same(converted):
     model, golden, card = converted
     tolerance = TOLERANCE if card["model"] == "max_s_backbone" else 1e-3
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
-    for name, found in model.backbone(images).items():
-        assert relative_error(found, golden[f"feature/{name}"]) < tolerance, name
-    for name, found in model(images).items():
-        assert relative_error(found, golden[f"head/{name}"]) < tolerance, name
+    for name, actual in model.backbone(images).items():
+        assert relative_error(actual, golden[f"feature/{name}"]) < tolerance, name
+    for name, actual in model(images).items():
+        assert relative_error(actual, golden[f"head/{name}"]) < tolerance, name
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(arrays, change, words, tmp_path):
-    own = dict(arrays)
-    change(own)
+    changed = dict(arrays)
+    change(changed)
     with pytest.raises(InputError, match=words) as error:
-        convert_changed(own, tmp_path)
+        convert_changed(changed, tmp_path)
     assert str(error.value).startswith(str(tmp_path / "in")) and "\n" not in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -48,8 +48,8 @@ def test_shipped_weights_start_a_training_of_other_classes():
     assert "of another shape" in reshaped and reshaped.endswith("semantic_head/logits")
     _, arrays = read_safetensors(file)
     for old, (name, weight) in zip(before, weight_names(model).items(), strict=True):
-        wanted = old if name.startswith("semantic_head/logits") else arrays[name]
-        np.testing.assert_array_equal(weight, wanted, name)
+        expected = old if name.startswith("semantic_head/logits") else arrays[name]
+        np.testing.assert_array_equal(weight, expected, name)
     wrong = ModelConfig(SEGMENTER, norm=BatchNormConfig(epsilon=1e-5))
     with pytest.raises(InputError, match="these weights need --gin_binding=.BatchNormConfig.epsilon = 0.001"):
         initialize(built(SEGMENTER), file, wrong)
@@ -62,9 +62,9 @@ def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classifie
     model = built(SEGMENTER, output_stride=16)
     lines = initialize(model, classified).splitlines()
     images = tf.random.stateless_uniform([2, 33, 65, 3], [0, 0], -1, 1)
-    wanted, found = classifier.backbone(images), model.backbone(images)
+    expected, actual = classifier.backbone(images), model.backbone(images)
     for name in ("res1", "res2", "res3", "res4"):
-        np.testing.assert_array_equal(found[name], wanted[name], name)
+        np.testing.assert_array_equal(actual[name], expected[name], name)
     assert lines[0] == f"init_checkpoint: {classified}, moving averages"
     count = len(model.backbone.weights)
     assert f"{count} of {len(model.weights)} weights" in lines[1] and lines[1].endswith(": backbone")
@@ -95,8 +95,8 @@ def test_converted_weights(tmp_path):
     model(tf.zeros([1, 33, 33, 3]))
     initialize(model, converted, ModelConfig("axial_deeplab_s", norm=norm, arguments=arguments))
     images = tf.random.stateless_uniform([1, 65, 33, 3], [0, 0], -1, 1)
-    for name, wanted in classifier.backbone(images).items():
-        np.testing.assert_array_equal(model.backbone(images)[name], wanted)
+    for name, expected in classifier.backbone(images).items():
+        np.testing.assert_array_equal(model.backbone(images)[name], expected)
     wrong = ModelConfig("axial_deeplab_s", BatchNormConfig(epsilon=0.5), arguments=arguments)
     with pytest.raises(InputError, match='these weights need --gin_binding="BatchNormConfig.epsilon = 1e-05"'):
         initialize(model, converted, wrong)
@@ -136,9 +136,9 @@ def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
         w.numpy().tobytes() for w in model.backbone.weights
     }
     images = tf.random.stateless_uniform([1, 64, 96, 3], [0, 0], -1, 1)
-    wanted, found = classifier.backbone(images), model.backbone(images)
+    expected, actual = classifier.backbone(images), model.backbone(images)
     for level in ("res1", "res2", "res3"):  # CCNet has other strides after res3
-        assert relative_error(found[level], wanted[level]) <= 1e-5, level
+        assert relative_error(actual[level], expected[level]) <= 1e-5, level
     (new,) = [line for line in lines if line.startswith("  new  ")]
     assert "middle/conv/offset_kernel" in new and "middle/attended" in new
     assert not [line for line in lines if "backbone" in line and line not in (lines[1], new)]

@@ -52,11 +52,11 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path):
     photo = np.random.default_rng(0).integers(0, 256, [2, 96, 64, 3]).astype(np.float32)
     images = tf.constant(photo / 127.5 - 1)
     outputs = [theirs.get_layer(f"conv{s}_block{b}_out").output for s, b in ((2, 1), (3, 2), (4, 1), (5, 1))]
-    wanted = keras.Model(theirs.input, [*outputs, theirs.output])(resnet.preprocess_input(photo.copy()))
+    expected = keras.Model(theirs.input, [*outputs, theirs.output])(resnet.preprocess_input(photo.copy()))
     features = ours.backbone(images)
-    for name, value in zip(("res2", "res3", "res4", "res5"), wanted):
+    for name, value in zip(("res2", "res3", "res4", "res5"), expected):
         assert relative_error(features[name], value) < 1e-4, name
-    assert relative_error(ours(images)["logits"], wanted[-1]) < 1e-4
+    assert relative_error(ours(images)["logits"], expected[-1]) < 1e-4
 
 
 def test_without_the_top_the_last_layer_is_random(file, tmp_path):

@@ -15,13 +15,13 @@ from tests.conftest import GOLDEN
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
 def test_both_formats_and_all_kinds_of_tensors(name):
-    found = read_state_dict(str(GOLDEN / name))
-    with np.load(GOLDEN / "pt_kinds.npz") as wanted:
-        assert set(found) == set(wanted.files)
-        for key in wanted.files:
-            assert found[key].shape == wanted[key].shape
-            np.testing.assert_array_equal(found[key].astype(np.float32), wanted[key])
-    assert found["scalar"].dtype == np.int64 and found["flags"].dtype == np.bool_
+    actual = read_state_dict(str(GOLDEN / name))
+    with np.load(GOLDEN / "pt_kinds.npz") as expected:
+        assert set(actual) == set(expected.files)
+        for key in expected.files:
+            assert actual[key].shape == expected[key].shape
+            np.testing.assert_array_equal(actual[key].astype(np.float32), expected[key])
+    assert actual["scalar"].dtype == np.int64 and actual["flags"].dtype == np.bool_
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -29,11 +29,11 @@ def test_what_is_written_is_read(tmp_path):
     arrays = {"a.weight": rng.normal(size=[2, 3, 1]).astype(np.float32), "count": np.array(2**40)}
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes(arrays))
-    found = read_state_dict(str(path))
-    assert list(found) == list(arrays)
+    actual = read_state_dict(str(path))
+    assert list(actual) == list(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert actual[name].dtype == array.dtype
+        np.testing.assert_array_equal(actual[name], array)
 
 
 @pytest.mark.parametrize("wrap", [None, "net", "state_dict"])
@@ -131,10 +131,10 @@ def test_a_file_cut_anywhere_or_with_any_byte_changed_is_read_or_refused(name, t
     """Nothing but InputError leaves the reader."""
     data, path = (GOLDEN / name).read_bytes(), tmp_path / name
     rng = np.random.default_rng(0)
-    for place in rng.integers(0, len(data), 150):
+    for index in rng.integers(0, len(data), 150):
         changed = bytearray(data)
-        changed[place] ^= int(rng.integers(1, 256))
-        for damaged in (data[:place], bytes(changed)):
+        changed[index] ^= int(rng.integers(1, 256))
+        for damaged in (data[:index], bytes(changed)):
             path.write_bytes(damaged)
             try:
                 read_state_dict(str(path))

@@ -53,7 +53,7 @@ def train(model, out):
         model.load_state_dict(start)
         model = model.to(dtype).train()
         model.load_state_dict(start)
-        optimizer, found, losses = torch.optim.SGD(model.parameters(), RATE), {}, []
+        optimizer, results, losses = torch.optim.SGD(model.parameters(), RATE), {}, []
         steps = len(images) if dtype == torch.float32 else 1
         for image, label in zip(images[:steps], labels):
             optimizer.zero_grad()
@@ -62,10 +62,10 @@ def train(model, out):
             optimizer.step()
             losses.append(float(loss.detach()))
             if len(losses) == 1:
-                found |= {f"gradient/{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
-                found |= {f"first/{n}": v.numpy().copy() for n, v in model.state_dict().items()}
-        found |= {f"last/{n}": v.numpy() for n, v in model.state_dict().items()}
-        np.savez(os.path.join(out, f"{str(dtype).split('.')[-1]}.npz"), losses=losses, **found)
+                results |= {f"gradient/{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
+                results |= {f"first/{n}": v.numpy().copy() for n, v in model.state_dict().items()}
+        results |= {f"last/{n}": v.numpy() for n, v in model.state_dict().items()}
+        np.savez(os.path.join(out, f"{str(dtype).split('.')[-1]}.npz"), losses=losses, **results)
 
 
 def main():

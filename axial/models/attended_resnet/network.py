@@ -56,16 +56,16 @@ class AttendedResNet(ResNet):
         filters = base_filters(options.width, options.mechanism.heads)
         super().__init__(options, norm, filters, pixels=options.pixels, name=name)
 
-    def make_block(self, place):
-        options, stage = self.options, (place.filters // self.filters).bit_length()  # 1 to 4
+    def make_block(self, spec):
+        options, stage = self.options, (spec.filters // self.filters).bit_length()  # 1 to 4
         middle = AttendedMiddle(
-            place.filters,
+            spec.filters,
             self.norm,
-            1 if options.stride_first else place.strides,
-            place.dilation,
+            1 if options.stride_first else spec.strides,
+            spec.dilation,
             mechanism=options.mechanism if stage > STAGES - options.attended_stages else Mechanism(),
             spatial=options.spatial if stage > STAGES - options.spatial_stages else "regular",
             deformable=dict(modulation=options.modulation, form=options.form),
             name="middle",
         )
-        return self.bottleneck(place, middle, stride_first=options.stride_first)
+        return self.bottleneck(spec, middle, stride_first=options.stride_first)

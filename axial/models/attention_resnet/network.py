@@ -68,7 +68,7 @@ class AttentionStem(Layer):
         x = tf.reshape(x, [-1, rows, SIDE, columns, SIDE, channels])
         x = tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, SIDE * SIDE, channels])  # [B, P, C]
         q, k = tf.split(tf.einsum("bpc,cf->bpf", x, self.kernel), 2, -1)
-        v = tf.einsum("bpc,pcf->bpf", x, self.place_kernels())
+        v = tf.einsum("bpc,pcf->bpf", x, self.position_kernels())
         depth = self.filters // self.heads
         q, k, v = (tf.reshape(t, [-1, SIDE * SIDE, self.heads, depth]) for t in (q, k, v))
         logits = tf.einsum("bphd,bmhd->bhpm", q, k)
@@ -78,12 +78,12 @@ class AttentionStem(Layer):
         # The window of the pool is the block.
         return tf.nn.relu(tf.reshape(tf.reduce_max(y, 1), [-1, rows, columns, self.filters]))
 
-    def place_kernels(self):
+    def position_kernels(self):
         """[P, C, filters]: the projection of the values at each place of the block."""
-        place = widen(tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1]))
-        share = tf.nn.softmax(tf.matmul(place, tf.cast(self.mixture, place.dtype)))  # [P, mixtures]
+        position = widen(tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1]))
+        weights = tf.nn.softmax(tf.matmul(position, tf.cast(self.mixture, position.dtype)))  # [P, mixtures]
         values = tf.convert_to_tensor(self.values)
-        return tf.einsum("pm,mcf->pcf", tf.cast(share, values.dtype), values)
+        return tf.einsum("pm,mcf->pcf", tf.cast(weights, values.dtype), values)
 
     def folded_weights(self):
         """Values for the weights of the folded layer, which has norm None."""
@@ -138,13 +138,13 @@ class AttentionResNet(ResNet):
             return AttentionStem(64, self.norm, self.options.heads, name="stem")
         return super().make_stem()
 
-    def make_block(self, place):
+    def make_block(self, spec):
         local = StridedLocalAttention(
-            place.filters,
+            spec.filters,
             self.norm,
-            place.strides,
+            spec.strides,
             self.options.attention,
             batch_norm=self.options.batch_norm,
             name="attention",
         )
-        return self.bottleneck(place, local)
+        return self.bottleneck(spec, local)

@@ -32,7 +32,7 @@ def match(overlaps, least, background):
     return matched, positive, (best >= 0) & (best < background) & ~positive
 
 
-def choose(positive, negative, count, draw, *, share):
+def choose(positive, negative, count, draw, *, positive_fraction):
     """Marks `count` examples at random, positive ones up to a share of them, the rest negative ones.
 
     Every tensor has a static shape. If too few are positive or negative, fewer are marked.
@@ -41,19 +41,19 @@ def choose(positive, negative, count, draw, *, share):
         positive, negative: bool [..., n].
         count: how many are wanted.
         draw: float32 [..., n], random numbers from 0 to 1.
-        share: largest share of positive ones.
+        positive_fraction: largest share of positive ones.
 
     Returns:
         bool [..., n].
     """
     n = positive.shape[-1]
-    limit = min(int(count * share), n)
+    limit = min(int(count * positive_fraction), n)
 
     def ranked(mask):
         """Places [..., n] in a random order of the examples that are masked; n for the others."""
         order = tf.argsort(tf.where(mask, draw, 2.0), axis=-1)
-        place = tf.argsort(order, axis=-1)
-        return tf.where(mask, place, n)
+        rank = tf.argsort(order, axis=-1)
+        return tf.where(mask, rank, n)
 
     chosen = ranked(positive) < limit
     room = count - tf.reduce_sum(tf.cast(chosen, tf.int32), -1, keepdims=True)

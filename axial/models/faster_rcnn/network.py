@@ -45,8 +45,8 @@ class Pyramid(Layer):
             above = maps[i + 1]
             above = tf.repeat(tf.repeat(above, 2, 1), 2, 2)[:, : maps[i].shape[1], : maps[i].shape[2]]
             maps[i] += above
-        found = {str(level): conv(x) for level, conv, x in zip(self.levels, self.output_convs, maps)}
-        return found | {str(LEVELS[-1]): subsample(found[str(self.levels[-1])], 2, 2)}
+        outputs = {str(level): conv(x) for level, conv, x in zip(self.levels, self.output_convs, maps)}
+        return outputs | {str(LEVELS[-1]): subsample(outputs[str(self.levels[-1])], 2, 2)}
 
 
 class ProposalHead(Layer):
@@ -211,14 +211,14 @@ class FasterRCNN(Network):
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         copies = [tf.shape(images)[0], 1, 1, 1]
-        of_each = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
+        anchor_boxes = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
         visible = {level: _on_photo(x, 2 ** int(level), valid_size) for level, x in _float32(scores).items()}
-        proposals, _ = self._propose(_float32(codes), visible, of_each, valid_size, training=truth is not None)
+        proposals, _ = self._propose(_float32(codes), visible, anchor_boxes, valid_size, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
-            return self._found(crops, proposals, valid_size)
-        return {"anchor_scores": scores, "anchor_codes": codes, **self._learned(crops, proposals, truth)}
+            return self._detect(crops, proposals, valid_size)
+        return {"anchor_scores": scores, "anchor_codes": codes, **self._training_outputs(crops, proposals, truth)}
 
     def _crops(self, maps, boxes, side):
         """The maps' crops on boxes, [N, boxes, side, side, C]."""
@@ -228,7 +228,7 @@ class FasterRCNN(Network):
         shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
         return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
 
-    def _found(self, maps, proposals, valid_size):
+    def _detect(self, maps, proposals, valid_size):
         """The detections of each image."""
         from official.vision.modeling.layers import detection_generator
 
@@ -240,10 +240,10 @@ class FasterRCNN(Network):
             nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
             dtype="float32",
         )
-        found = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
-        classes = tf.cast(found["detection_classes"], tf.int32)
-        result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
-        result["count"] = tf.cast(found["num_detections"], tf.int32)
+        detections = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
+        classes = tf.cast(detections["detection_classes"], tf.int32)
+        result = {"box": detections["detection_boxes"], "score": detections["detection_scores"], "class": classes}
+        result["count"] = tf.cast(detections["num_detections"], tf.int32)
         if self.options.masks:
             result["mask"] = tf.sigmoid(self.mask_head(self._crops(maps, result["box"], MASK_CROP), classes))
         return result
@@ -267,13 +267,13 @@ class FasterRCNN(Network):
         positive = tf.concat([positive, classes > 0], 1)
         negative = tf.concat([negative, tf.zeros_like(classes, tf.bool)], 1)
         draw = random.uniform(tf.shape(positive))
-        chosen = choose(positive, negative, self.options.sampled, draw, share=SAMPLED_OBJECTS)
+        chosen = choose(positive, negative, self.options.sampled, draw, positive_fraction=SAMPLED_OBJECTS)
         kinds = tf.where(positive, tf.gather(classes, matched, batch_dims=1), 0)
         kinds = tf.where(chosen, kinds, -1)
         order = tf.math.top_k(tf.cast(chosen, tf.int32), self.options.sampled)[1]
         return tuple(tf.gather(x, order, batch_dims=1) for x in (boxes, matched, kinds))
 
-    def _learned(self, maps, proposals, truth):
+    def _training_outputs(self, maps, proposals, truth):
         """Outputs of the heads for sampled boxes, with their targets."""
         from official.vision.modeling.layers import mask_sampler
         from official.vision.ops import box_ops
@@ -286,8 +286,8 @@ class FasterRCNN(Network):
         result = {"logits": logits, "codes": codes, "classes": classes}
         result["code_targets"] = tf.stop_gradient(targets)
         if self.options.masks:
-            known = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
-            masked = tf.where(tf.gather(known, indices, batch_dims=1), classes, 0)
+            has_mask = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
+            masked = tf.where(tf.gather(has_mask, indices, batch_dims=1), classes, 0)
             count = int(self.options.sampled * SAMPLED_OBJECTS)
             sampler = mask_sampler.MaskSampler(2 * MASK_CROP, count, dtype="float32")
             boxes, classes, masks = sampler(boxes, matched, masked, indices, gt_masks=truth["masks"])

@@ -57,20 +57,20 @@ class XceptionBlock(Layer):
     def call(self, x, training=False):
         training = training and self.trainable
 
-        def run(x, *share):
-            return self._run(x, training, *share)
+        def run(x, *keep_mask):
+            return self._run(x, training, *keep_mask)
 
         return run_block(self, run, x, training=training, built=self.convs[-1].built)
 
-    def _run(self, x, training, share=None):
-        """The output. `share` [N, 1, 1, 1] multiplies the branch."""
+    def _run(self, x, training, keep_mask=None):
+        """The output. `keep_mask` [N, 1, 1, 1] multiplies the branch."""
         branch = x
         for conv in self.convs:
             branch = conv(branch if self.relu_after else tf.nn.relu(branch), training=training)
         if self.kind is None:
             return branch
-        if share is not None:
-            branch *= tf.cast(share, branch.dtype)
+        if keep_mask is not None:
+            branch *= tf.cast(keep_mask, branch.dtype)
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 

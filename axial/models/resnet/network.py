@@ -74,7 +74,7 @@ class ConvResNetOptions(ResNetOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class BlockSpec:
     """Where a residual block stands.
 
     Attributes:
@@ -142,7 +142,7 @@ class ResNet(Layer):
         input_stride = 4 // first
         self.stages = [[] for _ in options.repeats]
         for index, (i, j) in enumerate(blocks):
-            place = Place(
+            spec = BlockSpec(
                 filters * 2**i,
                 strides=1 if j else strides[i],
                 dilation=1 if j == 0 and options.output_stride > 8 else dilations[i],
@@ -150,37 +150,37 @@ class ResNet(Layer):
                 drop_path=options.drop_path * index / max(len(blocks) - 1, 1),
                 name=f"stage{i + 2}_block{j + 1}",
             )
-            self.stages[i].append(self.make_block(place))
-            input_stride *= place.strides
+            self.stages[i].append(self.make_block(spec))
+            input_stride *= spec.strides
 
     def make_stem(self):
         """The layer from the image to 'res1'."""
         return make_stem(self.options.stem, self.options.width, self.norm)
 
-    def make_block(self, place):
-        """The block at a `Place`."""
+    def make_block(self, spec):
+        """The block at a `BlockSpec`."""
         raise InputError(f"{type(self).__name__} does not say which blocks it has")
 
-    def bottleneck(self, place, middle, inner=1, stride_first=False, activation="relu"):
-        """A `Bottleneck` at a `Place`, with `inner` times its filters around the middle layer."""
+    def bottleneck(self, spec, middle, inner=1, stride_first=False, activation="relu"):
+        """A `Bottleneck` at a `BlockSpec`, with `inner` times its filters around the middle layer."""
         return Bottleneck(
-            inner * place.filters,
-            4 * place.filters,
+            inner * spec.filters,
+            4 * spec.filters,
             middle,
             self.norm,
-            strides=place.strides,
+            strides=spec.strides,
             stride_first=stride_first,
-            drop_path=place.drop_path,
+            drop_path=spec.drop_path,
             recompute=self.options.recompute,
             activation=activation,
-            name=place.name,
+            name=spec.name,
         )
 
-    def conv_bottleneck(self, place, stride_first=False, activation="relu"):
+    def conv_bottleneck(self, spec, stride_first=False, activation="relu"):
         """The `bottleneck` around a 3x3 convolution."""
-        strides = 1 if stride_first else place.strides
-        conv = Conv(place.filters, 3, self.norm, strides, dilation=place.dilation, activation=activation, name="middle")
-        return self.bottleneck(place, conv, stride_first=stride_first, activation=activation)
+        strides = 1 if stride_first else spec.strides
+        conv = Conv(spec.filters, 3, self.norm, strides, dilation=spec.dilation, activation=activation, name="middle")
+        return self.bottleneck(spec, conv, stride_first=stride_first, activation=activation)
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -209,9 +209,9 @@ def normalize(x, pixels):
 
 def check_backbone(options, least_stride=16):
     """Raises InputError unless output_stride is 16 or 32, or 8 if that is the least, and drop_path is in [0, 1)."""
-    known = [stride for stride in (8, 16, 32) if stride >= least_stride]
-    if options.output_stride not in known:
-        raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {options.output_stride}")
+    strides = [stride for stride in (8, 16, 32) if stride >= least_stride]
+    if options.output_stride not in strides:
+        raise InputError(f"output_stride must be {' or '.join(str(n) for n in strides)}: got {options.output_stride}")
     random.check_rate("drop_path", options.drop_path)
 
 
@@ -307,5 +307,5 @@ class ConvResNet(ResNet):
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
         super().__init__(options, norm, base_filters(options.width), pixels=options.pixels, name=name)
 
-    def make_block(self, place):
-        return self.conv_bottleneck(place, self.options.stride_first)
+    def make_block(self, spec):
+        return self.conv_bottleneck(spec, self.options.stride_first)

@@ -10,7 +10,7 @@ KERAS = PublicWeights(
         (r"^predictions/", "logits/conv/"),
         (r"^conv1_(conv|bn)/", r"backbone/stem/\1/"),
         (r"^conv([2-5])_block(\d+)_", r"backbone/stage\1_block\2/"),
-        *((f"/{number}_", f"/{part}/") for number, part in enumerate(("shortcut", "reduce", "middle", "expand"))),
+        *((f"/{number}_", f"/{layer}/") for number, layer in enumerate(("shortcut", "reduce", "middle", "expand"))),
         (r"/bn/", "/norm/"),
     ],
     models={(3, 4, 6, 3): "resnet_50", (3, 4, 23, 3): "resnet_101", (3, 8, 36, 3): "resnet_152"},
