@@ -18,17 +18,17 @@ class AxialResNetOptions(ResNetOptions):
     Attributes:
         stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'wide' for SWideRNet, 'axial'
             for Full Axial-ResNet. With 'axial' the first stage has a stride in place of the max-pool.
-        attention: `AttentionOptions` of every attention layer.
+        attention: `AttentionOptions` of all attention layers.
         pool: whether a max-pool follows the stem.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
-        table_photo: side of the largest photo whose offsets the position tables hold; None for 255 distances at every
-            stride. A larger photo is warned of.
-        attention_stride: blocks whose input has a smaller stride convolve in place of attending. DeepLab2 has 16.
-        conv_block: what those are: 'bottleneck' as in ResNet, 'basic' as in SWideRNet (Chen et al., 2020).
-        attention_width: multiplies the channels of the attention inside each block. DeepLab2's SWideRNets have 2.
+        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for 255 distances
+            at every stride. A larger photo causes a warning.
+        attention_stride: blocks whose input has a smaller stride have convolutions, not attention. DeepLab2 has 16.
+        conv_block: kind of these blocks: 'bottleneck' as in ResNet, or 'basic' as in SWideRNet (Chen et al., 2020).
+        attention_width: multiplies the attention's channels inside each block. DeepLab2's SWideRNets have 2.
         activation: see `Conv`.
-        pixels: of `PIXELS`.
+        pixels: normalisation of the photo, one of `PIXELS`.
     """
 
     output_stride: int = 16
@@ -46,11 +46,11 @@ class AxialResNetOptions(ResNetOptions):
 
 
 class AxialStem(Layer):
-    """The stem of Full Axial-ResNet: three axial blocks of 128 x width channels, the first with stride 2.
+    """The stem of Full Axial-ResNet: three axial blocks with 128 x width channels, the first with stride 2.
 
     Args:
-        make_block: function that makes the block at a `BlockSpec`.
-        filters: of the blocks.
+        make_block: function that makes a block from its `BlockSpec`.
+        filters: base channels of the blocks.
     """
 
     def __init__(self, make_block, filters, name=None):
@@ -121,7 +121,7 @@ class AxialResNet(ResNet):
         )
 
     def make_pair(self, channels, spec):
-        """The `AxialPair` of a block: attention along the height, then along the width."""
+        """A block's `AxialPair`: attention along the height, then along the width."""
         side = self.options.table_photo
         return AxialPair(
             channels,

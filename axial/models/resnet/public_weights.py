@@ -1,9 +1,9 @@
-"""Names of the public weights of ResNets."""
+"""Weight names of the public ResNets."""
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import PublicWeights
 
-# From the names of the layers of tf_keras.applications, version 1.
+# The patterns turn layer names of tf_keras.applications, version 1, into ours.
 KERAS = PublicWeights(
     source="keras_applications",
     names=[
