@@ -9,10 +9,10 @@ OFFSET = "offset_map"  # float32 [N, h, w, 2]: (y, x) from a pixel to the centre
 
 # Meanings of a map's values, for model cards.
 MEANINGS = {
-    LOGITS: "logits of the classes, any number; their softmax are probabilities",
-    SEMANTIC: "logits of the classes, any number; the largest is the class",
-    CENTER: "heat of instances' centres, 1 at a centre and 0 far away",
-    OFFSET: "from a pixel to its instance's centre, (y, x) in input pixels",
+    LOGITS: "class logits; their softmax gives probabilities",
+    SEMANTIC: "class logits; the largest is the predicted class",
+    CENTER: "heat map of instance centres, 1 at a centre and 0 far away",
+    OFFSET: "from a pixel to its instance's centre, (y, x) in pixels of the map",
 }
 
 # A task computes these two maps. Post-processing takes them with CENTER and OFFSET.

@@ -69,8 +69,8 @@ def test_the_page_says_all():
     assert [metric["type"] for metric in results[1][1]] == ["top1"]
     for words in (
         *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
-        "Of the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
-        "Of the split `test` of three, 1,500 records:",
+        "On the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
+        "On the split `test` of three, 1,500 records:",
         "| top1 | 0.2500 |",
         "trained on the split `train`, 300 records",
         "| photos | float32 | \\[N, h, w, 3\\] | RGB from -1 to 1",
@@ -88,7 +88,12 @@ def test_a_card_of_before_has_a_page_too():
     card = msgspec.structs.replace(make_card(NANO, 3, source="deeplab2"), unfilled=["logits/conv/kernel"])
     head, body = split_page(page(card, "weights", {}))
     assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head
-    for words in ("None is told.", "3 classes; the source does not name them", "Nobody has told", "logits/conv/kernel"):
+    for words in (
+        "No scores are recorded.",
+        "3 classes; the source does not name them",
+        "licence of these weights is unknown",
+        "logits/conv/kernel",
+    ):
         assert words in body
 
 
@@ -111,7 +116,7 @@ def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colo
     elif form == "saved_model":
         assert row in returned and ("| mask |" in returned) == name.startswith("mask")
     else:
-        assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "input pixels" in returned
+        assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "pixels of the map" in returned
 
 
 def test_every_model_says_what_it_is_for():

@@ -104,7 +104,7 @@ def test_converted_weights(tmp_path):
 
 def test_weights_of_nothing_like_it_are_refused(tmp_path):
     foreign = tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "foreign"))
-    with pytest.raises(InputError, match="no weight of it fits the model"):
+    with pytest.raises(InputError, match="none of its weights fits the model"):
         initialize(built(SEGMENTER), foreign)
 
 
