@@ -91,14 +91,14 @@ def _head(card, form, network):
     metrics = [
         {
             "task": {"type": network.hub, "name": network.title},
-            "dataset": {"type": _data_name(card), "name": _data_name(card), "split": one.split},
+            "dataset": {"type": _data_name(card), "name": _data_name(card), "split": result.split},
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
-                for name, value in one.scores.items()
+                for name, value in result.scores.items()
                 if value is not None and value == value  # the hub takes no metric without a value
             ],
         }
-        for one in results(card)
+        for result in results(card)
     ]
     return {
         "license": card.license or UNKNOWN,
@@ -129,21 +129,21 @@ def _inputs(card, form, network, task):
 
 def _preparation(card):
     """Lines on the preprocessing of a photo, and on its size."""
-    told = card.preprocessing
-    if not told:
+    preprocessing = card.preprocessing
+    if not preprocessing:
         return []
-    photo, lines = told.get("photo"), []
+    photo, lines = preprocessing.get("photo"), []
     size = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    if SCALE in told:
+    if SCALE in preprocessing:
         lines = [
-            f"- scale: {told[SCALE]} times the photo's own",
+            f"- scale: {preprocessing[SCALE]} times the photo's own",
             f"- largest canvas: {size} pixels (height x width); axial cuts larger photos into tiles",
         ]
     elif size:
         lines = [f"- canvas: {size} pixels (height x width), which axial fits photos to"]
     lines += [
-        f"- pixels: the network normalises them by the mean {show.code(told.get('mean'))} and the deviation",
-        f"  {show.code(told.get('deviation'))}, from 0 to 255",
+        f"- pixels: the network normalises them by the mean {show.code(preprocessing.get('mean'))} and the deviation",
+        f"  {show.code(preprocessing.get('deviation'))}, from 0 to 255",
     ]
     return lines + (["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else [])
 
@@ -193,10 +193,12 @@ def _photos(number):
 def _scores(card):
     """For each split a table of scores, and whether these scores chose the checkpoint."""
     lines = []
-    for one in results(card):
-        chosen = ", on which this checkpoint was chosen as its run's best" if one.chosen else ""
-        rows = [(name, "" if value is None or value != value else f"{value:.4f}") for name, value in one.scores.items()]
-        split = f"{show.code(one.split)} of {show.markdown(_data_name(card))}{_photos(one.photos)}{chosen}"
+    for result in results(card):
+        chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""
+        rows = [
+            (name, "" if value is None or value != value else f"{value:.4f}") for name, value in result.scores.items()
+        ]
+        split = f"{show.code(result.split)} of {show.markdown(_data_name(card))}{_photos(result.photos)}{chosen}"
         lines += ["", f"On the split {split}:", "", *show.markdown_table(("score", "value, from 0 to 1"), rows)]
     return lines[1:] or ["No scores are recorded."]
 

@@ -181,7 +181,7 @@ def read_h5(path):
     """
     arrays = {}
 
-    def take(name, node):
+    def visit(name, node):
         if not isinstance(node, h5py.Dataset):
             return
         if node.external or node.is_virtual or node.id.get_storage_size() != node.nbytes:
@@ -194,7 +194,7 @@ def read_h5(path):
     data = io.BytesIO(read_file(path, LARGEST_H5))
     try:
         with h5py.File(data, "r") as file:
-            file.visititems(take)
+            file.visititems(visit)
     except InputError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:

@@ -104,9 +104,9 @@ def write_csrhddlam(folder: str, output: str) -> int:
         if arguments.get(name) != value:
             raise InputError(f"{folder}: csrhddlam's networks have {name} = {value!r}, this {arguments.get(name)!r}")
     values = {name: weight.numpy() for name, weight in names.weight_names(model).items()}
-    theirs = names.to_csrhddlam(values, arguments.get("heads", 8))
-    write_bytes(output, state_dict_bytes(theirs))
-    return len(theirs)
+    state_dict = names.to_csrhddlam(values, arguments.get("heads", 8))
+    write_bytes(output, state_dict_bytes(state_dict))
+    return len(state_dict)
 
 
 # === google-research/deeplab2 ===

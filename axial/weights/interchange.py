@@ -157,17 +157,17 @@ def build_from_card(
         arrays: dict of the file's arrays, if any. A much larger model, which a hostile card may describe, is refused.
     """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
-    left = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
+    remaining = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
 
-    def count(create, **options):
-        nonlocal left
-        left -= math.prod(options.get("shape") or ())
-        if left < 0:
+    def count_weights(create, **options):
+        nonlocal remaining
+        remaining -= math.prod(options.get("shape") or ())
+        if remaining < 0:
             raise InputError(f"{card.model!r} with {card.num_classes} classes has many more weights than the file")
         return create(**options)
 
     try:
-        with tf.variable_creator_scope(count):
+        with tf.variable_creator_scope(count_weights):
             return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
     except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
         raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None

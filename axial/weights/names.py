@@ -74,17 +74,17 @@ def to_csrhddlam(values, heads=8):
         chunks = [chunk.reshape(heads, -1, *array.shape[1:]) for chunk in np.split(array, [quarter, 2 * quarter])]
         return np.concatenate(chunks, 1).reshape(array.shape)
 
-    theirs = {}
+    state_dict = {}
     for name, array in values.items():
         if re.search("(key|value)_table$|position_output_norm/", name):
             continue  # converted with the query table and the content
-        their = _renamed(name, CSRHDDLAM)
-        prefix, _, what = their.rpartition(".")
-        if what == "relative":
+        target = _renamed(name, CSRHDDLAM)
+        prefix, _, suffix = target.rpartition(".")
+        if suffix == "relative":
             key, value = (values[name.replace("query", other)] for other in ("key", "value"))
             length = len(key) // 2 + 1
             index = np.arange(length)[:, None] - np.arange(length) + length - 1  # of key - query
-            theirs[their.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
+            state_dict[target.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
             array = np.concatenate([array[::-1].T, key.T, value[::-1].T])
         elif prefix.endswith("qkv_transform"):
             array = by_head(array.T)[:, :, None]
@@ -96,11 +96,11 @@ def to_csrhddlam(values, heads=8):
             array = array.reshape(-1)
         elif array.ndim == 4:
             array = array[0, 0].T if prefix == "fc" else array.transpose(3, 2, 0, 1)
-        theirs[their] = array
-        if what == "running_mean":
-            theirs[f"{prefix}.num_batches_tracked"] = np.array(0, np.int64)
-            theirs.setdefault(f"{prefix}.bias", np.zeros_like(array))
-    return {name: np.array(array, order="C") for name, array in theirs.items()}
+        state_dict[target] = array
+        if suffix == "running_mean":
+            state_dict[f"{prefix}.num_batches_tracked"] = np.array(0, np.int64)
+            state_dict.setdefault(f"{prefix}.bias", np.zeros_like(array))
+    return {name: np.array(array, order="C") for name, array in state_dict.items()}
 
 
 def csrhddlam_weights(arrays, shapes, heads=8):
@@ -117,10 +117,10 @@ def csrhddlam_weights(arrays, shapes, heads=8):
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
     indices = {name: index.reshape(shape) for (name, shape), index in zip(shapes.items(), numbers, strict=True)}
-    values, there, theirs = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(indices, heads)
-    for name in theirs.keys() & arrays.keys() - unused(theirs, CSRHDDLAM):
-        values[theirs[name]], there[theirs[name]] = arrays[name], True
-    return {name: values[index] for name, index in indices.items() if there[index].all()}
+    values, present, sources = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(indices, heads)
+    for name in sources.keys() & arrays.keys() - unused(sources, CSRHDDLAM):
+        values[sources[name]], present[sources[name]] = arrays[name], True
+    return {name: values[index] for name, index in indices.items() if present[index].all()}
 
 
 # === ResNets of tf_keras.applications ===

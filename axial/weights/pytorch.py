@@ -95,12 +95,12 @@ def _read_stream(data):
     """The content of a file before PyTorch 1.6: five pickles, then a count and the bytes of each storage."""
     types, parts, starts, arrays = {}, [], [0], {}
 
-    def note(key, dtype, count):  # the bytes follow the pickles, so this pass only records the types
+    def record(key, dtype, count):  # the bytes follow the pickles, so this pass only records the types
         types[key] = dtype, count
         return np.broadcast_to(np.zeros([], dtype), [count])
 
     for _ in range(5):
-        value, size = read_pickle(data[starts[-1] : starts[-1] + LARGEST_PICKLE], note)
+        value, size = read_pickle(data[starts[-1] : starts[-1] + LARGEST_PICKLE], record)
         parts.append(value)
         starts.append(starts[-1] + size)
     magic, protocol, system, _, keys = parts
@@ -190,10 +190,10 @@ class _Unpickler(pickle._Unpickler):
         return _GLOBALS[f"{module}.{name}"]
 
     def persistent_load(self, pid):
-        kind, of, key, _, count, *_ = pid
-        if kind != "storage" or not isinstance(of, np.dtype) or count < 0:
+        kind, dtype, key, _, count, *_ = pid
+        if kind != "storage" or not isinstance(dtype, np.dtype) or count < 0:
             raise InputError("its pickle is damaged")
-        return self.storage(str(key), of, count)
+        return self.storage(str(key), dtype, count)
 
     def load_empty_dict(self):
         self.append(_Dict())

@@ -72,8 +72,8 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
     if count > 1:
         prefixes = run_checkpoints(source.path)
         if len(prefixes) < count:
-            there = counted(len(prefixes), "checkpoint")
-            raise InputError(f"--average={count}: {source.path} has {there} of a run; see TrainingConfig.keep")
+            count_here = counted(len(prefixes), "checkpoint")
+            raise InputError(f"--average={count}: {source.path} has {count_here} of a run; see TrainingConfig.keep")
         return prefixes[-count:]
     if source.file:
         return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
@@ -143,8 +143,8 @@ def check_fits(model: Model, prefix: str) -> None:
         if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
         if shape != list(weight.shape):
-            has = f"its {path!r} has shape {shape} where {list(weight.shape)} is wanted"
-            raise InputError(f"{prefix}: of another model or another number of classes, {has}")
+            mismatch = f"its {path!r} has shape {shape} where {list(weight.shape)} is expected"
+            raise InputError(f"{prefix}: of another model or another number of classes, {mismatch}")
 
 
 def stored_optimizer(prefix: str) -> tuple[list[str], int]:
