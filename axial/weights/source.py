@@ -137,7 +137,7 @@ def _weights(path, is_checkpoint):
         if is_checkpoint:  # a run's best checkpoint is in a subfolder
             folders.append(os.path.dirname(folders[0]) or os.curdir)
     else:
-        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
+        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts other formats")
 
     recipe = "config.gin", "spec.json"  # files that describe what a run trains
     runs = (folder for folder in folders if all(gfile.exists(os.path.join(folder, name)) for name in recipe))

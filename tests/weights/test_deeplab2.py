@@ -38,7 +38,7 @@ def converted(request, tmp_path_factory):
 
 
 def test_every_stage_computes_the_same(converted):
-    """Each stage takes DeepLab2's input of it, because consecutive random stages magnify rounding."""
+    """Each stage takes the input that DeepLab2 gave it, because consecutive random stages magnify rounding."""
     model, golden, _ = converted
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
     x = model.backbone.stem(images)

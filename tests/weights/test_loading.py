@@ -92,7 +92,7 @@ def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos
 
 
 def test_weights_that_stay_random_are_not_scored(tmp_path):
-    """`read_weights` refuses a card with unfilled weights, such as those of a backbone's file."""
+    """`read_weights` refuses a card with unfilled weights, as a file with only a backbone gives."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     card = tmp_path / "out" / "model.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))

@@ -17,8 +17,8 @@ def match(overlaps, least, background):
     `background`.
 
     Args:
-        overlaps: float32 [..., boxes, objects], intersections over union, with at least one object. Boxes whose overlap
-            is -1 are ignored.
+        overlaps: float32 [..., boxes, objects], intersections over union, with at least one object. Boxes with
+            overlaps of -1 are ignored.
         least, background: thresholds from 0 to 1.
 
     Returns:

@@ -2,7 +2,7 @@
 
 Proposals, feature crops (RoIAlign) and non-maximum suppression are layers of tf-models-official. The pyramid, the heads
 and the sampling are ours and follow mmdetection, the code of the study (Zhu et al., ICCV 2019). The heads of
-tf-models-official have batch norms, which the study's have not.
+tf-models-official would have batch norms, and the study's have none.
 """
 
 import dataclasses
