@@ -106,7 +106,7 @@ def to_csrhddlam(values, heads=8):
 def csrhddlam_weights(arrays, shapes, heads=8):
     """The inverse of `to_csrhddlam`.
 
-    It converts arrays of indices by `to_csrhddlam`, which shows where each number of ours comes from.
+    It converts the indices of our numbers by `to_csrhddlam`. So the source's numbers show where they belong.
 
     Args:
         arrays: dict from names of a state dict to arrays. Names of `CSRHDDLAM.unused` are not read. A weight of ours is

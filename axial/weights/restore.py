@@ -97,7 +97,7 @@ def latest_checkpoint(folder: str) -> str | None:
         try:
             check_whole(prefix)
         except InputError as error:
-            # Not damaged are a checkpoint that a process is writing, and one that another host has just removed.
+            # A checkpoint that is being written, or that another host has just removed, is not damaged.
             if not is_unfinished(prefix) and prefix in run_checkpoints(folder, with_index=False):
                 problems.append(error)
             continue
