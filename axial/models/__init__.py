@@ -1,7 +1,7 @@
-"""The models, to be imported from here: `from axial.models import build_model`.
+"""The registered models: `from axial.models import build_model`.
 
-They are models of tf_keras (`import tf_keras as keras`). TensorFlow is imported with the first name, and with it all
-models and layers, so that tf_keras knows them when it loads a model.
+They are tf_keras models (`import tf_keras as keras`). The first use of a name imports TensorFlow and all models and
+layers, so that tf_keras knows the classes when it loads a model.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import typing
 
 from axial.errors import check_docstrings
 
-if typing.TYPE_CHECKING:  # what `__getattr__` imports
+if typing.TYPE_CHECKING:  # `__getattr__` imports these at run time
     from axial.models.registry import VARIANTS, build_model
 
 __all__ = ["VARIANTS", "build_model"]

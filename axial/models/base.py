@@ -1,4 +1,4 @@
-"""What every model of the registry has: a backbone, a head, what people and commands need to know of them, its line."""
+"""Base classes of all models: a network (backbone and head), its options, its entry in the registry."""
 
 import dataclasses
 from typing import Any
@@ -16,27 +16,27 @@ PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.
 
 @dataclasses.dataclass(frozen=True)
 class NetworkOptions:
-    """Options of a `Network`, beside those of its backbone."""
+    """Options of a `Network` without its backbone."""
 
 
 class Network(Model):
     """A backbone with a head.
 
     Args:
-        backbone: layer from the input to the maps that the head takes.
+        backbone: layer that computes the feature maps of the head.
         num_classes: from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
-        options: `NetworkOptions` of the subclass.
+        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
+        options: the subclass's `NetworkOptions`.
 
     Attributes:
-        task: name of what the model is for, as `Task.models` has it.
-        title: the same in words.
-        hub: the same as Hugging Face's hub names it; see https://huggingface.co/tasks.
-        classes: number of classes with which the paper counts the model.
-        input_row: (name, type, shape, meaning) of what the model takes. C is the number of classes.
-        maps: (name, shape) of each map that it returns, float32. h and w are sides of the input. Empty where it returns
-            something else.
-        spec, photo_scale, predictor: of a model of `axial.load`; see there. `know` sets them.
+        task: name of the model's task, one of `Task.models`.
+        title: the task in words.
+        hub: the task's name on Hugging Face's hub; see https://huggingface.co/tasks.
+        classes: number of classes for which the paper counts the model's parameters.
+        input_row: (name, type, shape, meaning) of the model's input. C is the number of classes.
+        maps: (name, shape) of each float32 map that the model returns. h and w are the input's height and width. Empty
+            if the model returns no maps.
+        spec, photo_scale, predictor: set by `know` on the models that `axial.load` returns; see there.
     """
 
     task: str
@@ -53,44 +53,44 @@ class Network(Model):
         self.backbone, self.num_classes, self.options = backbone, num_classes, options
 
     def know(self, spec: Spec | None, photo_scale: float | None, predictor: Any = None) -> None:
-        """Keeps what `axial.load` knows of the model: its classes, the scale of its photos, and what predicts."""
+        """Stores what `axial.load` knows about the model: its classes, the scale of its photos, and its predictor."""
         self.spec, self.photo_scale, self.predictor = spec, photo_scale, predictor
 
     def __deepcopy__(self, memo: dict) -> "Network":
-        """A copy of a model of `axial.load` predicts as well."""
+        """Copies the predictor too, so that the copy of a loaded model can predict."""
         copied = super().__deepcopy__(memo)
         copied.know(self.spec, self.photo_scale, self.predictor and self.predictor.copied(copied))
         return copied
 
     def __reduce__(self) -> tuple:
-        """What pickle stores. Raises InputError for a model that would forget how it predicts."""
+        """For pickle. Raises InputError if the model has a predictor, which a pickle would lose."""
         if self.predictor:
             raise InputError(f"{self.name}: a pickle forgets how to predict; call axial.load in each process")
         return super().__reduce__()
 
     @property
     def output_stride(self) -> int:
-        """The factor between the input and the backbone's last map. No side of an input may be smaller."""
+        """Ratio of the sizes of the input and of the backbone's last map; no side of an input may be smaller."""
         return self.backbone.output_stride
 
     @staticmethod
     def signature(size: tuple[int, ...], batch: int = 1) -> Any:
-        """`tf.TensorSpec`s of the model's input: photos of `size`, (height, width)."""
+        """`tf.TensorSpec` of the model's input: a batch of photos of `size` (height, width)."""
         return tf.TensorSpec([batch, *size, 3])
 
     def folding_units(self) -> list[Layer]:
-        """The layers that have `folded_weights`. Together they hold every weight of inference."""
+        """The layers that have `folded_weights`. Together they hold every weight that inference needs."""
         return [layer for layer in self.submodules if hasattr(layer, "folded_weights")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A registered model.
+    """A registered model: two classes and their arguments.
 
     Attributes:
-        model: class of the model, a `Network`, which takes a backbone and the number of classes.
+        model: subclass of `Network`.
         backbone: class of the backbone.
-        arguments: flat dict of the options of both. An option that both have goes to both.
+        arguments: flat dict of options of the model and the backbone. An option of both classes goes to both.
     """
 
     model: type[Any]
@@ -99,34 +99,34 @@ class Variant:
 
     @classmethod
     def of(cls, model: type[Any], backbone: type[Any], **arguments) -> "Variant":
-        """The variant with these arguments."""
+        """A `Variant` from keyword arguments."""
         return cls(model, backbone, arguments)
 
     @property
     def classes(self) -> int:
-        """Number of classes with which the paper counts the model, as its class says."""
+        """Number of classes for which the paper counts the model's parameters."""
         return self.model.classes
 
     @property
     def task(self) -> str:
-        """Name of the task that the model is for, as its class says."""
+        """Name of the model's task."""
         return self.model.task
 
     def parameters(self) -> list[str]:
-        """Names of the arguments that the model or its backbone takes."""
+        """Names of the arguments that the model or its backbone accepts."""
         return sorted({**options.flatten(self.model.defaults), **options.flatten(self.backbone.defaults)})
 
     def backbone_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """dict of all arguments of the backbone. `changes` replace those of the variant."""
+        """dict of all of the backbone's arguments. `changes` override the variant's arguments."""
         return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
     def all_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """dict of all arguments of model and backbone. `changes` replace those of the variant."""
+        """dict of all arguments of model and backbone. `changes` override the variant's arguments."""
         arguments = options.replace(self.model.defaults, self.arguments | changes)
         return {**self.backbone_arguments(changes), **options.flatten(arguments)}
 
     def build(self, num_classes: int, norm: Norm, changes: dict[str, Any]) -> "Network":
-        """The model, not built yet. `changes` replace arguments of the variant."""
+        """The model, not built yet. `changes` override the variant's arguments."""
         arguments = self.arguments | changes
         backbone = self.backbone(options.replace(self.backbone.defaults, arguments), norm)
         return self.model(backbone, num_classes, norm, options.replace(self.model.defaults, arguments))
@@ -134,15 +134,17 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class PublicWeights:
-    """Weights of another implementation, which a home's `public_weights.py` lists.
+    """How to read the published weights of another implementation.
 
     Attributes:
-        source: its name.
-        names: list of (pattern, replacement), which lead one after the other from their names to ours, or back.
-        models: dict from what tells their models apart, the numbers of blocks, to names of registered models.
-        norm: `BatchNormConfig` that they were trained with.
-        unused: dict from patterns of their names to why our models need no value for them.
-        arguments: dict of arguments of all of these models, which the files do not tell.
+        source: name of the implementation.
+        names: list of (pattern, replacement), applied in order. They turn the source's weight names into ours, or ours
+            into the source's.
+        models: dict from the number of blocks of each stage, which tells the source's models apart, to names of
+            registered models.
+        norm: `BatchNormConfig` of the source's training.
+        unused: dict from patterns of the source's weight names to the reason why our models do not need these weights.
+        arguments: dict of arguments that all of the source's models share and that its files do not record.
     """
 
     source: str

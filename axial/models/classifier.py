@@ -9,11 +9,11 @@ from axial.models.outputs import LOGITS
 
 
 class Classifier(Network):
-    """Backbone, mean of its last map, one linear layer.
+    """Backbone, global average pooling, one linear layer.
 
     Args:
-        backbone: layer from the image to a dict with 'res5'.
-        num_classes: ImageNet has 1000.
+        backbone: layer that returns a dict with the map 'res5'.
+        num_classes: 1000 for ImageNet.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict 'logits' float32 [N, num_classes].
     """

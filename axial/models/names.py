@@ -1,4 +1,4 @@
-"""Names of the registered models, read from the text of the homes' `variants.py`: nothing is imported."""
+"""Names of the registered models, found in the text of every `variants.py`, so that no model is imported."""
 
 import pathlib
 import re
@@ -7,19 +7,19 @@ from axial.errors import InputError, nearest
 
 
 def model_names():
-    """The names in each home's `VARIANTS`, in the order of `registry.VARIANTS`."""
+    """Names of all registered models, in the order of `registry.VARIANTS`."""
     homes = sorted(pathlib.Path(__file__).parent.glob("*/variants.py"))
     return [name for home in homes for name in re.findall(r'^    "(\w+)": ', home.read_text("utf-8"), re.M)]
 
 
-def check_model_name(name, known=None, where=""):
-    """Raises InputError, which begins with `where`, unless a registered model has a name.
+def check_model_name(name, names=None, where=""):
+    """Raises InputError if no registered model has the name.
 
     Args:
         name: of a model.
-        known: all names; by default `model_names`.
-        where: for the message.
+        names: all names; by default `model_names()`.
+        where: start of the message.
     """
-    known = model_names() if known is None else known
-    if name not in known:
-        raise InputError(f"{where}no model is called {name!r}{nearest(name, known)}: {', '.join(known)}")
+    names = model_names() if names is None else names
+    if name not in names:
+        raise InputError(f"{where}no model is called {name!r}{nearest(name, names)}: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Models by name, the sum of all homes' `variants.py`: found, built, and configured for a training."""
+"""The registry of models: all variants by name, and the functions and the configuration that build them."""
 
 import dataclasses
 import typing
@@ -34,23 +34,23 @@ VARIANTS = {
     **resnet.VARIANTS,
     **transformer.VARIANTS,
 }
-# Arguments of a backbone that change no weight.
+# Backbone arguments that change neither the names nor the shapes of weights.
 FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
-# Backbones that are another one with modules in it that start as the identity.
+# From a backbone with added modules, which start as the identity, to the backbone without them.
 PLAIN: dict[type, type] = {AttendedResNet: ConvResNet}
 
 
 def find_variant(name: str, where: str = "") -> Variant:
-    """The `Variant` of that name. If none has it, raises InputError, which begins with `where`."""
+    """The `Variant` of a name. Raises InputError, whose message starts with `where`, if there is none."""
     check_model_name(name, VARIANTS, where)
     return VARIANTS[name]
 
 
 def plain_classifier(name: str) -> tuple[str, dict]:
-    """(name, further arguments) of the ImageNet classifier that a model's backbone starts from.
+    """(name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
 
-    Its backbone is the model's one without modules that start as the identity. It has the same weights, and may have
-    another span and output stride. Of the registered classifiers it is the one that needs the fewest arguments.
+    The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
+    shapes; span and output stride may differ. Among such classifiers, the one that needs the fewest arguments is taken.
 
     Example:
         >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
@@ -59,22 +59,22 @@ def plain_classifier(name: str) -> tuple[str, dict]:
         ('ps_attention_resnet_w100', {'stem': 'deeplab'})
 
     Raises:
-        InputError: no model has this name, or no classifier has its backbone.
+        InputError: no model has this name, or no classifier has the model's backbone.
     """
     variant = find_variant(name)
-    backbone, wanted = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
-    found = {}
+    backbone, target = PLAIN.get(variant.backbone, variant.backbone), variant.backbone_arguments({})
+    changes = {}
     for other, classifier in VARIANTS.items():
         if classifier.task == Classifier.task and classifier.backbone is backbone:
-            own = classifier.backbone_arguments({})
-            found[other] = {k: wanted[k] for k, value in own.items() if k not in FREE and wanted[k] != value}
-    if not found:
+            given = classifier.backbone_arguments({})
+            changes[other] = {k: target[k] for k, value in given.items() if k not in FREE and target[k] != value}
+    if not changes:
         raise InputError(f"model {name!r}: no classifier has its backbone")
-    return min(found.items(), key=lambda item: len(item[1]))
+    return min(changes.items(), key=lambda item: len(item[1]))
 
 
 def zeros(signature: typing.Any) -> typing.Any:
-    """Inputs of zeros for some `tf.TensorSpec`s, to build a model with."""
+    """Zeros in the structure of `tf.TensorSpec`s, as inputs that build a model."""
     return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature)
 
 
@@ -85,18 +85,18 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
         name: of `VARIANTS`.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None for the folded model.
-        **changes: arguments that replace those of the variant; `Variant.parameters` lists their names. Every published
-            model takes `drop_path`, the stochastic depth of its backbone.
+        **changes: arguments that override the variant's; `Variant.parameters` lists their names. Every published model
+            accepts `drop_path`, the stochastic depth of its backbone.
 
     Raises:
-        InputError: a name or an argument is unknown (the message names the nearest), or the model refuses a value.
+        InputError: a name or an argument is unknown (the message suggests the nearest), or the model rejects a value.
 
     Example:
         >>> model = build_model("axial_deeplab_nano", num_classes=19)
         >>> model(tf.zeros([1, 65, 65, 3]))["semantic_logits"].shape
         TensorShape([1, 17, 17, 19])
 
-        In a model of one's own:
+        As a layer of your own model:
 
         >>> import tensorflow as tf
         >>> import tf_keras as keras
@@ -108,9 +108,9 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
     """
     variant = find_variant(name)
     for argument in changes:
-        if argument not in (known := variant.parameters()):
+        if argument not in (accepted := variant.parameters()):
             raise InputError(
-                f"model {name!r} has no argument {argument!r}{nearest(argument, known)}: {', '.join(known)}"
+                f"model {name!r} has no argument {argument!r}{nearest(argument, accepted)}: {', '.join(accepted)}"
             )
     try:
         return variant.build(num_classes, norm, changes)
@@ -126,14 +126,15 @@ class ModelConfig(Checked):
         name: of `VARIANTS`.
         norm: `BatchNormConfig`.
         drop_path: stochastic depth of the backbone's last block.
-        recompute: what the backward pass recomputes to save memory: 'none', 'softmax' (of attention), 'block'
-            (everything inside each residual block of the backbone), or 'auto': 'none' where `backend` is 'kernel' and
-            its kernels run, which need little memory, or where the model has no residual blocks, and 'block' elsewhere.
-        backend: what computes attention, of `device.BACKENDS`. 'kernel' is also for the decoders' depthwise
-            convolutions and for the semantic loss.
+        recompute: rematerialisation, which saves memory. The backward pass recomputes nothing ('none'), the softmax of
+            attention ('softmax'), or all of each residual block of the backbone ('block'). 'auto' means 'none' if
+            `backend` is 'kernel' and its kernels, which need little memory, run here, or if the model has no residual
+            blocks; otherwise it means 'block'.
+        backend: implementation of attention, one of `device.BACKENDS`. With 'kernel', the decoders' depthwise
+            convolutions and the semantic loss use kernels too.
         arguments: dict of further arguments of the variant; see `build_model`.
-        whole_up_to_span: whether axial-attention sees the whole axis where that is not longer than the span. Otherwise
-            the span is a window, however short the axis is.
+        whole_up_to_span: whether a query sees the whole axis if the axis is not longer than the span. With False
+            the span is a window around the query, however short the axis is.
 
     Raises:
         InputError: the name is unknown.
@@ -150,13 +151,13 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_variant(self.name)
-        if self.whole_up_to_span:  # an argument, because outputs depend on it: files of weights say their arguments
+        if self.whole_up_to_span:  # outputs depend on it, and weight files record the arguments
             object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
 
     def settings(self) -> dict:
-        """dict for JSON of what the model computes: its name, its batch norms and all arguments, with their defaults.
+        """JSON dict of all that the outputs depend on: name, batch norms, and all arguments with their defaults.
 
-        `recompute` and `backend` are not among them: they decide how that is computed.
+        It leaves out `recompute` and `backend`, which change how the model computes but not what.
         """
         variant = find_variant(self.name)
         arguments = variant.all_arguments({"drop_path": self.drop_path, **self.arguments})
@@ -170,21 +171,21 @@ class ModelConfig(Checked):
 
         Args:
             num_classes: from the `DatasetSpec`.
-            image: (height, width) of an image that the model can take; (length,) of a sentence.
-            folded: whether the model has its batch norms folded away.
+            image: (height, width) of an image that builds the model; (length,) of a sentence.
+            folded: whether the batch norms are folded into the convolutions.
             changes: dict of further arguments; see `build_model`.
 
         Raises:
             InputError: the model cannot be built with the `arguments`.
         """
-        known, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
+        accepted, recompute, backend = find_variant(self.name).parameters(), self.recompute, self.backend
         if recompute == "auto":
             kernels = backend == "kernel" and device.has_tpu() and device.has_kernels()
-            recompute = "none" if kernels or "recompute" not in known else "block"
-        if backend == "kernel" and "backend" not in known:
-            backend = "auto"  # there is nothing that the kernels could serve
+            recompute = "none" if kernels or "recompute" not in accepted else "block"
+        if backend == "kernel" and "backend" not in accepted:
+            backend = "auto"  # the model has no layer with kernels
         chosen = dict(drop_path=self.drop_path, recompute=recompute, backend=backend)
-        chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants do not take all
+        chosen = {k: v for k, v in chosen.items() if v != getattr(ModelConfig, k)}  # some variants accept fewer
         norm = None if folded else self.norm
         try:
             model = build_model(self.name, num_classes, norm, **{**chosen, **self.arguments, **dict(changes)})
@@ -200,7 +201,7 @@ class ModelConfig(Checked):
 
 
 def check_model(config: ModelConfig, *tasks: str) -> None:
-    """Raises InputError unless the model of a `ModelConfig` is for one of the tasks."""
-    own = find_variant(config.name).task
-    if own not in tasks:
-        raise InputError(f"ModelConfig.name = {config.name!r}: for {own}; a model for {' or '.join(tasks)} is expected")
+    """Raises InputError unless the model of a `ModelConfig` is for one of `tasks`."""
+    name, task = config.name, find_variant(config.name).task
+    if task not in tasks:
+        raise InputError(f"ModelConfig.name = {name!r}: for {task}; a model for {' or '.join(tasks)} is expected")

@@ -1,11 +1,12 @@
-"""Weights of other public implementations, in and out, and of ours for others.
+"""Weights: our own files, and conversion from and to other public implementations.
 
-pytorch.py      torch.save's files, read and written without PyTorch
-checkpoint.py   TensorFlow's object checkpoints (a prefix, a folder or an archive) and .h5 files of Keras
-names.py        their names and axes, and ours; `public_weights.py` of a model's home has the tables
-convert.py      one source each: the model that a file holds, every tensor used or named
-interchange.py  safetensors files
-card.py         README.md of a model's folder, a model card with a YAML head
-restore.py      finds weights of ours, restores them, and starts a training from them; `axial.load` is over it
-source.py       what lies at a path or under a shipped model's name: asked once, for everyone
+pytorch.py      reads and writes files of torch.save without PyTorch
+checkpoint.py   reads TensorFlow's object checkpoints (a prefix, a folder or an archive) and .h5 files of Keras
+names.py        maps weight names and axes of other implementations to ours; the tables are in `public_weights.py` of
+                each model's folder
+convert.py      converts a file of each source, and uses or reports every tensor
+interchange.py  reads and writes safetensors files
+card.py         writes the model card, README.md of a model's folder
+restore.py      finds and restores our weights, and initialises a training from them; `axial.load` calls it
+source.py       finds out what lies at a path or under a shipped model's name; all commands ask it
 """

@@ -1,8 +1,8 @@
-"""README.md of a model's folder, for people and for Hugging Face's hub, whose model cards begin with such a YAML head.
+"""The model card, README.md of a model's folder, for people and for Hugging Face's hub.
 
-The head has the fields of https://huggingface.co/docs/hub/model-cards: licence, library, tags, data sets, and scores as
-a model-index. Below it the page says what the model takes and returns, of which data and split each score is, and the
-commands that made the model and that use it.
+The card begins with the hub's YAML head (https://huggingface.co/docs/hub/model-cards): licence, library, tags, data
+sets, and scores as a model-index. The page below describes the model's input, output and data, lists the scores of each
+split, and shows the commands that made the model and that use it.
 """
 
 import json
@@ -20,10 +20,8 @@ from axial.models.registry import find_variant
 from axial.weights.interchange import CardScores
 
 PAGE = "README.md"
-NO_LICENCE = (
-    "Nobody has told the licence of these weights; `axial-export --license` states it. axial itself is Apache-2.0."
-)
-UNKNOWN = "unknown"  # the hub's word for a licence that nobody has told
+NO_LICENCE = "The licence of these weights is unknown; `axial-export --license` states it. axial itself is Apache-2.0."
+UNKNOWN = "unknown"  # the hub's name of an unknown licence
 FORMS = {
     "saved_model": "SavedModel, its batch norms folded",
     "tflite": "TFLite file, its batch norms folded",
@@ -32,7 +30,7 @@ FORMS = {
     "weights": "weights as a TensorFlow checkpoint",
 }
 # Rows of (name, type, shape, meaning).
-CANVAS = "RGB from -1 to 1, a pixel / 127.5 - 1, of a photo on the canvas; what the photo leaves free is 0"
+CANVAS = "RGB from -1 to 1, a pixel / 127.5 - 1, of a photo on the canvas; 0 outside of the valid region"
 SERVER_INPUTS = {
     "text": [("text", "string", "[N]", "UTF-8, a sentence each")],
     "photo": [
@@ -43,22 +41,22 @@ SERVER_INPUTS = {
 
 
 def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
-    """Writes README.md of a folder that holds a model.
+    """Writes README.md of a model's folder.
 
     Args:
-        folder: of the model, complete but for this page.
+        folder: the model's folder, with all files but this page.
         card: `WeightsCard`; see `make_card`.
-        form: of `FORMS`.
-        task: the task that the model is of; None of weights alone, of which the card says what their model is for.
-        outputs: dict from the names of a network's maps in a file to their shapes; None where they are of any size.
-        objects: `Objects` of the training photos, or None.
+        form: of the model's files, one of `FORMS`.
+        task: the model's task; None for weights without a recipe, whose card names the model.
+        outputs: dict from the names of an exported network's maps to their shapes; None if the shapes are not fixed.
+        objects: statistics (`Objects`) of the training photos' objects, or None.
     """
     digests = folder_digests(folder, leave=(PAGE,))
     write_text(os.path.join(folder, PAGE), page(card, form, digests, task=task, outputs=outputs, objects=objects))
 
 
 def page(card, form, files, *, task=None, outputs=None, objects=None):
-    """The text of README.md; see `write_page`. `files` is a dict from the files of the folder to their SHA-256."""
+    """The text of README.md; see `write_page`. `files` is a dict from the folder's files to their SHA-256."""
     network = find_variant(card.model).model
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
@@ -84,23 +82,23 @@ def _tensors(rows):
 
 
 def _digests(files):
-    """The table of a dict from files to their SHA-256."""
+    """A table of files and their SHA-256."""
     return show.markdown_table(("file", "SHA-256"), [tuple(map(show.code, file)) for file in files.items()])
 
 
 def _head(card, form, network):
-    """The YAML head, as plain values."""
+    """The YAML head as a dict of plain values."""
     metrics = [
         {
             "task": {"type": network.hub, "name": network.title},
-            "dataset": {"type": _data_name(card), "name": _data_name(card), "split": one.split},
+            "dataset": {"type": _data_name(card), "name": _data_name(card), "split": result.split},
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
-                for name, value in one.scores.items()
+                for name, value in result.scores.items()
                 if value is not None and value == value  # the hub takes no metric without a value
             ],
         }
-        for one in results(card)
+        for result in results(card)
     ]
     return {
         "license": card.license or UNKNOWN,
@@ -113,7 +111,7 @@ def _head(card, form, network):
 
 
 def results(card):
-    """List of the card's `CardScores`: those of its run's best evaluation, and those that were added."""
+    """List of the card's `CardScores`: the run's best evaluation, then the evaluations that were added later."""
     best = CardScores(card.scored_split or UNKNOWN, card.scored_photos, card.scores, chosen=True)
     return [best, *card.results] if card.scores else card.results
 
@@ -130,22 +128,22 @@ def _inputs(card, form, network, task):
 
 
 def _preparation(card):
-    """What is done to a photo, and at which size."""
-    told = card.preprocessing
-    if not told:
+    """Lines on the preprocessing of a photo, and on its size."""
+    preprocessing = card.preprocessing
+    if not preprocessing:
         return []
-    photo, lines = told.get("photo"), []
+    photo, lines = preprocessing.get("photo"), []
     size = "x".join(map(str, photo)) if isinstance(photo, (list, tuple)) else photo
-    if SCALE in told:
+    if SCALE in preprocessing:
         lines = [
-            f"- scale: {told[SCALE]} times the photo's own",
+            f"- scale: {preprocessing[SCALE]} times the photo's own",
             f"- largest canvas: {size} pixels (height x width); axial cuts larger photos into tiles",
         ]
     elif size:
         lines = [f"- canvas: {size} pixels (height x width), which axial fits photos to"]
     lines += [
-        f"- pixels: the network brings them to the mean {show.code(told.get('mean'))} and the deviation",
-        f"  {show.code(told.get('deviation'))} of 0 to 255",
+        f"- pixels: the network normalises them by the mean {show.code(preprocessing.get('mean'))} and the deviation",
+        f"  {show.code(preprocessing.get('deviation'))}, from 0 to 255",
     ]
     return lines + (["- a photo of more than 8 bits:", f"  {LEVELS[card.spec.levels]}"] if card.spec else [])
 
@@ -156,7 +154,7 @@ def _outputs(card, form, network, task, outputs):
     maps = network.maps
     if outputs:
         maps = [(name, str(list(shape))) for name, shape in outputs.items()]
-    elif card.spec and not any(card.spec.things):  # a network of such classes has no instance branch
+    elif card.spec and not any(card.spec.things):  # a network without thing classes has no instance branch
         maps = [(name, shape) for name, shape in maps if "logits" in name]
     rows = [(name, "float32", shape, MEANINGS.get(name, "a map of the network")) for name, shape in maps]
     return _tensors(rows) if rows else [f"What axial's {network.title} model returns; see its docstring."]
@@ -175,7 +173,7 @@ def _data(card):
 
 
 def _objects(objects):
-    """What the objects of the training looked like: `Objects`, or None."""
+    """Lines on the sizes and grey levels of the training photos' objects, `Objects` or None."""
     if not objects:
         return []
     (low, median, high), (dark, grey, bright) = objects.diameter, objects.level
@@ -189,18 +187,20 @@ def _objects(objects):
 
 
 def _photos(number):
-    return f", {number:,} records" if number else ", whose number of records is not told"
+    return f", {number:,} records" if number else ", whose number of records is unknown"
 
 
 def _scores(card):
-    """Paragraphs and tables: of each split its scores, and whether the checkpoint was chosen by them."""
+    """For each split a table of scores, and whether these scores chose the checkpoint."""
     lines = []
-    for one in results(card):
-        chosen = ", on which this checkpoint was chosen as its run's best" if one.chosen else ""
-        rows = [(name, "" if value is None or value != value else f"{value:.4f}") for name, value in one.scores.items()]
-        of = f"{show.code(one.split)} of {show.markdown(_data_name(card))}{_photos(one.photos)}{chosen}"
-        lines += ["", f"Of the split {of}:", "", *show.markdown_table(("score", "value, from 0 to 1"), rows)]
-    return lines[1:] or ["None is told."]
+    for result in results(card):
+        chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""
+        rows = [
+            (name, "" if value is None or value != value else f"{value:.4f}") for name, value in result.scores.items()
+        ]
+        split = f"{show.code(result.split)} of {show.markdown(_data_name(card))}{_photos(result.photos)}{chosen}"
+        lines += ["", f"On the split {split}:", "", *show.markdown_table(("score", "value, from 0 to 1"), rows)]
+    return lines[1:] or ["No scores are recorded."]
 
 
 def _weights(card):

@@ -1,4 +1,4 @@
-"""TensorFlow's object checkpoints, and Keras' weights files, as dicts of arrays."""
+"""Reads TensorFlow's object checkpoints and Keras' weight files as dicts of arrays."""
 
 import contextlib
 import io
@@ -20,29 +20,29 @@ from axial.errors import InputError
 from axial.io.read import check_regular, first_line, read_file
 from axial.io.write import remove_folder
 
-LARGEST_ARCHIVE = 2**34  # bytes of an archive's files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
+LARGEST_ARCHIVE = 2**34  # bytes of all files; Axial-SWideRNet-(1, 1, 4.5) with its optimizer has 6 GB
 LARGEST_H5 = 2**32  # bytes; a ResNet-152 has 0.2 GB
 MOST_ENTRIES = 10_000
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _FILE = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5})")
-_OF_RUN = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
-UNFINISHED = "_temp"  # ends the folder beside a checkpoint that is being written
-# What says nothing of the files: a bucket is away, or does not know who asks.
+_RUN_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
+UNFINISHED = "_temp"  # suffix of the folder beside an unfinished checkpoint
+# Errors that do not mean a damaged file: a bucket is unavailable, or refuses access.
 _AWAY = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _AWAY += (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError, tf.errors.UnavailableError)
 _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, RuntimeError, MemoryError, OSError)
 
 
 def read_checkpoint(path):
-    """The variables of a checkpoint, as a dict from object paths, like 'encoder/_stem/_conv/kernel', to arrays.
+    """A checkpoint's variables, as a dict from object paths like 'encoder/_stem/_conv/kernel' to arrays.
 
     Args:
-        path: prefix of the checkpoint, folder that holds one, or .tar, .tar.gz or .tgz of either.
+        path: prefix of the checkpoint, its folder, or an archive (.tar, .tar.gz or .tgz) with its files.
 
     Raises:
-        InputError: there is none, there are several, or it is damaged. An archive is never unpacked outside of a
-            temporary folder, and only the files of checkpoints are.
+        InputError: there is no checkpoint, there are several, or it is damaged. Only an archive's checkpoint files are
+            unpacked, and only into a temporary folder.
     """
     if not re.search(r"\.(tar|tar\.gz|tgz)$", path):
         return dict(_tensors(path, _find(path)))
@@ -51,21 +51,21 @@ def read_checkpoint(path):
         return dict(_tensors(path, _find(folder, path)))
 
 
-def _find(path, called=None):
-    """The prefix of the only checkpoint at a path. `called` names it in messages."""
+def _find(path, label=None):
+    """The prefix of the only checkpoint at a path. `label` names it in messages."""
     if tf.io.gfile.exists(f"{path}.index"):
         return path
     if not tf.io.gfile.isdir(path):
         raise InputError(f"{path}: no such checkpoint; a prefix, a folder or a .tar.gz is expected")
-    found = sorted(name.removesuffix(".index") for name in names_in(path) if name.endswith(".index"))
-    if len(found) != 1:
-        names = f": {', '.join(found[:5])}" if found else ""
-        raise InputError(f"{called or path}: holds {len(found)} checkpoints{names}; one is expected")
-    return os.path.join(path, found[0])
+    prefixes = sorted(name.removesuffix(".index") for name in names_in(path) if name.endswith(".index"))
+    if len(prefixes) != 1:
+        names = f": {', '.join(prefixes[:5])}" if prefixes else ""
+        raise InputError(f"{label or path}: holds {len(prefixes)} checkpoints{names}; one is expected")
+    return os.path.join(path, prefixes[0])
 
 
 def _unpack(path, folder):
-    """Copies the checkpoint files of an archive, whatever their folders there, into one folder."""
+    """Copies the checkpoint files of an archive into one folder, and ignores their paths in the archive."""
     total = 0
     check_regular(path)
     try:
@@ -95,20 +95,20 @@ def check_whole(prefix):
         pass
 
 
-def _tensors(called, prefix):
-    """Yields (path, array) of a checkpoint's variables. TensorFlow compares each with its checksum."""
-    with refused(called, "not a whole checkpoint", passing=_AWAY):
+def _tensors(label, prefix):
+    """Yields (path, array) of a checkpoint's variables. TensorFlow verifies their checksums."""
+    with refused(label, "not a whole checkpoint", passing=_AWAY):
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         kept = [name for name in shapes if name.endswith(VALUE) and types[name] != tf.string]
         folder, name = os.path.split(prefix)
-        parts = [part for part in names_in(folder or ".") if part.startswith(f"{name}.data-")]
-        stored = sum(tf.io.gfile.stat(os.path.join(folder, part)).length for part in parts)
+        shards = [shard for shard in names_in(folder or ".") if shard.startswith(f"{name}.data-")]
+        stored = sum(tf.io.gfile.stat(os.path.join(folder, shard)).length for shard in shards)
         needed = sum(math.prod(shapes[name]) * types[name].size for name in kept)
-        if needed > stored:  # TensorFlow would reserve the memory before it reads
-            raise InputError(f"{called}: cut short, {stored} bytes where its index has {needed}")
+        if needed > stored:  # TensorFlow would allocate this memory before it reads
+            raise InputError(f"{label}: cut short, {stored} bytes where its index has {needed}")
         if GRAPH in shapes:
-            reader.get_tensor(GRAPH)  # the last of a file's bytes
+            reader.get_tensor(GRAPH)  # it is stored at the end of the file
         for name in sorted(kept):
             yield name.removesuffix(VALUE), np.asarray(reader.get_tensor(name))
 
@@ -117,53 +117,53 @@ def _tensors(called, prefix):
 
 
 def run_checkpoints(folder, with_index=True):
-    """Prefixes of the checkpoints ckpt-STEP in a folder, by rising step: those that have an index, or any file.
+    """Prefixes of the checkpoints ckpt-STEP in a folder, by rising step.
 
-    The files decide, not TensorFlow's list of them, `checkpoint`: a copy of a run may lack it, or have one that names
-    files of another machine.
+    `with_index` leaves out checkpoints without an index file. TensorFlow's list of checkpoints, the file `checkpoint`,
+    is not read: a copy of a run may lack it, or have one that names files of another machine.
     """
-    found = filter(None, map(_OF_RUN.fullmatch, _names(folder)))
-    steps = {int(match[1]) for match in found if match[2] == "index" or not with_index}
+    matches = filter(None, map(_RUN_FILE.fullmatch, _names(folder)))
+    steps = {int(match[1]) for match in matches if match[2] == "index" or not with_index}
     return [os.path.join(folder, f"ckpt-{step}") for step in sorted(steps)]
 
 
 def is_unfinished(prefix):
-    """Whether a checkpoint is being written, or a process was killed while it wrote it."""
+    """Whether a process is writing the checkpoint, or was killed while it wrote it."""
     return tf.io.gfile.exists(f"{prefix}{UNFINISHED}")
 
 
 def remove_unfinished(folder):
-    """Removes what a killed process has left of a checkpoint that it was writing. No later save removes it."""
+    """Removes the unfinished checkpoint of a killed process, which no later save removes."""
     names = _names(folder)
     for name in (match[1] for match in map(re.compile(rf"(ckpt-\d+){UNFINISHED}").fullmatch, names) if match):
         try:
-            check_whole(os.path.join(folder, name))  # the process was killed after the last file
+            check_whole(os.path.join(folder, name))  # whole if the process was killed after the last file
         except InputError:
-            for part in (part for part in names if part.startswith(f"{name}.") and _OF_RUN.fullmatch(part)):
-                tf.io.gfile.remove(os.path.join(folder, part))
+            for shard in (shard for shard in names if shard.startswith(f"{name}.") and _RUN_FILE.fullmatch(shard)):
+                tf.io.gfile.remove(os.path.join(folder, shard))
         remove_folder(os.path.join(folder, f"{name}{UNFINISHED}"))
 
 
 def traces(folder):
-    """Names of files, beside checkpoints, that only a run has in its folder that has saved one."""
+    """Names of files other than checkpoints which show that a run in this folder has saved a checkpoint."""
     best = [f"best/{name}" for name in _names(os.path.join(folder, "best"))]
     later = {"checkpoint", "evaluated.json"} & set(_names(folder))
-    return sorted(later) + sorted(name for name in best if _OF_RUN.fullmatch(name[5:]) or name == "best/scores.json")
+    return sorted(later) + sorted(name for name in best if _RUN_FILE.fullmatch(name[5:]) or name == "best/scores.json")
 
 
 def _names(folder):
-    """Names of the files and folders in a folder, which need not exist."""
+    """Names of a folder's files and folders; none if the folder does not exist."""
     return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)] if tf.io.gfile.isdir(folder) else []
 
 
 @contextlib.contextmanager
 def refused(prefix, what, passing=()):
-    """Turns what TensorFlow raises for a damaged checkpoint, or one of another model, into an InputError.
+    """Turns TensorFlow's errors on a checkpoint that is damaged or of another model into an InputError.
 
     Args:
         prefix: of the checkpoint.
-        what: what is wrong with it, for the message.
-        passing: exceptions that go on as they are.
+        what: the problem, for the message.
+        passing: exceptions that are raised unchanged.
     """
     try:
         yield
@@ -174,14 +174,14 @@ def refused(prefix, what, passing=()):
 
 
 def read_h5(path):
-    """The arrays of an .h5 file that Keras' save_weights wrote, as a dict from 'layer/weight' to arrays.
+    """The arrays of an .h5 file of Keras' save_weights, as a dict from 'layer/weight' to arrays.
 
     Raises:
-        InputError: not such a file, or one whose data is compressed or lies in another file.
+        InputError: the file is not of save_weights, or its data is compressed or in another file.
     """
     arrays = {}
 
-    def take(name, node):
+    def visit(name, node):
         if not isinstance(node, h5py.Dataset):
             return
         if node.external or node.is_virtual or node.id.get_storage_size() != node.nbytes:
@@ -194,7 +194,7 @@ def read_h5(path):
     data = io.BytesIO(read_file(path, LARGEST_H5))
     try:
         with h5py.File(data, "r") as file:
-            file.visititems(take)
+            file.visititems(visit)
     except InputError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:

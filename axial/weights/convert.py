@@ -1,7 +1,7 @@
-"""Weights of other public implementations as checkpoints of this one: one function for each source.
+"""Converts weights of other public implementations to checkpoints of axial. Each source has a function.
 
-A source says which registered model its file holds, and with which arguments, from the file's names and shapes. It is
-strict: each tensor of the file is used or named, and each weight of the model is filled or named.
+The function reads from names and shapes which registered model a file holds, and with which arguments. No tensor of the
+file and no weight of the model is passed over in silence: the card lists unused tensors and unfilled weights.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from axial.models.resnet.public_weights import KERAS
 from axial.weights import names
 from axial.weights.card import write_page
 from axial.weights.checkpoint import read_checkpoint, read_h5
-from axial.weights.interchange import WeightsCard, built_of_card, count_parameters, make_card
+from axial.weights.interchange import WeightsCard, build_from_card, count_parameters, make_card
 from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import load_weights
 from axial.weights.source import CARD
@@ -34,14 +34,14 @@ GIN = "model.gin"
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a file holds: the `WeightsCard` of its model, and its arrays, by our names."""
+    """The content of a file: the `WeightsCard` of its model, and a dict from our weight names to arrays."""
 
     card: WeightsCard
     values: dict
 
     def build(self) -> Network:
-        """The model with these weights. Those that the source has not stay random. Raises InputError unless all fit."""
-        model = built_of_card(self.card, self.card.source)
+        """The model with these weights; unfilled ones stay random. Raises InputError if a weight does not fit."""
+        model = build_from_card(self.card, self.card.source)
         weights = names.weight_names(model)
         names.assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})
         return model
@@ -55,7 +55,7 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
 
     Args:
         path: of the file.
-        name: of the registered model; by default the one of the file's widths and numbers of blocks.
+        name: of the registered model; by default it follows from the file's width and numbers of blocks.
     """
     arrays = read_state_dict(path)
     repeats, width = _repeats(arrays, r"layer(\d+)\.(\d+)\."), _shape(arrays, "conv1.weight", 4)[0] / 64
@@ -66,13 +66,13 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
     arguments = dict(width=width, repeats=repeats, stem_width=width, table_photo=photo)
     card = _card(CSRHDDLAM, name, arguments, num_classes=_shape(arrays, "fc.weight", 2)[0], photo=photo)
     card = msgspec.structs.replace(card, unused=names.unused(arrays, CSRHDDLAM))
-    weights = names.weight_names(built_of_card(card, path))
+    weights = names.weight_names(build_from_card(card, path))
     _check_like(arrays, names.to_csrhddlam({n: w.numpy() for n, w in weights.items()}), card.unused)
     return Conversion(card, names.csrhddlam_weights(arrays, {n: w.shape for n, w in weights.items()}))
 
 
 def _check_like(arrays, network, unused):
-    """Raises InputError unless a file has the tensors of a network of its source, in the same shapes."""
+    """Raises InputError unless a file has the same tensors, in the same shapes, as the source's network."""
     for name, array in arrays.items():
         if name not in network:
             raise InputError(f"no tensor of this network is called {name!r}{nearest(name, network)}")
@@ -85,28 +85,28 @@ def _check_like(arrays, network, unused):
 
 
 def write_csrhddlam(folder: str, output: str) -> int:
-    """Writes converted weights back as a PyTorch file of csrhddlam/axial-deeplab, {'net': ...} left out.
+    """Writes converted weights back as a PyTorch file of csrhddlam/axial-deeplab, a bare state dict.
 
     Args:
-        folder: what `convert` wrote.
+        folder: output of `convert`.
         output: path of the file.
 
     Returns:
         Number of tensors.
 
     Raises:
-        InputError: the model is not one of its networks.
+        InputError: the model is none of csrhddlam's networks.
     """
     model, card = load_weights(folder)
-    assert card  # without one, weights need a name
+    assert card  # without a card `load_weights` needs a name
     arguments = {**find_variant(card.model).arguments, **card.arguments}
     for name, value in dict(stem="imagenet", average_pool=True, table_photo=224, output_stride=32).items():
         if arguments.get(name) != value:
             raise InputError(f"{folder}: csrhddlam's networks have {name} = {value!r}, this {arguments.get(name)!r}")
     values = {name: weight.numpy() for name, weight in names.weight_names(model).items()}
-    theirs = names.to_csrhddlam(values, arguments.get("heads", 8))
-    write_bytes(output, state_dict_bytes(theirs))
-    return len(theirs)
+    state_dict = names.to_csrhddlam(values, arguments.get("heads", 8))
+    write_bytes(output, state_dict_bytes(state_dict))
+    return len(state_dict)
 
 
 # === google-research/deeplab2 ===
@@ -115,12 +115,12 @@ def write_csrhddlam(folder: str, output: str) -> int:
 def deeplab2(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a checkpoint of google-research/deeplab2: MaX-DeepLab-S's backbone, or an Axial-SWideRNet.
 
-    A checkpoint of ImageNet holds the encoder alone; decoders and heads stay random.
+    A checkpoint of ImageNet holds only the encoder; decoders and heads stay random.
 
     Args:
         path: see `read_checkpoint`.
-        name: of the registered model. The file does not tell ReLU from GELU: for MaX-S with GELU give
-            'max_s_backbone_gelu'.
+        name: of the registered model. The file does not show whether MaX-S has ReLU, the default, or GELU; for GELU
+            give 'max_s_backbone_gelu'.
     """
     arrays = read_checkpoint(path)
     unused = names.unused(arrays, DEEPLAB2)
@@ -141,13 +141,13 @@ def deeplab2(path: str, name: str | None = None) -> Conversion:
         arguments |= _decoder_channels(values)
     card = msgspec.structs.replace(_card(DEEPLAB2, name, arguments, num_classes=classes), unused=unused)
     if not decodes:
-        weights = names.weight_names(built_of_card(card, path))
+        weights = names.weight_names(build_from_card(card, path))
         card = msgspec.structs.replace(card, unfilled=[n for n in weights if not n.startswith("backbone/")])
     return Conversion(card, values)
 
 
 def _decoder_channels(values):
-    """The argument `channels` of `PanopticDeepLab`, where they are not the default."""
+    """The argument `channels` of `PanopticDeepLab`; an empty dict if all channels are the default."""
     changed = {}
     for name, layers in DECODERS.items():
         sizes, usual = [_channels(values, layer) for layer in layers], CHANNELS.get(name, 256)
@@ -162,11 +162,11 @@ def _decoder_channels(values):
 def keras_applications(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a weights file (.h5) of ResNet-50, 101 or 152 of tf_keras.applications, version 1.
 
-    A file without the top gives the backbone; the last layer stays random.
+    A file without the top fills only the backbone; the last layer stays random.
 
     Args:
         path: of the file.
-        name: of the registered model; by default the one of the file's numbers of blocks.
+        name: of the registered model; by default it follows from the file's numbers of blocks.
     """
     values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
@@ -178,11 +178,11 @@ def keras_applications(path: str, name: str | None = None) -> Conversion:
     return Conversion(msgspec.structs.replace(card, unfilled=unfilled), values)
 
 
-# === What sources share ===
+# === Shared by all sources ===
 
 
 def _shape(arrays, name, rank):
-    """The shape of a tensor that must be there."""
+    """The shape of a tensor. Raises InputError if there is no such tensor, or if its rank is another."""
     if name not in arrays:
         raise InputError(f"it has no tensor {name!r}{nearest(name, arrays)}")
     shape = arrays[name].shape
@@ -192,21 +192,21 @@ def _shape(arrays, name, rank):
 
 
 def _channels(values, layer):
-    """Channels of a convolution's output."""
+    """Output channels of a convolution."""
     return _shape(values, f"{layer}/conv/kernel", 4)[3]
 
 
 def _repeats(arrays, pattern):
-    """Number of blocks of each stage, from names that hold (stage, block)."""
+    """Number of blocks in each stage. `pattern` matches (stage, block) in the names."""
     blocks = {(int(match[1]), int(match[2])) for match in (re.search(pattern, name) for name in arrays) if match}
     stages = sorted({stage for stage, _ in blocks})
     if len(stages) != 4:
         raise InputError(f"it has {len(stages)} stages of blocks, expected 4")
-    return tuple(sum(stage == own for stage, _ in blocks) for own in stages)
+    return tuple(sum(block[0] == stage for block in blocks) for stage in stages)
 
 
 def _card(public, name, arguments, num_classes, photo=None):
-    """The `WeightsCard` of a model of `PublicWeights`, with those arguments that the variant has not itself."""
+    """The `WeightsCard` of a model of `PublicWeights`. It has the arguments that differ from the variant's."""
     variant, arguments = find_variant(name), {**arguments, **public.arguments}
     usual = {**variant.backbone_arguments({}), **variant.arguments}
     arguments = {key: value for key, value in arguments.items() if key not in usual or usual[key] != value}
@@ -221,22 +221,22 @@ TARGETS = {"csrhddlam": write_csrhddlam}
 
 
 def convert(source: str, path: str, output: str, name: str | None = None) -> tuple[Conversion, Network]:
-    """Writes the checkpoint of a file of another implementation.
+    """Converts a file of another implementation to a checkpoint.
 
-    The folder `output` appears when it is complete. It holds a checkpoint for `init_checkpoint`, `model.json` for
-    Python and `model.gin` for the commands.
+    The folder `output` appears only when it is complete. It has a checkpoint for `init_checkpoint`, `model.json` for
+    Python, `model.gin` for the commands, and the model card.
 
     Args:
-        source: of `SOURCES`.
-        path: the file.
+        source: one of `SOURCES`.
+        path: of the file.
         output: folder that does not exist yet.
-        name: of the registered model; by default the source's choice.
+        name: of the registered model; by default the source's function chooses it.
 
     Returns:
         (`Conversion`, the model).
 
     Raises:
-        InputError: the file does not fit, or `output` exists.
+        InputError: the file does not fit the model, or `output` exists.
     """
     with new_folder(output, "checkpoint") as folder:
         try:
@@ -257,7 +257,7 @@ def convert(source: str, path: str, output: str, name: str | None = None) -> tup
 
 
 def input_hashes(path: str) -> dict[str, str]:
-    """dict from the names of the files at a path, a prefix or a folder, to their SHA-256."""
+    """dict from file names to SHA-256, of the files of a path, a prefix or a folder."""
     if tf.io.gfile.isdir(path):
         path = os.path.join(path, "")
     files = [path] if not path.endswith("/") and tf.io.gfile.exists(path) else gfile.glob(path, "*")
@@ -265,7 +265,7 @@ def input_hashes(path: str) -> dict[str, str]:
 
 
 def gin_text(card: WeightsCard) -> str:
-    """model.gin: the model of a `WeightsCard`, for the commands."""
+    """The text of model.gin, which configures the commands for the model of a `WeightsCard`."""
     return f"""\
 # Weights of {card.source}: name this file after a recipe's, and its folder as init_checkpoint.
 ModelConfig.name = {card.model!r}
@@ -278,7 +278,7 @@ BatchNormConfig.unbiased = {card.norm.unbiased!r}
 
 
 def summary(conversion: Conversion, model: keras.Model) -> list[str]:
-    """Lines that say what was taken, left out and left random."""
+    """Lines on the weights that were filled, the unused tensors, and the weights that stay random."""
     card, groups = conversion.card, {}
     for name, reason in card.unused.items():
         groups.setdefault(reason, []).append(name)

@@ -1,7 +1,8 @@
-"""Weights as safetensors files, with all that a model is built from; `card.write_page` is for people.
+"""Weights as safetensors files, which also hold all that is needed to build the model.
 
-A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs nothing.
-Ours has the weights under the names of `weight_names`, and under 'axial' in its metadata a `WeightsCard`.
+A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs no code.
+Our files name the weights by `weight_names`. Their metadata has a `WeightsCard` under 'axial'. `card.write_page` makes
+the page for people.
 """
 
 import hashlib
@@ -28,12 +29,12 @@ from axial.models.resnet.network import PIXELS
 from axial.weights.names import assign_weights, weight_names
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
-METADATA = "axial"  # the key of our card in the metadata of a file
-SIDE = 33  # of the photo that builds a model; its weights do not depend on it
+METADATA = "axial"  # key of the `WeightsCard` in a file's metadata
+SIDE = 33  # of the photo that builds a model; no weight depends on it
 
 
 class StoredNorm(Strict):
-    """A `BatchNormConfig`."""
+    """A `BatchNormConfig` as it is stored."""
 
     momentum: typing.Annotated[float, msgspec.Meta(ge=0, lt=1)]
     epsilon: typing.Annotated[float, msgspec.Meta(gt=0)]
@@ -43,14 +44,14 @@ class StoredNorm(Strict):
 
 
 class CardSplit(Struct):
-    """A split of a converted data set, and its number of records; 0 where nobody has told it."""
+    """A split of a converted data set, and its number of records; 0 if the number is unknown."""
 
     split: Text
     photos: Count = 0
 
 
 class CardScores(Struct):
-    """Scores of a split, from 0 to 1, and whether the checkpoint was chosen by them."""
+    """Scores of a split, from 0 to 1, and whether these scores chose the checkpoint."""
 
     split: Text
     photos: Count
@@ -61,10 +62,9 @@ class CardScores(Struct):
 class WeightsCard(Struct):
     """model.json of converted weights, card.json of runs, and the metadata of a safetensors file.
 
-    preprocessing has the side of the photos and the mean and deviation of their pixels, from 0 to 255, and the scale of
-    photos that are not fitted to that side. input has the SHA-256 of the files that the weights come from, scores has
-    numbers from 0 to 1. scored_split is the split that the scores are of, and that the checkpoint was chosen on as the
-    best of its run.
+    preprocessing has the side of the photos, the mean and deviation of their pixels from 0 to 255, and the scale of
+    photos that are not fitted to that side. input has the SHA-256 of the files that the weights come from. scores has
+    numbers from 0 to 1, measured on the split scored_split. They chose the checkpoint as its run's best.
     """
 
     format: typing.Literal[1]
@@ -82,10 +82,10 @@ class WeightsCard(Struct):
     scores: dict[str, float | None] = {}
     scored_split: str = ""
     scored_photos: Count = 0
-    results: list[CardScores] = []  # of further evaluations, which chose nothing
+    results: list[CardScores] = []  # of later evaluations, which did not choose the checkpoint
     trained: CardSplit | None = None
-    license: str = ""  # of the weights, as SPDX or the hub writes it
-    made: list[str] = []  # the commands
+    license: str = ""  # of the weights, an identifier of SPDX or of the hub
+    made: list[str] = []  # the commands that made the model
     weights: str = ""  # SHA-256 of the tensors of a safetensors file
 
 
@@ -96,7 +96,7 @@ class TensorsHeader(Struct, rename={"metadata": "__metadata__"}):
 
 
 def count_parameters(model: Model) -> int:
-    """Number of a built model's trainable numbers."""
+    """Number of a built model's trainable parameters."""
     return sum(math.prod(w.shape) for w in model.trainable_weights)
 
 
@@ -114,10 +114,10 @@ def make_card(
     Args:
         config: `ModelConfig`.
         num_classes: see `build_model`.
-        photo: the side, or (height, width), of the photos that the model is for; None if it is not told.
-        spec: `DatasetSpec` or `TextSpec` of its data, if it is told.
-        scale: factor that its photos are scaled by; None where they are fitted to its input.
-        source: what the weights are from.
+        photo: side, or (height, width), of the model's photos; None if unknown.
+        spec: `DatasetSpec` or `TextSpec` of the model's data; None if unknown.
+        scale: factor that scales the photos; None if they are fitted to the model's input.
+        source: origin of the weights.
     """
     preprocessing = {}
     if spec is None or isinstance(spec, DatasetSpec):
@@ -139,50 +139,50 @@ def make_card(
 
 
 def built(name: str, num_classes: int, norm: Norm, arguments: dict) -> Network:
-    """A registered model with its weights made; see `build_model`."""
+    """A registered model, built with random weights; see `build_model`."""
     model = build_model(name, num_classes, norm, **arguments)
     model(zeros(find_variant(name).model.signature((SIDE, SIDE))))
     return model
 
 
-def built_of_card(
+def build_from_card(
     card: WeightsCard, path: str, arguments: dict | tuple = (), *, arrays: dict[str, np.ndarray] | None = None
 ) -> Network:
-    """The model that a `WeightsCard` describes, with random weights. Raises InputError, which names the path.
+    """The model that a `WeightsCard` describes, built with random weights. Raises InputError, which names the path.
 
     Args:
         card: the card.
-        path: of its file.
-        arguments: of the model; they replace the card's.
-        arrays: dict of the file's arrays, if it has any. A stranger's card may describe a much larger model.
+        path: of the card's file.
+        arguments: of the model; they override the card's.
+        arrays: dict of the file's arrays, if any. A much larger model, which a hostile card may describe, is refused.
     """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
-    left = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
+    remaining = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
 
-    def count(create, **options):
-        nonlocal left
-        left -= math.prod(options.get("shape") or ())
-        if left < 0:
+    def count_weights(create, **options):
+        nonlocal remaining
+        remaining -= math.prod(options.get("shape") or ())
+        if remaining < 0:
             raise InputError(f"{card.model!r} with {card.num_classes} classes has many more weights than the file")
         return create(**options)
 
     try:
-        with tf.variable_creator_scope(count):
+        with tf.variable_creator_scope(count_weights):
             return built(card.model, card.num_classes, norm, {**card.arguments, **dict(arguments)})
     except (InputError, TypeError, ValueError, tf.errors.OpError) as error:
         raise InputError(f"{path}: no model can be built of its card ({first_line(error)})") from None
 
 
 def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard:
-    """Writes a model's weights and its card in one file, which is there complete or not at all.
+    """Writes a model's weights and card to one file, which appears only when it is complete.
 
     Args:
-        model: built; its batch norms are not folded.
+        model: built, with batch norms that are not folded.
         path: of the new file, which ends in .safetensors.
-        card: `WeightsCard`; see `make_card`. Its number of parameters and hash of the weights are filled in.
+        card: `WeightsCard`; see `make_card`. This function fills its number of parameters and hash of the weights.
 
     Returns:
-        the card as it is written.
+        The card as it is written.
     """
     arrays = {name: np.ascontiguousarray(weight.numpy()) for name, weight in weight_names(model).items()}
     card = msgspec.structs.replace(card, parameters=count_parameters(model), weights=weights_digest(arrays))
@@ -191,10 +191,10 @@ def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard
 
 
 def read_safetensors(path: str) -> tuple[WeightsCard, dict[str, np.ndarray]]:
-    """(`WeightsCard`, dict from names to float32 arrays) of a file of `write_safetensors`.
+    """(`WeightsCard`, dict from names to float32 arrays) of a file that `write_safetensors` wrote.
 
     Raises:
-        InputError: the file is damaged, has no card, or its weights are not those of its card's hash.
+        InputError: the file is damaged, has no card, or its weights do not match the card's hash.
     """
     data = read_file(path, LARGEST_FILE)
     try:
@@ -221,19 +221,19 @@ def restore_tensors(model: Model, path: str, name: str, spec: Spec) -> None:
         spec: `DatasetSpec` of the model's data.
 
     Raises:
-        InputError: a damaged file, or weights of another model or of other classes.
+        InputError: the file is damaged, or its weights are of another model or of other classes.
     """
     card, arrays = read_safetensors(path)
     if card.model != name:
         raise InputError(f"{path}: holds {card.model!r}, not {name!r}")
     classes = card.spec.class_names if card.spec and isinstance(spec, DatasetSpec) else None
-    if classes is not None and (found := field_difference("class_names", classes, spec.class_names)):
-        raise InputError(f"{path}: has weights for other classes: {found}")
+    if classes is not None and (difference := field_difference("class_names", classes, spec.class_names)):
+        raise InputError(f"{path}: has weights for other classes: {difference}")
     assign_tensors(model, path, arrays)
 
 
 def assign_tensors(model: Model, path: str, arrays: dict[str, np.ndarray]) -> None:
-    """`assign_weights` of the arrays of a file, which the message of an InputError names."""
+    """Assigns a file's arrays by `assign_weights`. An InputError names the file."""
     try:
         assign_weights(model, arrays)
     except InputError as error:
@@ -241,7 +241,7 @@ def assign_tensors(model: Model, path: str, arrays: dict[str, np.ndarray]) -> No
 
 
 def weights_digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 of named arrays, as text: of their names, shapes and bytes in the order of the names."""
+    """Hexadecimal SHA-256 of the names, shapes and bytes of arrays, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(json.dumps([name, arrays[name].shape]).encode())

@@ -1,9 +1,9 @@
-"""Names and axes of other public implementations, and ours. The tables of names are beside our models.
+"""Converts weight names and axes of other public implementations to ours. The tables of names are beside our models.
 
-`deeplab2_weights` reads the weights of google-research/deeplab2, `csrhddlam_weights` those of csrhddlam/axial-deeplab,
-`keras_weights` those of tf_keras.applications. Each turns a dict of their arrays into a dict of ours, which
-`assign_weights` assigns to a layer or model. None converts the offset of a logit batch norm, because softmax ignores
-it. `to_csrhddlam` is the way back.
+`deeplab2_weights`, `csrhddlam_weights` and `keras_weights` convert weights of google-research/deeplab2, of
+csrhddlam/axial-deeplab and of tf_keras.applications. Each turns a dict of the source's arrays into a dict of ours,
+which `assign_weights` assigns to a layer or model. They leave out the offset of a logit batch norm, because softmax
+ignores it. `to_csrhddlam` converts in the other direction.
 """
 
 import math
@@ -17,14 +17,14 @@ from axial.models.resnet.public_weights import KERAS
 
 
 def _renamed(name, public):
-    """A name after every replacement of a `PublicWeights`."""
+    """A name after all replacements of a `PublicWeights`."""
     for pattern, replacement in public.names:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def unused(arrays, public):
-    """dict from those of some names that a model needs no value of to the reason."""
+    """dict from the names that our model does not need to the reason."""
     return {name: reason for name in arrays for pattern, reason in public.unused.items() if re.search(pattern, name)}
 
 
@@ -32,12 +32,12 @@ def unused(arrays, public):
 
 
 def deeplab2_weights(arrays):
-    """Renames DeepLab2's variables and splits the batch norms that it stacks.
+    """Renames DeepLab2's variables, and splits its stacked batch norms.
 
     Args:
-        arrays: dict from names of variables, or from object paths like 'encoder/_stem/_conv/kernel', to arrays.
+        arrays: dict from variable names, or object paths like 'encoder/_stem/_conv/kernel', to arrays.
     """
-    plain = {"/".join(part.lstrip("_") for part in name.split("/")): array for name, array in arrays.items()}
+    plain = {"/".join(key.lstrip("_") for key in name.split("/")): array for name, array in arrays.items()}
     ours = {}
     for name, array in plain.items():
         block, first, rest = name.partition("/conv1_bn_act/")
@@ -61,30 +61,30 @@ def deeplab2_weights(arrays):
 def to_csrhddlam(values, heads=8):
     """The state dict of an `axialnet` network, of a block or of an attention layer, as a dict of arrays.
 
-    Batch norms count no batches, and the offsets of logits are 0. The order of r^q and r^v tables is that of o - p, so
-    they are reversed. The rows of qkv are grouped by head.
+    The batch norms' counts of batches and the offsets of logits are 0. Its r^q and r^v tables are ordered by o - p, so
+    ours are reversed. Its rows of qkv are grouped by head.
 
     Args:
-        values: dict from names of a `Classifier` on `axial_resnet`, of its block or its attention layer, to arrays.
-        heads: of its attention layers.
+        values: dict from names of the weights of a classifier, a block or an attention layer to arrays.
+        heads: number of heads of the attention layers.
     """
 
-    def by_head(array):  # [all q | all k | all v] -> [heads x (q | k | v)]. v has twice the channels of q and of k
+    def by_head(array):  # [all q | all k | all v] -> [heads x (q | k | v)]; v has twice the channels of q and k
         quarter = len(array) // 4
-        parts = [part.reshape(heads, -1, *array.shape[1:]) for part in np.split(array, [quarter, 2 * quarter])]
-        return np.concatenate(parts, 1).reshape(array.shape)
+        chunks = [chunk.reshape(heads, -1, *array.shape[1:]) for chunk in np.split(array, [quarter, 2 * quarter])]
+        return np.concatenate(chunks, 1).reshape(array.shape)
 
-    theirs = {}
+    state_dict = {}
     for name, array in values.items():
         if re.search("(key|value)_table$|position_output_norm/", name):
-            continue  # they go with the table of the queries, and with the content
-        their = _renamed(name, CSRHDDLAM)
-        prefix, _, what = their.rpartition(".")
-        if what == "relative":
+            continue  # converted with the query table and the content
+        target = _renamed(name, CSRHDDLAM)
+        prefix, _, suffix = target.rpartition(".")
+        if suffix == "relative":
             key, value = (values[name.replace("query", other)] for other in ("key", "value"))
             length = len(key) // 2 + 1
             index = np.arange(length)[:, None] - np.arange(length) + length - 1  # of key - query
-            theirs[their.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
+            state_dict[target.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
             array = np.concatenate([array[::-1].T, key.T, value[::-1].T])
         elif prefix.endswith("qkv_transform"):
             array = by_head(array.T)[:, :, None]
@@ -96,49 +96,51 @@ def to_csrhddlam(values, heads=8):
             array = array.reshape(-1)
         elif array.ndim == 4:
             array = array[0, 0].T if prefix == "fc" else array.transpose(3, 2, 0, 1)
-        theirs[their] = array
-        if what == "running_mean":
-            theirs[f"{prefix}.num_batches_tracked"] = np.array(0, np.int64)
-            theirs.setdefault(f"{prefix}.bias", np.zeros_like(array))
-    return {name: np.array(array, order="C") for name, array in theirs.items()}
+        state_dict[target] = array
+        if suffix == "running_mean":
+            state_dict[f"{prefix}.num_batches_tracked"] = np.array(0, np.int64)
+            state_dict.setdefault(f"{prefix}.bias", np.zeros_like(array))
+    return {name: np.array(array, order="C") for name, array in state_dict.items()}
 
 
 def csrhddlam_weights(arrays, shapes, heads=8):
-    """The inverse of `to_csrhddlam`: where that moves the places of our numbers to, their numbers come from.
+    """The inverse of `to_csrhddlam`.
+
+    It converts the indices of our numbers by `to_csrhddlam`. So the source's numbers show where they belong.
 
     Args:
-        arrays: dict from its state_dict's names to arrays. Those of `CSRHDDLAM.unused` are not read. What is not there
-            has no values.
+        arrays: dict from names of a state dict to arrays. Names of `CSRHDDLAM.unused` are not read. A weight of ours is
+            left out if its numbers are missing.
         shapes: dict from our names to shapes.
-        heads: `groups` of its attention layers.
+        heads: `groups` of the source's attention layers.
     """
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
-    places = {name: own.reshape(shape) for (name, shape), own in zip(shapes.items(), numbers, strict=True)}
-    values, there, theirs = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(places, heads)
-    for name in theirs.keys() & arrays.keys() - unused(theirs, CSRHDDLAM):
-        values[theirs[name]], there[theirs[name]] = arrays[name], True
-    return {name: values[own] for name, own in places.items() if there[own].all()}
+    indices = {name: index.reshape(shape) for (name, shape), index in zip(shapes.items(), numbers, strict=True)}
+    values, present, sources = np.empty(ends[-1]), np.zeros(ends[-1], bool), to_csrhddlam(indices, heads)
+    for name in sources.keys() & arrays.keys() - unused(sources, CSRHDDLAM):
+        values[sources[name]], present[sources[name]] = arrays[name], True
+    return {name: values[index] for name, index in indices.items() if present[index].all()}
 
 
 # === ResNets of tf_keras.applications ===
 
 
 def keras_weights(arrays):
-    """The weights of a ResNet of tf_keras.applications, under the names of a `Classifier` on `resnet`.
+    """Weights of a ResNet of tf_keras.applications, by the names of a `Classifier` on `ConvResNet`.
 
-    Its convolutions have biases in front of batch norms: they go into the moving means. Its photos have the channels
-    blue, green, red: the kernel of the stem is turned around.
+    The source's convolutions have biases before batch norms; the moving means absorb them. Its photos have the channels
+    blue, green, red, so the input channels of the stem's kernel are reversed.
 
     Args:
         arrays: dict from names like 'conv2_block1_1_conv/kernel' to arrays.
     """
     ours = {_renamed(name, KERAS): array for name, array in arrays.items()}
     for name in [name for name in ours if re.match("backbone/.*/conv/bias$", name)]:
-        place, bias = name.removesuffix("/conv/bias"), ours.pop(name)
-        mean = f"{place}/norm/moving_mean"
+        layer, bias = name.removesuffix("/conv/bias"), ours.pop(name)
+        mean = f"{layer}/norm/moving_mean"
         if mean not in ours or ours[mean].shape != bias.shape:
-            raise InputError(f"the batch norm after {place!r} does not fit its bias of {bias.size} channels")
+            raise InputError(f"the batch norm after {layer!r} does not fit its bias of {bias.size} channels")
         ours[mean] = ours[mean] - bias
     if (stem := "backbone/stem/conv/kernel") in ours:
         ours[stem] = ours[stem][:, :, ::-1]
@@ -153,13 +155,13 @@ def keras_weights(arrays):
 def weight_names(module):
     """Dict from names like 'backbone/stage2_block1/reduce/conv/kernel' to the variables of `module`.
 
-    The module's own name is left out.
+    The names leave out the module's own name.
     """
     return {w.name.split("/", 1)[-1].removesuffix(":0"): w for w in module.weights}
 
 
 def assign_weights(module, values):
-    """Sets every weight of a built layer or model from a dict under our names.
+    """Sets every weight of a built layer or model from a dict by our names.
 
     Raises:
         InputError: a weight has no value, a value has no weight, or their shapes differ.

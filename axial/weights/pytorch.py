@@ -1,7 +1,7 @@
-"""Files of torch.save, read and written without PyTorch. Reading runs no code of the file.
+"""Reads and writes files of torch.save without PyTorch. Reading runs no code of the file.
 
-Such a file holds a pickle of its structure, and the bytes of each tensor apart. Since PyTorch 1.6 both are entries of a
-ZIP archive without compression; before, they follow each other in one stream (torch/serialization.py).
+Such a file has a pickle of the structure, and separately the bytes of each tensor. Since PyTorch 1.6 both are entries
+of an uncompressed ZIP archive; earlier versions write one stream (torch/serialization.py).
 """
 
 import functools
@@ -38,21 +38,21 @@ STORAGES = {
 
 
 def read_state_dict(path):
-    """The tensors of a model, as a dict from names to arrays.
+    """A model's tensors, as a dict from names to arrays.
 
-    The file may hold the state dict itself, or under 'net', 'state_dict' or 'model'. A prefix 'module.' that all names
-    share, which DataParallel adds, is removed.
+    The file holds a state dict, either bare or under 'net', 'state_dict' or 'model'. If all names start with
+    DataParallel's prefix 'module.', it is removed.
 
     Raises:
-        InputError: the file is cut short, is not torch.save's, asks for anything but tensors and plain containers, or
-            holds no tensors.
+        InputError: the file is cut short or not of torch.save, its pickle asks for more than tensors and plain
+            containers, or it holds no tensors.
     """
     data = read_file(path, LARGEST_FILE)
     try:
         content = _read_archive(data) if data[:2] == b"PK" else _read_stream(data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except Exception as error:  # what damaged and malicious files raise is of every class
+    except Exception as error:  # damaged and malicious files raise errors of any class
         raise InputError(f"{path}: not a whole file of torch.save ({first_line(error)})") from None
     inner = [content.get(name) for name in ("net", "state_dict", "model")] if isinstance(content, dict) else []
     content = next((value for value in inner if isinstance(value, dict)), content)
@@ -70,7 +70,7 @@ def read_state_dict(path):
 
 
 def _read_archive(data):
-    """The content of a ZIP archive."""
+    """The content of a file since PyTorch 1.6, a ZIP archive."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     entries, names = archive.infolist(), set(archive.namelist())
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
@@ -92,15 +92,15 @@ def _read_archive(data):
 
 
 def _read_stream(data):
-    """The content of a file of PyTorch before 1.6: five pickles, then a count and the bytes of each storage."""
+    """The content of a file before PyTorch 1.6: five pickles, then a count and the bytes of each storage."""
     types, parts, starts, arrays = {}, [], [0], {}
 
-    def note(key, dtype, count):  # the bytes come after the pickles
+    def record(key, dtype, count):  # the bytes follow the pickles, so this pass only records the types
         types[key] = dtype, count
         return np.broadcast_to(np.zeros([], dtype), [count])
 
     for _ in range(5):
-        value, size = read_pickle(data[starts[-1] : starts[-1] + LARGEST_PICKLE], note)
+        value, size = read_pickle(data[starts[-1] : starts[-1] + LARGEST_PICKLE], record)
         parts.append(value)
         starts.append(starts[-1] + size)
     magic, protocol, system, _, keys = parts
@@ -126,14 +126,14 @@ def _from_bytes(data, dtype, count):
 
 
 def read_pickle(data, storage):
-    """The value of the pickle at the start of `data`, and the pickle's length. No code of the file runs.
+    """(value, length in bytes) of the pickle at the start of `data`. No code of the file runs.
 
     Args:
         data: bytes.
         storage: function of (key, dtype, count) that returns the numbers of a storage.
 
     Raises:
-        InputError: the pickle names another class or function, or has another instruction.
+        InputError: the pickle names a class or function, or has an instruction, that is not allowed.
     """
     if len(data) > LARGEST_PICKLE:
         raise InputError(f"its structure has {len(data)} bytes, at most {LARGEST_PICKLE} are read")
@@ -142,7 +142,7 @@ def read_pickle(data, storage):
 
 
 class _Dict(dict):
-    """A dict of a file. Its keys are plain: the hash of tuples within tuples would end the process."""
+    """A dict with plain keys only: the hash of deeply nested tuples would crash the process."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ _GLOBALS = {f"torch.{name}": np.dtype(dtype) for name, dtype in STORAGES.items()
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
 }
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
-_TAKEN = (
+_ALLOWED = (
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING BINSTRING "
     "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS "
     "BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BUILD BINPERSID"
@@ -167,16 +167,16 @@ _TAKEN = (
 
 
 class _Instructions(dict):
-    """Those of `_TAKEN`, by their bytes. Every other one is refused."""
+    """dict from the bytes of the allowed instructions, `_ALLOWED`, to their methods. Others are refused."""
 
     def __missing__(self, byte):
         raise InputError(f"its pickle has the instruction {_NAMES.get(byte, byte)}, which is refused")
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own, which knows no instruction but `_TAKEN` and calls nothing but `_GLOBALS`."""
+    """Python's unpickler, restricted to the instructions `_ALLOWED` and the functions `_GLOBALS`."""
 
-    dispatch = _Instructions({b: load for b, load in pickle._Unpickler.dispatch.items() if _NAMES[b] in _TAKEN})
+    dispatch = _Instructions({b: load for b, load in pickle._Unpickler.dispatch.items() if _NAMES[b] in _ALLOWED})
 
     def __init__(self, file, storage):
         super().__init__(file, encoding="latin-1")
@@ -190,22 +190,22 @@ class _Unpickler(pickle._Unpickler):
         return _GLOBALS[f"{module}.{name}"]
 
     def persistent_load(self, pid):
-        kind, of, key, _, count, *_ = pid
-        if kind != "storage" or not isinstance(of, np.dtype) or count < 0:
+        kind, dtype, key, _, count, *_ = pid
+        if kind != "storage" or not isinstance(dtype, np.dtype) or count < 0:
             raise InputError("its pickle is damaged")
-        return self.storage(str(key), of, count)
+        return self.storage(str(key), dtype, count)
 
     def load_empty_dict(self):
         self.append(_Dict())
 
     def load_build(self):
-        self.stack.pop()  # attributes of a container, as `_metadata` of a state dict: not needed
+        self.stack.pop()  # ignores attributes of a container, such as `_metadata` of a state dict
 
     dispatch |= {pickle.EMPTY_DICT[0]: load_empty_dict, pickle.BUILD[0]: load_build}
 
 
 def _view(storage, offset, size, stride):
-    """torch._utils._rebuild_tensor_v2: an array of a shape and strides, on the numbers of a storage."""
+    """Replaces torch._utils._rebuild_tensor_v2: a view of a storage with a shape and strides."""
     size, stride = tuple(map(int, size)), tuple(map(int, stride))
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     count = math.prod(size)
@@ -221,7 +221,7 @@ def _view(storage, offset, size, stride):
 
 
 def state_dict_bytes(arrays):
-    """A file that torch.load(weights_only=True) reads as an OrderedDict of tensors.
+    """The bytes of a file that torch.load(weights_only=True) reads as an OrderedDict of tensors.
 
     Args:
         arrays: dict from names to float32 or int64 arrays.
@@ -230,9 +230,9 @@ def state_dict_bytes(arrays):
     structure = b"\x80\x02ccollections\nOrderedDict\n)R("
     for key, (name, array) in enumerate(arrays.items()):
         stride = tuple(step // array.itemsize for step in np.empty(array.shape, array.dtype).strides)
-        storage = f"ctorch\n{names[array.dtype]}\n".encode() + _made(str(key)) + _made("cpu") + _made(array.size)
-        structure += _made(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + _made("storage") + storage + b"tQ"
-        structure += _made(0) + _made(array.shape) + _made(stride) + b"\x89ccollections\nOrderedDict\n)RtR"
+        storage = f"ctorch\n{names[array.dtype]}\n".encode() + _push(str(key)) + _push("cpu") + _push(array.size)
+        structure += _push(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + _push("storage") + storage + b"tQ"
+        structure += _push(0) + _push(array.shape) + _push(stride) + b"\x89ccollections\nOrderedDict\n)RtR"
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", structure + b"u.")
@@ -243,6 +243,6 @@ def state_dict_bytes(arrays):
     return file.getvalue()
 
 
-def _made(value):
-    """The instructions that make a text, a number or a tuple of numbers."""
+def _push(value):
+    """The pickle instructions that make a text, a number or a tuple of numbers."""
     return pickle.dumps(value, 2)[2:-1]

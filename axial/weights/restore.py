@@ -1,6 +1,6 @@
-"""Finds weights, loads them and starts trainings from them, with clear messages for those that do not fit.
+"""Finds and loads weights, and initialises trainings with them. Weights that do not fit raise clear messages.
 
-`axial.load` is over `load_weights`.
+`axial.load` calls `load_weights`.
 """
 
 import os
@@ -22,16 +22,16 @@ from axial.layers.spatial_attention.deformable_conv import DeformableConv
 from axial.models.base import Network
 from axial.models.registry import FREE, PLAIN, ModelConfig, find_variant
 from axial.weights.checkpoint import GRAPH, VALUE, check_whole, is_unfinished, refused, run_checkpoints
-from axial.weights.interchange import WeightsCard, assign_tensors, built, built_of_card, read_safetensors
+from axial.weights.interchange import WeightsCard, assign_tensors, build_from_card, built, read_safetensors
 from axial.weights.source import CARD, SUFFIX, Location, find_tensors, no_checkpoint, resolve
 
-LEAST = 0.9  # share of the backbone's parameters that an initial checkpoint must have
+LEAST = 0.9  # smallest fraction of the backbone's parameters that an initial checkpoint may have
 
 
 def find_checkpoint(path: str) -> str:
-    """The prefix of the checkpoint at `path`, which is this prefix or a folder.
+    """The prefix of the checkpoint at `path`, which is a prefix or a folder.
 
-    Of a folder it is the best checkpoint, or the latest if there is no best one.
+    A folder gives its best checkpoint, or its latest if it has no best one.
 
     Raises:
         InputError: there is no checkpoint.
@@ -54,17 +54,17 @@ def find_checkpoint(path: str) -> str:
 
 
 def find_weights(what: Location, count: int = 1) -> list[str]:
-    """The files whose weights are averaged: the one of a `Source`, or the latest checkpoints of a run.
+    """The weight files of a `Source`: one file, or the latest checkpoints of a run, for averaging.
 
     Args:
-        what: see `resolve`. Of a folder with a checkpoint and a safetensors file it is the checkpoint.
-        count: of checkpoints; 1 for the safetensors file or the checkpoint of `find_checkpoint`.
+        what: see `resolve`. In a folder, a checkpoint comes before a safetensors file.
+        count: number of latest checkpoints; 1 for the safetensors file or the checkpoint of `find_checkpoint`.
 
     Returns:
-        list of safetensors files or prefixes of checkpoints.
+        List of safetensors files or prefixes of checkpoints.
 
     Raises:
-        InputError: there are no weights, or fewer checkpoints.
+        InputError: there are no weights, or fewer than `count` checkpoints.
     """
     source = resolve(what, no_checkpoint)
     if source.kind == "export":
@@ -72,8 +72,8 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
     if count > 1:
         prefixes = run_checkpoints(source.path)
         if len(prefixes) < count:
-            there = counted(len(prefixes), "checkpoint")
-            raise InputError(f"--average={count}: {source.path} has {there} of a run; see TrainingConfig.keep")
+            count_here = counted(len(prefixes), "checkpoint")
+            raise InputError(f"--average={count}: {source.path} has {count_here} of a run; see TrainingConfig.keep")
         return prefixes[-count:]
     if source.file:
         return [source.file if source.file.endswith(SUFFIX) else find_checkpoint(source.file)]
@@ -83,13 +83,13 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
 
 
 def latest_checkpoint(folder: str) -> str | None:
-    """Prefix of the newest whole checkpoint of a folder, or None if it has no checkpoint.
+    """Prefix of a folder's newest whole checkpoint, or None if the folder has no checkpoint.
 
-    It is found by the files themselves; see `run_checkpoints`. Newer ones that are not whole are named on standard
-    error, unless a process was killed while it wrote them.
+    The files decide; see `run_checkpoints`. Newer checkpoints that are damaged are named on standard error, except for
+    unfinished ones of a killed process.
 
     Raises:
-        InputError: a run has checkpoints, and none of them is whole.
+        InputError: the folder has checkpoints, but none of them is whole.
     """
     gfile.check_plain(folder)
     problems = []
@@ -97,7 +97,7 @@ def latest_checkpoint(folder: str) -> str | None:
         try:
             check_whole(prefix)
         except InputError as error:
-            # It is not one that is being written, or whose rest another host has just removed.
+            # A checkpoint that is being written, or that another host has just removed, is not damaged.
             if not is_unfinished(prefix) and prefix in run_checkpoints(folder, with_index=False):
                 problems.append(error)
             continue
@@ -110,10 +110,10 @@ def latest_checkpoint(folder: str) -> str | None:
 
 
 def restore_model(model: Model, prefix: str) -> None:
-    """Loads a built model's weights from a checkpoint of the trainer: their moving averages, if it has any.
+    """Loads a built model's weights from a checkpoint of the trainer. Moving averages take precedence.
 
     Raises:
-        InputError: a damaged checkpoint, or one of another model. The message names the first weight that does not fit.
+        InputError: the checkpoint is damaged or of another model. The message names the first weight that does not fit.
     """
     check_fits(model, prefix)
     with refused(prefix, "cannot be restored"):
@@ -126,7 +126,7 @@ def restore_model(model: Model, prefix: str) -> None:
 
 
 def restore_average(model: Model, prefixes: Sequence[str]) -> None:
-    """Loads the mean of the weights of some checkpoints; see `restore_model`."""
+    """Loads the mean weights of several checkpoints; see `restore_model`."""
     sums: list = [0.0] * len(model.weights)
     for prefix in prefixes:
         restore_model(model, prefix)
@@ -136,19 +136,19 @@ def restore_average(model: Model, prefixes: Sequence[str]) -> None:
 
 
 def check_fits(model: Model, prefix: str) -> None:
-    """Raises InputError unless the checkpoint holds every weight of the built model, in the same shape."""
+    """Raises InputError unless the checkpoint has every weight of the built model, in the same shape."""
     with refused(prefix, "not a whole checkpoint"):
         stored = tf.compat.v1.train.NewCheckpointReader(prefix).get_variable_to_shape_map()
     for path, weight in object_paths(model, "model").items():
         if (shape := stored.get(f"{path}{VALUE}")) is None:
             raise InputError(f"{prefix}: of another model, it has no weight {path!r}")
         if shape != list(weight.shape):
-            has = f"its {path!r} has shape {shape} where {list(weight.shape)} is wanted"
-            raise InputError(f"{prefix}: of another model or another number of classes, {has}")
+            mismatch = f"its {path!r} has shape {shape} where {list(weight.shape)} is expected"
+            raise InputError(f"{prefix}: of another model or another number of classes, {mismatch}")
 
 
 def stored_optimizer(prefix: str) -> tuple[list[str], int]:
-    """(`slot_names` of the optimizer in a checkpoint of the trainer, number of its steps)."""
+    """(`slot_names`, number of steps) of the optimizer in a checkpoint of the trainer."""
     with refused(prefix, "cannot be restored"):
         reader, steps = tf.compat.v1.train.NewCheckpointReader(prefix), f"optimizer/_iterations{VALUE}"
         names = [name for key, name in _stored_names(reader).items() if key.startswith(("optimizer/", "averages/"))]
@@ -156,78 +156,78 @@ def stored_optimizer(prefix: str) -> tuple[list[str], int]:
 
 
 def _stored_names(reader):
-    """dict from the keys of a checkpoint's values to the names of their variables."""
+    """dict from a checkpoint's keys to variable names."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor(GRAPH))
     return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
 def slot_names(names: Iterable[str]) -> list[str]:
-    """The kinds of slots, in alphabetical order, of names like 'velocity/model/conv/kernel'."""
+    """Sorted kinds of optimizer slots, from names like 'velocity/model/conv/kernel'."""
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
 def initialize(model: Model, path: str, config: ModelConfig | None = None, random_frozen: bool = True) -> str:
-    """Loads every weight that a checkpoint or a safetensors file has under the same name and in the same shape.
+    """Loads the weights that a checkpoint or safetensors file has with the same name and shape.
 
-    The other weights keep their initial values. So a classifier gives its backbone, and a model of other classes gives
-    everything but its last layer. A plain ResNet gives an attended one all that both have; modules that start as the
-    identity are new. Of a checkpoint with moving averages of the weights, these are taken.
+    The other weights keep their initial values. So a classifier fills the backbone, and a model with other classes
+    fills all but the last layer. A plain ResNet fills all that an attended ResNet shares with it; modules that start as
+    the identity are new. If a checkpoint has moving averages of the weights, the averages are loaded.
 
     Args:
         model: a built model.
         path: of the weights; see `find_weights`.
-        config: the model's `ModelConfig`. Converted weights are refused if the model computes another function of them.
+        config: the model's `ModelConfig`. Converted weights are refused if the model would use them in another way.
         random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
     Returns:
-        Lines that say what was taken, what is left in the checkpoint, what is new, and which weights stay random.
+        Lines on the weights that were taken, that are left in the checkpoint, that are new, and that stay random.
 
     Raises:
-        InputError: no checkpoint; none of its weights fits, or those of less than `LEAST` of the backbone; converted
-            weights that need other arguments.
+        InputError: there is no checkpoint; fewer than `LEAST` of the backbone's parameters fit, or none at all; or
+            converted weights need other arguments.
     """
-    (found,) = find_weights(path)
-    with refused(found, "cannot be restored"):
-        stored, remark = (_of_tensors if found.endswith(SUFFIX) else _of_checkpoint)(found, config)
+    (file,) = find_weights(path)
+    with refused(file, "cannot be restored"):
+        stored, remark = (_read_tensors if file.endswith(SUFFIX) else _read_variables)(file, config)
         weights = {plain_path(name): weight for name, weight in object_paths(model, "model").items()}
         fitting = {id(w) for name, w in weights.items() if name in stored and stored[name].shape == tuple(w.shape)}
-        # A module that starts as the identity is new if the checkpoint lacks any of its weights.
+        # A module that starts as the identity is new unless the checkpoint has all of its weights.
         added = [module.added_weights for module in model.submodules if isinstance(module, (Attended, DeformableConv))]
         lacking = {id(w) for module in added if not all(id(w) in fitting for w in module) for w in module}
         new = [name for name, w in weights.items() if id(w) in lacking]
         taken = [name for name, w in weights.items() if id(w) in fitting - lacking]
-        _check_backbone(found, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
+        _check_backbone(file, model.backbone, {n: w for n, w in weights.items() if id(w) not in lacking}, taken)
         if not random_frozen:
-            check_frozen(model, config, found, [weights[name] for name in taken])  # type: ignore[arg-type]
+            check_frozen(model, config, file, [weights[name] for name in taken])  # type: ignore[arg-type]
         for name in taken:
             weights[name].assign(stored[name])
-    return "\n".join([f"init_checkpoint: {found}{remark}", *_summary(weights, stored, taken, new)])
+    return "\n".join([f"init_checkpoint: {file}{remark}", *_summary(weights, stored, taken, new)])
 
 
-def _of_tensors(path, config):
-    """(dict from names to the arrays of a safetensors file, remark).
+def _read_tensors(path, config):
+    """(dict from `plain_path`s to the arrays of a safetensors file, remark).
 
-    The names are those of `_of_checkpoint`, which the file's own model has: other models call its weights otherwise.
+    The file's own model is built to find the paths, because other models name the same weights differently.
     """
     card, arrays = read_safetensors(path)
     check_card(path, card, config)
-    source = built_of_card(card, path, arrays=arrays)
+    source = build_from_card(card, path, arrays=arrays)
     assign_tensors(source, path, arrays)
     return {plain_path(name): weight.numpy() for name, weight in object_paths(source, "model").items()}, ""
 
 
-def _of_checkpoint(prefix, config):
-    """(dict from the `plain_path`s of a checkpoint's weights to arrays, remark).
+def _read_variables(prefix, config):
+    """(dict from `plain_path`s to the arrays of a checkpoint, remark).
 
-    The array of a weight with a moving average is that average.
+    A weight's moving average, if there is one, replaces the weight.
     """
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
         check_card(card, read_json(card, WeightsCard)[1], config)
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     names = _stored_names(reader)
-    # The optimizer calls the average of a variable 'average/' and the variable's name.
+    # The optimizer names a variable's average 'average/' + the variable's name.
     averages = {name.removeprefix("average/"): key for key, name in names.items() if key.startswith("averages/")}
     remark, stored = ", moving averages" if averages else "", {}
     for key in sorted(reader.get_variable_to_shape_map()):
@@ -240,13 +240,13 @@ def _of_checkpoint(prefix, config):
 def check_frozen(model: Model, config: ModelConfig, path: str | None = None, taken: Sequence[tf.Variable] = ()) -> None:
     """Raises InputError if weights that training never changes would stay random.
 
-    These are the parameters of frozen layers, and all moving statistics where `BatchNormConfig.frozen` is set.
+    These are the parameters of frozen layers, and with `BatchNormConfig.frozen` all moving statistics.
 
     Args:
         model: a built model.
-        config: its `ModelConfig`.
+        config: the model's `ModelConfig`.
         path: of the initial checkpoint, or None.
-        taken: the weights that it has.
+        taken: the weights that the checkpoint has.
     """
     kept = {id(w) for w in (*model.trainable_weights, *taken)}
     random = [w.name for w in model.weights if id(w) not in kept and (w.trainable or config.norm.frozen)]
@@ -259,44 +259,44 @@ def check_frozen(model: Model, config: ModelConfig, path: str | None = None, tak
 
 
 def plain_path(path: str) -> str:
-    """The path that a weight has in a network without modules that start as the identity.
+    """The path of a weight in the network without modules that start as the identity.
 
-    The 3x3 convolution of an `AttendedMiddle` is at '.../middle/conv', that of a plain block at '.../middle'. The
-    kernel of a `DeformableConv` is not below a layer 'conv', so that it is at '.../middle/conv/kernel' in both.
+    The 3x3 convolution of an `AttendedMiddle` is at '.../middle/conv', and the one of a plain block at '.../middle'. A
+    `DeformableConv` has no layer 'conv' above its kernel, so the kernel is at '.../middle/conv/kernel' in both.
     """
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 
 
 def _check_backbone(prefix, backbone, weights, taken):
-    """Raises InputError unless enough of a layer is taken.
+    """Raises InputError unless the checkpoint has enough of the backbone's parameters.
 
     Args:
         prefix: of the checkpoint.
         backbone: the layer.
-        weights: dict from the paths of the model's weights to them, without those of new modules.
-        taken: the paths of those that the checkpoint has.
+        weights: dict from paths to the model's weights, without the weights of new modules.
+        taken: paths of the weights that the checkpoint has.
     """
     if not taken:
-        raise InputError(f"{prefix}: no weight of it fits the model; is it of axial-train?")
-    own = {id(w) for w in backbone.weights}
-    # `trainable` of a variable: a frozen layer's parameters count, moving statistics do not
-    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in own}
+        raise InputError(f"{prefix}: none of its weights fits the model; is it of axial-train?")
+    backbone_ids = {id(w) for w in backbone.weights}
+    # a variable's `trainable` counts the parameters of frozen layers, but no moving statistics
+    sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in backbone_ids}
     missing = [name for name in sizes if name not in set(taken)]
-    share = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
-    if share < LEAST:
+    fraction = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
+    if fraction < LEAST:
         raise InputError(
-            f"{prefix}: has {100 * share:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
+            f"{prefix}: has {100 * fraction:.1f} % of the backbone's parameters, at least {100 * LEAST:.0f} % are "
             f"expected; it lacks, or has in another shape, {_parts(missing, weights)}"
         )
 
 
 def _summary(weights, stored, taken, new):
-    """Lines on what was taken, left, new and unmatched.
+    """Lines on the weights that were taken, left, new and unmatched.
 
     Args:
-        weights: dict from the paths of the model's weights to them.
-        stored: dict from the paths of the checkpoint's weights to them.
-        taken, new: see `initialize`.
+        weights: dict from paths to the model's weights.
+        stored: dict from paths to the checkpoint's arrays.
+        taken, new: paths of weights; see `initialize`.
     """
     numbers = sum(weights[name].shape.num_elements() for name in taken)
     left = [name for name in stored if name not in weights]
@@ -310,38 +310,38 @@ def _summary(weights, stored, taken, new):
         ("unmatched", f"{counted(len(random), 'weight')} that start random", random, weights),
         ("unmatched", f"{len(reshaped)} of another shape ({''.join(shapes)})", reshaped, weights),
     )
-    return [f"  {word:<10} {text}: {_parts(names, known)}" for word, text, names, known in rows if names]
+    return [f"  {word:<10} {text}: {_parts(names, all_paths)}" for word, text, names, all_paths in rows if names]
 
 
-def _parts(paths, known, most=6):
-    """The fewest parts of a model that hold all of some paths and none of the others known, as text."""
+def _parts(paths, all_paths, most=6):
+    """The fewest modules that contain all of `paths` and no other of `all_paths`, as text."""
 
     def prefixes(path):
         return [path[: match.start()] for match in re.finditer("/|$", path)]
 
-    mixed = {part for path in set(known) - set(paths) for part in prefixes(path)}
-    parts = sorted({next(part for part in prefixes(path) if part not in mixed) for path in paths})
-    names = ["everything" if part == "model" else part.removeprefix("model/") for part in parts]
+    mixed = {prefix for path in set(all_paths) - set(paths) for prefix in prefixes(path)}
+    parts = sorted({next(prefix for prefix in prefixes(path) if prefix not in mixed) for path in paths})
+    names = ["everything" if path == "model" else path.removeprefix("model/") for path in parts]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None:
-    """Raises InputError if a card says that its weights were computed with by another network.
+    """Raises InputError if the network of a card computes with its weights in another way than a model.
 
     Args:
         path: of the card.
         card: `WeightsCard`.
-        config: `ModelConfig` that is to take the weights; None for any.
+        config: the model's `ModelConfig`; None for any model.
     """
     if config is None:
         return
     theirs, ours = find_variant(card.model), find_variant(config.name)
     if theirs.backbone not in (ours.backbone, PLAIN.get(ours.backbone)):
         return
-    wanted, found = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
-    # Other arguments of a plain backbone change shapes, which are compared anyway.
-    compared = wanted.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
-    if differing := {name: value for name, value in wanted.items() if name in compared and value != found[name]}:
+    expected, actual = theirs.backbone_arguments(card.arguments), ours.backbone_arguments(config.arguments)
+    # A plain backbone's other arguments change shapes, which are compared anyway.
+    compared = expected.keys() - FREE if theirs.backbone is ours.backbone else {"stride_first", "pixels"}
+    if differing := {name: value for name, value in expected.items() if name in compared and value != actual[name]}:
         arguments = {**config.arguments, **differing}
         raise InputError(f'{path}: these weights need --gin_binding="ModelConfig.arguments = {arguments}"')
     if card.norm.epsilon != config.norm.epsilon:
@@ -349,41 +349,41 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
 
 
 def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
-    """Dict from checkpoint keys to the weights of a built model."""
-    queue, seen = [(root, model)], {id(model)}
-    for path, node in queue:  # breadth first, like TensorFlow: this decides the name of an object with two paths
+    """dict from checkpoint keys to the weights of a built model."""
+    queue, visited = [(root, model)], {id(model)}
+    for path, node in queue:  # breadth first, as in TensorFlow, which decides between two paths of an object
         for name, child in node._trackable_children().items():
-            if id(child) not in seen:
-                seen.add(id(child))
+            if id(child) not in visited:
+                visited.add(id(child))
                 queue.append((f"{path}/{name}", child))
     weights = {id(w) for w in model.weights}
     return {path: node for path, node in queue if id(node) in weights}
 
 
-# === Models of weights ===
+# === Models from weights ===
 
 
 def load_weights(
     what: Location, name: str | None = None, *, num_classes: int | None = None, arguments: dict | tuple = ()
 ) -> tuple[Network, WeightsCard | None]:
-    """A registered model, built, with the weights of a path.
+    """A built model with the weights at a path.
 
     Args:
-        what: of weights; see `resolve`.
-        name: of `registry.VARIANTS`. A card beside the weights has it too; a checkpoint without a card needs it.
-        num_classes: for a checkpoint without a card. By default ImageNet's 1000 or Cityscapes' 19.
-        arguments: dict of arguments of the model; see `build_model`. They replace those of the card.
+        what: where the weights are; see `resolve`.
+        name: of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
+        num_classes: for a checkpoint without a card; by default the variant's, such as ImageNet's 1000.
+        arguments: dict of arguments of the model; see `build_model`. They override the card's.
 
     Returns:
         (the model, its `WeightsCard` or None).
 
     Raises:
-        InputError: there are no weights at the path, they are damaged, or they are those of another model.
+        InputError: there are no weights at the path, or they are damaged or of another model.
     """
     path, card, arrays, fill = _read(what)
     if card:
         check_asked(path, card.model, card.num_classes, (name, num_classes))
-        model = built_of_card(card, path, arguments, arrays=arrays)
+        model = build_from_card(card, path, arguments, arrays=arrays)
     elif name:
         model = built(name, num_classes or find_variant(name).classes, BatchNormConfig(), dict(arguments))
     else:
@@ -393,17 +393,17 @@ def load_weights(
 
 
 def read_weights(what: Location) -> tuple[WeightsCard | None, Callable[[Model], None]]:
-    """The card of weights, and a function that gives them to a model.
+    """The card of weights, and a function that assigns the weights to a model.
 
     Args:
-        what: of weights; see `resolve`.
+        what: where the weights are; see `resolve`.
 
     Returns:
         (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
-        unless there is every weight of the model, in its shape.
+        unless every weight of the model is there, in the same shape.
 
     Raises:
-        InputError: there are no weights at the path, they are damaged, or some of them are random.
+        InputError: there are no weights at the path, they are damaged, or some are random.
     """
     path, card, _, fill = _read(what)
     if card and card.unfilled:
@@ -412,7 +412,7 @@ def read_weights(what: Location) -> tuple[WeightsCard | None, Callable[[Model], 
 
 
 def _read(what):
-    """(path, `WeightsCard` or None, arrays of a safetensors file or None, function that gives them to a model)."""
+    """(path, `WeightsCard` or None, arrays of a safetensors file or None, function that assigns the weights)."""
     source = resolve(what)
     (file,), path = find_weights(source), source.path
     if file.endswith(SUFFIX):
@@ -423,12 +423,12 @@ def _read(what):
 
 
 def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None, int | None]) -> None:
-    """Raises InputError unless a model with weights is the one that is asked for.
+    """Raises InputError unless the weights are of the requested model.
 
     Args:
         path: of the weights.
-        model, num_classes: name of the model and number of its classes.
-        asked: (name, number of classes); None for any.
+        model, num_classes: name and number of classes of the weights' model.
+        asked: the requested (name, number of classes), each None for any.
     """
     if asked[0] not in (None, model):
         find_variant(asked[0])
@@ -438,9 +438,9 @@ def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None
 
 
 class Features(Model):
-    """A model's backbone alone. It returns a dict of maps 'res2' to 'res5', at `strides`.
+    """Only the backbone of a model. It returns a dict of maps 'res2' to 'res5', whose strides are in `strides`.
 
-    A backbone with output stride 16 has this stride twice, one with output stride 8 three times.
+    With output stride 16 two maps have stride 16, and with output stride 8 three maps have stride 8.
     """
 
     def __init__(self, backbone: Layer, name: str = "features"):

@@ -1,6 +1,6 @@
-"""What lies at a path, on the hub, or under the name of a model that axial ships: `resolve` asks it, for everyone.
+"""Finds out what lies at a path, on the hub, or under the name of a shipped model. All callers use `resolve`.
 
-Nothing here needs TensorFlow but for paths of buckets, so that commands know a wrong path before they import it.
+Only paths of buckets need TensorFlow here, so that commands refuse a wrong path before they import it.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from axial.models.names import model_names
 
 SHIPPED_DIR = os.path.join(PACKAGE, "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
-SHIPPED = "axial"  # the source of its models in experiments/zoo.csv
+SHIPPED = "axial"  # the source of shipped models in experiments/zoo.csv
 SUFFIX = ".safetensors"
 LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
-CARD, RUN_CARD = "model.json", "card.json"  # beside converted weights, and in a run
+CARD, RUN_CARD = "model.json", "card.json"  # cards beside converted weights, and in a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-# What says what a file of weights is.
+# Files beside weights that describe them.
 _BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "objects.json", "assets.extra/*")
 _HUB_FILES = [
     *(*_BESIDE, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
@@ -32,16 +32,16 @@ _HUB_FILES = [
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A model as it lies on this machine or in a bucket.
+    """A model on this machine or in a bucket.
 
     Attributes:
-        kind: 'export' of axial-export; 'run' for weights with their recipe beside them, as in a run of axial-train;
-            'weights' for those without one.
-        path: what was asked for.
-        folder: of the export; that of the recipe, config.gin; or that of the weights.
-        file: what a path of weights names, a safetensors file or the prefix of a checkpoint. None for a folder, of
-            which `restore.find_weights` chooses. Of an export, its TFLite or ONNX file; None for a SavedModel.
-        card: path of the JSON of a `WeightsCard` beside weights; None where there is none.
+        kind: 'export' of axial-export; 'run' for weights with a recipe beside them, as in a run of axial-train;
+            'weights' for weights without one.
+        path: the path that was asked for.
+        folder: folder of the export, of the recipe (config.gin), or of the weights.
+        file: for weights, the safetensors file or the prefix of the checkpoint; None for a folder, in which
+            `restore.find_weights` chooses. For an export, the TFLite or ONNX file; None for a SavedModel.
+        card: path of the JSON `WeightsCard` beside the weights; None if there is none.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def extra(self) -> str:
-        """The folder of an export that says what it was made of."""
+        """The folder of an export that describes its model."""
         return os.path.join(self.folder, "assets.extra")
 
 
@@ -60,7 +60,7 @@ Location = str | os.PathLike | Source
 
 
 def unknown(name: str) -> str:
-    """The message on a name that no shipped model has, and nothing on disk. A registered model may have it."""
+    """The message on a name of no shipped model and no file. It may be the name of a registered model."""
     shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
@@ -72,12 +72,12 @@ def unknown(name: str) -> str:
 
 
 def no_checkpoint(path: str) -> str:
-    """The message on a path where weights are expected and nothing is."""
+    """The message on a path where weights are expected but nothing is."""
     return f"{path}: no such checkpoint{nearest(path, shipped_names())}"
 
 
 def without_recipe(where: str) -> str:
-    """The message on weights that cannot predict."""
+    """The message on weights that cannot predict, because they have no recipe."""
     return (
         f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
         "run, an export, or what axial-export --format=safetensors writes. axial-evaluate --gin_file=RECIPE scores "
@@ -86,14 +86,14 @@ def without_recipe(where: str) -> str:
 
 
 def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
-    """The `Source` of what `axial.load` takes: a path, the name of a shipped model, or an hf:// path.
+    """The `Source` of a path, the name of a shipped model, or an hf:// path.
 
     Args:
-        what: any of these, or a `Source`, which is returned as it is.
-        missing: function of a path that makes the message where there is nothing.
+        what: any of these, or a `Source`, which is returned unchanged.
+        missing: function of a path that returns the message if nothing is there.
 
     Raises:
-        InputError: nothing is there, or what is there is no model. Whether the files are whole is not known yet.
+        InputError: nothing is there, or it is no model. This function does not check whether the files are whole.
     """
     if isinstance(what, Source):
         return what
@@ -106,13 +106,13 @@ def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
         is_checkpoint = gfile.exists(f"{path}.index")
         if not is_checkpoint and not gfile.exists(path):
             raise InputError(missing(path))
-    except gfile.file_errors() as error:  # a file system that TensorFlow does not have
+    except gfile.file_errors() as error:  # a file system that TensorFlow does not support
         raise InputError(f"{path}: cannot be read ({first_line(error)})") from None
     return _export(path) or _weights(path, is_checkpoint)
 
 
 def _export(path):
-    """The `Source` of an export, by its folder or by its network's file; None for anything else."""
+    """The `Source` of an export, from its folder or its network's file; None for anything else."""
     inside_of = os.path.basename(path) in (LITE, ONNX, SAVED_MODEL)
     folder = os.path.dirname(path) or os.curdir if inside_of else path
     files = [os.path.join(folder, name) for name in (LITE, ONNX, SAVED_MODEL)]
@@ -125,7 +125,7 @@ def _export(path):
 
 
 def _weights(path, is_checkpoint):
-    """The `Source` of weights, by themselves or by their folder, with what lies beside them."""
+    """The `Source` of weights, from their own path or their folder, with the recipe and card beside them."""
     if not is_checkpoint and gfile.isdir(path):
         names = [name.rstrip("/") for name in gfile.listdir(path) if not name.startswith(".")]
         files, ends = ("best", "checkpoint", "spec.json"), (".index", SUFFIX)
@@ -134,12 +134,12 @@ def _weights(path, is_checkpoint):
         file, folders = None, [path]
     elif is_checkpoint or path.endswith(SUFFIX):
         file, folders = path, [os.path.dirname(path) or os.curdir]
-        if is_checkpoint:  # a run's best one lies in a folder of its own
+        if is_checkpoint:  # a run's best checkpoint is in a subfolder
             folders.append(os.path.dirname(folders[0]) or os.curdir)
     else:
-        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts those of others")
+        raise InputError(f"{path}: this file is none of {ACCEPTED}; axial-convert weights converts other formats")
 
-    recipe = "config.gin", "spec.json"  # what says what a run has trained
+    recipe = "config.gin", "spec.json"  # files that describe what a run trains
     runs = (folder for folder in folders if all(gfile.exists(os.path.join(folder, name)) for name in recipe))
     run = next(runs, None)
     cards = [os.path.join(folder, name) for folder in folders for name in (CARD, RUN_CARD)]
@@ -148,7 +148,7 @@ def _weights(path, is_checkpoint):
 
 
 def run_file(model_dir: str) -> str:
-    """Path of the config.gin of a run. Raises InputError if there is none."""
+    """Path of a run's config.gin. Raises InputError if there is none."""
     path = os.path.join(model_dir, "config.gin")
     if not gfile.exists(path):
         raise InputError(f"{path}: no such file; a run of axial-train is expected")
@@ -156,14 +156,14 @@ def run_file(model_dir: str) -> str:
 
 
 def find_tensors(folder: str) -> str | None:
-    """The only safetensors file of a folder; None if there is none. Raises InputError if there are several."""
+    """The only safetensors file in a folder, or None. Raises InputError if there are several."""
     files = gfile.glob(os.path.join(folder, ""), f"*{SUFFIX}") if gfile.isdir(folder) else []
     if len(files) > 1:
         raise InputError(f"{folder}: holds {len(files)} {SUFFIX} files; name one of them")
     return files[0] if files else None
 
 
-# === Models that axial ships, by name: a folder each, as axial-export --format=safetensors writes it ===
+# === Shipped models: each is a folder that axial-export --format=safetensors wrote ===
 
 
 def shipped_names() -> list[str]:
@@ -172,9 +172,9 @@ def shipped_names() -> list[str]:
 
 
 def shipped_folder(what: str) -> str:
-    """The folder of the shipped model of this name; any other name or path as it is.
+    """The folder of a shipped model, by name; any other name or path unchanged.
 
-    A folder of the user's that has a shipped model's name is './NAME'.
+    './NAME' is a user's folder that has the name of a shipped model.
     """
     return os.path.join(SHIPPED_DIR, what) if what in shipped_names() else what
 
@@ -183,7 +183,7 @@ def shipped_folder(what: str) -> str:
 
 
 def download(path: str) -> str:
-    """Where Hugging Face's client puts what an hf:// path names, and what lies beside it and in the folders above."""
+    """Downloads an hf:// path, and the files that describe it beside it and above. Returns the local path."""
     parts = _HUB.fullmatch(path)
     if not parts:
         raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
@@ -197,6 +197,6 @@ def download(path: str) -> str:
     patterns = [f"{file}*", f"{file}/*", *above] if file else _HUB_FILES
     try:
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
-    except Exception as error:  # the client has errors of many libraries
+    except Exception as error:  # the client raises errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
     return inside(folder, file, path) if file else folder

@@ -1,4 +1,4 @@
-"""Faster and Mask R-CNN: gradients, frozen parts, folding, photos that padding and neighbours do not change."""
+"""Faster and Mask R-CNN: sampling, gradients, frozen stages, folding, and independence of padding and neighbours."""
 
 import types
 
@@ -17,23 +17,24 @@ from tests import oracles
 from tests.conftest import relative_error
 
 CLASSES, SIDES = 5, (64, 128)
-SEED = 4  # with other weights, a box that reaches beyond its mask may be drawn, whose edge is between 0 and 1
+SEED = 4  # another seed may sample a box beyond its mask, whose mask target is between 0 and 1 at the edge
 SMALL = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
 DETECTORS = [name for name in VARIANTS if find_variant(name).task == "detection"]
 REDUCED = dict(SMALL, repeats=(1, 1, 1, 1), width=0.25, heads=2, pyramid_width=32, head_width=64)
 
 
 def make(name, norm=BatchNormConfig(), **changes):
+    """A built detector for images of `SIDES`, small enough for a CPU."""
     model = build_model(name, CLASSES, norm, **(SMALL if "nano" in name else REDUCED) | changes)
     model(tf.zeros([1, *SIDES, 3]))
     return model
 
 
 def trained_like(name, **changes):
-    """A model with weights of a seed, whose scores differ and are above the least one, so that it detects."""
+    """A detector with seeded weights, whose scores differ and exceed the threshold, so that it detects objects."""
     keras.utils.set_random_seed(SEED)
     model = make(name, **changes)
-    bias = model.box_head.classes.weights[1]  # one class is likelier than the others, which it does not tie with
+    bias = model.box_head.classes.weights[1]  # so that no classes tie
     bias.assign(np.linspace(0, 1.5, CLASSES + 1))
     for weight in model.backbone.weights:
         if weight.name.endswith("gamma:0"):
@@ -42,6 +43,7 @@ def trained_like(name, **changes):
 
 
 def images(count=2, seed=0):
+    """Uniform noise [count, 64, 128, 3] from -1 to 1."""
     return tf.random.stateless_uniform([count, *SIDES, 3], [seed, 0], -1, 1)
 
 
@@ -53,7 +55,7 @@ TRUTH = {
 
 
 def step(model, **more):
-    """What a step of training gives, and its gradients."""
+    """(training outputs, gradients of their mean squares) on two images with the objects of `TRUTH`."""
     with seeded(0, tf.constant(0, tf.int64), 0), tf.GradientTape() as tape:
         outputs = model(images(), truth=TRUTH, training=True, **more)
         values = [x for x in tf.nest.flatten(outputs) if x.dtype.is_floating]
@@ -67,11 +69,12 @@ SOME = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) fo
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_weight_learns_and_the_draw_repeats(name):
+    """Two 64x128 images with three objects: every weight gets a gradient, and a second run samples the same boxes."""
     model = trained_like(name)
     run = tf.function(lambda: step(model), autograph=False)
     outputs, gradients = run()
     assert outputs["logits"].shape == (2, 16, 1 + CLASSES) and outputs["codes"].shape == (2, 16, 4 * (1 + CLASSES))
-    assert (outputs["classes"].numpy() > 0).any(1).all()  # the true boxes are among the sampled ones
+    assert (outputs["classes"].numpy() > 0).any(1).all()  # each image has sampled objects
     for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
         gradient = tf.convert_to_tensor(gradient).numpy()
         assert np.isfinite(gradient).all(), weight.name
@@ -86,7 +89,10 @@ OBJECTS = np.array([[4, 8, 40, 60], [10, 70, 60, 120], [14, 70, 60, 120]])
 
 @pytest.mark.parametrize("objects,sampled", [(3, 8), (3, 24), (0, 8)])
 def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
-    """Proposals, of which two have no area, and true boxes; rows are left where there are too few."""
+    """24 proposals, two of them without an area, and 3 or 0 objects, against an oracle of mmdetection's rule.
+
+    At most a quarter of the sampled boxes are objects, no box is sampled twice, and unused rows have class -1.
+    """
     true = np.full([4, 4], -1.0, np.float32)
     true[:objects] = OBJECTS[:objects]
     classes = np.where(np.arange(4) < objects, [3, 1, 5, 2], -1)
@@ -95,65 +101,67 @@ def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
         [[*PROPOSALS, [0, 0, 0, 0], [64, 3, 64, 9], *[[50, 0, 60, i] for i in range(9, 25)]]], tf.float32
     )
     with seeded(0, tf.constant(0, tf.int64), 0):
-        found = FasterRCNN._sample(types.SimpleNamespace(options=FasterRCNNOptions(sampled=sampled)), proposals, truth)
-    boxes, matched, kinds = (x.numpy()[0] for x in found)
+        drawn = FasterRCNN._sample(types.SimpleNamespace(options=FasterRCNNOptions(sampled=sampled)), proposals, truth)
+    boxes, matched, kinds = (x.numpy()[0] for x in drawn)
     real = [box for box in proposals.numpy()[0] if (box[2:] > box[:2]).all()]
-    wanted = dict(zip(map(tuple, real), oracles.assigned(real, true[:objects], 0.5, 0.5)))
-    wanted |= {tuple(box): number for number, box in enumerate(true[:objects])}
-    positive = min(sum(number >= 0 for number in wanted.values()), sampled // 4)
+    assigned = dict(zip(map(tuple, real), oracles.assigned(real, true[:objects], 0.5, 0.5)))
+    assigned |= {tuple(box): number for number, box in enumerate(true[:objects])}
+    positive = min(sum(number >= 0 for number in assigned.values()), sampled // 4)
     assert (kinds > 0).sum() == positive
-    assert (kinds == 0).sum() == min(sum(number == -1 for number in wanted.values()), sampled - positive)
+    assert (kinds == 0).sum() == min(sum(number == -1 for number in assigned.values()), sampled - positive)
     assert len({tuple(box) for box in boxes[kinds >= 0]}) == (kinds >= 0).sum()
     for box, index, kind in zip(boxes, matched, kinds):
         if kind >= 0:
-            number = wanted[tuple(box)]
+            number = assigned[tuple(box)]
             assert kind == (classes[number] if number >= 0 else 0) and (number == -1 or index == number)
 
 
 def test_targets_are_codes_of_the_true_boxes():
-    """With the inverses of mmdetection's deviations, 0.1 and 0.2, as weights."""
+    """Against an oracle, with the weights 10 and 5, the inverses of mmdetection's deviations. Background has zeros."""
     model = trained_like("faster_rcnn_resnet_nano")
-    sampled, sample = {}, model._sample
-    model._sample = lambda *x: sampled.setdefault("found", sample(*x))
+    calls, sample = [], model._sample
+    model._sample = lambda *x: calls.append(sample(*x)) or calls[0]
     outputs, _ = step(model)
-    boxes, matched, classes = (x.numpy() for x in sampled["found"])
+    boxes, matched, classes = (x.numpy() for x in calls[0])
     for image, row in zip(*np.nonzero(classes > 0)):
         true = TRUTH["boxes"][image, matched[image, row]]
-        wanted = oracles.box_code(true, boxes[image, row], (10, 10, 5, 5))
-        np.testing.assert_allclose(outputs["code_targets"][image, row], wanted, rtol=1e-4, atol=1e-4)
+        expected = oracles.box_code(true, boxes[image, row], (10, 10, 5, 5))
+        np.testing.assert_allclose(outputs["code_targets"][image, row], expected, rtol=1e-4, atol=1e-4)
     assert not outputs["code_targets"].numpy()[classes <= 0].any()
 
 
 def test_an_object_without_a_mask_is_learned_without_one():
-    """Its box is sampled for the box head as before, and never for the head of masks."""
+    """The box head samples its box as before, and the mask head never does."""
     model = trained_like("mask_rcnn_resnet_nano")
-    of_object = tf.constant([[True, False], [True, True]])[..., None, None]
-    part = {**TRUTH, "masks": tf.where(of_object, TRUTH["masks"], -1.0)}
+    has_mask = tf.constant([[True, False], [True, True]])[..., None, None]
+    truth = {**TRUTH, "masks": tf.where(has_mask, TRUTH["masks"], -1.0)}
     with seeded(0, tf.constant(0, tf.int64), 0):
         whole = model(images(), truth=TRUTH, training=True)
     with seeded(0, tf.constant(0, tf.int64), 0):
-        found = model(images(), truth=part, training=True)
-    np.testing.assert_array_equal(found["classes"], whole["classes"])
-    kinds = {name: set(out["mask_classes"][0].numpy()) for name, out in (("whole", whole), ("found", found))}
-    assert kinds == {"whole": {1, 3}, "found": {0, 1}} or kinds == {"whole": {0, 1, 3}, "found": {0, 1}}
-    np.testing.assert_array_equal(found["mask_classes"][1], whole["mask_classes"][1])
-    np.testing.assert_array_equal(found["mask_targets"][1], whole["mask_targets"][1])
-    assert set(np.unique(found["mask_targets"].numpy()[found["mask_classes"].numpy() > 0])) <= {0, 1}
+        partial = model(images(), truth=truth, training=True)
+    np.testing.assert_array_equal(partial["classes"], whole["classes"])
+    kinds = {name: set(out["mask_classes"][0].numpy()) for name, out in (("whole", whole), ("partial", partial))}
+    assert kinds == {"whole": {1, 3}, "partial": {0, 1}} or kinds == {"whole": {0, 1, 3}, "partial": {0, 1}}
+    np.testing.assert_array_equal(partial["mask_classes"][1], whole["mask_classes"][1])
+    np.testing.assert_array_equal(partial["mask_targets"][1], whole["mask_targets"][1])
+    assert set(np.unique(partial["mask_targets"].numpy()[partial["mask_classes"].numpy() > 0])) <= {0, 1}
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_folded_and_in_a_graph_it_is_the_same(name):
+    """The folded model in a `tf.function` detects the same as the model with batch norms, up to 1e-3."""
     model = trained_like(name)
     model(images(), training=True)  # sets the moving statistics
     twin = fold(types.SimpleNamespace(build_model=lambda folded: make(name, None)), model)
     assert not [w for w in twin.weights if "norm" in w.name]
-    wanted, found = model(images()), tf.function(twin, autograph=False)(images())
-    assert wanted["count"].numpy().min() > 0
-    for key in wanted:
-        assert relative_error(found[key], wanted[key]) < 1e-3, key
+    expected, actual = model(images()), tf.function(twin, autograph=False)(images())
+    assert expected["count"].numpy().min() > 0
+    for key in expected:
+        assert relative_error(actual[key], expected[key]) < 1e-3, key
 
 
 def test_neighbours_and_padding_change_nothing():
+    """A 50x100 photo and a 64x128 one, each on a 64x128 canvas, give the same detections in one batch and alone."""
     model = trained_like("faster_rcnn_resnet_nano")
     size = tf.constant([[50, 100], [64, 128]])
     mask = tf.sequence_mask([50, 64], 64)[:, :, None, None] & tf.sequence_mask([100, 128], 128)[:, None, :, None]
@@ -171,20 +179,22 @@ def test_neighbours_and_padding_change_nothing():
 
 
 def test_both_forms_of_suppression_agree(monkeypatch):
+    """The CPU's op and the loop of other devices keep the same boxes, scores and classes."""
     model = trained_like("mask_rcnn_resnet_nano")
-    wanted = model(images())
+    expected = model(images())
     monkeypatch.setattr(device, "on_cpu", lambda: False)
-    found = model(images())
-    count = wanted["count"].numpy()
-    np.testing.assert_array_equal(found["count"], count)
+    actual = model(images())
+    count = expected["count"].numpy()
+    np.testing.assert_array_equal(actual["count"], count)
     for key in ("box", "score", "class"):
         for i, n in enumerate(count):
-            np.testing.assert_allclose(found[key][i, :n], wanted[key][i, :n], rtol=1e-4, atol=1e-3)
+            np.testing.assert_allclose(actual[key][i, :n], expected[key][i, :n], rtol=1e-4, atol=1e-3)
 
 
 def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move():
+    """With one frozen stage, a training step leaves the stem and the first stage bit for bit."""
     model = make("faster_rcnn_resnet_nano", BatchNormConfig(momentum=0.5), frozen_stages=1)
-    frozen = [w for part in (model.backbone.stem, *model.backbone.stages[0]) for w in part.weights]
+    frozen = [w for layer in (model.backbone.stem, *model.backbone.stages[0]) for w in layer.weights]
     assert not {id(w) for w in frozen} & {id(w) for w in model.trainable_weights}
     others = [w for block in model.backbone.stages[1] for w in block.weights if "moving_variance" in w.name]
     before = [[w.numpy() for w in weights] for weights in (frozen, others)]

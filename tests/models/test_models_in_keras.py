@@ -1,4 +1,4 @@
-"""Models in a user's own tf_keras program: saved and loaded, cloned, trained by `fit`, frozen, of unknown sizes."""
+"""Models in a user's own tf_keras program: saving and loading, `fit`, frozen backbones, unknown sizes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.layers.test_layers_in_keras import LAYERS, model_of
 
 ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
 SIZES = (33, 33), (49, 65)
-# A model of each head and of each backbone, and what its builder changes.
+# A model of each head and each backbone, with changed arguments.
 MODELS = {
     "resnet_nano": dict(repeats=(1, 0, 0, 0)),
     "axial_resnet_nano": {},
@@ -31,12 +31,12 @@ LEARNING = [name for name in MODELS if name not in ("resnet_nano", "faster_rcnn_
 
 
 def built(name):
-    """(model that is built for the first of `SIZES`, inputs of each of them)."""
+    """(model built for the first of `SIZES`, with random weights; random inputs of each of `SIZES`)."""
     model = build_model(name, 5, **MODELS[name])
     examples = [keras_programs.draw(VARIANTS[name].model.signature(size, batch=2)) for size in SIZES]
     model(examples[0])
     randomize(model)
-    for weight in model.weights:  # so that no output saturates
+    for weight in model.weights:  # keeps outputs from saturating
         if weight.shape.rank > 1:
             weight.assign(weight * min(1, weight.shape.num_elements() ** -0.25))
     return model, examples
@@ -47,7 +47,7 @@ EVERY = [(name, kind) for name in (*MODELS, *LAYERS) for kind in keras_programs.
 
 
 def saved(name):
-    """(model, list of inputs) of a model, or of a layer alone."""
+    """(module, list of inputs) for the name of a model or of a layer."""
     if name in MODELS:
         return built(name)
     model, x = model_of(name)
@@ -57,14 +57,14 @@ def saved(name):
 
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["few", "every"])
 def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
-    """The loaded model has every weight, and takes other sizes than the one it was saved with."""
+    """The loaded model has every weight, and takes inputs of other sizes than before."""
     assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, saved) == dict.fromkeys(cases, "")
 
 
 def functional(name):
-    """(functional model of a user, four inputs). Its loss is the mean square of its outputs; it has no dropout."""
+    """(functional model without dropout, batch of 4 random inputs). The loss is the mean square of the outputs."""
     variant = VARIANTS[name]
-    changes = {**MODELS[name], **{part: 0.0 for part in variant.parameters() if "dropout" in part}}
+    changes = {**MODELS[name], **{argument: 0.0 for argument in variant.parameters() if "dropout" in argument}}
     specs = variant.model.signature(SIZES[0], batch=4)
     inputs = tf.nest.map_structure(lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), specs)
     outputs = tf.nest.flatten(build_model(name, 5, **changes)(inputs))
@@ -74,13 +74,14 @@ def functional(name):
 
 
 def train(model, x):
-    """A step of `fit`. Returns its loss."""
+    """Makes one step of `fit` and returns its loss."""
     model.compile("sgd")
     return model.fit(x, batch_size=4, verbose=0).history["loss"][0]
 
 
 @pytest.mark.parametrize("name", ["resnet_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNING)])
 def test_trains_on_two_replicas_as_on_one(name):
+    """A step of `fit` with batch 4 moves most weights, and has the same loss on two replicas, up to 1e-3."""
     model, x = functional(name)
     before = model.get_weights()
     loss = train(model, x)
@@ -93,21 +94,21 @@ def test_trains_on_two_replicas_as_on_one(name):
 
 
 def test_unknown_sizes():
-    """A convolutional classifier computes the same; one line of other models refuses them."""
+    """A convolutional classifier takes [None, None, 3] and computes the same. Other models refuse it in one line."""
     photo = keras.Input([None, None, 3])
     model, examples = built("resnet_nano")
     free = keras.Model(photo, model(photo))
     for x in examples:
         assert relative_error(free(x)["logits"], model(x)["logits"]) < 1e-5
     sentence = dict.fromkeys(("source", "target"), keras.Input([None], dtype="int32"))
-    # What attends, resizes or crops needs static sizes.
+    # Models that attend, resize or crop need static sizes.
     for name in ("axial_resnet_nano", "panoptic_deeplab_resnet_nano", "faster_rcnn_resnet_nano", "transformer_nano"):
         with pytest.raises(InputError, match="^[^\n]*static[^\n]*$"):
             build_model(name, 5)(sentence if "transformer" in name else photo)
 
 
 def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
-    """`fit` moves no weight of the backbone. `.keras` of the functional model holds its optimizer too."""
+    """`fit` moves no weight of the backbone. The .keras file restores all weights and the optimizer's state."""
     photo = keras.Input([33, 33, 3])
     backbone = Features(build_model("resnet_nano", 5).backbone)
     backbone.trainable = False
@@ -123,11 +124,12 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
         (twin.get_weights(), model.get_weights()),
         (twin.optimizer.variables, model.optimizer.variables),
     ):
-        for found, wanted in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for actual, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():
+    """A config with 'maker' still gives a `ConvResNet` with the same config."""
     config = ConvResNet(ConvResNetOptions(width=0.25, repeats=(1, 1, 1, 1))).get_config()
     assert config["repeats"] == [1, 1, 1, 1] and config["norm"]["config"]["momentum"] == 0.99
     old = ResNet.from_config({**config, "maker": "axial.models.resnet.resnet"})

@@ -1,4 +1,4 @@
-"""The whole network, compared with DeepLab2's, and its parts."""
+"""Panoptic-DeepLab against golden outputs of DeepLab2, and its ASPP."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3
 
 
 def golden_weight(name, shape):
-    """The rule by which the golden files' weights were made from their names and shapes."""
+    """A weight of the golden files, which a rule makes from its name and shape."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith("gamma"):
         x = rng.uniform(0.8, 1.2, shape)
@@ -39,6 +39,7 @@ def golden_weight(name, shape):
 
 @pytest.mark.parametrize("name", golden_files("d2_full_*.npz"))
 def test_golden_network(name):
+    """Feature maps, logits, heat map and offsets equal DeepLab2's on a golden image, up to 1e-3."""
     arrays, meta = read_golden(name)
     model = build_model(
         "axial_deeplab_l",
@@ -48,7 +49,7 @@ def test_golden_network(name):
         output_stride=meta["output_stride"],
         heads=meta["num_heads"],
         span=None,
-        pool=False,  # DeepLab2's first stage has a stride in place of the max-pool
+        pool=False,  # DeepLab2 has a stride in the first stage instead of the max-pool
         projection=256,
         inner_norm=True,
     )
@@ -57,14 +58,14 @@ def test_golden_network(name):
     values = {n: golden_weight(n, shape) for n, shape in json.loads(str(arrays["weights"]))}
     assign_weights(model, deeplab2_weights(values))
     features = model.backbone(images)
-    for key, found in features.items():
-        wanted, found = arrays[f"endpoint/{key}"], found[:1].numpy()
-        if key == "res1":  # the golden file has it before its ReLU, and only every fourth pixel
-            wanted, found = np.maximum(wanted, 0), found[:, ::4, ::4]
-        assert relative_error(found, wanted) < TOLERANCE, key
+    for key, actual in features.items():
+        expected, actual = arrays[f"endpoint/{key}"], actual[:1].numpy()
+        if key == "res1":  # the golden file has every fourth pixel, before the ReLU
+            expected, actual = np.maximum(expected, 0), actual[:, ::4, ::4]
+        assert relative_error(actual, expected) < TOLERANCE, key
     outputs = model(images)
-    for key, found in outputs.items():
-        assert relative_error(found, arrays[f"head/{key}"]) < TOLERANCE, key
+    for key, actual in outputs.items():
+        assert relative_error(actual, arrays[f"head/{key}"]) < TOLERANCE, key
     maps = upsample(outputs, images.shape[1:3])
     assert relative_error(maps[SEMANTIC][:1, ::4, ::4], arrays["resized/semantic_logits"]) < TOLERANCE
     assert relative_error(maps[CENTER][:1], arrays["resized/center_heatmap"]) < TOLERANCE
@@ -72,6 +73,7 @@ def test_golden_network(name):
 
 
 def test_aspp_drops_out_in_training_alone():
+    """A constant output of 1 becomes 0 or 2 at rate 0.5 in training. Inference repeats; rate 1 is refused."""
     layer = ASPP(8, BatchNormConfig(), dropout=0.5)
     x = tf.random.stateless_normal([2, 5, 5, 4], [0, 0])
     np.testing.assert_array_equal(layer(x), layer(x))

@@ -1,4 +1,4 @@
-"""Every registered model of photos passes one harness."""
+"""One harness for all registered models of photos, and what the registry refuses."""
 
 import types
 
@@ -28,7 +28,7 @@ PARAMETERS = {
     "resnet_50": 25.557,
     "attention_resnet_no_bn": 18.019,
     "ps_attention_resnet_w100": 18.032,
-    "axial_resnet_26_s": 5.914,  # csrhddlam's 5.945 with attention's norms, which the paper does not count
+    "axial_resnet_26_s": 5.914,  # csrhddlam has 5.945 with the attention's norms, which the paper does not count
     "axial_resnet_s": 12.430,
     "full_axial_resnet_l": 45.797,
     "panoptic_deeplab_ps_attention": 17.277,
@@ -36,7 +36,7 @@ PARAMETERS = {
     "axial_deeplab_l": 44.890,
     "axial_deeplab_xl": 173.044,
 }
-# One network of each kind, with one block in each stage.
+# A network of each kind with one block in each stage.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
 REDUCED = {
     "full_axial_resnet_s": ONE_EACH,
@@ -48,13 +48,13 @@ REDUCED = {
     "dilated_resnet_50_0010_deformable": dict(ONE_EACH, width=0.25, heads=2),
     "ccnet_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, context=32, window=3),
 }
-# Detectors and translators have harnesses of their own in `test_faster_rcnn` and `test_transformer`.
+# `test_faster_rcnn` and `test_transformer` have the harnesses of detectors and translators.
 TASKS = "classification", "panoptic", "segmentation"
 HARNESS = [*REDUCED.items(), *((name, {}) for name in VARIANTS if find_variant(name).task in TASKS)]
 
 
 def test_counts():
-    """Those of the file, which `test_model_counts` counts again."""
+    """experiments/models.csv has the published numbers of parameters. `test_model_counts` checks the file."""
     rows = {row.model: row for row in read_models(str(ROOT / "experiments" / "models.csv"))}
     assert {name: round(rows[name].parameters / 1e6, 3) for name in PARAMETERS} == PARAMETERS
 
@@ -67,7 +67,7 @@ QUICK_STARTS = ("axial_deeplab_nano", "faster_rcnn_attended_nano_0010")
     "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
 )
 def test_every_model_of_photos_starts_from_a_plain_classifier(name):
-    """It has all weights of the model's backbone but those of modules that start as the identity."""
+    """The classifier's backbone has the model's paths and shapes, without modules that start as the identity."""
     plain, arguments = plain_classifier(name)
     with tf.Graph().as_default():  # no weight takes memory
         backbones = [build_model(n, CLASSES, **changes).backbone for n, changes in ((plain, arguments), (name, {}))]
@@ -94,16 +94,20 @@ def test_harness(name, changes, tmp_path):
 
 
 def check(name, changes, folder):
-    """Checks finite outputs, a gradient for every weight, a step, eager = graph = exported, and both precisions."""
+    """Checks a model on two random images of 64 or 65 pixels.
+
+    Outputs are finite and have the expected shapes, every weight has a gradient, a step changes the outputs, eager,
+    graph and export agree up to 1e-5, and outputs in mixed bfloat16 are float32.
+    """
     keras.mixed_precision.set_global_policy("float32")
     size = 64 if find_variant(name).classes == 1000 else 65
     images = tf.random.uniform([2, size, size, 3], -1, 1, seed=0)
-    # With this momentum one training step gives statistics for inference, and no variance so small that it magnifies
-    # rounding.
+    # With this momentum one training step gives statistics for inference, whose variances are not so small that they
+    # magnify rounding.
     model = build_model(name, CLASSES, BatchNormConfig(momentum=0.5), **changes)
     model(images)
-    # The scale of residual branches: zero stops the gradient of all layers inside; one makes a deep stack magnify
-    # rounding.
+    # Residual branches start with scale 0, which stops the gradients of their layers. With scale 1 a deep stack
+    # magnifies rounding.
     for weight in model.weights:
         if weight.name.endswith(("expand/norm/gamma:0", "conv3/pointwise/norm/gamma:0", "attended/gamma:0")):
             weight.assign(tf.fill(weight.shape, 0.1))
@@ -128,6 +132,7 @@ def check(name, changes, folder):
 
 
 def output_shapes(name):
+    """dict from maps to shapes [h, w, C] that a model returns for images of 64 or 65 pixels."""
     if find_variant(name).classes == 1000:
         return {LOGITS: (CLASSES,)}
     if find_variant(name).task == "segmentation":
@@ -137,6 +142,7 @@ def output_shapes(name):
 
 
 def check_gradients(model, gradients):
+    """Asserts that every weight's gradient is finite and, with one exception, not zero."""
     for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
         assert gradient is not None, weight.name
         gradient = tf.convert_to_tensor(gradient).numpy()
@@ -146,14 +152,14 @@ def check_gradients(model, gradients):
             assert np.abs(gradient).max() > 0, weight.name
 
 
-def check_equal(found, wanted):
-    assert set(found) == set(wanted)
-    for key in wanted:
-        assert relative_error(found[key], wanted[key]) < TOLERANCE, key
+def check_equal(actual, expected):
+    assert set(actual) == set(expected)
+    for key in expected:
+        assert relative_error(actual[key], expected[key]) < TOLERANCE, key
 
 
 def exported(name, changes, model, size, folder):
-    """The folded model, saved and loaded again."""
+    """The folded model, saved as a SavedModel and loaded again."""
 
     def build(folded):
         twin = build_model(name, CLASSES, None if folded else BatchNormConfig(), **changes)
@@ -200,22 +206,27 @@ def _loss_and_gradients(model, images):
     ],
 )
 def test_what_cannot_be_built_says_so(name, changes, words):
+    """An unknown name or a bad argument raises InputError, whose message says what is wrong."""
     with pytest.raises(InputError, match=words):
         build_model(name, CLASSES, **changes)
 
 
 def test_an_image_below_the_output_stride_says_the_least_size():
+    """15x64 pixels at output stride 16 are refused."""
     with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
         trace("axial_deeplab_nano", CLASSES, 15, 64)
 
 
 def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
-    """Files of weights say it, and weights do not depend on it."""
+    """On maps of 17x17 with span 17, a query sees 8 keys on each side, or 16 with `whole_up_to_span`.
+
+    The config's arguments record it, and a model without attention refuses it.
+    """
     configs = [ModelConfig("axial_deeplab_nano", whole_up_to_span=choice) for choice in (False, True)]
     models = [config.build(CLASSES, (65, 65), changes={**ONE_EACH, "span": 17}) for config in configs]
     assert configs[0].arguments == {} and configs[1].arguments == {"whole_up_to_span": True}
-    seen = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
-    assert seen == [{8}, {16}]
+    reaches = [{layer.spec.windows(tf.zeros([1, 17, 17, 1])).reach for layer in attention_layers(m)} for m in models]
+    assert reaches == [{8}, {16}]
     with pytest.raises(InputError, match="'resnet_nano' has no argument 'whole_up_to_span'"):
         ModelConfig("resnet_nano", whole_up_to_span=True).build(CLASSES, (65, 65))
 
@@ -225,7 +236,7 @@ def attention_layers(model):
 
 
 def test_stochastic_depth():
-    """Training drops whole branches of images and keeps the mean. Inference drops none."""
+    """Rate 0.25 on 4000 images of ones gives 0 or 4/3 for a whole image, with mean 1. Rates rise linearly to 0.5."""
     x = tf.ones([4000, 1, 1, 3])
     y = (x * drop_images(x, 0.25)).numpy()
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and (y[..., :1] == y).all()
@@ -240,13 +251,14 @@ def test_stochastic_depth():
 
 @pytest.mark.parametrize("stride,strides,rates", [(16, [1, 1, 1], [1, 2, 2]), (32, [2, 1, 1], [1, 1, 1])])
 def test_the_last_stage_of_a_resnet_is_atrous(stride, strides, rates):
+    """Strides and dilations of the last stage's 3x3 convolutions."""
     convs = [block.middle.conv for block in ConvResNet(ConvResNetOptions(stride, width=0.25)).stages[3]]
     assert [conv.strides[0] for conv in convs] == strides and [conv.dilation_rate[0] for conv in convs] == rates
 
 
-@pytest.mark.filterwarnings("ignore:a photo of")  # larger than a table of positions of such a size
+@pytest.mark.filterwarnings("ignore:a photo of")  # a `table_photo` of the wrong type may be small
 def test_arguments_of_a_wrong_type_are_one_line():
-    """As a configuration may give them: a model takes a value, or refuses it as bad input."""
+    """Each argument as 'x' and as [1, 'a']: the model builds, or refuses the value in one line."""
     refused = 0
     for argument in find_variant("axial_resnet_nano").parameters():
         for value in ("x", [1, "a"]):
@@ -262,6 +274,7 @@ def test_arguments_of_a_wrong_type_are_one_line():
 
 
 def test_a_decoder_has_the_same_weights_at_output_stride_8():
+    """Names and shapes equal those at 16, the ASPP's rates double, and the logits of 65x65 pixels are 17x17."""
     shapes, rates = [], []
     for stride in (16, 8):
         model = build_model("attended_deeplab_nano", CLASSES, output_stride=stride, aspp=32)
@@ -274,15 +287,15 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
 
 @pytest.mark.slow  # 71 layers, twice
 def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
-    """Every second pixel of each map is that of stride 16: dilation takes the place of the strides."""
+    """Every second pixel of the maps at 8 equals the map at 16 of a 65x97 image, because dilation replaces strides."""
     coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))
     images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
-    wanted = coarse(images)
+    expected = coarse(images)
     fine(images)
-    for own, weight in zip(fine.weights, coarse.weights, strict=True):
-        own.assign(weight)
-    found = fine(images)
-    assert found["res4"].shape[1:3] == found["res5"].shape[1:3] == (9, 13)
-    for level, x in found.items():
+    for target, weight in zip(fine.weights, coarse.weights, strict=True):
+        target.assign(weight)
+    actual = fine(images)
+    assert actual["res4"].shape[1:3] == actual["res5"].shape[1:3] == (9, 13)
+    for level, x in actual.items():
         x = x[:, ::2, ::2] if level in ("res4", "res5") else x
-        assert relative_error(x, wanted[level]) < 1e-5, level
+        assert relative_error(x, expected[level]) < 1e-5, level

@@ -1,4 +1,4 @@
-"""The Transformer: searches with caches against the same searches without, for every mechanism; padding; positions."""
+"""The Transformer: searches with and without caches for every mechanism, padding, precision, gradients, positions."""
 
 import functools
 
@@ -25,7 +25,7 @@ SOME = [name if name == "0010 and deformable" else pytest.param(name, marks=pyte
 
 
 def make(**arguments):
-    """A model with random weights that are large enough for translations of different lengths."""
+    """A tiny model with random weights, large enough that translations have different lengths."""
     model = ModelConfig("transformer_nano", arguments={**TINY, **arguments}).build(PIECES, (4,))
     rng = np.random.default_rng(5)
     for weight in model.weights:
@@ -35,7 +35,7 @@ def make(**arguments):
 
 
 def sources(sizes):
-    """Sentences of these sizes, padded to the longest."""
+    """Random sentences of these sizes, padded to the longest: int32 [len(sizes), max(sizes)]."""
     rng = np.random.default_rng(1)
     source = np.zeros([len(sizes), max(sizes)], np.int32)
     for row, size in zip(source, sizes):
@@ -44,7 +44,7 @@ def sources(sizes):
 
 
 def next_logs(model):
-    """Function of a source and a list of tokens: float64 [PIECES], the log probabilities of the next, without cache."""
+    """Function of (source, tokens) -> float64 [PIECES], log probabilities of the next token, without a cache."""
 
     def run(source, tokens):
         target = np.zeros([1, len(tokens) + 1], np.int32)
@@ -61,6 +61,7 @@ def penalty(length, alpha):
 
 
 def greedy(logs, source, end):
+    """(tokens, score) of greedy search over lists."""
     tokens, total = [], 0.0
     while len(tokens) < LONGEST and end not in tokens:
         row = logs(source, tuple(tokens))
@@ -70,7 +71,7 @@ def greedy(logs, source, end):
 
 
 def beam(logs, source, end, beams=3, alpha=0.6):
-    """Beam search over lists: the best `beams` unfinished and finished sentences, until no unfinished one can win."""
+    """(tokens, score) of beam search over lists, which stops when no unfinished sentence can win."""
     alive, finished = [((), 0.0)], []
     for size in range(1, LONGEST + 1):
         rows = {tokens: logs(source, tokens) for tokens, _ in alive}
@@ -86,36 +87,40 @@ def beam(logs, source, end, beams=3, alpha=0.6):
 
 @pytest.mark.parametrize("name", SOME)
 def test_searches_with_caches_are_those_without(name):
-    """A padded batch in any order, against one sentence at a time without caches and padding."""
+    """Sentences of 2 and 5 tokens in one padded batch, in both orders.
+
+    `translate` gives the tokens and scores of `beam` and `greedy`, which search one sentence at a time without caches.
+    """
     model, sizes = make(**MECHANISMS[name]), (2, 5)
     source, logs = sources(sizes), next_logs(model)
     alone = [tuple(row[:size].tolist()) for row, size in zip(source, sizes)]
-    end = greedy(logs, alone[0], None)[0][2]  # so that one translation is shorter than the longest
+    end = greedy(logs, alone[0], None)[0][2]  # so that one translation ends early
 
     def searches(source):
         return [model.translate(source, LONGEST, end=end, beams=beams) for beams in (3, 1)]
 
     translate = tf.function(searches, autograph=False)
-    found, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
-    for (ids, scores), (turned, _), reference in zip(found, again, (beam, greedy)):
+    actual, again = translate(tf.constant(source)), translate(tf.constant(source[::-1]))
+    for (ids, scores), (turned, _), reference in zip(actual, again, (beam, greedy)):
         np.testing.assert_array_equal(turned[::-1], ids)
         for row, score, sentence in zip(ids.numpy(), scores.numpy(), alone):
-            tokens, wanted = reference(logs, sentence, end)
+            tokens, expected = reference(logs, sentence, end)
             np.testing.assert_array_equal(row[: len(tokens)], tokens)
-            assert not row[len(tokens) :].any() and abs(score - wanted) < 1e-4 * max(1, abs(wanted))
+            assert not row[len(tokens) :].any() and abs(score - expected) < 1e-4 * max(1, abs(expected))
 
 
 def test_the_head_is_float32_in_half_precision():
-    """In training and in translation, which call the same."""
+    """Under mixed bfloat16 the logits [2, 5, 11] are float32, and equal a float64 product up to 1e-6."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = make()
     source, inputs = tf.constant(sources((5, 5))), tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
     assert model({"source": source, "target": source})["logits"].dtype == tf.float32
-    wanted = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
-    assert relative_error(model._logits(inputs), wanted) < 1e-6
+    expected = inputs.numpy().astype(np.float64) @ model.embedding.numpy().astype(np.float64).T
+    assert relative_error(model._logits(inputs), expected) < 1e-6
 
 
 def test_every_weight_has_a_gradient():
+    """Sentences of 5 and 6 tokens as source and target: each gradient is finite."""
     model = ModelConfig("transformer_nano_deformable", arguments=TINY).build(PIECES, (4,))
     source = sources((5, 6))
     with tf.GradientTape() as tape:
@@ -125,8 +130,9 @@ def test_every_weight_has_a_gradient():
 
 
 def test_sinusoids_are_those_of_the_paper():
-    found = sinusoids(tf.range(9), 6).numpy()
-    for place in range(9):
+    """9 positions, 6 channels: 3 sines, then 3 cosines."""
+    actual = sinusoids(tf.range(9), 6).numpy()
+    for row in range(9):
         for i in range(3):
-            angle = place / 10000 ** (2 * i / 6)
-            assert abs(found[place, i] - np.sin(angle)) < 1e-5 and abs(found[place, 3 + i] - np.cos(angle)) < 1e-5
+            angle = row / 10000 ** (2 * i / 6)
+            assert abs(actual[row, i] - np.sin(angle)) < 1e-5 and abs(actual[row, 3 + i] - np.cos(angle)) < 1e-5

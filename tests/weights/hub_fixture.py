@@ -11,13 +11,13 @@ import pytest
 
 @pytest.fixture
 def hub_of(tmp_path, monkeypatch):
-    """Function of a folder, which is from then on the hub's one repository, me/nano."""
+    """Function of a folder, which then becomes the hub's only repository, me/nano."""
 
     def serve(repository):
         numbers = itertools.count()
 
         def snapshot_download(repo_id, allow_patterns):
-            """A new folder with the files that match, as the client has it: '*' stands for '/' too."""
+            """Returns a new folder with the matching files. As in the client, '*' also matches '/'."""
             if repo_id != "me/nano":
                 raise RuntimeError("404 Client Error.\n\nRepository Not Found")
             snapshot = tmp_path / f"snapshot_{next(numbers)}"

@@ -1,8 +1,8 @@
-"""csrhddlam/axial-deeplab beside ours, from the same file: logits of its four networks, and the same training.
+"""csrhddlam/axial-deeplab against ours, from the same file: logits of its four networks, and the same training.
 
-AXIAL_TORCH names a Python with PyTorch, CSRHDDLAM a checkout of the source; `scripts/test.sh -n 0 -m slow -s` with this
-file prints the figures of experiments/results/checks.md. A training step is also computed in float64 by both sides: a
-difference that float64 has not is rounding.
+AXIAL_TORCH names a Python with PyTorch, and CSRHDDLAM a checkout of the source. `scripts/test.sh -n 0 -m slow -s` with
+this file prints the figures of experiments/results/checks.md. Both sides also compute a training step in float64, where
+differences that come from rounding vanish.
 """
 
 import functools
@@ -29,7 +29,7 @@ from tests.conftest import DATA, ROOT
 TORCH, SOURCE = os.environ.get("AXIAL_TORCH"), os.environ.get("CSRHDDLAM")
 IMAGENETTE = DATA / "imagenette"
 NAMES = "axial26s", "axial50s", "axial50m", "axial50l"
-STEPS, BATCH = {"float32": 30, "float64": 1}, 8  # those of torch_side.py
+STEPS, BATCH = {"float32": 30, "float64": 1}, 8  # as in torch_side.py
 RATE = 0.05 * BATCH / 128  # the rate of its README for a batch of 128
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +43,7 @@ pytestmark = [
 
 @functools.cache
 def data_dir():
-    """imagenette as TFRecords."""
+    """Folder with imagenette as TFRecords."""
     out, spec = tempfile.mkdtemp(), imagenet.imagenet_spec(str(IMAGENETTE))
     for split in ("train", "val"):
         listed = imagenet.imagenet_items(str(IMAGENETTE), split)
@@ -52,13 +52,14 @@ def data_dir():
 
 
 def write_photos(out):
-    """20 central crops of imagenette's validation photos."""
+    """Writes 20 central crops of imagenette's validation photos, float32 [20, 224, 224, 3]."""
     task = ClassificationTask(ModelConfig("resnet_50"), ClassificationData("train", "val"), data_dir())
     photos = [example["image"].numpy() for example in itertools.islice(task.eval_dataset(), 0, 200, 10)]
     np.save(os.path.join(out, "photos.npy"), np.stack(photos))
 
 
 def write_batches(out):
+    """Writes 30 training batches of 8 images, and their labels."""
     task = ClassificationTask(ModelConfig("resnet_50"), ClassificationData("train", "val"), data_dir())
     batches = list(itertools.islice(task.train_dataset(BATCH, seed=0), STEPS["float32"]))
     labels = np.stack([np.argmax(batch["label"], -1) for batch in batches])
@@ -67,7 +68,7 @@ def write_batches(out):
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory):
-    """A function of what torch_side.py does, and of a network, that returns the folder of its outputs."""
+    """Function of (verb of torch_side.py, name of a network) that returns the folder with the outputs."""
 
     @functools.cache
     def run(verb, name):
@@ -81,14 +82,14 @@ def theirs(tmp_path_factory):
 
 
 def arrays(path, start=""):
-    """dict of the arrays of an .npz file whose names begin so, without the beginning."""
+    """dict of the arrays of an .npz file whose names begin with `start`, which is removed."""
     with np.load(path) as file:
         return {name.removeprefix(start): file[name] for name in file.files if name.startswith(start)}
 
 
 @pytest.fixture(params=["float32", "float64"])
 def precision(request, monkeypatch):
-    """What our models compute in. They have no float64, so it takes the place of float32 everywhere."""
+    """The precision of our models. They have no float64, so for it the fixture replaces float32 everywhere."""
     if request.param == "float32":
         yield request.param
         return
@@ -111,7 +112,7 @@ def precision(request, monkeypatch):
 
 
 def ours(out, precision="float32"):
-    """(the task of a converted file, its model)."""
+    """(task, model) of a converted file."""
     conversion = convert.csrhddlam(os.path.join(out, "net.pth"))
     card, backend = conversion.card, {"backend": "reference"} if precision == "float64" else {}
     config = ModelConfig(card.model, norm=BatchNormConfig(0.9, 1e-5, True), arguments=card.arguments)
@@ -126,28 +127,28 @@ def ours(out, precision="float32"):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits(name, theirs):
-    """20 photos at 224: the same top-1, logits within 1e-4."""
+    """20 photos of 224x224: the top-1 is the same, and logits differ by less than 1e-4."""
     out = theirs("logits", name)
     _, model = ours(out)
-    photos, wanted = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
+    photos, expected = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
     call = tf.function(model)
     logits = np.concatenate([call(tf.constant(photo[None]))["logits"] for photo in photos])
-    print(f"\nlogits: {np.abs(logits - wanted).max():.1e}, of deviation {wanted.std():.2f}")
-    assert len(photos) == 20 and (logits.argmax(1) == wanted.argmax(1)).all()
-    assert np.abs(logits - wanted).max() < 1e-4
+    print(f"\nlogits: {np.abs(logits - expected).max():.1e}, of deviation {expected.std():.2f}")
+    assert len(photos) == 20 and (logits.argmax(1) == expected.argmax(1)).all()
+    assert np.abs(logits - expected).max() < 1e-4
 
 
 # === Training ===
 
 
 def test_the_same_training(theirs, precision):
-    """Plain gradient descent with label smoothing 0.1 on the same batches."""
+    """Plain gradient descent with label smoothing 0.1 on the same batches gives the same losses and weights."""
     out = theirs("train", "axial26s")
     compare_training(train(out, precision), out, precision)
 
 
 def train(out, precision):
-    """dict of ours as in the torch side's files, with our names."""
+    """dict of losses, gradients and weights as in torch_side.py's files, by our names."""
     task, model = ours(out, precision)
 
     @tf.function
@@ -155,62 +156,62 @@ def train(out, precision):
         with tf.GradientTape() as tape:
             loss = task.losses(model, {"image": image, "label": label})["total"]
         gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # those of tables are slices
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # tables have IndexedSlices
         for weight, gradient in zip(model.trainable_variables, gradients):
             weight.assign_sub(RATE * gradient)
         return loss, gradients
 
-    batches, found = arrays(os.path.join(out, "batches.npz")), {"losses": []}
+    batches, results = arrays(os.path.join(out, "batches.npz")), {"losses": []}
     for images, labels in zip(batches["images"][: STEPS[precision]], batches["labels"]):
         loss, gradients = step(tf.constant(images.astype(precision)), tf.one_hot(labels, 10, dtype=precision))
-        found["losses"].append(float(loss))
-        if len(found["losses"]) == 1:
+        results["losses"].append(float(loss))
+        if len(results["losses"]) == 1:
             names = {id(weight): name for name, weight in weight_names(model).items()}
             pairs = zip(model.trainable_variables, gradients)
-            found["gradient"] = {names[id(weight)]: gradient.numpy() for weight, gradient in pairs}
-            found["first"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
-    found["last"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
-    return found
+            results["gradient"] = {names[id(weight)]: gradient.numpy() for weight, gradient in pairs}
+            results["first"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
+    results["last"] = {name: weight.numpy() for name, weight in weight_names(model).items()}
+    return results
 
 
-def of_theirs(out, precision, what, shapes):
-    """Their arrays of a kind, under our names."""
+def their_arrays(out, precision, what, shapes):
+    """The source's arrays of a kind, by our names."""
     return csrhddlam_weights(arrays(os.path.join(out, f"{precision}.npz"), f"{what}/"), shapes)
 
 
-def errors(found, wanted):
-    """dict from names to the largest difference, divided by the largest value of the tensor.
+def errors(actual, expected):
+    """dict from names to the largest difference, divided by the tensor's largest value.
 
-    Some values are 0 but for rounding: gradients of offsets in front of a batch norm, and means after one. They are
-    compared with the thousandth of the median tensor.
+    Some tensors are 0 up to rounding: gradients of offsets before a batch norm, and means after one. Their differences
+    are divided by a thousandth of the median tensor's largest value.
     """
-    assert set(found) == set(wanted)
-    sizes = {name: np.abs(a).max() for name, a in wanted.items()}
+    assert set(actual) == set(expected)
+    sizes = {name: np.abs(a).max() for name, a in expected.items()}
     least = np.median(list(sizes.values())) / 1000
-    return {name: np.abs(found[name] - a).max() / max(sizes[name], least) for name, a in wanted.items()}
+    return {name: np.abs(actual[name] - a).max() / max(sizes[name], least) for name, a in expected.items()}
 
 
-def compare_training(found, out, precision):
-    """Prints losses and relative differences, and asserts that the curves are the same."""
-    losses, wanted = np.array(found["losses"]), arrays(os.path.join(out, f"{precision}.npz"), "losses")[""]
-    changes = losses / wanted - 1
+def compare_training(results, out, precision):
+    """Prints losses and relative differences, and asserts that they agree within limits."""
+    losses, expected = np.array(results["losses"]), arrays(os.path.join(out, f"{precision}.npz"), "losses")[""]
+    changes = losses / expected - 1
     for step in (1, 2, 3, 5, 10, 15, 20, 25, 30):
         if step <= len(losses):
-            mine, other = losses[step - 1], wanted[step - 1]
+            mine, other = losses[step - 1], expected[step - 1]
             print(f"{precision}, step {step}: ours {mine:.6f} theirs {other:.6f} {100 * changes[step - 1]:+.1e} %")
     limit = {"float32": None, "float64": 1e-9}[precision]
     for what in ("gradient", "first", "last")[: 3 if precision == "float32" else 2]:
-        other = of_theirs(out, precision, what, {name: array.shape for name, array in found["last"].items()})
+        other = their_arrays(out, precision, what, {name: array.shape for name, array in results["last"].items()})
         kinds = (
             {"gradients": list(other)}
             if what == "gradient"
             else {end: [name for name in other if name.endswith(end)] for end in ("moving_mean", "moving_variance")}
         )
         for kind, names in kinds.items():
-            own = errors({n: found[what][n] for n in names}, {n: other[n] for n in names})
+            differences = errors({n: results[what][n] for n in names}, {n: other[n] for n in names})
             when = {"gradient": 1, "first": 1, "last": len(losses)}[what]
-            worst, median = max(own.values()), np.median(list(own.values()))
-            print(f"{precision}, {len(own)} {kind} after step {when}: {worst:.1e}, median {median:.1e}")
-            assert limit is None or worst < limit, max(own, key=own.get)
+            worst, median = max(differences.values()), np.median(list(differences.values()))
+            print(f"{precision}, {len(differences)} {kind} after step {when}: {worst:.1e}, median {median:.1e}")
+            assert limit is None or worst < limit, max(differences, key=differences.get)
     assert abs(changes[0]) < {"float32": 1e-5, "float64": 1e-12}[precision]
     assert abs(changes[-1]) < {"float32": 0.01, "float64": 1e-9}[precision]

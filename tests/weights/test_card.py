@@ -1,4 +1,4 @@
-"""README.md of models: a YAML head that the hub reads, and a page that says all and shows names as they are."""
+"""Model cards: a YAML head for the hub, and a page that is complete and shows all names literally."""
 
 import re
 
@@ -22,7 +22,7 @@ from tests.hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
-# Of each task, what it is made with and what its page says of its exports.
+# Per model: classes of its task and data, the hub's name of the task, and a row of its export's output table.
 TASKS = {
     "axial_deeplab_nano": (PanopticTask, DataConfig, "image-segmentation", "| instance | int32 |"),
     "ccnet_nano": (SegmentationTask, DataConfig, "image-segmentation", "| semantic | int32 |"),
@@ -33,18 +33,19 @@ TASKS = {
 
 
 def make(name, make_task, make_data, data_dir):
-    """A task of the model `name` on the samples of COCO or of colours."""
+    """The task of model `name` on the sample data of COCO or of colours."""
     splits = ("train", "val") if make_data is ClassificationData else ("train2017", "val2017")
     return make_task(ModelConfig(name), make_data(*splits), data_dir)
 
 
-def parts_of(text):
+def split_page(text):
     """(values of the YAML head, text below it)."""
     head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
     return yaml.safe_load(head), body
 
 
 def test_the_page_says_all():
+    """A card with every field: the head has its scores without empty ones, and the page has everything."""
     card = msgspec.structs.replace(
         make_card(NANO, 3, (33, 33), spec=SPEC),
         scores={"top1": 0.25},
@@ -58,19 +59,19 @@ def test_the_page_says_all():
         parameters=1234,
         weights="ef" * 32,
     )
-    head, body = parts_of(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
+    head, body = split_page(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
     assert head["license"] == "cc-by-4.0" and head["library_name"] == "axial" and head["datasets"] == ["three"]
     assert head["pipeline_tag"] == "image-classification" and "safetensors" in head["tags"]
     (model,) = head["model-index"]
     assert model["name"] == "axial_resnet_nano"
-    found = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
-    assert [split for split, _ in found] == ["val", "test"]
-    assert found[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
-    assert [metric["type"] for metric in found[1][1]] == ["top1"]
+    results = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
+    assert [split for split, _ in results] == ["val", "test"]
+    assert results[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
+    assert [metric["type"] for metric in results[1][1]] == ["top1"]
     for words in (
         *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
-        "Of the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
-        "Of the split `test` of three, 1,500 records:",
+        "On the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",
+        "On the split `test` of three, 1,500 records:",
         "| top1 | 0.2500 |",
         "trained on the split `train`, 300 records",
         "| photos | float32 | \\[N, h, w, 3\\] | RGB from -1 to 1",
@@ -84,11 +85,11 @@ def test_the_page_says_all():
 
 
 def test_a_card_of_before_has_a_page_too():
-    """model.json of converted weights has no spec, no scores and no command."""
+    """Converted weights have a model.json without spec, scores and commands. The page says that these are unknown."""
     card = msgspec.structs.replace(make_card(NANO, 3, source="deeplab2"), unfilled=["logits/conv/kernel"])
-    head, body = parts_of(page(card, "weights", {}))
+    head, body = split_page(page(card, "weights", {}))
     assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head
-    for words in ("None is told.", "3 classes; the source does not name them", "Nobody has told", "logits/conv/kernel"):
+    for words in ("No scores", "3 classes; the source does not name them", "weights is unknown", "logits/conv/kernel"):
         assert words in body
 
 
@@ -96,11 +97,12 @@ def test_a_card_of_before_has_a_page_too():
     "name,form", [*((name, "saved_model") for name in TASKS), *(("axial_deeplab_nano", form) for form in FORMS)]
 )
 def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colours_dir):
+    """Head, preprocessing, input and output of each task's SavedModel, and of each form of a panoptic model."""
     card = make_card(ModelConfig(name), 3, (65, 97), spec=SPEC, scale=1.5)
     outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
     make_task, make_data, hub, row = TASKS[name]
     task = make(name, make_task, make_data, colours_dir if make_data is ClassificationData else sample_dir)
-    head, body = parts_of(page(card, form, {}, task=task, outputs=outputs))
+    head, body = split_page(page(card, form, {}, task=task, outputs=outputs))
     assert head["pipeline_tag"] == hub and form.replace("_", "-") in head["tags"]
     assert "1.5 times the photo's own\n- largest canvas: 65x97 pixels" in body
     assert f"- a photo of more than 8 bits:\n  {LEVELS[SPEC.levels]}" in body
@@ -111,17 +113,18 @@ def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colo
     elif form == "saved_model":
         assert row in returned and ("| mask |" in returned) == name.startswith("mask")
     else:
-        assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "input pixels" in returned
+        assert "| offset_map | float32 | \\[N, h / 4, w / 4, 2\\] |" in returned and "pixels of the map" in returned
 
 
 def test_every_model_says_what_it_is_for():
+    """Each variant has a title, the hub's task, and only maps whose meanings the card knows."""
     for variant in VARIANTS.values():
         assert variant.model.title and variant.model.hub.islower()
         assert {name for name, _ in variant.model.maps} <= set(MEANINGS)
 
 
 def test_a_card_shows_names_as_they_are():
-    """Names of classes and files, and everything else that a card may have from a stranger, stay in their cells."""
+    """Hostile names of classes, files, scores and weights add no markup and stay in their cells."""
     names = [name for name in NAMES if name.isprintable()]
     spec = DatasetSpec("mine <b> | *c*", tuple(names), tuple(range(len(names))), (True,) * len(names))
     files = {f"{name}.index": "ab" * 32 for name in names}
@@ -134,14 +137,14 @@ def test_a_card_shows_names_as_they_are():
         license="<b> | *c*\n---\n# x",
         made=[f"axial-train --gin_binding={name}" for name in names],
     )
-    head, body = parts_of(page(card, "safetensors", files))
+    head, body = split_page(page(card, "safetensors", files))
     assert head["license"] == card.license and head["datasets"] == [spec.name]
     assert [metric["type"] for metric in head["model-index"][0]["results"][0]["metrics"]] == names
     tokens = MarkdownIt("commonmark").enable("table").parse(body)
-    texts = ["".join(part.content for part in token.children) for token in tokens if token.type == "inline"]
-    parts = [part for token in tokens for part in token.children or [token]]
-    assert {part.content for part in parts if part.type == "html_inline"} <= {"<code>", "</code>"}
-    assert not {part.type for part in parts} & {"html_block", "link_open", "em_open", "strong_open", "image"}
+    texts = ["".join(child.content for child in token.children) for token in tokens if token.type == "inline"]
+    children = [child for token in tokens for child in token.children or [token]]
+    assert {child.content for child in children if child.type == "html_inline"} <= {"<code>", "</code>"}
+    assert not {child.type for child in children} & {"html_block", "link_open", "em_open", "strong_open", "image"}
     assert f"{spec.name}, {len(names)} classes: {', '.join(names)}" in texts
     first = texts.index("score") + 2
     assert texts[first : first + 2 * len(names)] == [text for name in names for text in (name.strip(), "0.2500")]

@@ -1,4 +1,4 @@
-"""TensorFlow's object checkpoints: read from a prefix, a folder or an archive, or refused in one line."""
+"""TensorFlow's object checkpoints: reading of a prefix, a folder or an archive, and the choice of a checkpoint."""
 
 import os
 import shutil
@@ -14,15 +14,15 @@ from axial.weights.restore import find_checkpoint, find_weights
 
 
 def write_checkpoint(arrays, prefix):
-    """Writes arrays under object paths, as nested objects with attributes of these names."""
+    """Writes a checkpoint of arrays by object path. Nested modules have the path's components as attributes."""
     root = tf.Module()
     for path, array in arrays.items():
-        *parts, last = path.split("/")
+        *parents, last = path.split("/")
         node = root
-        for part in parts:
-            if not hasattr(node, part):
-                setattr(node, part, tf.Module())
-            node = getattr(node, part)
+        for name in parents:
+            if not hasattr(node, name):
+                setattr(node, name, tf.Module())
+            node = getattr(node, name)
         setattr(node, last, tf.Variable(array))
     return tf.train.Checkpoint(**{name: getattr(root, name) for name in {p.split("/")[0] for p in arrays}}).write(
         prefix
@@ -37,6 +37,7 @@ ARRAYS = {
 
 @pytest.fixture
 def folder(tmp_path):
+    """A folder with one checkpoint, ckpt-7, of `ARRAYS`."""
     path = tmp_path / "model"
     path.mkdir()
     write_checkpoint(ARRAYS, str(path / "ckpt-7"))
@@ -44,6 +45,7 @@ def folder(tmp_path):
 
 
 def archive(folder, path, names):
+    """Packs a folder's files under names(file name), and returns the path."""
     with tarfile.open(path, "w:gz") as tar:
         for file in sorted(folder.iterdir()):
             tar.add(file, names(file.name))
@@ -52,23 +54,26 @@ def archive(folder, path, names):
 
 @pytest.mark.parametrize("kind", ["prefix", "folder", "archive with other paths"])
 def test_every_form_is_read(folder, tmp_path, kind):
+    """A prefix, a folder, and an archive whose paths point outside of it give `ARRAYS` and write no file."""
     path = folder
     if "archive" in kind:
         path = archive(folder, tmp_path / "a.tar.gz", lambda name: f"../../{name}")
     before = set(tmp_path.parent.rglob("*"))
-    found = read_checkpoint(os.path.join(path, "ckpt-7") if kind == "prefix" else str(path))
-    assert set(found) == set(ARRAYS)
+    arrays = read_checkpoint(os.path.join(path, "ckpt-7") if kind == "prefix" else str(path))
+    assert set(arrays) == set(ARRAYS)
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], array)
-    assert set(tmp_path.parent.rglob("*")) == before  # nothing lands outside of a temporary folder
+        np.testing.assert_array_equal(arrays[name], array)
+    assert set(tmp_path.parent.rglob("*")) == before  # only a temporary folder is written
 
 
-def cut(path, share):
+def cut(path, fraction):
+    """Keeps the first `fraction` of a file's bytes."""
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+    path.write_bytes(data[: int(len(data) * fraction)])
 
 
 def test_harm_is_one_line(folder, tmp_path):
+    """Missing, damaged, ambiguous and hostile files: InputError of one line, which names the path."""
     packed = archive(folder, tmp_path / "cut.tar.gz", str)
     cut(packed, 0.5)
     two = tmp_path / "two"
@@ -76,8 +81,8 @@ def test_harm_is_one_line(folder, tmp_path):
     for name in "ckpt-1", "ckpt-2":
         write_checkpoint(ARRAYS, str(two / name))
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
-        for place in "a", "b":
-            tar.add(folder / "ckpt-7.index", f"{place}/ckpt-7.index")
+        for name in "a", "b":
+            tar.add(folder / "ckpt-7.index", f"{name}/ckpt-7.index")
     with tarfile.open(tmp_path / "link.tar", "w") as tar:
         entry = tarfile.TarInfo("ckpt-7.index")
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -107,19 +112,20 @@ def test_harm_is_one_line(folder, tmp_path):
 
 
 def write_shards(prefix, count):
-    """A checkpoint whose tensors lie in several files, as several hosts write it."""
-    parts = [f"{prefix}-part-{i}" for i in range(count)]
-    for i, part in enumerate(parts):
+    """Writes a checkpoint in `count` shards, as several hosts do: int32 tensors of 100, 101, ... numbers."""
+    shards = [f"{prefix}-part-{i}" for i in range(count)]
+    for i, shard in enumerate(shards):
         tf.raw_ops.SaveV2(
-            prefix=part,
+            prefix=shard,
             tensor_names=[f"v{i}/.ATTRIBUTES/VARIABLE_VALUE"],
             shape_and_slices=[""],
             tensors=[tf.range(100 + i)],
         )
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shards, destination_prefix=prefix, delete_old_dirs=False)
 
 
-def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):
+def test_all_shards_of_a_checkpoint_are_needed(tmp_path):
+    """Steps 5, 9 and 10 with two shards each. Without one shard, step 10 is refused and step 9 is the latest."""
     for step in (5, 9, 10):
         write_shards(str(tmp_path / f"ckpt-{step}"), 2)
     assert [os.path.basename(prefix) for prefix in run_checkpoints(str(tmp_path))] == ["ckpt-5", "ckpt-9", "ckpt-10"]
@@ -127,7 +133,7 @@ def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):
     (tmp_path / "ckpt-10.data-00000-of-00002").unlink()
     with pytest.raises(InputError, match="ckpt-10: cut short"):
         check_whole(str(tmp_path / "ckpt-10"))
-    # Files of an earlier save with another number of shards do not take the place of the missing one.
+    # Shards of an earlier save with another number of shards do not replace the missing one.
     for name in ("00000-of-00001", "00001-of-00003"):
         (tmp_path / f"ckpt-10.data-{name}").write_bytes(bytes(1000))
     with pytest.raises(InputError, match="ckpt-10: not a whole checkpoint"):
@@ -137,6 +143,7 @@ def test_all_shards_of_a_checkpoint_are_wanted(tmp_path):
 
 
 def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path, capsys):
+    """Best step 4 is cut short: one line on standard error, and step 8 is taken. Both damaged: InputError."""
     write_shards(str(tmp_path / "ckpt-8"), 1)
     (tmp_path / "best").mkdir()
     write_shards(str(tmp_path / "best" / "ckpt-4"), 1)
@@ -151,7 +158,7 @@ def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path,
 
 
 def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, monkeypatch):
-    """An older one in its place would lose what was trained."""
+    """The newest checkpoint is unreachable: the bucket's error is raised. An older one would lose training."""
     for step in (4, 8):
         write_shards(str(tmp_path / f"ckpt-{step}"), 1)
     read = tf.compat.v1.train.NewCheckpointReader

@@ -1,4 +1,4 @@
-"""Weights of csrhddlam/axial-deeplab: in, with the same features and logits; out, with the same tensors."""
+"""Weights of csrhddlam/axial-deeplab: conversion keeps features and logits, and converting back keeps the tensors."""
 
 import json
 
@@ -15,12 +15,13 @@ from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import GOLDEN
 
-FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # 'net' of its train.py, repeats 1, 2, 1, 1 at width 0.125
+FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # a file of its train.py, with 1, 2, 1, 1 blocks at width 0.125
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """The golden file, converted."""
     path = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("csrhddlam", FILE, str(path))
     return path
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def restored(folder):
-    """The model that model.json describes, built and filled as training does."""
+    """The model of model.json, built and restored as in training."""
     card = json.loads((folder / "model.json").read_text())
     model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
     model(tf.zeros([1, 65, 65, 3]))
@@ -37,16 +38,17 @@ def restored(folder):
 
 
 def test_features_and_logits_are_theirs(restored):
-    """At 224 pixels, from the photo as uint8: the mean and deviation travel with the model."""
-    with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as wanted:
-        images = tf.constant(wanted["photos"] / np.float32(127.5) - 1)
+    """Golden uint8 photos of 224x224: 'res2' to 'res5' and logits agree up to 1e-4; the model normalises pixels."""
+    with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as expected:
+        images = tf.constant(expected["photos"] / np.float32(127.5) - 1)
         features = restored.backbone(images)
         for name, step in (("res2", 8), ("res3", 4), ("res4", 2), ("res5", 1)):
-            np.testing.assert_allclose(features[name][:, ::step, ::step], wanted[name], atol=TOLERANCE)
-        np.testing.assert_allclose(restored(images)["logits"], wanted["logits"], atol=TOLERANCE)
+            np.testing.assert_allclose(features[name][:, ::step, ::step], expected[name], atol=TOLERANCE)
+        np.testing.assert_allclose(restored(images)["logits"], expected["logits"], atol=TOLERANCE)
 
 
 def test_the_card_says_what_was_done(folder):
+    """Source, arguments, size of the photo, hash, unused tensors and number of parameters."""
     card = json.loads((folder / "model.json").read_text())
     assert card["source"] == "csrhddlam"
     assert card["arguments"]["pixels"] == "torchvision" and card["preprocessing"]["photo"] == 224
@@ -59,11 +61,13 @@ def test_the_card_says_what_was_done(folder):
 
 
 def test_a_larger_photo_is_warned_of(restored):
+    """257x225 pixels, where the position tables cover 224."""
     with pytest.warns(UserWarning, match="position tables for 224"):
         restored(tf.zeros([1, 257, 225, 3]))
 
 
 def test_back_to_pytorch_is_the_same(folder, tmp_path):
+    """Names, shapes, dtypes and values of all tensors but counts and offsets of logits, which are 0."""
     path = tmp_path / "back.pth"
     count = convert.write_csrhddlam(str(folder), str(path))
     theirs, back = read_state_dict(FILE), read_state_dict(str(path))
@@ -75,6 +79,7 @@ def test_back_to_pytorch_is_the_same(folder, tmp_path):
 
 
 def changed(change, path):
+    """Writes the golden file with its dict of arrays changed by `change`, and returns the path."""
     arrays = dict(read_state_dict(FILE))
     change(arrays)
     path.write_bytes(state_dict_bytes({n: np.array(a) for n, a in arrays.items()}))
@@ -82,6 +87,7 @@ def changed(change, path):
 
 
 def cut(name, where):
+    """A change that keeps only array[where]."""
     return lambda arrays: arrays.update({name: arrays[name][where]})
 
 
@@ -97,6 +103,7 @@ def cut(name, where):
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_path):
+    """A tensor too many, missing, or of another shape or dtype: InputError of one line, and no output."""
     path, output = changed(change, tmp_path / "a.pth"), tmp_path / "out"
     with pytest.raises(InputError, match=words) as error:
         convert.convert("csrhddlam", path, str(output))
@@ -105,6 +112,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_pa
 
 
 def test_the_command(command, folder, tmp_path):
+    """axial-convert weights in both directions, and exit code 2 with one line for bad input."""
     out = tmp_path / "weights"
     result = command("convert", "weights", "--source=csrhddlam", f"--input={FILE}", f"--output={out}")
     assert result.code == 0, result.err

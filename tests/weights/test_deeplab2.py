@@ -1,4 +1,4 @@
-"""Checkpoints of google-research/deeplab2 give the features and heads that its own code computes from them."""
+"""Checkpoints of google-research/deeplab2: our models compute the features and head outputs of its code."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(CHECKPOINTS is None, reason=f"no checkpoints of 
 
 @pytest.fixture(scope="module", params=NAMES)
 def converted(request, tmp_path_factory):
-    """(its model as training restores it, the golden arrays, the card)."""
+    """(converted model, restored as in training; dict of golden arrays; dict of the card) for each checkpoint."""
     folder = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("deeplab2", str(CHECKPOINTS / f"{request.param}.tar.gz"), str(folder))
     card = json.loads((folder / "model.json").read_text())
@@ -38,7 +38,7 @@ def converted(request, tmp_path_factory):
 
 
 def test_every_stage_computes_the_same(converted):
-    """Each stage from DeepLab2's own input to it: random stages one after the other magnify rounding."""
+    """Each stage takes the input that DeepLab2 gave it, because consecutive random stages magnify rounding."""
     model, golden, _ = converted
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
     x = model.backbone.stem(images)
@@ -51,29 +51,34 @@ def test_every_stage_computes_the_same(converted):
 
 
 def test_the_whole_model_computes_the_same(converted):
-    """From the photo. A change of SWideRNet's input by 1e-7 changes its 'res5' by 7e-4 of the largest value."""
+    """A 97x129 photo to all features and head outputs.
+
+    The tolerance is wider for SWideRNet: a change of its input by 1e-7 changes 'res5' by 7e-4 of the largest value.
+    """
     model, golden, card = converted
     tolerance = TOLERANCE if card["model"] == "max_s_backbone" else 1e-3
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
-    for name, found in model.backbone(images).items():
-        assert relative_error(found, golden[f"feature/{name}"]) < tolerance, name
-    for name, found in model(images).items():
-        assert relative_error(found, golden[f"head/{name}"]) < tolerance, name
+    for name, actual in model.backbone(images).items():
+        assert relative_error(actual, golden[f"feature/{name}"]) < tolerance, name
+    for name, actual in model(images).items():
+        assert relative_error(actual, golden[f"head/{name}"]) < tolerance, name
 
 
 @pytest.fixture(scope="module")
 def arrays():
+    """dict of the variables of MaX-DeepLab-S's backbone, by object path."""
     return read_checkpoint(str(CHECKPOINTS / "max_deeplab_s_backbone_os16.tar.gz"))
 
 
 def convert_changed(arrays, folder):
+    """Writes arrays as a checkpoint of DeepLab2 and converts it."""
     os.makedirs(folder / "in")
     write_checkpoint(arrays, str(folder / "in" / "ckpt-1"))
     return convert.convert("deeplab2", str(folder / "in"), str(folder / "out"))
 
 
 def test_an_encoder_alone_leaves_the_heads_random(arrays, tmp_path):
-    """So are the checkpoints of ImageNet."""
+    """A checkpoint like DeepLab2's of ImageNet: all weights outside of the backbone are unfilled."""
     encoder = {name: array for name, array in arrays.items() if name.startswith("encoder/")}
     conversion, model = convert_changed(encoder, tmp_path)
     unfilled = conversion.card.unfilled
@@ -94,9 +99,10 @@ QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(arrays, change, words, tmp_path):
-    own = dict(arrays)
-    change(own)
+    """A tensor too many, missing, or of another shape: InputError of one line, and no output."""
+    changed = dict(arrays)
+    change(changed)
     with pytest.raises(InputError, match=words) as error:
-        convert_changed(own, tmp_path)
+        convert_changed(changed, tmp_path)
     assert str(error.value).startswith(str(tmp_path / "in")) and "\n" not in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]

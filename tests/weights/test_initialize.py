@@ -1,4 +1,4 @@
-"""Weights that training starts from: of classifiers, of their averages, converted ones, and what is refused."""
+"""`initialize`: weights of classifiers, moving averages, converted weights, and what is refused."""
 
 import ast
 
@@ -21,7 +21,7 @@ CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
-    """Prefix of a checkpoint as `train` writes it, of a classifier with random weights and other random averages."""
+    """Prefix of a trainer's checkpoint, of a classifier with random weights and different random moving averages."""
     model = built(CLASSIFIER, 3)
     optimizer = NesterovMomentum(0.1, average=0.9).build(model.trainable_variables)
     randomize(model)
@@ -33,13 +33,14 @@ def classified(tmp_path_factory):
 
 
 def built(name, classes=11, **arguments):
+    """A registered model, built for 33x33 pixels."""
     model = build_model(name, classes, **arguments)
     model(tf.zeros([1, 33, 33, 3]))
     return model
 
 
 def test_shipped_weights_start_a_training_of_other_classes():
-    """Everything but the last semantic layer is that of the shipped file, by whatever name it goes."""
+    """All weights but the last semantic layer come from the shipped file. Another epsilon of batch norms is refused."""
     model = built(SEGMENTER)
     before = model.get_weights()
     (file,) = find_weights("nuclei")
@@ -48,23 +49,23 @@ def test_shipped_weights_start_a_training_of_other_classes():
     assert "of another shape" in reshaped and reshaped.endswith("semantic_head/logits")
     _, arrays = read_safetensors(file)
     for old, (name, weight) in zip(before, weight_names(model).items(), strict=True):
-        wanted = old if name.startswith("semantic_head/logits") else arrays[name]
-        np.testing.assert_array_equal(weight, wanted, name)
+        expected = old if name.startswith("semantic_head/logits") else arrays[name]
+        np.testing.assert_array_equal(weight, expected, name)
     wrong = ModelConfig(SEGMENTER, norm=BatchNormConfig(epsilon=1e-5))
     with pytest.raises(InputError, match="these weights need --gin_binding=.BatchNormConfig.epsilon = 0.001"):
         initialize(built(SEGMENTER), file, wrong)
 
 
 def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classified):
-    """Bit for bit, up to the stage that has another stride."""
+    """'res1' to 'res4' of 33x65 pixels agree bit for bit. Lines say what was taken, left, and random."""
     classifier = built(CLASSIFIER, 3)
     restore_model(classifier, classified)
     model = built(SEGMENTER, output_stride=16)
     lines = initialize(model, classified).splitlines()
     images = tf.random.stateless_uniform([2, 33, 65, 3], [0, 0], -1, 1)
-    wanted, found = classifier.backbone(images), model.backbone(images)
+    expected, actual = classifier.backbone(images), model.backbone(images)
     for name in ("res1", "res2", "res3", "res4"):
-        np.testing.assert_array_equal(found[name], wanted[name], name)
+        np.testing.assert_array_equal(actual[name], expected[name], name)
     assert lines[0] == f"init_checkpoint: {classified}, moving averages"
     count = len(model.backbone.weights)
     assert f"{count} of {len(model.weights)} weights" in lines[1] and lines[1].endswith(": backbone")
@@ -75,13 +76,14 @@ def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classifie
 
 
 def test_a_backbone_that_does_not_match_is_refused(classified):
+    """With a second block in the last stage, under 70 % of the parameters fit."""
     words = r"has 6\d\.\d % of the backbone's parameters, at least 90 % are expected; it lacks.* backbone/stages/3/1$"
     with pytest.raises(InputError, match=words):
         initialize(built(SEGMENTER, repeats=(1, 1, 1, 2)), classified)
 
 
 def test_converted_weights(tmp_path):
-    """They name the arguments that a model needs. With these its features are the same."""
+    """The message names the arguments that a model needs. With these, features equal the classifier's bit for bit."""
     converted = str(tmp_path / "weights")
     conversion, _ = convert.convert("csrhddlam", str(GOLDEN / "pt_checkpoint_tiny.pth"), converted)
     classifier = conversion.build()
@@ -95,16 +97,17 @@ def test_converted_weights(tmp_path):
     model(tf.zeros([1, 33, 33, 3]))
     initialize(model, converted, ModelConfig("axial_deeplab_s", norm=norm, arguments=arguments))
     images = tf.random.stateless_uniform([1, 65, 33, 3], [0, 0], -1, 1)
-    for name, wanted in classifier.backbone(images).items():
-        np.testing.assert_array_equal(model.backbone(images)[name], wanted)
+    for name, expected in classifier.backbone(images).items():
+        np.testing.assert_array_equal(model.backbone(images)[name], expected)
     wrong = ModelConfig("axial_deeplab_s", BatchNormConfig(epsilon=0.5), arguments=arguments)
     with pytest.raises(InputError, match='these weights need --gin_binding="BatchNormConfig.epsilon = 1e-05"'):
         initialize(model, converted, wrong)
 
 
 def test_weights_of_nothing_like_it_are_refused(tmp_path):
+    """A checkpoint of one scalar."""
     foreign = tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "foreign"))
-    with pytest.raises(InputError, match="no weight of it fits the model"):
+    with pytest.raises(InputError, match="none of its weights fits the model"):
         initialize(built(SEGMENTER), foreign)
 
 
@@ -115,18 +118,19 @@ BOXES = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
 
 
 def tiny(name, classes=3, **changes):
-    """A registered model with fewer channels and blocks, built."""
+    """A built model with few channels and blocks."""
     taken = {key: value for key, value in {**TINY, **BOXES}.items() if key in find_variant(name).parameters()}
     return built(name, classes, **taken | changes)
 
 
 def saved(model, folder):
+    """Prefix of a checkpoint of the model, with random weights."""
     randomize(model)
     return tf.train.Checkpoint(model=model).save(str(folder / "ckpt"))
 
 
 def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
-    """Bit for bit. What is new starts as the identity, so that the features are the classifier's."""
+    """All weights arrive bit for bit. New modules start as the identity, so 'res1' to 'res3' equal the classifier's."""
     name = "ccnet_resnet_50_0010_deformable"
     plain, arguments = plain_classifier(name)
     classifier = tiny(plain, **{key: value for key, value in arguments.items() if key not in TINY})
@@ -136,16 +140,16 @@ def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
         w.numpy().tobytes() for w in model.backbone.weights
     }
     images = tf.random.stateless_uniform([1, 64, 96, 3], [0, 0], -1, 1)
-    wanted, found = classifier.backbone(images), model.backbone(images)
+    expected, actual = classifier.backbone(images), model.backbone(images)
     for level in ("res1", "res2", "res3"):  # CCNet has other strides after res3
-        assert relative_error(found[level], wanted[level]) <= 1e-5, level
+        assert relative_error(actual[level], expected[level]) <= 1e-5, level
     (new,) = [line for line in lines if line.startswith("  new  ")]
     assert "middle/conv/offset_kernel" in new and "middle/attended" in new
     assert not [line for line in lines if "backbone" in line and line not in (lines[1], new)]
 
 
 def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
-    """0010 has a gate and a value, and lacks the query of 1111: a gate that is open would let random numbers in."""
+    """0010 has the gate and the value of 1111 but lacks its query. A trained gate would let random outputs through."""
     model = tiny("faster_rcnn_attended_resnet_50_1111")
     weights = {weight.name: weight.numpy() for weight in model.weights if "attended" in weight.name}
     lines = initialize(model, saved(tiny("attended_resnet_50_0010"), tmp_path)).splitlines()
@@ -156,7 +160,7 @@ def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
 
 
 def test_frozen_weights_need_a_checkpoint_that_has_them(tmp_path):
-    """Those of frozen layers, and statistics that training does not move."""
+    """Weights of frozen layers and frozen statistics may not stay random, unless `random_frozen` allows it."""
     name, words = "faster_rcnn_attended_resnet_50_0010", "frozen weights would stay random, such as "
     model, moving = tiny(name), ModelConfig(name)
     config = ModelConfig(name, norm=BatchNormConfig(frozen=True))

@@ -1,4 +1,4 @@
-"""ResNets of tf_keras.applications: the same features and logits, from a photo as uint8."""
+"""ResNets of tf_keras.applications: the converted model computes the same features and logits."""
 
 import h5py
 import numpy as np
@@ -15,7 +15,7 @@ from tests.conftest import relative_error
 
 @pytest.fixture(scope="module")
 def theirs():
-    """Their ResNet with fewer channels, random."""
+    """A ResNet of tf_keras.applications with fewer channels and random weights."""
 
     def stages(x):
         for index, (filters, blocks) in enumerate(((32, 1), (64, 2), (128, 1), (256, 1))):
@@ -37,12 +37,14 @@ def theirs():
 
 @pytest.fixture
 def file(theirs, tmp_path):
+    """Its weights, as an .h5 file."""
     path = tmp_path / "weights.h5"
     theirs.save_weights(path)
     return path
 
 
 def test_features_and_logits_are_theirs(theirs, file, tmp_path):
+    """Two 96x64 photos, values 0 to 255: 'res2' to 'res5' and logits agree up to 1e-4. The file is in a bucket."""
     remote = "ram://test_keras_applications/weights.h5"
     tf.io.gfile.copy(str(file), remote)
     convert.convert("keras_applications", remote, str(tmp_path / "out"))
@@ -52,21 +54,22 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path):
     photo = np.random.default_rng(0).integers(0, 256, [2, 96, 64, 3]).astype(np.float32)
     images = tf.constant(photo / 127.5 - 1)
     outputs = [theirs.get_layer(f"conv{s}_block{b}_out").output for s, b in ((2, 1), (3, 2), (4, 1), (5, 1))]
-    wanted = keras.Model(theirs.input, [*outputs, theirs.output])(resnet.preprocess_input(photo.copy()))
+    expected = keras.Model(theirs.input, [*outputs, theirs.output])(resnet.preprocess_input(photo.copy()))
     features = ours.backbone(images)
-    for name, value in zip(("res2", "res3", "res4", "res5"), wanted):
+    for name, value in zip(("res2", "res3", "res4", "res5"), expected):
         assert relative_error(features[name], value) < 1e-4, name
-    assert relative_error(ours(images)["logits"], wanted[-1]) < 1e-4
+    assert relative_error(ours(images)["logits"], expected[-1]) < 1e-4
 
 
 def test_without_the_top_the_last_layer_is_random(file, tmp_path):
+    """The card lists the last layer's weights as unfilled."""
     changed("predictions")(file)
     conversion, _ = convert.convert("keras_applications", str(file), str(tmp_path / "out"))
     assert conversion.card.unfilled == ["logits/conv/kernel", "logits/conv/bias"]
 
 
 def changed(name, shape=None, **options):
-    """A function that puts a data set of zeros, or nothing, in the place of one of a file."""
+    """Function of a path that replaces one of the file's data sets by zeros, or removes it."""
 
     def damage(path):
         with h5py.File(path, "a") as file:
@@ -96,6 +99,7 @@ KERNEL = "conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(damage, words, file, tmp_path):
+    """An external, unknown, missing or misshapen data set, or a cut file: InputError of one line, and no output."""
     damage(file)
     with pytest.raises(InputError, match=words) as error:
         convert.convert("keras_applications", str(file), str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""`axial.load` of weights, and safetensors files: the same maps whatever the path, one line for what does not fit."""
+"""`axial.load` of weights: the same outputs from every kind of path, and one line for weights that do not fit."""
 
 import json
 import struct
@@ -26,6 +26,7 @@ FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")
 
 @pytest.fixture(scope="module")
 def model():
+    """A tiny classifier with 3 classes and random weights."""
     model = NANO.build(3, (33, 33))
     randomize(model)
     return model
@@ -38,6 +39,7 @@ def photos():
 
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory):
+    """Path of the model's safetensors file."""
     path = tmp_path_factory.mktemp("safe") / "nano.safetensors"
     card = make_card(NANO, 3, (33, 33), spec=SPEC)
     write_safetensors(model, str(path), msgspec.structs.replace(card, scores={"top1": 0.25}, scored_split="val"))
@@ -45,6 +47,7 @@ def saved(model, tmp_path_factory):
 
 
 def test_safetensors_there_and_back(model, photos, saved):
+    """The file and its folder give equal logits of a 33x49 photo. The card has classes, scores and preprocessing."""
     loaded = axial.load(saved)
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
     np.testing.assert_array_equal(
@@ -58,7 +61,7 @@ def test_safetensors_there_and_back(model, photos, saved):
 
 
 def test_weights_of_the_converter(photos, tmp_path):
-    """With the arguments that it wrote."""
+    """The converter's folder and its checkpoint's prefix both load with the arguments of its card."""
     _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     loaded = axial.load(str(tmp_path / "out"))
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
@@ -67,7 +70,7 @@ def test_weights_of_the_converter(photos, tmp_path):
 
 
 def test_features(model, photos, saved):
-    """Maps by name, each at its stride, of the model's own backbone."""
+    """`features_only` gives the backbone's maps. 64x96 pixels give maps of this size divided by `strides`."""
     np.testing.assert_array_equal(axial.load(saved, features_only=True)(photos)["res5"], model.backbone(photos)["res5"])
     features = restore.Features(build_model("axial_deeplab_nano", 5).backbone)
     maps = features(tf.zeros([1, 64, 96, 3]))
@@ -78,6 +81,7 @@ def test_features(model, photos, saved):
 
 
 def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos, tmp_path):
+    """A checkpoint without a card loads with given arguments. Its moving averages take precedence."""
     prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "mine"))
     loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3, pixels="torchvision")
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
@@ -88,7 +92,7 @@ def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos
 
 
 def test_weights_that_stay_random_are_not_scored(tmp_path):
-    """A file of a backbone gives a model whose last layer is random."""
+    """`read_weights` refuses a card with unfilled weights, as a file with only a backbone gives."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     card = tmp_path / "out" / "model.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
@@ -101,7 +105,7 @@ def test_weights_that_stay_random_are_not_scored(tmp_path):
 
 @pytest.fixture
 def hub(saved, hub_of):
-    """The hub has one repository, me/nano, with one safetensors file."""
+    """The hub's only repository, me/nano, has one safetensors file."""
     hub_of(saved.parent)
 
 
@@ -112,6 +116,7 @@ def test_from_the_hub(hub, model, photos, path):
 
 
 def refused(words, name, path, **options):
+    """Asserts that `axial.load` raises InputError of one line with these words. Returns the message."""
     with pytest.raises(InputError, match=words) as error:
         axial.load(str(path), model=name, **options)
     assert "\n" not in str(error.value)
@@ -119,6 +124,7 @@ def refused(words, name, path, **options):
 
 
 def test_what_the_hub_refuses(hub, monkeypatch):
+    """An unknown repository, a path without an owner, and a missing client."""
     refused("hf://you/nano: cannot be downloaded .404", "axial_resnet_nano", "hf://you/nano")
     refused("expected hf://OWNER/REPO", "axial_resnet_nano", "hf://nano")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -129,6 +135,7 @@ def test_what_the_hub_refuses(hub, monkeypatch):
 
 
 def test_other_models_and_paths_are_refused(saved, tmp_path):
+    """Another model, number of classes or argument, unknown names and paths, and a checkpoint of an unbuilt model."""
     nano = "axial_resnet_nano"
     refused("holds 'axial_resnet_nano', not 'axial_resnet_s'", "axial_resnet_s", saved)
     refused("has 3 classes, not 7", nano, saved, num_classes=7)
@@ -143,7 +150,7 @@ def test_other_models_and_paths_are_refused(saved, tmp_path):
 
 
 def with_card(data, change):
-    """A safetensors file's bytes with another card."""
+    """A safetensors file's bytes, with its card changed by `change`."""
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size])
     card = json.loads(header["__metadata__"]["axial"])
@@ -154,6 +161,7 @@ def with_card(data, change):
 
 
 def flipped(data):
+    """The bytes with one bit of a tensor flipped."""
     return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
 
 
@@ -171,6 +179,7 @@ def flipped(data):
     ],
 )
 def test_damaged_files_are_refused(saved, change, words, tmp_path):
+    """A file that is cut or changed, or has a hostile card: the message starts with the path."""
     path = tmp_path / "bad.safetensors"
     path.write_bytes(change(saved.read_bytes()))
     message = refused(words, "axial_resnet_nano", path)

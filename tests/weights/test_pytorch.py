@@ -1,4 +1,4 @@
-"""Files of torch.save: what PyTorch wrote is read, what could do harm is refused, what is written PyTorch reads."""
+"""Files of torch.save: reading of PyTorch's files, writing, and refusal of damaged and hostile files."""
 
 import os
 import pickle
@@ -15,31 +15,33 @@ from tests.conftest import GOLDEN
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
 def test_both_formats_and_all_kinds_of_tensors(name):
-    found = read_state_dict(str(GOLDEN / name))
-    with np.load(GOLDEN / "pt_kinds.npz") as wanted:
-        assert set(found) == set(wanted.files)
-        for key in wanted.files:
-            assert found[key].shape == wanted[key].shape
-            np.testing.assert_array_equal(found[key].astype(np.float32), wanted[key])
-    assert found["scalar"].dtype == np.int64 and found["flags"].dtype == np.bool_
+    """Golden files of PyTorch since and before 1.6: names, shapes, values and dtypes."""
+    actual = read_state_dict(str(GOLDEN / name))
+    with np.load(GOLDEN / "pt_kinds.npz") as expected:
+        assert set(actual) == set(expected.files)
+        for key in expected.files:
+            assert actual[key].shape == expected[key].shape
+            np.testing.assert_array_equal(actual[key].astype(np.float32), expected[key])
+    assert actual["scalar"].dtype == np.int64 and actual["flags"].dtype == np.bool_
 
 
 def test_what_is_written_is_read(tmp_path):
+    """A float32 array [2, 3, 1] and an int64 scalar keep order, dtype and values."""
     rng = np.random.default_rng(0)
     arrays = {"a.weight": rng.normal(size=[2, 3, 1]).astype(np.float32), "count": np.array(2**40)}
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes(arrays))
-    found = read_state_dict(str(path))
-    assert list(found) == list(arrays)
+    actual = read_state_dict(str(path))
+    assert list(actual) == list(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert actual[name].dtype == array.dtype
+        np.testing.assert_array_equal(actual[name], array)
 
 
 @pytest.mark.parametrize("wrap", [None, "net", "state_dict"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
-    """A state dict bare or within a dict, with and without the prefix of DataParallel."""
+    """A state dict, bare or inside a dict, with and without DataParallel's prefix, gives the same name."""
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes({f"{prefix}w": np.ones([2], np.float32)}))
     if wrap:
@@ -50,7 +52,7 @@ def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
 
 
 def rewritten(path, change, method=zipfile.ZIP_STORED):
-    """Changes the pickle of an archive. Returns the new one."""
+    """Rewrites an archive with its pickle changed by `change`. Returns the new pickle."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     structure = change(entries["archive/data.pkl"])
@@ -61,7 +63,7 @@ def rewritten(path, change, method=zipfile.ZIP_STORED):
 
 
 class Evil:
-    """Its pickle asks for os.system."""
+    """Its pickle calls os.system."""
 
     def __reduce__(self):
         return os.system, ("touch hacked",)
@@ -69,19 +71,20 @@ class Evil:
 
 @pytest.fixture
 def path(tmp_path):
+    """A file with a float32 tensor [4, 5]."""
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes({"w": np.ones([4, 5], np.float32)}))
     return path
 
 
 def compressed(path):
-    """A bomb: an entry that unpacks to far more bytes than the file has."""
+    """Makes a bomb: an entry that unpacks to far more bytes than the file has."""
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data/1", bytes(2**24))
 
 
 def overlapping(path):
-    """A bomb without compression: two entries of the directory that point to the same bytes."""
+    """Makes a bomb without compression: a directory whose 100 entries share the same bytes."""
     data = path.read_bytes()
     end = data.rindex(b"PK\x05\x06")
     size, start = struct.unpack_from("<II", data, end + 12)
@@ -100,7 +103,7 @@ def overlapping(path):
         (lambda p: rewritten(p, lambda _: pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
         (lambda p: rewritten(p, lambda _: pickle.dumps({"w": Evil()}, 4)), "refused"),
         (lambda p: p.write_bytes(pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
-        # the hash of this key would end the process
+        # the hash of this key would crash the process
         (lambda p: rewritten(p, lambda _: b"\x80\x02})" + b"\x85" * 10**6 + b"Ns."), "damaged"),
         (lambda p: rewritten(p, lambda _: b"\x80\x02]S'ls'\nios\nsystem\n."), "STRING, which is refused"),
         (lambda p: rewritten(p, lambda d: d.replace(b"K\x04K\x05\x86", b"K\x04K\x06\x86")), "not within its storage"),
@@ -118,6 +121,7 @@ def overlapping(path):
     ],
 )
 def test_harm_is_one_line(path, damage, words, tmp_path, monkeypatch):
+    """Each damage raises InputError of one line that names the path, and runs no code."""
     monkeypatch.chdir(tmp_path)
     damage(path)
     with pytest.raises(InputError, match=words) as error:
@@ -128,13 +132,13 @@ def test_harm_is_one_line(path, damage, words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
 def test_a_file_cut_anywhere_or_with_any_byte_changed_is_read_or_refused(name, tmp_path):
-    """Nothing but InputError leaves the reader."""
+    """150 cuts and 150 changed bytes: the reader returns, or raises only InputError."""
     data, path = (GOLDEN / name).read_bytes(), tmp_path / name
     rng = np.random.default_rng(0)
-    for place in rng.integers(0, len(data), 150):
+    for index in rng.integers(0, len(data), 150):
         changed = bytearray(data)
-        changed[place] ^= int(rng.integers(1, 256))
-        for damaged in (data[:place], bytes(changed)):
+        changed[index] ^= int(rng.integers(1, 256))
+        for damaged in (data[:index], bytes(changed)):
             path.write_bytes(damaged)
             try:
                 read_state_dict(str(path))

@@ -1,10 +1,11 @@
-"""csrhddlam/axial-deeplab itself, run by a Python with PyTorch for test_against_torch.py, which needs none.
+"""Runs csrhddlam/axial-deeplab in a Python with PyTorch, for test_against_torch.py, which has no PyTorch.
 
     CSRHDDLAM=CHECKOUT python torch_side.py logits MODEL OUT    OUT/photos.npy -> OUT/net.pth, OUT/logits.npy
     CSRHDDLAM=CHECKOUT python torch_side.py train MODEL OUT     OUT/batches.npz -> OUT/net.pth, OUT/float32.npz, float64
 
-Networks are random, as their own constructor makes them. It sets the scale of each block's last batch norm to 0, and
-gradients below it would be 0, so it is 0.1 here. At 1 each block would more than double what rounding changes.
+Networks have the random weights of their constructor, except for the scale of each block's last batch norm. The
+constructor sets it to 0, which stops gradients below it. At 1 each block would more than double rounding errors, so it
+is 0.1 here.
 """
 
 import os
@@ -17,18 +18,18 @@ sys.path[:0] = [os.path.join(os.environ["CSRHDDLAM"], "lib")]
 from models import axialnet  # noqa: E402, I001, of CSRHDDLAM
 from utils import cross_entropy_with_label_smoothing  # noqa: E402
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision, from 0 to 1
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's, from 0 to 1
 RATE = 0.05 * 8 / 128  # its README's rate for a batch of 128, scaled to ours
 
 
 def photos(images, dtype):
-    """Its own input: [N, h, w, 3] from -1 to 1 -> [N, 3, h, w]."""
+    """The source's input: [N, h, w, 3] from -1 to 1 -> normalised [N, 3, h, w]."""
     images = (images.astype(np.float64) + 1) / 2
     return torch.tensor(((images - MEAN) / DEVIATION).transpose(0, 3, 1, 2).copy()).to(dtype)
 
 
 def logits(model, out):
-    """Writes logits [photos, classes]. Scales, offsets and statistics of batch norms are random too."""
+    """Writes logits [photos, classes] of a network whose batch norms have random parameters and statistics too."""
     for name, value in model.state_dict().items():
         if name.endswith("running_var"):
             value.uniform_(0.5, 1.5)
@@ -44,7 +45,7 @@ def logits(model, out):
 
 
 def train(model, out):
-    """Writes losses, gradients of the first step, and everything after it and after the last; of float64 one step."""
+    """Writes losses, gradients of the first step, and weights after the first and last step; in float64 one step."""
     torch.save({"net": model.state_dict(), "epoch": 0}, os.path.join(out, "net.pth"))
     start = {name: value.clone() for name, value in model.state_dict().items()}
     with np.load(os.path.join(out, "batches.npz")) as batches:
@@ -53,7 +54,7 @@ def train(model, out):
         model.load_state_dict(start)
         model = model.to(dtype).train()
         model.load_state_dict(start)
-        optimizer, found, losses = torch.optim.SGD(model.parameters(), RATE), {}, []
+        optimizer, results, losses = torch.optim.SGD(model.parameters(), RATE), {}, []
         steps = len(images) if dtype == torch.float32 else 1
         for image, label in zip(images[:steps], labels):
             optimizer.zero_grad()
@@ -62,10 +63,10 @@ def train(model, out):
             optimizer.step()
             losses.append(float(loss.detach()))
             if len(losses) == 1:
-                found |= {f"gradient/{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
-                found |= {f"first/{n}": v.numpy().copy() for n, v in model.state_dict().items()}
-        found |= {f"last/{n}": v.numpy() for n, v in model.state_dict().items()}
-        np.savez(os.path.join(out, f"{str(dtype).split('.')[-1]}.npz"), losses=losses, **found)
+                results |= {f"gradient/{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
+                results |= {f"first/{n}": v.numpy().copy() for n, v in model.state_dict().items()}
+        results |= {f"last/{n}": v.numpy() for n, v in model.state_dict().items()}
+        np.savez(os.path.join(out, f"{str(dtype).split('.')[-1]}.npz"), losses=losses, **results)
 
 
 def main():

@@ -1,7 +1,8 @@
-"""CCNet's head (Huang et al., ICCV 2019) with any mechanism in the place of criss-cross attention.
+"""CCNet's head (Huang et al., ICCV 2019) with any mechanism in place of criss-cross attention.
 
-The spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1) segments with it: a mechanism or nothing between two 3x3
-convolutions on the last map of a dilated ResNet-50, and a third convolution on their result beside that map.
+It is the segmentation network of the spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1). On the last map of a
+dilated ResNet-50 there are two 3x3 convolutions, with an optional mechanism between them. A third 3x3 convolution takes
+their output concatenated with that map.
 """
 
 import dataclasses
@@ -23,8 +24,8 @@ class CCNetOptions(NetworkOptions):
 
     Attributes:
         context: channels of the head.
-        mechanism: `Mechanism` in the head.
-        dropout: share of the head's last map that training zeroes, as in CCNet's code.
+        mechanism: the head's `Mechanism`.
+        dropout: rate of dropout on the head's last map, as in CCNet's code.
     """
 
     context: int = 512
@@ -33,12 +34,12 @@ class CCNetOptions(NetworkOptions):
 
 
 class CCNet(Network):
-    """Backbone, a head with an attention module, and an auxiliary head on the last stage but one.
+    """Backbone, a head with an attention module, and an auxiliary head on the second-last stage.
 
     Args:
-        backbone: layer from the image to a dict with 'res4' and 'res5', of output stride 8 in the paper.
+        backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper has output stride 8.
         num_classes: from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the same as the backbone's. A folded model has no auxiliary head.
+        norm: `BatchNormConfig`, or None (folded); the backbone has the same. A folded model has no auxiliary head.
         options: `CCNetOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 'semantic_logits' [N, h / s, w / s, num_classes] at the
@@ -73,14 +74,14 @@ class CCNet(Network):
         if learns and self.options.dropout:
             x = random.dropout(x, self.options.dropout)
         maps = {SEMANTIC: self.logits(x)}
-        if self.auxiliary_head is not None:  # called in inference too, so that a model always has its weights
+        if self.auxiliary_head is not None:  # also called in inference, so that every built model has its weights
             auxiliary = self.auxiliary_head(features["res4"], training=learns)
             if training:
                 maps[AUXILIARY] = auxiliary
         return maps
 
     def folding_units(self):
-        """Those of a `Network` without the auxiliary head's, which only training needs."""
+        """The layers that have `folded_weights`, without the auxiliary head, which only training needs."""
         unused = self.auxiliary_head.submodules if self.auxiliary_head else ()
         return [layer for layer in super().folding_units() if not any(layer is other for other in unused)]
 
@@ -89,7 +90,7 @@ class Auxiliary(Layer):
     """A 3x3 convolution and a 1x1 convolution to the classes.
 
     Args:
-        filters: channels between them.
+        filters: channels of the 3x3 convolution.
         num_classes: channels of the output.
         norm: `BatchNormConfig`.
     """

@@ -17,12 +17,12 @@ class AttendedResNetOptions(ResNetOptions):
 
     Attributes:
         mechanism: `Mechanism` of the last `attended_stages` stages.
-        spatial: the 3x3 convolution of the last `spatial_stages` stages, of `SPATIAL`.
-        attended_stages: how many of the last stages attend.
-        spatial_stages: how many of the last stages have the 3x3 convolution that `spatial` names.
-        modulation, form: of deformable convolution.
-        stride_first: see `Bottleneck`; for weights of tf_keras.applications.
-        pixels: of `PIXELS`.
+        spatial: kind of the 3x3 convolution in the last `spatial_stages` stages, one of `SPATIAL`.
+        attended_stages: number of stages that attend, counted from the last.
+        spatial_stages: number of stages whose 3x3 convolution is `spatial`, counted from the last.
+        modulation, form: see `DeformableConv`.
+        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        pixels: normalisation of the photo, one of `PIXELS`.
     """
 
     mechanism: Mechanism = Mechanism()
@@ -38,8 +38,8 @@ class AttendedResNetOptions(ResNetOptions):
 class AttendedResNet(ResNet):
     """ResNet whose last stages have attended residual blocks.
 
-    An output stride of 8 dilates conv4 by 2 and conv5 by 4, as in CCNet (Huang et al., ICCV 2019). The stem 'deeplab'
-    is the deep stem of the paper's segmentation.
+    Output stride 8 dilates conv4 by 2 and conv5 by 4, as in CCNet (Huang et al., ICCV 2019). The stem 'deeplab' is
+    the deep stem of the paper's segmentation network.
 
     Args:
         options: `AttendedResNetOptions`.
@@ -56,16 +56,16 @@ class AttendedResNet(ResNet):
         filters = base_filters(options.width, options.mechanism.heads)
         super().__init__(options, norm, filters, pixels=options.pixels, name=name)
 
-    def make_block(self, place):
-        options, stage = self.options, (place.filters // self.filters).bit_length()  # 1 to 4
+    def make_block(self, spec):
+        options, stage = self.options, (spec.filters // self.filters).bit_length()  # 1 to 4
         middle = AttendedMiddle(
-            place.filters,
+            spec.filters,
             self.norm,
-            1 if options.stride_first else place.strides,
-            place.dilation,
+            1 if options.stride_first else spec.strides,
+            spec.dilation,
             mechanism=options.mechanism if stage > STAGES - options.attended_stages else Mechanism(),
             spatial=options.spatial if stage > STAGES - options.spatial_stages else "regular",
             deformable=dict(modulation=options.modulation, form=options.form),
             name="middle",
         )
-        return self.bottleneck(place, middle, stride_first=options.stride_first)
+        return self.bottleneck(spec, middle, stride_first=options.stride_first)

@@ -1,4 +1,4 @@
-"""Networks of the spatial-attention study (Zhu et al., ICCV 2019): a line each."""
+"""Networks of the spatial-attention study (Zhu et al., ICCV 2019), one line each."""
 
 import functools
 
@@ -11,17 +11,17 @@ from axial.models.resnet.variants import ONE_EACH
 
 
 def _attended(mechanism, spatial="regular", model=Classifier, **arguments):
-    """A model with an attended ResNet, by default a classifier: the pre-training of the study."""
+    """A model on an attended ResNet. The default is a classifier, as in the study's pre-training."""
     return Variant.of(model, AttendedResNet, mechanism=mechanism, spatial=spatial, **arguments)
 
 
-# The study's backbone for segmentation: a deep stem, and dilation down to output stride 8.
+# The study's segmentation backbone, with a deep stem and dilation for output stride 8.
 _dilated = functools.partial(_attended, stem="deeplab", output_stride=8)
-# The study's segmentation network: the mechanism in the last two stages, and once more in the head.
+# The study's segmentation network has the mechanism in the last two stages and in the head.
 _ccnet = functools.partial(_dilated, model=CCNet)
 _nano = functools.partial(_attended, width=0.375, repeats=ONE_EACH, heads=4, stem="deeplab", output_stride=16)
 _ccnet_nano = functools.partial(_nano, model=CCNet, context=96)
-# A small segmentation network with a mechanism of the study in its last two stages.
+# A small panoptic network with a mechanism in its last two stages.
 _attended_nano = functools.partial(_nano, model=PanopticDeepLab, decoder_width=0.5)
 
 VARIANTS = {
@@ -36,7 +36,7 @@ VARIANTS = {
     "dilated_resnet_50": _dilated("none"),
     "dilated_resnet_50_1111": _dilated("1111"),
     "dilated_resnet_50_0010_deformable": _dilated("0010", "deformable"),
-    # The study's segmentation networks (Fig. 3, Tables 2 and 3); other rows by ModelConfig.arguments.
+    # The study's segmentation networks (Fig. 3, Tables 2 and 3). ModelConfig.arguments gives the other rows.
     "ccnet_resnet_50": _ccnet("none"),
     "ccnet_resnet_50_1111": _ccnet("1111"),
     "ccnet_resnet_50_0110": _ccnet("0110"),

@@ -14,22 +14,22 @@ from axial.layers.device import BACKENDS
 from axial.layers.precision import widen
 from axial.models.resnet.network import ResNet, ResNetOptions, base_filters
 
-SIDE = 4  # of the stem's blocks
+SIDE = 4  # pixels, of the stem's blocks
 
 
 class AttentionStem(Layer):
     """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
 
-    Each pixel attends to the 4x4 block that contains it. The projection of the values depends on the place in the
+    Each pixel attends to the 4x4 block that contains it. The value projection depends on the pixel's position in the
     block. It mixes four matrices W^m:
 
         v_ab = sum_m softmax_m((row_a + column_b) . nu^m) W^m x_ab.
 
-    The logits are q . k alone, because the values already depend on the place. A batch norm and a 4x4 max-pool of
-    stride 4 follow. Zeros below and on the right pad an image whose sides are not multiples of 4.
+    The logits are q . k alone, because the values already depend on the position. A batch norm and a 4x4 max-pool
+    with stride 4 follow. Zeros below and on the right pad an image whose sides are not multiples of 4.
 
     Args:
-        filters: channels of queries, keys, values and of the output.
+        filters: channels of queries, keys, values and output.
         norm: `BatchNormConfig`, or None (folded).
         heads: number of heads.
         mixtures: number of matrices W^m.
@@ -47,7 +47,7 @@ class AttentionStem(Layer):
         channels, filters = shape[-1], self.filters
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
-        normal = keras.initializers.TruncatedNormal  # each weight needs its own instance: one repeats its numbers
+        normal = keras.initializers.TruncatedNormal  # one instance would give each weight the same numbers
         depth = filters // self.heads
         self.values = self.add_weight(
             "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
@@ -68,25 +68,25 @@ class AttentionStem(Layer):
         x = tf.reshape(x, [-1, rows, SIDE, columns, SIDE, channels])
         x = tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, SIDE * SIDE, channels])  # [B, P, C]
         q, k = tf.split(tf.einsum("bpc,cf->bpf", x, self.kernel), 2, -1)
-        v = tf.einsum("bpc,pcf->bpf", x, self.place_kernels())
+        v = tf.einsum("bpc,pcf->bpf", x, self.position_kernels())
         depth = self.filters // self.heads
         q, k, v = (tf.reshape(t, [-1, SIDE * SIDE, self.heads, depth]) for t in (q, k, v))
         logits = tf.einsum("bphd,bmhd->bhpm", q, k)
         weights = tf.cast(tf.nn.softmax(widen(logits)), v.dtype)
         y = tf.reshape(tf.einsum("bhpm,bmhd->bphd", weights, v), [-1, SIDE * SIDE, self.filters])
         y = y + self.bias if self.norm is None else self.output_norm(y, training=training and self.trainable)
-        # The window of the pool is the block.
+        # The pool's window is the whole block.
         return tf.nn.relu(tf.reshape(tf.reduce_max(y, 1), [-1, rows, columns, self.filters]))
 
-    def place_kernels(self):
-        """[P, C, filters]: the projection of the values at each place of the block."""
-        place = widen(tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1]))
-        share = tf.nn.softmax(tf.matmul(place, tf.cast(self.mixture, place.dtype)))  # [P, mixtures]
+    def position_kernels(self):
+        """[P, C, filters]: the value projection at each position in the block."""
+        position = widen(tf.reshape(tf.expand_dims(self.row, 1) + self.column, [SIDE * SIDE, -1]))
+        weights = tf.nn.softmax(tf.matmul(position, tf.cast(self.mixture, position.dtype)))  # [P, mixtures]
         values = tf.convert_to_tensor(self.values)
-        return tf.einsum("pm,mcf->pcf", tf.cast(share, values.dtype), values)
+        return tf.einsum("pm,mcf->pcf", tf.cast(weights, values.dtype), values)
 
     def folded_weights(self):
-        """Values for the weights of the folded layer, which has norm None."""
+        """Weights of the folded layer, whose norm is None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.output_norm.folded()
@@ -98,9 +98,9 @@ class AttentionResNetOptions(ResNetOptions):
     """Options of `AttentionResNet`.
 
     Attributes:
-        stem: see `make_stem`, or 'attention' for Full Attention: `AttentionStem`.
+        stem: see `make_stem`; 'attention' is `AttentionStem`, for Full Attention.
         span, heads, position_sensitive, batch_norm: see `LocalAttention`.
-        backend: what computes attention, of `BACKENDS`. The TPU kernels support axial attention only.
+        backend: implementation of attention, one of `BACKENDS`. The TPU kernels support only axial attention.
     """
 
     stem: typing.Literal["imagenet", "deeplab", "attention"] = "imagenet"
@@ -117,7 +117,7 @@ class AttentionResNetOptions(ResNetOptions):
 
 
 class AttentionResNet(ResNet):
-    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions, with as many channels.
+    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions. The channels stay the same.
 
     Args:
         options: `AttentionResNetOptions`.
@@ -138,13 +138,13 @@ class AttentionResNet(ResNet):
             return AttentionStem(64, self.norm, self.options.heads, name="stem")
         return super().make_stem()
 
-    def make_block(self, place):
+    def make_block(self, spec):
         local = StridedLocalAttention(
-            place.filters,
+            spec.filters,
             self.norm,
-            place.strides,
+            spec.strides,
             self.options.attention,
             batch_norm=self.options.batch_norm,
             name="attention",
         )
-        return self.bottleneck(place, local)
+        return self.bottleneck(spec, local)

@@ -1,4 +1,4 @@
-"""ResNets with stand-alone local attention, and Panoptic-DeepLab on them: a line each."""
+"""ResNets with stand-alone local attention, and Panoptic-DeepLab on them, one line each."""
 
 import functools
 
@@ -21,7 +21,7 @@ VARIANTS = {
     "ps_attention_resnet_w100": _ps_attention(width=1.0),
     "ps_attention_resnet_w125": _ps_attention(width=1.25),
     "ps_attention_resnet_w150": _ps_attention(width=1.5),
-    # The other rows of Tables 2, 6 and 9.
+    # Further rows of Tables 2, 6 and 9.
     "panoptic_deeplab_attention": _panoptic(),
     "panoptic_deeplab_attention_aspp": _panoptic(aspp=256),
     "panoptic_deeplab_ps_attention": _panoptic(position_sensitive=True),

@@ -1,4 +1,4 @@
-"""Axial-DeepLab with a single axial-decoder in place of Panoptic-DeepLab's two decoders (appendix B)."""
+"""Axial-DeepLab with one axial-decoder in place of Panoptic-DeepLab's two decoders (appendix B)."""
 
 import dataclasses
 import functools
@@ -18,14 +18,15 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 class AxialDecoderBlock(Layer):
     """An axial-attention block that upsamples and adds encoder features (Fig. 5).
 
-    1. A 1x1 convolution to 2f channels, upsampled to the encoder's map, plus a 1x1 convolution of that map. ReLU.
+    1. A 1x1 convolution to 2f channels, upsampled to the size of the encoder's map, plus a 1x1 convolution of that map.
+       ReLU.
     2. Attention along the height, then along the width.
     3. A 1x1 convolution to 4f channels, plus the upsampled shortcut. ReLU.
 
     Args:
         filters: f.
         norm: `BatchNormConfig`, or None (folded).
-        encoder: whether there is an encoder map. Without one the block does not upsample.
+        encoder: whether the block takes an encoder map. Without one it does not upsample.
         attention: `AttentionOptions`.
 
     Shapes: [N, h, w, C] and the encoder's [N, H, W, E] or None -> [N, H, W, 4f].
@@ -58,7 +59,7 @@ class AxialDecoderOptions(NetworkOptions):
 
     Attributes:
         width: multiplies the channels.
-        attention: `AttentionOptions` of every attention layer.
+        attention: `AttentionOptions` of all attention layers.
         instances: False omits the centre and offset outputs.
     """
 
@@ -70,18 +71,18 @@ class AxialDecoderOptions(NetworkOptions):
 class AxialDecoderDeepLab(Network):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
-    The paper does not print the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
-    stride 4. The last block replaces the heads' 5x5 convolutions (the paper has three blocks for these three
-    convolutions). Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each
-    block, the parameters and multiply-adds match Table 9: `experiments/paper/tables.py` prints both. Blocks without a
-    shortcut would match as well, with f = 128, 96, 48 (with the shortcut these have 1.3 M parameters too many). So
-    Table 9 does not show whether there is a shortcut. The paper calls the block an axial-attention block, and those are
-    residual.
+    The paper does not give the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
+    stride 4. The last block replaces the 5x5 convolutions of the three heads, where the paper has a block for each.
+    Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each block, parameters
+    and multiply-adds match Table 9; `experiments/paper/tables.py` prints both. Blocks without a shortcut would also
+    match, with f = 128, 96, 48; with a shortcut these channels give 1.3 M parameters too many. So Table 9 does not
+    decide whether there is a shortcut. We have one because the paper calls the block an axial-attention block, and
+    axial-attention blocks are residual.
 
     Args:
-        backbone: layer from the image to the dict 'res1' .. 'res5'.
+        backbone: layer that returns the dict of maps 'res1' .. 'res5'.
         num_classes: channels of the semantic output.
-        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
+        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
         options: `AxialDecoderOptions`.
 
     Shapes: see `PanopticDeepLab`.

@@ -8,7 +8,7 @@ from axial.layers.batch_norm import BatchNormConfig
 from axial.layers.blocks import AxialPair, BasicBlock
 from axial.layers.configured import Layer
 from axial.layers.conv import ACTIVATIONS
-from axial.models.resnet.network import PIXELS, Place, ResNet, ResNetOptions, base_filters, in_turn, make_stem
+from axial.models.resnet.network import PIXELS, BlockSpec, ResNet, ResNetOptions, base_filters, in_turn, make_stem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,17 +18,17 @@ class AxialResNetOptions(ResNetOptions):
     Attributes:
         stem: 'deeplab' for segmentation, 'imagenet' for classification with a conv stem, 'wide' for SWideRNet, 'axial'
             for Full Axial-ResNet. With 'axial' the first stage has a stride in place of the max-pool.
-        attention: `AttentionOptions` of every attention layer.
+        attention: `AttentionOptions` of all attention layers.
         pool: whether a max-pool follows the stem.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
-        table_photo: side of the largest photo whose offsets the position tables hold; None for 255 distances at every
-            stride. A larger photo is warned of.
-        attention_stride: blocks whose input has a smaller stride convolve in place of attending. DeepLab2 has 16.
-        conv_block: what those are: 'bottleneck' as in ResNet, 'basic' as in SWideRNet (Chen et al., 2020).
-        attention_width: multiplies the channels of the attention inside each block. DeepLab2's SWideRNets have 2.
+        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for 255 distances
+            at every stride. A larger photo causes a warning.
+        attention_stride: blocks whose input has a smaller stride have convolutions, not attention. DeepLab2 has 16.
+        conv_block: kind of these blocks: 'bottleneck' as in ResNet, or 'basic' as in SWideRNet (Chen et al., 2020).
+        attention_width: multiplies the attention's channels inside each block. DeepLab2's SWideRNets have 2.
         activation: see `Conv`.
-        pixels: of `PIXELS`.
+        pixels: normalisation of the photo, one of `PIXELS`.
     """
 
     output_stride: int = 16
@@ -46,19 +46,19 @@ class AxialResNetOptions(ResNetOptions):
 
 
 class AxialStem(Layer):
-    """The stem of Full Axial-ResNet: three axial blocks of 128 x width channels, the first with stride 2.
+    """The stem of Full Axial-ResNet: three axial blocks with 128 x width channels, the first with stride 2.
 
     Args:
-        make_block: function that makes the block at a `Place`.
-        filters: of the blocks.
+        make_block: function that makes a block from its `BlockSpec`.
+        filters: base channels of the blocks.
     """
 
     def __init__(self, make_block, filters, name=None):
         super().__init__(name=name)
-        places = [
-            Place(filters, 1 if i else 2, 1, 2 if i else 1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
+        specs = [
+            BlockSpec(filters, 1 if i else 2, 1, 2 if i else 1, drop_path=0.0, name=f"block{i + 1}") for i in range(3)
         ]
-        self.blocks = [make_block(place) for place in places]
+        self.blocks = [make_block(spec) for spec in specs]
 
     def call(self, x, training=False):
         return in_turn(self.blocks, x, training and self.trainable)
@@ -102,35 +102,35 @@ class AxialResNet(ResNet):
             recompute=options.recompute,
         )
 
-    def make_block(self, place):
+    def make_block(self, spec):
         options = self.options
-        if place.input_stride >= options.attention_stride:
-            pair = self.make_pair(options.attention_width * place.filters, place)
-            return self.bottleneck(place, pair, 2 * options.attention_width, activation=options.activation)
+        if spec.input_stride >= options.attention_stride:
+            pair = self.make_pair(options.attention_width * spec.filters, spec)
+            return self.bottleneck(spec, pair, 2 * options.attention_width, activation=options.activation)
         if options.conv_block == "bottleneck":
-            return self.conv_bottleneck(place, activation=options.activation)
+            return self.conv_bottleneck(spec, activation=options.activation)
         return BasicBlock(
-            4 * place.filters,
+            4 * spec.filters,
             self.norm,
-            place.strides,
-            place.dilation,
-            drop_path=place.drop_path,
+            spec.strides,
+            spec.dilation,
+            drop_path=spec.drop_path,
             recompute=options.recompute,
             activation=options.activation,
-            name=place.name,
+            name=spec.name,
         )
 
-    def make_pair(self, channels, place):
-        """The `AxialPair` of a block: attention along the height, then along the width."""
+    def make_pair(self, channels, spec):
+        """A block's `AxialPair`: attention along the height, then along the width."""
         side = self.options.table_photo
         return AxialPair(
             channels,
             2 * channels,
             self.norm,
-            place.strides,
+            spec.strides,
             average_pool=self.options.average_pool,
             attention=self.options.attention,
             activation=self.options.activation,
-            max_distance=255 if side is None else max(-(-side // place.input_stride), 1),
+            max_distance=255 if side is None else max(-(-side // spec.input_stride), 1),
             name="attention",
         )

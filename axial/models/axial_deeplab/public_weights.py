@@ -1,11 +1,11 @@
-"""Names of the public weights of Axial-ResNets and Axial-DeepLab."""
+"""Weight names of the public Axial-ResNets and Axial-DeepLabs."""
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import PublicWeights
 
 SOFTMAX = "softmax ignores the offset of a logit"
 
-# A classifier, from our names to those of its state dict.
+# Classifiers. The patterns turn our names into names of the state dict.
 CSRHDDLAM = PublicWeights(
     source="csrhddlam",
     names=[
@@ -47,7 +47,7 @@ CSRHDDLAM = PublicWeights(
     norm=BatchNormConfig(momentum=0.9, epsilon=1e-5, unbiased=True),
 )
 
-# From its object paths, without underscores at the start of their parts, and its names of variables.
+# The patterns turn object paths, without the underscores that start their components, and variable names into ours.
 DEEPLAB2 = PublicWeights(
     source="deeplab2",
     names=[
@@ -83,9 +83,9 @@ DEEPLAB2 = PublicWeights(
         r"batch_norm_similarity/beta$": SOFTMAX,
     },
     models={(3, 6, 3, 3): "axial_swidernet_1_1_1", (9, 18, 9, 9): "axial_swidernet_1_1_3"},
-    norm=BatchNormConfig(momentum=0.99, epsilon=1e-3),  # Keras' own
+    norm=BatchNormConfig(momentum=0.99, epsilon=1e-3),  # Keras' defaults
 )
-# Convolutions that have `PanopticDeepLab`'s channels.
+# From the keys of `PanopticDeepLab`'s `channels` to the convolutions that have these channels.
 DECODERS = {
     "semantic": ["semantic_decoder/fuse_res3/pointwise"],
     "semantic_low": ["semantic_decoder/project_res3", "semantic_decoder/project_res2"],

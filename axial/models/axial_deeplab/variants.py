@@ -1,4 +1,4 @@
-"""Axial-ResNet and Axial-DeepLab (Wang et al., ECCV 2020): a line each."""
+"""Axial-ResNet and Axial-DeepLab (Wang et al., ECCV 2020), one line each."""
 
 import functools
 
@@ -10,12 +10,12 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 from axial.models.resnet.variants import ONE_EACH
 
 _classifier = functools.partial(Variant.of, Classifier, AxialResNet)
-# Axial-ResNet with a conv stem. It attends to the whole axis.
+# Axial-ResNet with a conv stem. A query sees the whole axis.
 _conv_stem = functools.partial(_classifier, stem="imagenet", output_stride=32, span=None)
 _full_axial = functools.partial(_classifier, stem="axial", output_stride=32, span=15)
 _axial_deeplab = functools.partial(Variant.of, PanopticDeepLab, AxialResNet, output_stride=16, span=65)
 _axial_decoder = functools.partial(Variant.of, AxialDecoderDeepLab, AxialResNet, output_stride=16, span=65)
-# A model of google-research/deeplab2's zoo: it attends from stride 16 on and has no max-pool and no ASPP.
+# A model of google-research/deeplab2's zoo. It attends from stride 16 on, and has neither max-pool nor ASPP.
 _deeplab2 = functools.partial(
     _axial_deeplab, projection=256, inner_norm=True, pool=False, span=None, attention_stride=16
 )
@@ -23,7 +23,7 @@ _csrhddlam = functools.partial(_conv_stem, average_pool=True, table_photo=224)
 
 
 def _axial_swidernet(layers):
-    """Axial-SWideRNet-(1, 1, layers): Wide-ResNet-41 with so many times its blocks."""
+    """Axial-SWideRNet-(1, 1, layers): Wide-ResNet-41 with `layers` times as many blocks."""
     repeats = tuple(int(count * layers) for count in (3, 6, 3, 3))
     return _deeplab2(stem="wide", repeats=repeats, conv_block="basic", attention_width=2)
 
@@ -37,7 +37,7 @@ VARIANTS = {
     "axial_resnet_xl": _conv_stem(width=2.0),
     # csrhddlam/axial-deeplab's published network: ResNet-26 with axial attention.
     "axial_resnet_26_s": _csrhddlam(width=0.5, repeats=(1, 2, 4, 1), stem_width=0.5),
-    # With the stem of the segmentation models, which start from their weights. Xception-71 has one stem only.
+    # The segmentation models start from these, which have their stem. Xception-71 has only one stem.
     "axial_resnet_s_deeplab_stem": _conv_stem(width=0.5, stem="deeplab"),
     "axial_resnet_m_deeplab_stem": _conv_stem(width=0.75, stem="deeplab"),
     "axial_resnet_l_deeplab_stem": _conv_stem(width=1.0, stem="deeplab"),
@@ -67,7 +67,7 @@ VARIANTS = {
     "axial_swidernet_1_1_1": _axial_swidernet(1),
     "axial_swidernet_1_1_3": _axial_swidernet(3),
     "axial_swidernet_1_1_4_5": _axial_swidernet(4.5),
-    # Axial-DeepLab-S with each part of position-sensitivity left out.
+    # Axial-DeepLab-S without parts of position-sensitivity; the letters name what is left.
     "axial_deeplab_s_no_position": _axial_deeplab(width=0.5, terms=("content",), value_position=False),
     "axial_deeplab_s_q": _axial_deeplab(width=0.5, terms=("content", "query"), value_position=False),
     "axial_deeplab_s_k": _axial_deeplab(width=0.5, terms=("content", "key"), value_position=False),

@@ -1,28 +1,29 @@
-"""Anchors of detectors: where they lie, which boxes are an object's, and which examples a step draws."""
+"""Anchors of detectors, the assignment of boxes to objects, and the sampling of positives and negatives."""
 
 import tensorflow as tf
 
-LEVELS = range(2, 7)  # of the pyramid: strides 4 to 64 (Lin et al., CVPR 2017)
-ANCHOR_SIZE = 8.0  # strides; with the ratios those of mmdetection's Faster R-CNN, the study's code
+LEVELS = range(2, 7)  # pyramid levels, strides 4 to 64 (Lin et al., CVPR 2017)
+ANCHOR_SIZE = 8.0  # in strides; size and ratios are mmdetection's, the study's code
 RATIOS = (0.5, 1.0, 2.0)  # width by height
-SAME = 1e-4  # overlaps that differ by no more are equal but for rounding
+SAME = 1e-4  # overlaps that differ by less are equal up to rounding
 
 
 def match(overlaps, least, background):
-    """Which boxes are an object's, by the rule of mmdetection's MaxIoUAssigner.
+    """Assigns boxes to objects by the rule of mmdetection's MaxIoUAssigner.
 
-    A box belongs to the object that it overlaps most if their overlap is at least `least`. The boxes that overlap an
-    object most, by `background` or more, belong to it too, whatever else they overlap; of several such objects it is
-    the last one. A box that is no object's is background if all its overlaps are below `background`.
+    A box is assigned to the object that it overlaps most if their overlap is at least `least`. An object also gets the
+    boxes that overlap it most, if this overlap is at least `background`. This rule comes first; if it gives a box to
+    several objects, the last one gets it. An unassigned box is background if all of its overlaps are below
+    `background`.
 
     Args:
-        overlaps: float32 [..., boxes, objects] of intersection over union, at least one object; -1 for boxes that are
-            neither.
-        least, background: from 0 to 1.
+        overlaps: float32 [..., boxes, objects], intersections over union, with at least one object. Boxes with
+            overlaps of -1 are ignored.
+        least, background: thresholds from 0 to 1.
 
     Returns:
-        int32 [..., boxes], the index of an object; bool [..., boxes], whether a box is that object's; and bool
-        [..., boxes], whether it is background.
+        int32 [..., boxes], the index of an object; bool [..., boxes], whether the box is assigned to this object; and
+        bool [..., boxes], whether the box is background.
     """
     best, most = tf.reduce_max(overlaps, -1), tf.reduce_max(overlaps, -2, keepdims=True)
     nearest = (overlaps >= most - SAME) & (most >= background)
@@ -32,28 +33,28 @@ def match(overlaps, least, background):
     return matched, positive, (best >= 0) & (best < background) & ~positive
 
 
-def choose(positive, negative, count, draw, *, share):
-    """Marks `count` examples at random, positive ones up to a share of them, the rest negative ones.
+def choose(positive, negative, count, draw, *, positive_fraction):
+    """Marks `count` random examples: positives up to a fraction of them, and negatives for the rest.
 
-    Every tensor has a static shape. If too few are positive or negative, fewer are marked.
+    All shapes are static. Where positives or negatives are too few, fewer examples are marked.
 
     Args:
         positive, negative: bool [..., n].
-        count: how many are wanted.
+        count: number of examples to mark.
         draw: float32 [..., n], random numbers from 0 to 1.
-        share: largest share of positive ones.
+        positive_fraction: largest fraction of `count` that is positive.
 
     Returns:
         bool [..., n].
     """
     n = positive.shape[-1]
-    limit = min(int(count * share), n)
+    limit = min(int(count * positive_fraction), n)
 
     def ranked(mask):
-        """Places [..., n] in a random order of the examples that are masked; n for the others."""
+        """Ranks [..., n] of the examples in `mask`, in a random order; n for the other examples."""
         order = tf.argsort(tf.where(mask, draw, 2.0), axis=-1)
-        place = tf.argsort(order, axis=-1)
-        return tf.where(mask, place, n)
+        rank = tf.argsort(order, axis=-1)
+        return tf.where(mask, rank, n)
 
     chosen = ranked(positive) < limit
     room = count - tf.reduce_sum(tf.cast(chosen, tf.int32), -1, keepdims=True)
@@ -61,7 +62,7 @@ def choose(positive, negative, count, draw, *, share):
 
 
 def anchors(canvas):
-    """dict from a level's name to the corners of its anchors, float32 [rows, columns, 4 x anchors of a place]."""
+    """dict from a level's name to its anchors' corners, float32 [rows, columns, 4 x anchors of a position]."""
     from official.vision.ops import anchor
 
     made = anchor.build_anchor_generator(

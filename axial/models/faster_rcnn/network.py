@@ -1,8 +1,8 @@
 """Faster R-CNN with a feature pyramid, and Mask R-CNN, on any backbone.
 
-The adapter to tf-models-official: proposals, the crops of their features and the suppression of overlaps are its
-layers. The sampling, the pyramid and the heads are ours. They are those of mmdetection, the study's code (Zhu et al.,
-ICCV 2019); tf-models-official's heads have batch norms.
+Proposals, feature crops (RoIAlign) and non-maximum suppression are layers of tf-models-official. The pyramid, the heads
+and the sampling are ours and follow mmdetection, the code of the study (Zhu et al., ICCV 2019). The heads of
+tf-models-official would have batch norms, and the study's have none.
 """
 
 import dataclasses
@@ -18,18 +18,18 @@ from axial.layers.conv import Conv, make_logits, subsample
 from axial.models.base import Network, NetworkOptions
 from axial.models.faster_rcnn.anchors import LEVELS, RATIOS, anchors, choose, match
 
-CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box's code (y, x, height, width), as in both codes
-OVERLAP = {"proposals": 0.7, "detections": 0.5}  # beyond which the box of the lower score goes
-LEAST_SCORE = 0.05  # of a detection
-OBJECT = 0.5  # overlap from which a proposal is an object's; below it is background
-SAMPLED_OBJECTS = 0.25  # share of the sampled boxes
-MASK_CROP, BOX_CROP = 14, 7
+CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box code (y, x, height, width), as in mmdetection and tf-models-official
+OVERLAP = {"proposals": 0.7, "detections": 0.5}  # IoU above which suppression removes the lower-scored box
+LEAST_SCORE = 0.05  # of detections
+OBJECT = 0.5  # IoU; at or above it a proposal belongs to an object, below it is background
+SAMPLED_OBJECTS = 0.25  # largest fraction of the sampled boxes
+MASK_CROP, BOX_CROP = 14, 7  # sides of the crops
 
 
 class Pyramid(Layer):
-    """Feature pyramid (Lin et al., CVPR 2017): dict 'res2' .. 'res5' -> dict '2' .. '6' of maps of `filters` channels.
+    """Feature pyramid (Lin et al., CVPR 2017): dict 'res2' .. 'res5' -> dict '2' .. '6' of maps, `filters` channels.
 
-    Level 6 is every second pixel of level 5.
+    Level 6 has every second pixel of level 5.
     """
 
     def __init__(self, filters, name=None):
@@ -45,12 +45,12 @@ class Pyramid(Layer):
             above = maps[i + 1]
             above = tf.repeat(tf.repeat(above, 2, 1), 2, 2)[:, : maps[i].shape[1], : maps[i].shape[2]]
             maps[i] += above
-        found = {str(level): conv(x) for level, conv, x in zip(self.levels, self.output_convs, maps)}
-        return found | {str(LEVELS[-1]): subsample(found[str(self.levels[-1])], 2, 2)}
+        outputs = {str(level): conv(x) for level, conv, x in zip(self.levels, self.output_convs, maps)}
+        return outputs | {str(LEVELS[-1]): subsample(outputs[str(self.levels[-1])], 2, 2)}
 
 
 class ProposalHead(Layer):
-    """Scores and box codes of the anchors of each level: two dicts of float32 maps with A and 4 A channels."""
+    """Scores and box codes of each level's A anchors: two dicts of float32 maps, with A and 4 A channels."""
 
     def __init__(self, filters, name=None):
         super().__init__(name=name)
@@ -65,7 +65,7 @@ class ProposalHead(Layer):
 
 
 class BoxHead(Layer):
-    """Two layers of `width` over the crop of a box, then logits of the classes and a box code for each class.
+    """Two dense layers of `width` on a box's crop, then class logits and a box code for each class.
 
     Shapes: [N, boxes, side, side, C] -> float32 [N, boxes, 1 + classes], float32 [N, boxes, 4 (1 + classes)].
     """
@@ -86,7 +86,7 @@ class BoxHead(Layer):
 
 
 class MaskHead(Layer):
-    """Four 3x3 convolutions, twice the side, then a mask for each class (He et al., ICCV 2017, Fig. 4).
+    """Four 3x3 convolutions, upsampling by 2, then a mask for each class (He et al., ICCV 2017, Fig. 4).
 
     Shapes: [N, boxes, side, side, C] and classes int [N, boxes] -> float32 logits [N, boxes, 2 side, 2 side].
     """
@@ -94,7 +94,7 @@ class MaskHead(Layer):
     def __init__(self, filters, num_classes, name=None):
         super().__init__(name=name)
         self.hidden = [Conv(filters, 3, None, name=f"hidden{i}") for i in range(1, 5)]
-        self.double = Conv(4 * filters, 1, None, name="double")  # a transposed convolution: stride and side 2
+        self.double = Conv(4 * filters, 1, None, name="double")  # equals a transposed 2x2 convolution, stride 2
         self.masks = _make_logits(self, 1 + num_classes, "masks")
 
     def call(self, x, classes):
@@ -118,12 +118,12 @@ class FasterRCNNOptions(NetworkOptions):
     Attributes:
         pyramid_width: channels of the pyramid and of the proposal and mask heads.
         head_width: channels of the box head's two layers.
-        pre_nms, proposals: boxes of each level before the suppression of overlaps, and boxes of a photo after it, in
-            training and in evaluation.
-        sampled: boxes of a photo that the box head learns from.
-        detections: most objects that are found in a photo.
-        masks: whether objects get masks.
-        frozen_stages: the stem and so many of the stages keep their weights, if at least 0; -1 for none.
+        pre_nms, proposals: number of boxes of each level before non-maximum suppression, and of each photo after it;
+            both as (training, evaluation).
+        sampled: number of boxes of a photo that train the box head.
+        detections: largest number of objects that are detected in a photo.
+        masks: whether to predict masks.
+        frozen_stages: number of stages whose weights are frozen with the stem's; -1 freezes nothing.
     """
 
     pyramid_width: int = 256
@@ -137,20 +137,20 @@ class FasterRCNNOptions(NetworkOptions):
 
 
 class FasterRCNN(Network):
-    """Backbone, pyramid, proposals, and a head that classifies and moves each proposal; with `masks`, a head of masks.
+    """Backbone, pyramid, proposals, and a head that classifies and refines each proposal; with `masks`, a mask head.
 
     Args:
-        backbone: layer from the image to the dict 'res1' .. 'res5', of output stride 32.
-        num_classes: classes of things.
+        backbone: layer that returns the dict of maps 'res1' .. 'res5', with output stride 32.
+        num_classes: number of thing classes.
         norm: `BatchNormConfig` of the backbone, or None (folded).
         options: `FasterRCNNOptions`.
 
-    Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4]
-        of corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
+    Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4],
+        corners (y, x, y, x) in pixels, 'score' float32 [N, detections], 'class' int32 [N, detections] from 1 to
         num_classes, 'count' int32 [N], and with masks 'mask' float32 [N, detections, 28, 28] of probabilities.
 
     Raises:
-        InputError: another output stride; stages that the backbone does not have.
+        InputError: the output stride is not 32, or the backbone has fewer stages than are frozen.
     """
 
     task, title, hub = "detection", "detection", "object-detection"
@@ -181,22 +181,23 @@ class FasterRCNN(Network):
             test_pre_nms_top_k=options.pre_nms[1],
             test_num_proposals=options.proposals[1],
             test_nms_iou_threshold=OVERLAP["proposals"],
-            dtype="float32",  # as all layers that compute with pixels
+            dtype="float32",  # like all layers that compute with pixel coordinates
         )
 
     def call(self, images, valid_size=None, truth=None, training=False):
-        """Detections, or with `truth` what the losses need.
+        """Detections; with `truth`, the outputs and targets of the losses.
 
         Args:
             images: float32 [N, h, w, 3].
-            valid_size: int32 [N, 2], the sizes of the photos on them; by default those of the images.
-            truth: dict of a batch's 'boxes' and 'classes', and 'masks' if the model has masks. Boxes on an object whose
-                mask is -1 are not sampled for masks.
-            training: whether the batch norms are in training.
+            valid_size: int32 [N, 2], (height, width) of each photo on its canvas; by default the size of the canvas.
+            truth: ground truth, a dict of 'boxes' and 'classes', and of 'masks' if the model has masks. Boxes of an
+                object whose mask is -1 are not sampled for masks.
+            training: whether the batch norms are in training mode.
 
         Returns:
-            dict. With `truth`: 'anchor_scores', 'anchor_codes' (dicts of the levels' maps), 'logits', 'codes' and their
-            targets 'classes' (of `_sample`), 'code_targets'; with masks 'mask_logits', 'mask_classes', 'mask_targets'.
+            dict. With `truth` it has 'anchor_scores' and 'anchor_codes' (dicts of each level's map), 'logits' and
+            'codes', and their targets 'classes' (see `_sample`) and 'code_targets'. With masks it also has
+            'mask_logits', 'mask_classes' and 'mask_targets'.
 
         Raises:
             InputError: the size of the images is not static.
@@ -211,25 +212,25 @@ class FasterRCNN(Network):
         pyramid = self.pyramid(features)
         scores, codes = self.proposal_head(pyramid)
         copies = [tf.shape(images)[0], 1, 1, 1]
-        of_each = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
+        anchor_boxes = {level: tf.tile(x[None], copies) for level, x in anchors(images.shape[1:3]).items()}
         visible = {level: _on_photo(x, 2 ** int(level), valid_size) for level, x in _float32(scores).items()}
-        proposals, _ = self._propose(_float32(codes), visible, of_each, valid_size, training=truth is not None)
+        proposals, _ = self._propose(_float32(codes), visible, anchor_boxes, valid_size, training=truth is not None)
         proposals = tf.stop_gradient(proposals)
         crops = {level: tf.cast(pyramid[level], tf.float32) for level in sorted(pyramid)[:-1]}
         if truth is None:
-            return self._found(crops, proposals, valid_size)
-        return {"anchor_scores": scores, "anchor_codes": codes, **self._learned(crops, proposals, truth)}
+            return self._detect(crops, proposals, valid_size)
+        return {"anchor_scores": scores, "anchor_codes": codes, **self._training_outputs(crops, proposals, truth)}
 
     def _crops(self, maps, boxes, side):
-        """The maps' crops on boxes, [N, boxes, side, side, C]."""
+        """Crops of the maps at the boxes, [N, boxes, side, side, C]."""
         from official.vision.modeling.layers import roi_aligner
 
         crops = roi_aligner.MultilevelROIAligner(side, dtype="float32")(maps, boxes)
         shape = [boxes.shape[1], side, side, maps["2"].shape[-1]]
         return tf.cast(tf.reshape(crops, [-1, *shape]), self.compute_dtype)
 
-    def _found(self, maps, proposals, valid_size):
-        """The detections of each image."""
+    def _detect(self, maps, proposals, valid_size):
+        """Detections of each image."""
         from official.vision.modeling.layers import detection_generator
 
         logits, codes = self.box_head(self._crops(maps, proposals, BOX_CROP))
@@ -237,29 +238,30 @@ class FasterRCNN(Network):
             pre_nms_score_threshold=LEAST_SCORE,
             nms_iou_threshold=OVERLAP["detections"],
             max_num_detections=self.options.detections,
-            nms_version="batched" if device.on_cpu() else "v2",  # one operation of CPUs, or a loop of plain ones
+            nms_version="batched" if device.on_cpu() else "v2",  # one op on a CPU, or a loop of ops that any device has
             dtype="float32",
         )
-        found = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
-        classes = tf.cast(found["detection_classes"], tf.int32)
-        result = {"box": found["detection_boxes"], "score": found["detection_scores"], "class": classes}
-        result["count"] = tf.cast(found["num_detections"], tf.int32)
+        detections = detect(_float32(codes), _float32(logits), proposals, valid_size, regression_weights=CODE_WEIGHTS)
+        classes = tf.cast(detections["detection_classes"], tf.int32)
+        result = {"box": detections["detection_boxes"], "score": detections["detection_scores"], "class": classes}
+        result["count"] = tf.cast(detections["num_detections"], tf.int32)
         if self.options.masks:
             result["mask"] = tf.sigmoid(self.mask_head(self._crops(maps, result["box"], MASK_CROP), classes))
         return result
 
     def _sample(self, proposals, truth):
-        """Boxes that the box head learns from. A resumed run draws the same; see `axial.layers.random`.
+        """Samples the boxes that train the box head. A resumed run samples the same; see `axial.layers.random`.
 
-        True boxes are drawn too, proposals without an area are not (mmdetection's RandomSampler, add_gt_as_proposals).
+        The candidates are the proposals with an area and the ground truth's boxes (mmdetection's RandomSampler with
+        add_gt_as_proposals).
 
         Returns:
             float32 [N, sampled, 4], the boxes; int32 [N, sampled], the indices of their objects; and int32
-            [N, sampled], their classes: 0 for background, -1 for rows that are not drawn, if too few boxes are there.
+            [N, sampled], their classes: 0 is background, and -1 marks unused rows where candidates are too few.
         """
         from official.vision.ops import iou_similarity
 
-        true, classes = truth["boxes"], truth["classes"]  # rows without an object overlap nothing
+        true, classes = truth["boxes"], truth["classes"]  # padding rows overlap nothing
         empty = tf.reduce_any(proposals[..., 2:] <= proposals[..., :2], -1, keepdims=True)
         matched, positive, negative = match(iou_similarity.IouSimilarity()(proposals, true, empty), OBJECT, OBJECT)
         boxes = tf.concat([proposals, true], 1)
@@ -267,14 +269,14 @@ class FasterRCNN(Network):
         positive = tf.concat([positive, classes > 0], 1)
         negative = tf.concat([negative, tf.zeros_like(classes, tf.bool)], 1)
         draw = random.uniform(tf.shape(positive))
-        chosen = choose(positive, negative, self.options.sampled, draw, share=SAMPLED_OBJECTS)
+        chosen = choose(positive, negative, self.options.sampled, draw, positive_fraction=SAMPLED_OBJECTS)
         kinds = tf.where(positive, tf.gather(classes, matched, batch_dims=1), 0)
         kinds = tf.where(chosen, kinds, -1)
         order = tf.math.top_k(tf.cast(chosen, tf.int32), self.options.sampled)[1]
         return tuple(tf.gather(x, order, batch_dims=1) for x in (boxes, matched, kinds))
 
-    def _learned(self, maps, proposals, truth):
-        """Outputs of the heads for sampled boxes, with their targets."""
+    def _training_outputs(self, maps, proposals, truth):
+        """Outputs of the heads for sampled boxes, and their targets."""
         from official.vision.modeling.layers import mask_sampler
         from official.vision.ops import box_ops
 
@@ -286,8 +288,8 @@ class FasterRCNN(Network):
         result = {"logits": logits, "codes": codes, "classes": classes}
         result["code_targets"] = tf.stop_gradient(targets)
         if self.options.masks:
-            known = truth["masks"][..., 0, 0] >= 0  # [N, boxes]: an object's mask is -1 if it has none
-            masked = tf.where(tf.gather(known, indices, batch_dims=1), classes, 0)
+            has_mask = truth["masks"][..., 0, 0] >= 0  # [N, boxes]; an object without a mask has -1
+            masked = tf.where(tf.gather(has_mask, indices, batch_dims=1), classes, 0)
             count = int(self.options.sampled * SAMPLED_OBJECTS)
             sampler = mask_sampler.MaskSampler(2 * MASK_CROP, count, dtype="float32")
             boxes, classes, masks = sampler(boxes, matched, masked, indices, gt_masks=truth["masks"])
@@ -297,14 +299,14 @@ class FasterRCNN(Network):
 
 
 def _float32(maps):
-    """What a head returns, as tf-models-official's layers take it."""
+    """A head's outputs as float32, which tf-models-official's layers take."""
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), maps)
 
 
 def _on_photo(scores, stride, valid_size):
-    """Scores [N, h, w, A], the least where a pixel of the map begins beyond the photo of the size float [N, 2].
+    """Sets scores [N, h, w, A] outside of the valid region, `valid_size` float [N, 2], to the lowest number.
 
-    Nobody learns what scores are there, and mmdetection's maps end with the photo.
+    Scores there are not trained, and mmdetection's maps end with the photo.
     """
     rows, columns = (
         stride * tf.range(float(side)) < valid_size[:, i, None] for i, side in enumerate(scores.shape[1:3])
@@ -313,7 +315,7 @@ def _on_photo(scores, stride, valid_size):
 
 
 def _padded(images):
-    """Images with zeros below and on the right, up to multiples of the largest stride."""
+    """Pads images with zeros, below and on the right, to multiples of the largest stride."""
     stride = 2 ** LEVELS[-1]
     below, right = (-side % stride for side in images.shape[1:3])
     return tf.pad(images, [[0, 0], [0, below], [0, right], [0, 0]])

@@ -18,14 +18,14 @@ from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 class ASPP(Layer):
     """Atrous spatial pyramid pooling (Chen et al., 2017), as in Panoptic-DeepLab.
 
-    Five branches in parallel: a 1x1 convolution, a separable 3x3 convolution for each rate, and the mean of the map. A
-    1x1 convolution mixes them, and dropout follows.
+    There are five parallel branches: a 1x1 convolution, a separable 3x3 convolution for each rate, and global average
+    pooling. A 1x1 convolution mixes them, and dropout follows.
 
     Args:
         filters: channels of each branch and of the output.
         norm: `BatchNormConfig`, or None (folded).
         rates: dilations of the 3x3 convolutions at output stride 16.
-        dropout: share of the output that training zeroes.
+        dropout: rate of dropout on the output.
         backend: see `SeparableConv`.
         widen: multiplies the rates.
     """
@@ -54,11 +54,11 @@ class DecoderOptions:
     """Options of both decoders and of the heads.
 
     Attributes:
-        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2. None for no such convolution, as in the
+        projection: channels of a 1x1 convolution on 'res5', as in DeepLab2; None for no convolution, which matches the
             paper's counts.
         inner_norm, backend: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
-        aspp_dropout: of the `ASPP`.
+        aspp_dropout: the dropout of the `ASPP`.
     """
 
     projection: int | None = None
@@ -69,12 +69,12 @@ class DecoderOptions:
 
 
 class Decoder(Layer):
-    """Upsamples 'res5' to stride 4 and adds projected low-level maps on the way.
+    """Upsamples 'res5' to stride 4 and fuses it with projected low-level maps on the way.
 
     Args:
         filters: channels of every 5x5 separable convolution that fuses two maps.
         low: channels of the projected low-level maps, from the smallest map to 'res2'.
-        projection: channels in place of those of the options.
+        projection: see `DecoderOptions`; replaces the option.
         norm: `BatchNormConfig`, or None (folded).
         options: `DecoderOptions`.
         widen: multiplies the rates of the `ASPP`.
@@ -115,8 +115,8 @@ class Decoder(Layer):
 class Head(Layer):
     """5x5 separable convolution, then a 1x1 convolution to `outputs` channels.
 
-    The 1x1 convolution computes in float32 under every policy but float64. In bfloat16 many pixels of a heat map would
-    be equal, and the centre of an instance could not be told from its neighbours.
+    The 1x1 convolution computes in float32, or in float64 under that policy. In bfloat16 many pixels of a heat map
+    would be equal, and an instance's centre could not be told from its neighbours.
 
     Args:
         filters: channels between the two convolutions.
@@ -144,9 +144,9 @@ class PanopticDeepLabOptions(NetworkOptions):
     """Options of `PanopticDeepLab`.
 
     Attributes:
-        decoder_width: multiplies the channels of decoders and heads, `CHANNELS`.
-        channels: dict of channels that replace those of `CHANNELS`, at no width. Those of 'semantic_projection' and
-            'instance_projection' replace `projection`.
+        decoder_width: multiplies `CHANNELS`, the channels of decoders and heads.
+        channels: dict of channels that override `CHANNELS` and are not multiplied. The keys 'semantic_projection' and
+            'instance_projection' override `projection`.
         decoder: `DecoderOptions`.
         instances: False omits the instance decoder and its two heads.
     """
@@ -161,15 +161,15 @@ class PanopticDeepLab(Network):
     """Backbone, a semantic and an instance decoder, and three heads, all at stride 4.
 
     Args:
-        backbone: layer from the image to the dict 'res1' .. 'res5'. With output stride 32 both decoders also project
-            'res4'.
+        backbone: layer that returns the dict of maps 'res1' .. 'res5'. With output stride 32 both decoders also
+            project 'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the same as the backbone's.
+        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
         options: `PanopticDeepLabOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
         'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]. An offset is the vector (y, x) from a
-        pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
+        pixel to the centre of its instance, in pixels of the map. Without instances only 'semantic_logits' is there.
     """
 
     task, title, hub = "panoptic", "panoptic segmentation", "image-segmentation"
@@ -180,8 +180,8 @@ class PanopticDeepLab(Network):
 
     def __init__(self, backbone, num_classes, norm, options=defaults, name="panoptic_deeplab"):
         super().__init__(backbone, num_classes, norm, options, name=name)
-        levels = max(1 + backbone.output_stride // 16, 2)  # low-level maps that the decoders project
-        # At output stride 8 twice the rates see the same part of the photo, as in DeepLabv3 (Chen et al., 2017).
+        levels = max(1 + backbone.output_stride // 16, 2)  # number of low-level maps that the decoders project
+        # At output stride 8, doubled rates keep the receptive field in the photo, as in DeepLabv3 (Chen et al., 2017).
         widen = max(16 // backbone.output_stride, 1)
         sizes = _channels(options)
 
@@ -214,7 +214,7 @@ class PanopticDeepLab(Network):
 
 
 def _channels(options):
-    """`CHANNELS` at a width, with the projections of both decoders, and with the user's changes."""
+    """`CHANNELS` times the width, the projections of both decoders, and the user's changes."""
     width, changes = options.decoder_width, options.channels or {}
 
     def scaled(channels):

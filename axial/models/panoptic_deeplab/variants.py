@@ -1,4 +1,4 @@
-"""Panoptic-DeepLab (Cheng et al., CVPR 2020) on convolutional backbones: a line each."""
+"""Panoptic-DeepLab (Cheng et al., CVPR 2020) on convolutional backbones, one line each."""
 
 import functools
 
@@ -13,7 +13,7 @@ panoptic = functools.partial(Variant.of, PanopticDeepLab, stem="deeplab", output
 _xception = functools.partial(Variant.of, PanopticDeepLab, Xception71, output_stride=16)
 
 VARIANTS = {
-    # Of Tables 2, 4, 6, 7 and 9.
+    # Rows of Tables 2, 4, 6, 7 and 9.
     "xception_71": Variant.of(Classifier, Xception71, output_stride=32),
     "panoptic_deeplab_resnet_50": panoptic(ConvResNet),
     "panoptic_deeplab_resnet_50_aspp": panoptic(ConvResNet, aspp=256),

@@ -19,9 +19,9 @@ class XceptionBlock(Layer):
         filters: channels of the three convolutions.
         norm: `BatchNormConfig`, or None (folded).
         strides: strides of the last convolution and of the shortcut.
-        dilation: dilation of all three.
-        shortcut: 'conv' (1x1 and batch norm), 'identity', or None for the last block. There a ReLU follows each
-            depthwise and each 1x1 convolution; elsewhere a ReLU precedes each separable convolution.
+        dilation: dilation of all three convolutions.
+        shortcut: 'conv' (1x1 and batch norm), 'identity', or None for the last block. Without a shortcut, a ReLU
+            follows each depthwise and each 1x1 convolution; with one, a ReLU precedes each separable convolution.
         drop_path, recompute: see `ResidualBlock`.
 
     Shapes: [N, h, w, C] -> [N, ceil(h / strides), ceil(w / strides), filters[-1]].
@@ -57,29 +57,29 @@ class XceptionBlock(Layer):
     def call(self, x, training=False):
         training = training and self.trainable
 
-        def run(x, *share):
-            return self._run(x, training, *share)
+        def run(x, *keep_mask):
+            return self._run(x, training, *keep_mask)
 
         return run_block(self, run, x, training=training, built=self.convs[-1].built)
 
-    def _run(self, x, training, share=None):
-        """The output. `share` [N, 1, 1, 1] multiplies the branch."""
+    def _run(self, x, training, keep_mask=None):
+        """The block's output. `keep_mask` [N, 1, 1, 1] multiplies the branch."""
         branch = x
         for conv in self.convs:
             branch = conv(branch if self.relu_after else tf.nn.relu(branch), training=training)
         if self.kind is None:
             return branch
-        if share is not None:
-            branch *= tf.cast(share, branch.dtype)
+        if keep_mask is not None:
+            branch *= tf.cast(keep_mask, branch.dtype)
         return branch + (x if self.shortcut is None else self.shortcut(x, training=training))
 
 
 class Xception71(Layer):
-    """Xception-71 with a batch norm after each depthwise convolution, as DeepLab has it.
+    """Xception-71 with a batch norm after each depthwise convolution, as in DeepLab.
 
-    With an output stride of 16 the exit flow has no stride, and its last block has dilation 2. With 8 the last block of
-    the entry flow has no stride either, and all dilations after it are doubled. A network that is trained at 16 can be
-    used at 8.
+    With output stride 16 the exit flow has no stride, and its last block has dilation 2. With output stride 8 the last
+    block of the entry flow has no stride either, and all dilations after it are doubled. A network that was trained at
+    output stride 16 can be used at 8.
 
     Args:
         options: `BackboneOptions`.

@@ -1,4 +1,4 @@
-"""ResNet (He et al., CVPR 2016): the frame of every backbone but Xception, and the convolutional backbone."""
+"""ResNet (He et al., CVPR 2016): the base class of every backbone but Xception, and the convolutional backbone."""
 
 import dataclasses
 import functools
@@ -16,23 +16,23 @@ from axial.layers.configured import Layer
 from axial.layers.conv import Conv, max_pool
 from axial.layers.rematerialisation import RECOMPUTE
 
-# Mean and standard deviation of the pixels, from 0 to 255, that a network takes its photos by.
+# Mean and standard deviation, from 0 to 255, by which a network normalises pixels.
 PIXELS = {
     "symmetric": ((127.5,) * 3, (127.5,) * 3),
     "torchvision": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of ImageNet
-    "caffe": ((123.68, 116.779, 103.939), (1.0,) * 3),  # tf_keras.applications; mean of ImageNet
+    "caffe": ((123.68, 116.779, 103.939), (1.0,) * 3),  # of tf_keras.applications: ImageNet's mean
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class BackboneOptions:
-    """What all backbones for photos take.
+    """Options of all backbones for photos.
 
     Attributes:
-        output_stride: 16 or 32, the stride of the last map. With 16 the last stage has no stride, and its blocks after
-            the first have dilation 2, as in DeepLab. With 8, which not every backbone takes, the last two stages have
-            none, and all their blocks have dilation 2 and 4. Attention is never dilated.
-        drop_path: stochastic depth of the last block. It rises linearly from 0 in the first block.
+        output_stride: stride of the last map, 16 or 32. With 16 the last stage has no stride, and its blocks after the
+            first have dilation 2, as in DeepLab. Some backbones also take 8: the last two stages have no stride, and
+            all of their blocks have dilation 2 and 4. Attention is never dilated.
+        drop_path: stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         recompute: what the backward pass recomputes to save memory: 'none' or 'block'; see `ResidualBlock`.
     """
 
@@ -47,9 +47,9 @@ class ResNetOptions(BackboneOptions):
 
     Attributes:
         width: multiplies the channels.
-        repeats: number of blocks in each stage; (3, 4, 6, 3) are those of ResNet-50.
+        repeats: number of blocks in each stage; ResNet-50 has (3, 4, 6, 3).
         stem: see `make_stem`.
-        recompute: of `RECOMPUTE`. 'softmax' is that of attention.
+        recompute: one of `RECOMPUTE`. 'softmax' recomputes the softmax of attention.
     """
 
     width: float = 1.0
@@ -64,8 +64,8 @@ class ConvResNetOptions(ResNetOptions):
 
     Attributes:
         recompute: 'none' or 'block'; see `ResidualBlock`.
-        stride_first: see `Bottleneck`; for weights of tf_keras.applications.
-        pixels: of `PIXELS`. The photo comes with values from -1 to 1 and is brought to this mean and deviation.
+        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        pixels: one of `PIXELS`. The network takes values from -1 to 1 and normalises them by this mean and deviation.
     """
 
     recompute: typing.Literal["none", "block"] = "none"
@@ -74,14 +74,14 @@ class ConvResNetOptions(ResNetOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a residual block stands.
+class BlockSpec:
+    """The arguments of a residual block that depend on its position in the network.
 
     Attributes:
-        filters: base channels of its stage; the block has 4 times as many.
-        strides, dilation: of the block.
-        input_stride: stride of its input, from the photo.
-        drop_path: its stochastic depth.
+        filters: base channels of the stage; the block returns 4 times as many.
+        strides, dilation: of the block's spatial layer.
+        input_stride: stride of the block's input relative to the photo.
+        drop_path: stochastic depth of the block.
         name: of the layer.
     """
 
@@ -94,7 +94,7 @@ class Place:
 
 
 class ResNet(Layer):
-    """A stem and four stages of blocks. Subclasses say which, by `make_stem` and `make_block`.
+    """A stem and four stages of residual blocks, which subclasses define by `make_stem` and `make_block`.
 
     Args:
         options: `ResNetOptions`.
@@ -102,18 +102,18 @@ class ResNet(Layer):
         filters: base channels of the first stage; they double from stage to stage.
         pool: whether a max-pool follows the stem. Without it the first stage has stride 2.
         stem_stride: stride of the stem. With 4 there is neither a max-pool nor a stride in the first stage.
-        pixels: of `PIXELS`, for its photo.
-        table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo is
-            warned of, once for each size.
+        pixels: normalisation of the photo, one of `PIXELS`.
+        table_photo: side of the largest photo that the blocks' position tables cover, or None. A larger photo causes a
+            warning, once for each size.
 
-    Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 (8 if output_stride is) and
+    Shapes: [N, h, w, 3] -> dict 'res1' .. 'res5' of maps at strides 2, 4, 8, 16 (8 with output stride 8) and
         output_stride.
 
     Attributes:
-        least_stride: the least output stride.
+        least_stride: smallest output stride that the class supports.
 
     Raises:
-        InputError: output_stride is not among those of `check_backbone`, or drop_path is outside [0, 1).
+        InputError: the network does not support output_stride, or drop_path is outside [0, 1).
     """
 
     least_stride = 16
@@ -142,7 +142,7 @@ class ResNet(Layer):
         input_stride = 4 // first
         self.stages = [[] for _ in options.repeats]
         for index, (i, j) in enumerate(blocks):
-            place = Place(
+            spec = BlockSpec(
                 filters * 2**i,
                 strides=1 if j else strides[i],
                 dilation=1 if j == 0 and options.output_stride > 8 else dilations[i],
@@ -150,37 +150,37 @@ class ResNet(Layer):
                 drop_path=options.drop_path * index / max(len(blocks) - 1, 1),
                 name=f"stage{i + 2}_block{j + 1}",
             )
-            self.stages[i].append(self.make_block(place))
-            input_stride *= place.strides
+            self.stages[i].append(self.make_block(spec))
+            input_stride *= spec.strides
 
     def make_stem(self):
         """The layer from the image to 'res1'."""
         return make_stem(self.options.stem, self.options.width, self.norm)
 
-    def make_block(self, place):
-        """The block at a `Place`."""
-        raise InputError(f"{type(self).__name__} does not say which blocks it has")
+    def make_block(self, spec):
+        """The block of a `BlockSpec`."""
+        raise InputError(f"{type(self).__name__} does not define make_block")
 
-    def bottleneck(self, place, middle, inner=1, stride_first=False, activation="relu"):
-        """A `Bottleneck` at a `Place`, with `inner` times its filters around the middle layer."""
+    def bottleneck(self, spec, middle, inner=1, stride_first=False, activation="relu"):
+        """The `Bottleneck` of a `BlockSpec`, whose spatial layer `middle` gets `inner` times the base channels."""
         return Bottleneck(
-            inner * place.filters,
-            4 * place.filters,
+            inner * spec.filters,
+            4 * spec.filters,
             middle,
             self.norm,
-            strides=place.strides,
+            strides=spec.strides,
             stride_first=stride_first,
-            drop_path=place.drop_path,
+            drop_path=spec.drop_path,
             recompute=self.options.recompute,
             activation=activation,
-            name=place.name,
+            name=spec.name,
         )
 
-    def conv_bottleneck(self, place, stride_first=False, activation="relu"):
-        """The `bottleneck` around a 3x3 convolution."""
-        strides = 1 if stride_first else place.strides
-        conv = Conv(place.filters, 3, self.norm, strides, dilation=place.dilation, activation=activation, name="middle")
-        return self.bottleneck(place, conv, stride_first=stride_first, activation=activation)
+    def conv_bottleneck(self, spec, stride_first=False, activation="relu"):
+        """The `bottleneck` whose spatial layer is a 3x3 convolution."""
+        strides = 1 if stride_first else spec.strides
+        conv = Conv(spec.filters, 3, self.norm, strides, dilation=spec.dilation, activation=activation, name="middle")
+        return self.bottleneck(spec, conv, stride_first=stride_first, activation=activation)
 
     def call(self, x, training=False):
         training = training and self.trainable
@@ -200,7 +200,7 @@ class ResNet(Layer):
 
 
 def normalize(x, pixels):
-    """A photo with values from -1 to 1, [N, h, w, 3], brought to a mean and deviation of `PIXELS`."""
+    """Normalises a photo [N, h, w, 3] with values from -1 to 1 by a mean and deviation of `PIXELS`."""
     if pixels == "symmetric":
         return x
     mean, deviation = np.array(PIXELS[pixels])
@@ -208,15 +208,15 @@ def normalize(x, pixels):
 
 
 def check_backbone(options, least_stride=16):
-    """Raises InputError unless output_stride is 16 or 32, or 8 if that is the least, and drop_path is in [0, 1)."""
-    known = [stride for stride in (8, 16, 32) if stride >= least_stride]
-    if options.output_stride not in known:
-        raise InputError(f"output_stride must be {' or '.join(str(n) for n in known)}: got {options.output_stride}")
+    """Raises InputError unless output_stride is 8, 16 or 32, at least `least_stride`, and drop_path is in [0, 1)."""
+    strides = [stride for stride in (8, 16, 32) if stride >= least_stride]
+    if options.output_stride not in strides:
+        raise InputError(f"output_stride must be {' or '.join(str(n) for n in strides)}: got {options.output_stride}")
     random.check_rate("drop_path", options.drop_path)
 
 
 def in_turn(layers, x, training):
-    """What the last of some layers makes of x, each of what the one before it has made."""
+    """Applies layers to x one after the other."""
     for layer in layers:
         x = layer(x, training=training)
     return x
@@ -238,7 +238,7 @@ class DeepLabStem(Layer):
 class WideStem(Layer):
     """SWideRNet's 3x3 convolution of 64 channels and three `BasicBlock`s of 128, times the width, at stride 2.
 
-    DeepLab2 has the stride in the convolution, where the paper (Chen et al., 2020) has it in the last block.
+    The convolution has the stride, as in DeepLab2. In the paper (Chen et al., 2020) the last block has it.
     """
 
     def __init__(self, width, norm, activation="relu", recompute="none", name=None):
@@ -252,15 +252,15 @@ class WideStem(Layer):
 
 
 def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recompute="none"):
-    """The stem of a kind.
+    """Makes a stem.
 
     Args:
-        kind: 'imagenet' for one 7x7 convolution of 64 channels; 'deeplab' for `DeepLabStem`; 'wide' for `WideStem`.
+        kind: 'imagenet' for one 7x7 convolution with 64 channels, 'deeplab' for `DeepLabStem`, 'wide' for `WideStem`.
         width: multiplies the channels of 'deeplab' and 'wide'.
         norm: `BatchNormConfig`, or None (folded).
-        stem_width: multiplies the channels of every kind, in place of `width`.
+        stem_width: overrides `width`, and also multiplies the channels of 'imagenet'.
         activation: see `Conv`.
-        recompute: of the blocks of `WideStem`; see `ResidualBlock`.
+        recompute: for the blocks of `WideStem`; see `ResidualBlock`.
     """
     if kind == "imagenet":
         filters = int(64 * (1 if stem_width is None else stem_width))
@@ -272,12 +272,12 @@ def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recomput
 
 
 def base_filters(width, heads=1, least=64):
-    """Channels of the first stage at a width.
+    """Base channels of the first stage.
 
     Args:
         width: multiplies all channels.
         heads: number of heads, which must divide the channels.
-        least: fewest channels of any block at width 1. The heads must divide them too.
+        least: smallest number of channels of any block at width 1. The heads must divide it too.
 
     Raises:
         InputError: the heads do not divide the channels. The message names the nearest widths that fit.
@@ -295,7 +295,7 @@ def base_filters(width, heads=1, least=64):
 
 
 class ConvResNet(ResNet):
-    """ResNet with 3x3 convolutions; the first one of a stage has the stride.
+    """ResNet with 3x3 convolutions. The first 3x3 convolution of a stage has the stride.
 
     Args:
         options: `ConvResNetOptions`.
@@ -307,5 +307,5 @@ class ConvResNet(ResNet):
     def __init__(self, options=defaults, norm=BatchNormConfig(), name="backbone"):
         super().__init__(options, norm, base_filters(options.width), pixels=options.pixels, name=name)
 
-    def make_block(self, place):
-        return self.conv_bottleneck(place, self.options.stride_first)
+    def make_block(self, spec):
+        return self.conv_bottleneck(spec, self.options.stride_first)

@@ -1,16 +1,16 @@
-"""Names of the public weights of ResNets."""
+"""Weight names of the public ResNets."""
 
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import PublicWeights
 
-# From the names of the layers of tf_keras.applications, version 1.
+# The patterns turn layer names of tf_keras.applications, version 1, into ours.
 KERAS = PublicWeights(
     source="keras_applications",
     names=[
         (r"^predictions/", "logits/conv/"),
         (r"^conv1_(conv|bn)/", r"backbone/stem/\1/"),
         (r"^conv([2-5])_block(\d+)_", r"backbone/stage\1_block\2/"),
-        *((f"/{number}_", f"/{part}/") for number, part in enumerate(("shortcut", "reduce", "middle", "expand"))),
+        *((f"/{number}_", f"/{layer}/") for number, layer in enumerate(("shortcut", "reduce", "middle", "expand"))),
         (r"/bn/", "/norm/"),
     ],
     models={(3, 4, 6, 3): "resnet_50", (3, 4, 23, 3): "resnet_101", (3, 8, 36, 3): "resnet_152"},

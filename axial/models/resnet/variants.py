@@ -1,4 +1,4 @@
-"""ResNets (He et al., CVPR 2016): a line each."""
+"""ResNets (He et al., CVPR 2016), one line each."""
 
 import functools
 

@@ -1,7 +1,8 @@
-"""The base Transformer with a mechanism of the spatial-attention study in each of its three attentions.
+"""The base Transformer with mechanisms of the spatial-attention study as its three attentions.
 
-Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it: sources, targets and the last linear layer
-share one embedding, whose rows are scaled by sqrt(C) where they are embedded. Position comes from the mechanisms alone.
+This is the Transformer of Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it. Sources, targets and
+the last linear layer share one embedding, which is scaled by sqrt(C) where tokens are embedded. Only the mechanisms
+encode positions.
 """
 
 import dataclasses
@@ -27,15 +28,15 @@ class TransformerOptions:
     """Options of `Transformer`.
 
     Attributes:
-        layers: of the encoder, and as many of the decoder.
+        layers: number of layers of the encoder, and of the decoder.
         channels: C.
         inner: channels inside the feed-forward layers.
-        heads: of generalised attention.
-        encoder, decoder: names of `Mechanism`s, of the self-attentions.
-        memory: setting of the encoder-decoder attention.
-        encoder_deformable, decoder_deformable: whether a deformable convolution comes before the self-attention.
+        heads: number of heads of generalised attention.
+        encoder, decoder: names of the self-attentions' `Mechanism`s.
+        memory: attention type of the encoder-decoder attention.
+        encoder_deformable, decoder_deformable: whether a deformable convolution precedes the self-attention.
         window: kernel of dynamic convolution, or window of generalised self-attention; odd, or None.
-        dropout: of each residual branch.
+        dropout: rate on each residual branch.
     """
 
     layers: int = 6
@@ -52,14 +53,14 @@ class TransformerOptions:
 
 
 class Transformer(Layer):
-    """The layers of encoder and decoder: of the embedded source and target to the decoder's last layer.
+    """The layers of encoder and decoder, between the embedding and the last linear layer.
 
     Args:
         options: `TransformerOptions`.
-        norm: not used: a Transformer has no batch norm.
+        norm: unused, as a Transformer has no batch norm.
 
     Raises:
-        InputError: a mechanism is refused, or the heads do not divide C.
+        InputError: a mechanism is invalid, or the heads or 16 do not divide C.
     """
 
     defaults = TransformerOptions()
@@ -82,31 +83,31 @@ class Transformer(Layer):
         self.decoder = [decode(options.dropout, name=f"decoder_{i}") for i in layers]
 
     def encode(self, x, mask, training=False):
-        """[B, S, C] and which of its tokens are real, bool [B, S] -> [B, S, C]."""
+        """Embedded source [B, S, C] and a mask of its real tokens, bool [B, S] -> [B, S, C]."""
         training = training and self.trainable
         for layer in self.encoder:
             x = layer(x, key_mask=mask, training=training)
         return x
 
     def call(self, x, memory, mask, training=False):
-        """The decoder's output, [B, T, C], of the targets before each and of the encoder's output [B, S, C]."""
+        """Embedded, shifted target [B, T, C] and the encoder's output [B, S, C] -> the decoder's output [B, T, C]."""
         training = training and self.trainable
         for layer in self.decoder:
             x = layer(x, memory, memory_mask=mask, training=training)
         return x
 
-    # === Decoding, a token at a time ===
+    # === Decoding, one token at a time ===
 
     def new_cache(self, memory, mask, length):
-        """The cache of `step`, for `length` tokens: nested dicts of tensors [B, ...]."""
+        """The cache of `step` for `length` tokens: nested dicts of tensors [B, ...]."""
         return {layer.name: layer.new_cache(memory, length, mask) for layer in self.decoder}
 
     def constants(self, length, memory_length):
-        """What `step` needs that depends on the weights alone."""
+        """Inputs of `step` that depend only on the weights."""
         return {layer.name: layer.constants(length, memory_length) for layer in self.decoder}
 
     def step(self, x, index, cache, constants):
-        """(output, new cache) of the token x [B, 1, C] at `index`."""
+        """(output, new cache) for the token x [B, 1, C] at position `index`."""
         cache = dict(cache)
         for layer in self.decoder:
             x, cache[layer.name] = layer.step(x, index, cache[layer.name], constants[layer.name])
@@ -118,9 +119,9 @@ class TranslatorOptions(NetworkOptions):
     """Options of `Translator`.
 
     Attributes:
-        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study has relative
-            ones and does not say whether it adds these to settings without a relative term; we do not.
-        dropout: of the embeddings.
+        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study uses relative
+            positions. It does not say whether attention types without a relative term get absolute ones; ours do not.
+        dropout: rate on the embeddings.
     """
 
     positions: typing.Literal["none", "sinusoid"] = "none"
@@ -128,21 +129,21 @@ class TranslatorOptions(NetworkOptions):
 
 
 class Translator(Unfolded, Network):
-    """Embedding, encoder, decoder and the linear layer that shares the embedding's weights.
+    """Embedding, encoder, decoder, and a linear layer that shares the embedding's weights.
 
     Args:
         backbone: `Transformer`.
-        num_classes: pieces of the vocabulary. Piece 0 is padding and starts a target.
+        num_classes: size of the vocabulary. Token 0 is padding and starts a target.
         options: `TranslatorOptions`.
 
-    Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes], of
-        each target token from those before it.
+    Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes]. The
+        logits of a target token depend on the tokens before it.
     """
 
     task = title = hub = "translation"
     classes = 37000  # of WMT14 English-German
     input_row = ("source, target", "int32", "[N, length]", "tokens of the vocabulary, from 0 to C - 1; 0 is padding")
-    output_stride = 1  # any length will do
+    output_stride = 1  # any length is valid
 
     defaults = TranslatorOptions()
 
@@ -150,7 +151,7 @@ class Translator(Unfolded, Network):
         super().__init__(backbone, num_classes, norm, options, name=name)
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
-        # Without Keras' cast, which holds inside of `call` alone, the last layer has the same weights in `translate`.
+        # Keras casts weights only inside `call`. Without its cast, `translate` uses the same float32 weights.
         self.embedding = self.add_weight(
             "embedding",
             [num_classes, channels],
@@ -160,7 +161,7 @@ class Translator(Unfolded, Network):
 
     @staticmethod
     def signature(size, batch=1):
-        """`tf.TensorSpec`s of sources and targets of `size[0]` tokens."""
+        """`tf.TensorSpec`s of a source and a target of `size[0]` tokens."""
         tokens = tf.TensorSpec([batch, size[0]], tf.int32)
         return {"source": tokens, "target": tokens}
 
@@ -172,16 +173,16 @@ class Translator(Unfolded, Network):
         return {LOGITS: self._logits(x)}
 
     def encode(self, source, training=False):
-        """The encoder's output [B, S, C] of int32 [B, S], and which of its tokens are real, bool [B, S]."""
+        """int32 [B, S] -> the encoder's output [B, S, C], and a mask of the real tokens, bool [B, S]."""
         mask = tf.not_equal(source, 0)
         return self.backbone.encode(self._embed(source, training=training), mask, training), mask
 
     def _embed(self, ids, index=None, training=False):
-        """[B, L] -> [B, L, C]; `index` is the place of a single token."""
+        """[B, L] -> [B, L, C]; `index` is the position of a single token."""
         x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
         if self.options.positions == "sinusoid":
-            places = tf.range(ids.shape[1]) if index is None else index[None]
-            x += tf.cast(sinusoids(places, self.backbone.channels, wide(x.dtype)), x.dtype)
+            positions = tf.range(ids.shape[1]) if index is None else index[None]
+            x += tf.cast(sinusoids(positions, self.backbone.channels, wide(x.dtype)), x.dtype)
         return random.dropout(x, self.options.dropout) if training and self.options.dropout else x
 
     def _logits(self, x):
@@ -189,7 +190,7 @@ class Translator(Unfolded, Network):
         return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
 
     def folding_units(self):
-        """The whole model, as the embedding is its own."""
+        """The model itself, because it owns the embedding."""
         return [self]
 
     # === Translation ===
@@ -199,14 +200,14 @@ class Translator(Unfolded, Network):
 
         Args:
             source: int32 [B, S], a static shape.
-            length: the most tokens of a translation.
-            end: the id that ends a sentence.
-            beams: unfinished translations that are kept.
-            alpha: power of the length penalty ((5 + length) / 6)^alpha, by which log probabilities are divided (Wu et
-                al., 2016, Eq. 14).
+            length: largest number of tokens of a translation.
+            end: the token that ends a sentence.
+            beams: number of unfinished translations that the search keeps.
+            alpha: exponent of the length penalty ((5 + length) / 6)^alpha, which divides log probabilities (Wu et al.,
+                2016, Eq. 14).
 
         Returns:
-            int32 [B, length] of ids, of which those up to the end count, and float32 [B] of their scores.
+            int32 [B, length], the tokens, which are valid up to `end`, and float32 [B], their scores.
         """
         memory, mask = self.encode(source)
         cache = self.backbone.new_cache(memory, mask, length)
@@ -214,14 +215,14 @@ class Translator(Unfolded, Network):
 
         def step(ids, index, cache):
             x, cache = self.backbone.step(self._embed(ids, index), index, cache, constants)
-            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the type of the searches' scores
-            return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is no word
+            logits = tf.cast(self._logits(x)[:, 0], tf.float32)  # the searches have float32 scores
+            return logits + tf.one_hot(0, self.num_classes, -1e6, 0.0), cache  # padding is never predicted
 
         if beams == 1:
             return greedy_search(step, cache, source.shape[0], length, end=end, alpha=alpha)
         dtypes = tf.nest.map_structure(lambda x: x.dtype, cache)
 
-        def float32_step(ids, index, cache):  # the search has caches of one type alone
+        def float32_step(ids, index, cache):  # the beam search needs a cache of one dtype
             logits, cache = step(ids, index, tf.nest.map_structure(tf.cast, cache, dtypes))
             return logits, _float32(cache)
 
@@ -243,7 +244,7 @@ class Translator(Unfolded, Network):
 
 
 def greedy_search(step, cache, batch, length, *, end, alpha):
-    """The most probable token after each; see `Translator.translate`."""
+    """Takes the most probable next token each time; see `Translator.translate`."""
 
     def goes_on(index, ids, last, score, done, cache):
         return (index < length) & ~tf.reduce_all(done)
@@ -265,10 +266,10 @@ def greedy_search(step, cache, batch, length, *, end, alpha):
     return ids, score / ((5 + sizes) / 6) ** alpha
 
 
-def sinusoids(places, channels, dtype=tf.float32):
-    """The positions of Vaswani et al., Sec. 3.5, sines and cosines one after the other: [L] -> [L, channels]."""
+def sinusoids(positions, channels, dtype=tf.float32):
+    """Positional encodings of Vaswani et al., Sec. 3.5, all sines before all cosines: [L] -> [L, channels]."""
     rates = 10000.0 ** (-2 * np.arange(channels // 2) / channels)
-    angles = tf.cast(places, dtype)[:, None] * tf.constant(rates, dtype)
+    angles = tf.cast(positions, dtype)[:, None] * tf.constant(rates, dtype)
     return tf.concat([tf.sin(angles), tf.cos(angles)], 1)
 
 

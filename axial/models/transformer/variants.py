@@ -1,4 +1,4 @@
-"""Transformers of the spatial-attention study, for translation: a line each."""
+"""Transformers of the spatial-attention study, for translation, one line each."""
 
 import functools
 
@@ -7,7 +7,7 @@ from axial.models.transformer.network import Transformer, Translator
 
 
 def _transformer(mechanism, window=None, memory="1111", deformable=False):
-    """The base Transformer with a mechanism in encoder and decoder; encoder-decoder attention has all four terms."""
+    """The base Transformer with a mechanism in encoder and decoder. Encoder-decoder attention has the type `memory`."""
     return Variant.of(
         Translator,
         Transformer,

@@ -268,7 +268,7 @@ def anchor_targets(corners, valid_size, canvas, seed):
     overlaps = iou_similarity.IouSimilarity()(flat, corners, ~inside[:, None])
     matched, positive, negative = match(overlaps, OBJECT, BACKGROUND)
     draw = tf.random.stateless_uniform(positive.shape, seed)
-    chosen = choose(positive, negative, SAMPLED_ANCHORS, draw, share=0.5)
+    chosen = choose(positive, negative, SAMPLED_ANCHORS, draw, positive_fraction=0.5)
     scores = tf.where(chosen, tf.cast(positive, tf.int32), -1)
     codes = box_ops.encode_boxes(tf.gather(corners, matched), flat)
     codes = tf.where((scores > 0)[:, None], codes, 0.0)

@@ -255,10 +255,10 @@ def test_mirror_images_keep_boxes_on_their_objects(converted):
 def test_choice_takes_a_share_and_fills_up():
     draw = tf.random.stateless_uniform([3, 40], [0, 0])
     positive = tf.constant([[i < n for i in range(40)] for n in (30, 2, 0)])
-    chosen = choose(positive, ~positive, 8, draw, share=0.25).numpy()
+    chosen = choose(positive, ~positive, 8, draw, positive_fraction=0.25).numpy()
     assert chosen.sum(1).tolist() == [8, 8, 8]
     assert (chosen & positive.numpy()).sum(1).tolist() == [2, 2, 0]
-    assert choose(positive, positive, 8, draw, share=1.0).numpy().sum(1).tolist() == [8, 2, 0]
+    assert choose(positive, positive, 8, draw, positive_fraction=1.0).numpy().sum(1).tolist() == [8, 2, 0]
 
 
 @pytest.mark.skipif(not (DATA / "coco").is_dir(), reason=f"no COCO in {DATA}")
