@@ -148,7 +148,7 @@ class Evaluator(abc.ABC):
         )
 
     @abc.abstractmethod
-    def draw(self, example: dict, seen: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:
+    def draw(self, example: dict, decoded: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:
         """A tuple of pictures, uint8 [h, w, 3], of an example and its prediction; see `pictures`."""
 
     @abc.abstractmethod
@@ -201,7 +201,7 @@ def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | Non
     return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
 
 
-def summary_line(count: int, unit: str, parts: Sequence[str]) -> str:
+def summary_line(count: int, unit: str, items: Sequence[str]) -> str:
     """How many segments or objects a prediction has, and what they are, in a line.
 
     >>> summary_line(17, "segment", ["16 nucleus", "1 background"]), summary_line(0, "object", [])
@@ -209,8 +209,8 @@ def summary_line(count: int, unit: str, parts: Sequence[str]) -> str:
     >>> summary_line(8, "object", "abcdefgh")
     '8 objects: a, b, c, d, e, f, 2 more'
     """
-    more = [f"{len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
-    return f"{counted(count, unit)}{': ' * bool(parts)}{', '.join([*parts[:MOST_NAMED], *more])}"
+    more = [f"{len(items) - MOST_NAMED} more"] if len(items) > MOST_NAMED else []
+    return f"{counted(count, unit)}{': ' * bool(items)}{', '.join([*items[:MOST_NAMED], *more])}"
 
 
 # === Task ===
@@ -382,21 +382,21 @@ class Task(Checked, abc.ABC):
         """
 
 
-def whole_batch(counts: dict[str, tf.Tensor], parts: int = 1) -> tuple[dict[str, tf.Tensor], int]:
-    """What a loss needs so that its mean over all parts of a batch is that of the whole batch.
+def whole_batch(counts: dict[str, tf.Tensor], micro_batches: int = 1) -> tuple[dict[str, tf.Tensor], int]:
+    """What a loss needs so that its mean over all micro_batches of a batch is that of the whole batch.
 
-    A part whose sum is s has the loss s x parts / count.
+    A part whose sum is s has the loss s x micro_batches / count.
 
     Args:
-        counts: dict of this replica's counts, float32 scalars, over all its parts.
-        parts: number of parts that the replica computes one after the other.
+        counts: dict of this replica's counts, float32 scalars, over all its micro_batches.
+        micro_batches: number of micro_batches that the replica computes one after the other.
 
     Returns:
-        (dict of the counts over all replicas, number of parts of all replicas).
+        (dict of the counts over all replicas, number of micro_batches of all replicas).
     """
     context = tf.distribute.get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
-    return dict(zip(counts, all_reduce_sums(*counts.values()))), parts * replicas
+    return dict(zip(counts, all_reduce_sums(*counts.values()))), micro_batches * replicas
 
 
 # === Predictions on all replicas ===
@@ -427,14 +427,14 @@ class DistributedPredictor:
         size, examples = batch_size(examples, self.batch), iter(examples)
         together = self.replicas * size
         while waiting := list(itertools.islice(examples, self.ahead or together)):
-            inputs, of_size, found = [self.inputs(example) for example in waiting], {}, {}
+            inputs, numbers_by_size, results = [self.inputs(example) for example in waiting], {}, {}
             for number, given in enumerate(inputs):
-                of_size.setdefault(tuple(given[0].shape), []).append(number)
-            for numbers in of_size.values():
+                numbers_by_size.setdefault(tuple(given[0].shape), []).append(number)
+            for numbers in numbers_by_size.values():
                 for first in range(0, len(numbers), together):
                     chosen = numbers[first : first + together]
-                    found |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
-            yield from ((example, found[number]) for number, example in enumerate(waiting))
+                    results |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
+            yield from ((example, results[number]) for number, example in enumerate(waiting))
 
     def _computed(self, inputs, size):
         """The results of at most `size` inputs for each replica, in order."""
@@ -447,8 +447,8 @@ class DistributedPredictor:
             return self.strategy.experimental_distribute_values_from_function(pick)
 
         results = self._run(*map(spread, zip(*inputs)))
-        parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
-        return [{k: v[i // size][i % size] for k, v in parts.items()} for i in range(len(inputs))]
+        replica_results = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
+        return [{k: v[i // size][i % size] for k, v in replica_results.items()} for i in range(len(inputs))]
 
 
 def batch_size(examples, most):

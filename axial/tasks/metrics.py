@@ -89,9 +89,9 @@ def evaluate(
         watch: function that is called with each example and what `scores.update` returns for it.
     """
     for example, prediction in progress(predictions(examples), "evaluate", total=total, unit="photo", leave=False):
-        seen = scores.update(example, prediction)
+        decoded = scores.update(example, prediction)
         if watch:
-            watch(example, seen)
+            watch(example, decoded)
     return scores.result()
 
 
@@ -170,11 +170,11 @@ class PredictionWriter(abc.ABC):
         del where, annotations  # here all of them do
 
     @abc.abstractmethod
-    def add(self, example: dict, seen: Any) -> None:
-        """Adds one photo. `seen` is what `Metrics.update` returned for it."""
+    def add(self, example: dict, decoded: Any) -> None:
+        """Adds one photo. `decoded` is what `Metrics.update` returned for it."""
 
     @abc.abstractmethod
-    def seen(self, index: int) -> Any:
+    def decoded(self, index: int) -> Any:
         """What `add` was given for photo number `index`."""
 
     @abc.abstractmethod

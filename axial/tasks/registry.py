@@ -12,7 +12,7 @@ TASKS = [PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, Tran
 
 def find_evaluator(name: str, where: str) -> Evaluator:
     """The `Evaluator` of a name. Raises InputError, which begins with `where`, if no task has it."""
-    known = {task.evaluator.name: task.evaluator for task in TASKS}  # type: ignore[attr-defined]
-    if name not in known:
-        raise InputError(f"{where}: expected one of {', '.join(known)}, found {name!r}")
-    return known[name]
+    evaluators = {task.evaluator.name: task.evaluator for task in TASKS}  # type: ignore[attr-defined]
+    if name not in evaluators:
+        raise InputError(f"{where}: expected one of {', '.join(evaluators)}, found {name!r}")
+    return evaluators[name]

@@ -88,30 +88,30 @@ def numbered(shape):
 
     TensorFlow's and XLA's generators make different numbers of the same key.
     """
-    places = tf.range(tf.reduce_prod(shape), dtype=tf.int32)
-    return tf.reshape(tf.cast(tf.cast(places, tf.int64) * 40503 % 65521, tf.float32) / 65521, shape)
+    indices = tf.range(tf.reduce_prod(shape), dtype=tf.int32)
+    return tf.reshape(tf.cast(tf.cast(indices, tf.int64) * 40503 % 65521, tf.float32) / 65521, shape)
 
 
 def compiled_step_is_the_plain_one(task, batch, tolerances=TOLERANCES):
     """A step that XLA compiles in the accelerators' forms has the losses, gradients and statistics of a plain one."""
-    of_loss, of_weight = tolerances
+    loss_rtol, weight_rtol = tolerances
     with device.portable(), unittest.mock.patch.object(random, "uniform", numbered):
-        (losses, moved), (found, compiled) = (moved_by_a_step(task, batch, wish) for wish in ("no", "yes"))
+        (losses, moved), (compiled_losses, compiled) = (moved_by_a_step(task, batch, wish) for wish in ("no", "yes"))
     for name, value in losses.items():
-        np.testing.assert_allclose(found[name], value, of_loss, err_msg=name)
+        np.testing.assert_allclose(compiled_losses[name], value, loss_rtol, err_msg=name)
     assert any(np.any(value) for value in moved.values())
     for name, value in moved.items():
-        np.testing.assert_allclose(compiled[name], value, of_weight, of_weight * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(compiled[name], value, weight_rtol, weight_rtol * np.abs(value).max(), err_msg=name)
 
 
 def compiled_predictions_are_the_plain_ones(task, model, count=2):
     """Predictions that XLA compiles in the accelerators' forms have the plain ones' numbers, and classes of pixels."""
-    found, examples = [], list(task.eval_dataset().take(count))
+    results, examples = [], list(task.eval_dataset().take(count))
     for wish in ("no", "yes"):
         with device.portable():
             predictions = task.predictions(model, Inference(compiled=wish == "yes"))
-            found.append([prediction for _, prediction in predictions(iter(examples))])
-    for plain, compiled in zip(*found, strict=True):
+            results.append([prediction for _, prediction in predictions(iter(examples))])
+    for plain, compiled in zip(*results, strict=True):
         for name, value in plain.items():
             if value.dtype.is_integer:
                 assert np.mean(value == compiled[name]) > 0.999, name
@@ -119,14 +119,14 @@ def compiled_predictions_are_the_plain_ones(task, model, count=2):
                 np.testing.assert_allclose(compiled[name], value, 1e-4, 1e-5, err_msg=name)
 
 
-def losses_are_named(task, model, part):
-    """The losses of a batch are `loss_names`, finite scalars, and each part of the batch has the counts it needs."""
-    found = task.by_shape(lambda part: task.losses(model, part), part)
-    assert set(found) == set(task.loss_names) and task.loss_names[-1] == "total"
-    for name, value in found.items():
+def losses_are_named(task, model, batch):
+    """The losses of a batch are `loss_names`, finite scalars, and each batch of the batch has the counts it needs."""
+    losses = task.by_shape(lambda batch: task.losses(model, batch), batch)
+    assert set(losses) == set(task.loss_names) and task.loss_names[-1] == "total"
+    for name, value in losses.items():
         assert value.shape == () and np.isfinite(value), name
     if task.counted:
-        counts = task.by_shape(lambda part: task.counts(model, part), part)
+        counts = task.by_shape(lambda batch: task.counts(model, batch), batch)
         assert counts and all(value.shape == () for value in counts.values())
 
 
@@ -140,23 +140,23 @@ def predictions_keep_the_order(task, model, count=3):
 
 def scores_merge(task, pairs):
     """Scores of two shards, stored as JSON and merged, are those of all photos. Returns (scores, what they saw)."""
-    whole, seen = task.evaluator.metrics(task.spec), []
+    whole, decoded = task.evaluator.metrics(task.spec), []
     for example, prediction in pairs:
-        seen.append(whole.update(example, prediction))
-    parts = []
+        decoded.append(whole.update(example, prediction))
+    shards = []
     for i in range(2):
-        part = task.evaluator.metrics(task.spec, (i, 2))
+        shard = task.evaluator.metrics(task.spec, (i, 2))
         for example, prediction in pairs[i::2]:
-            part.update(example, prediction)
+            shard.update(example, prediction)
         again = task.evaluator.metrics(task.spec, (i, 2))
-        again.restore(json.loads(json.dumps(part.state())))
-        parts.append(again)
-    parts[0].merge(parts[1])
-    np.testing.assert_equal(parts[0].result(), whole.result())
-    assert parts[0].photos == whole.photos and len(whole.photos) == len(pairs)
+        again.restore(json.loads(json.dumps(shard.state())))
+        shards.append(again)
+    shards[0].merge(shards[1])
+    np.testing.assert_equal(shards[0].result(), whole.result())
+    assert shards[0].photos == whole.photos and len(whole.photos) == len(pairs)
     assert all(len(photo) == 3 and (photo[2] is None or 0 <= photo[2] <= 1) for photo in whole.photos)
     assert isinstance(task.main_score(whole.result()), float)
-    return whole, seen
+    return whole, decoded
 
 
 def tables_fit(task, result):
@@ -182,8 +182,8 @@ def results_are_read_back(task, pairs, folder):
         return iter([example for example, _ in pairs][shard[0] :: shard[1]][skip:])
 
     def predictions(examples):
-        known = {id(example): prediction for example, prediction in pairs}
-        return ((example, known[id(example)]) for example in examples)
+        prediction_by_id = {id(example): prediction for example, prediction in pairs}
+        return ((example, prediction_by_id[id(example)]) for example in examples)
 
     def evaluate(name, shard):
         about = dict(results_dir=str(folder / name), data_dir=task.data_dir, shard=shard)
@@ -196,8 +196,8 @@ def results_are_read_back(task, pairs, folder):
     merged = merge(str(folder / "parts"), task.data.eval_split, lambda name, where: task.evaluator)
     np.testing.assert_equal(merged.metrics.result(), result)
     assert _files(folder / "whole") == _files(folder / "parts")
-    for (example, _), seen in zip(pairs, run.stored(), strict=True):
-        pictures = task.evaluator.draw(example, seen, task.spec)
+    for (example, _), decoded in zip(pairs, run.stored(), strict=True):
+        pictures = task.evaluator.draw(example, decoded, task.spec)
         assert len(pictures) == len(task.evaluator.pictures)
         for picture in pictures:
             assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
@@ -208,9 +208,9 @@ def given_is_described(task, model, pair):
     example, _ = pair
     given = np.asarray(task.evaluator.given(example))[()]
     ((_, prediction),) = task.predictions(model)([task.example(tf.constant(given))])
-    found = task.evaluator.describe(given, {k: np.asarray(v)[()] for k, v in prediction.items()}, task.spec)
-    assert json.loads(json.dumps(found.content)) and isinstance(found.summary, str)
-    assert found.draw().dtype == np.uint8
+    description = task.evaluator.describe(given, {k: np.asarray(v)[()] for k, v in prediction.items()}, task.spec)
+    assert json.loads(json.dumps(description.content)) and isinstance(description.summary, str)
+    assert description.draw().dtype == np.uint8
 
 
 def exports_predict(task, model, example, folder):
@@ -220,9 +220,9 @@ def exports_predict(task, model, example, folder):
     export(task, model, str(folder))
     predictor = Predictor.of_saved_model(str(folder))
     assert type(predictor.evaluator) is type(task.evaluator) and predictor.canvas == tuple(task.canvas)
-    found = prediction_differences(Predictor.of_task(task, model), predictor, [given])
-    assert found
-    for name, value in found.items():
+    differences = prediction_differences(Predictor.of_task(task, model), predictor, [given])
+    assert differences
+    for name, value in differences.items():
         if name in NUMBERS:
             assert value < 1e-3, name
         elif name == QUALITY:

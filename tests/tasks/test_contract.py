@@ -81,10 +81,10 @@ def made_task(request, sample_dir, colours_dir, texts_dir):
 
 
 def test_a_task_holds_to_its_contract(made_task, tmp_path):
-    task, batch, model = made_task
-    part = contract.input_pipeline_resumes(task, batch)
+    task, batch_size, model = made_task
+    batch = contract.input_pipeline_resumes(task, batch_size)
     with contract.eagerly():
-        contract.losses_are_named(task, model, part)
+        contract.losses_are_named(task, model, batch)
         pairs = contract.predictions_keep_the_order(task, model)
         contract.given_is_described(task, model, pairs[0])
     scores, _ = contract.scores_merge(task, pairs)

@@ -35,10 +35,10 @@ def test_a_photo_alone_is_computed_once(classifier):
     (example,) = photos(1)
     ((same, alone),) = predict([example])
     assert traced == [1] and same is example
-    together = [found for _, found in predict([example] * 2)]
+    together = [prediction for _, prediction in predict([example] * 2)]
     assert traced == [1, 32]
-    for found in together:
-        np.testing.assert_allclose(alone["probability"], found["probability"], rtol=1e-6)
+    for prediction in together:
+        np.testing.assert_allclose(alone["probability"], prediction["probability"], rtol=1e-6)
 
 
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
@@ -59,8 +59,8 @@ def test_a_sentence_alone_is_translated_once():
     task = types.SimpleNamespace(spec=spec, data=TextData("train", "val", (4, 8)), translate=translate)
     predict = TranslationTask.predictions(task, None)
     for example, words in zip(sentences[:2], ("2 1", "7 6 5 4 3")):
-        ((_, found),) = predict([example])
-        assert found["translation"] == words and found["score"] == sum(example["ids"].numpy())
+        ((_, prediction),) = predict([example])
+        assert prediction["translation"] == words and prediction["score"] == sum(example["ids"].numpy())
     assert computed == [(1, 4), (1, 8)]
-    found = [one["translation"] for _, one in predict(sentences)]
-    assert found == ["2 1", "7 6 5 4 3", "8", "1 9"] and computed == [(1, 4), (1, 8), (32, 4), (32, 8)]
+    translations = [one["translation"] for _, one in predict(sentences)]
+    assert translations == ["2 1", "7 6 5 4 3", "8", "1 9"] and computed == [(1, 4), (1, 8), (32, 4), (32, 8)]

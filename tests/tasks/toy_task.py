@@ -19,9 +19,9 @@ class RightScores(Metrics):
     """How many photos are right."""
 
     def update(self, example, prediction):
-        found = int(np.argmax(prediction["probability"]))
-        self.add_photo(photo_name(example), float(found == int(example["image/class"])))
-        return found
+        predicted = int(np.argmax(prediction["probability"]))
+        self.add_photo(photo_name(example), float(predicted == int(example["image/class"])))
+        return predicted
 
     def result(self):
         return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
@@ -32,10 +32,10 @@ class ClassNames(PredictionWriter):
 
     kind, schema = "toy", dict
 
-    def add(self, example, seen):
-        self.annotations.append({"image_id": int(example["image/id"]), "class": seen})
+    def add(self, example, decoded):
+        self.annotations.append({"image_id": int(example["image/id"]), "class": decoded})
 
-    def seen(self, index):
+    def decoded(self, index):
         return self.annotations[index]["class"]
 
     def close(self):
@@ -48,7 +48,7 @@ class ToyEvaluator(Evaluator):
     name, labels, quality, pictures = "toy", "class", "right", ("photo",)
     metrics, writer = RightScores, ClassNames
 
-    def draw(self, example, seen, spec):
+    def draw(self, example, decoded, spec):
         return (decode_photo(example).numpy(),)
 
     def describe(self, given, prediction, spec):

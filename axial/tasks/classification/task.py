@@ -108,8 +108,8 @@ def central_crop(photo, image, central):
         central: share of the photo that is cropped, of the largest part of it that has the shape of `image`.
     """
     size = tf.cast(tf.shape(photo)[:2], tf.float32)
-    wanted = tf.cast(tf.stack(image), tf.float32)
-    crop = tf.cast(tf.maximum(tf.round(wanted * tf.reduce_min(size / wanted) * central), 1), tf.int32)
+    input_size = tf.cast(tf.stack(image), tf.float32)
+    crop = tf.cast(tf.maximum(tf.round(input_size * tf.reduce_min(size / input_size) * central), 1), tf.int32)
     first = (tf.shape(photo)[:2] - crop) // 2
     photo = tf.slice(photo, tf.concat([first, [0]], 0), tf.concat([crop, [3]], 0))
     return tf.ensure_shape(_resized(photo, image) / 127.5 - 1, [*image, 3])
@@ -200,13 +200,13 @@ class ClassificationMetrics(ConfusionMetrics):
         'per_class' has a name's accuracy, or NaN without photos. 'confusions' are [truth, prediction, photos], the most
         frequent first.
         """
-        names, share = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
+        names, weight = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
         confidence = np.array([math.fsum(values) for values in self.confidences])
         right, photos = np.diag(self.confusion).tolist(), self.confusion.sum(1).tolist()
         return {
-            "top1": int(self.right.sum()) * share,
-            "top5": self.top5 * share,
-            "calibration_error": float(np.abs(self.right - confidence).sum()) * share,
+            "top1": int(self.right.sum()) * weight,
+            "top5": self.top5 * weight,
+            "calibration_error": float(np.abs(self.right - confidence).sum()) * weight,
             "per_class": {name: r / n if n else math.nan for name, r, n in zip(names, right, photos)},
             "confusions": self.mistakes(names),
         }
@@ -245,7 +245,7 @@ class ClassPredictionWriter(PredictionWriter):
         image_id = int(example["image/id"])
         self.annotations.append({"image_id": image_id, "file_name": name, "best": _named(best, self.spec)})
 
-    def seen(self, index):
+    def decoded(self, index):
         """What `add` was given for photo number `index`."""
         return [(guess["index"], guess["probability"]) for guess in self.annotations[index]["best"]]
 
@@ -257,7 +257,7 @@ class ClassPredictionWriter(PredictionWriter):
 
 def _named(best, spec):
     """The best classes as JSON has them."""
-    return [{"index": i, "class": spec.class_names[i], "probability": share} for i, share in best]
+    return [{"index": i, "class": spec.class_names[i], "probability": probability} for i, probability in best]
 
 
 class ClassificationEvaluator(Evaluator):
@@ -281,10 +281,10 @@ class ClassificationEvaluator(Evaluator):
         """The `Description` of a photo, uint8 [h, w, 3]: its best classes."""
         probability = np.asarray(prediction["probability"], np.float64)
         best = np.argsort(-probability, kind="stable")[:BEST]
-        found = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
-        summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
-        text = f"{found[0]['class']} {found[0]['probability']:.0%}"
-        return Description({"best": found}, summary, draw=functools.partial(caption, image, text))
+        classes = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+        summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in classes)
+        text = f"{classes[0]['class']} {classes[0]['probability']:.0%}"
+        return Description({"best": classes}, summary, draw=functools.partial(caption, image, text))
 
     def classes(self, result):
         """See `Evaluator.classes`."""

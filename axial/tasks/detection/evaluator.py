@@ -23,7 +23,7 @@ from axial.tasks.segmentation.drawing import segment_colors
 SHOWN = 0.5  # least score of a box that is drawn
 
 
-def found_objects(prediction, spec, image_id, size):
+def predicted_objects(prediction, spec, image_id, size):
     """The objects of a prediction as COCO's results have them, the best first.
 
     Args:
@@ -68,8 +68,8 @@ def paste_mask(mask, box, size):
 def _stretch(pixels, first, length, side):
     """float [pixels, side]: how much of each of `side` numbers a pixel's centre takes; nothing outside the interval."""
     centers = np.arange(pixels) + 0.5
-    places = np.clip((centers - first) / max(length, 1e-6) * side - 0.5, 0, side - 1)
-    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(side)), 0)
+    positions = np.clip((centers - first) / max(length, 1e-6) * side - 0.5, 0, side - 1)
+    weights = np.maximum(1 - np.abs(positions[:, None] - np.arange(side)), 0)
     return weights * ((centers >= first) & (centers < first + length))[:, None]
 
 
@@ -87,8 +87,8 @@ def true_objects(example, spec, masked=False):
     names = ("category_id", "iscrowd", "bbox", "area")
     objects = [dict(zip(names, row)) for row in zip(*columns)]
     if masked:
-        for one, mask, known in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
-            if known:
+        for one, mask, has_mask in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
+            if has_mask:
                 one["segmentation"] = encode_mask(mask)
     return objects
 
@@ -120,9 +120,9 @@ class DetectionMetrics(ConfusionMetrics):
         self.kinds += 1  # the class of the box on an object; `num_classes` if it was missed
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its objects; see `found_objects`."""
+        """Adds one photo. Returns its objects; see `predicted_objects`."""
         size = tuple(int(side) for side in example["size"])
-        objects = found_objects(prediction, self.spec, example["image/id"], size)
+        objects = predicted_objects(prediction, self.spec, example["image/id"], size)
         return self.add(example, objects, masked="mask" in prediction)
 
     def add(self, example, objects, masked=False):
@@ -130,20 +130,20 @@ class DetectionMetrics(ConfusionMetrics):
         size, index = tuple(int(side) for side in example["size"]), self.spec.class_of_category
         masked = masked and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
-        found = [
+        predicted = [
             {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
             for one in objects
         ]
         # Predictions of equal score rank in the data set's order.
         image = int(example.get("number", self.next_number()))
-        own = CocoAP("bbox", self.spec.num_classes)
-        own.add(true, found, size=size, image=image)
-        self.box.merge(own)
-        self.pairs.update(confusions(true, found, self.spec.num_classes))
+        photo_ap = CocoAP("bbox", self.spec.num_classes)
+        photo_ap.add(true, predicted, size=size, image=image)
+        self.box.merge(photo_ap)
+        self.pairs.update(confusions(true, predicted, self.spec.num_classes))
         if masked:
-            found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.mask.add([in_masks(one, size) for one in true], found, size=size, image=image)
-        quality = own.figures()["ap"]
+            predicted = [{**one, "area": float(masks.area(one["segmentation"]))} for one in predicted]
+            self.mask.add([in_masks(one, size) for one in true], predicted, size=size, image=image)
+        quality = photo_ap.figures()["ap"]
         self.add_photo(photo_name(example), None if math.isnan(quality) else quality)
         return objects
 
@@ -162,21 +162,21 @@ class DetectionMetrics(ConfusionMetrics):
         }
 
 
-def confusions(true, found, missed):
+def confusions(true, predicted, missed):
     """Yields for each true object that is no crowd (its class, that of the box that overlaps it most, or `missed`).
 
     Boxes count from a score of `SHOWN` and an IoU of 0.5 on. The arguments are those of `CocoAP.add`.
     """
     true = [one for one in true if not one["iscrowd"]]
-    found = [one for one in found if one["score"] >= SHOWN]
-    if not (true and found):
+    predicted = [one for one in predicted if one["score"] >= SHOWN]
+    if not (true and predicted):
         yield from ((one["category_id"], missed) for one in true)
         return
-    boxes = (np.array([one["bbox"] for one in part], np.float64) for part in (found, true))
-    overlap = masks.iou(*boxes, [0] * len(true))  # [found, true]
+    boxes = (np.array([one["bbox"] for one in objects], np.float64) for objects in (predicted, true))
+    overlap = masks.iou(*boxes, [0] * len(true))  # [predicted, true]
     for one, column in zip(true, overlap.T):
         best = int(column.argmax())
-        yield one["category_id"], found[best]["category_id"] if column[best] >= 0.5 else missed
+        yield one["category_id"], predicted[best]["category_id"] if column[best] >= 0.5 else missed
 
 
 # === Results on disk ===
@@ -206,7 +206,7 @@ class DetectionPredictionWriter(PredictionWriter):
         """Adds one photo."""
         self.annotations.append({"image_id": int(example["image/id"]), "objects": objects})
 
-    def seen(self, index):
+    def decoded(self, index):
         """What `add` was given for photo number `index`."""
         return self.annotations[index]["objects"]
 
@@ -253,7 +253,7 @@ def _drawn(photo, objects, spec):
 
 
 def _listed(number, name, one):
-    """One of `found_objects` as a JSON has it. An object that is drawn and has a mask has a 'label'."""
+    """One of `predicted_objects` as a JSON has it. An object that is drawn and has a mask has a 'label'."""
     masked = "segmentation" in one
     _, _, width, height = one["bbox"]
     return {
@@ -294,7 +294,7 @@ class DetectionEvaluator(Evaluator):
         return super().truth(record, spec) | {f"object/{name}": x for name, x in objects.items()}
 
     def draw(self, example, objects, spec):
-        """Photo, truth and prediction, each uint8 [h, w, 3], of an example and its `found_objects`."""
+        """Photo, truth and prediction, each uint8 [h, w, 3], of an example and its `predicted_objects`."""
         photo = decode_photo(example).numpy()
         true = true_objects(example, spec)
         truth = draw_objects(photo, true, [one["category_id"] for one in true], spec)
@@ -302,7 +302,7 @@ class DetectionEvaluator(Evaluator):
 
     def describe(self, image, prediction, spec):
         """The `Description` of a photo, uint8 [h, w, 3]."""
-        objects = found_objects(prediction, spec, 0, image.shape[:2])
+        objects = predicted_objects(prediction, spec, 0, image.shape[:2])
         names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
         likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
         listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]

@@ -93,10 +93,10 @@ def record_objects(record, spec):
         kept = tf.gather(tf.constant(spec.things), classes)
         return tuple(tf.boolean_mask(x, kept) for x in (classes, crowd, boxes, area))
 
-    return dict(zip(("class", "crowd", "box", "area"), _of_objects(record, boxes, segments)))
+    return dict(zip(("class", "crowd", "box", "area"), _from_boxes_or_segments(record, boxes, segments)))
 
 
-def _of_objects(record, boxes, segments):
+def _from_boxes_or_segments(record, boxes, segments):
     """What a function of a record's boxes returns or, where it has none of its own, one of its segments."""
     return tf.cond(record["box/known"] == 1, boxes, segments) if "segment/class" in record else boxes()
 
@@ -106,10 +106,10 @@ def _segment_boxes(segments, count):
     flat = tf.reshape(segments, [-1])
     rows, columns = tf.meshgrid(tf.range(tf.shape(segments)[0]), tf.range(tf.shape(segments)[1]), indexing="ij")
 
-    def edges(places):
-        places = tf.reshape(places, [-1])
-        first = tf.math.unsorted_segment_min(places, flat, count + 1)[1:]
-        last = tf.math.unsorted_segment_max(places, flat, count + 1)[1:]
+    def edges(coordinates):
+        coordinates = tf.reshape(coordinates, [-1])
+        first = tf.math.unsorted_segment_min(coordinates, flat, count + 1)[1:]
+        last = tf.math.unsorted_segment_max(coordinates, flat, count + 1)[1:]
         return first, last - first + 1
 
     (x, width), (y, height) = edges(columns), edges(rows)
@@ -129,8 +129,8 @@ def record_masks(record, spec):
     @tf.autograph.experimental.do_not_convert
     def decoded(png):
         mask = decode_mask(png)
-        known = is_mask(mask, shape)
-        return tf.cond(known, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), known
+        has_mask = is_mask(mask, shape)
+        return tf.cond(has_mask, lambda: mask, lambda: tf.zeros(shape, tf.uint8)), has_mask
 
     def boxes():
         count = tf.size(record["box/class"])
@@ -146,8 +146,8 @@ def record_masks(record, spec):
         numbers = tf.cast(things, tf.int32) + 1
         return tf.cast(segment_map(record) == numbers[:, None, None], tf.uint8), numbers > 0
 
-    masks, known = _of_objects(record, boxes, segments)
-    return tf.reshape(masks, tf.concat([[-1], shape], 0)), known
+    masks, has_mask = _from_boxes_or_segments(record, boxes, segments)
+    return tf.reshape(masks, tf.concat([[-1], shape], 0)), has_mask
 
 
 def has_masks(record):
@@ -196,25 +196,25 @@ def training_example(record, seed, spec, data, masks=False):
     kept = (objects["crowd"] == 0) & tf.reduce_all(corners[:, 2:] > corners[:, :2], 1)
     kept = tf.where(kept)[: data.boxes, 0]
     corners, classes = tf.gather(corners, kept), tf.gather(objects["class"], kept)
-    found = {}
+    labels = {}
     if masks:
-        pixels, known = (tf.gather(x, kept) for x in record_masks(record, spec))
+        pixels, has_mask = (tf.gather(x, kept) for x in record_masks(record, spec))
         crops = _box_masks(pixels, corners / tf.tile(size, [2]))
-        found["masks"] = tf.where(known[:, None, None], crops, -1.0)
+        labels["masks"] = tf.where(has_mask[:, None, None], crops, -1.0)
     if data.flip:
         mirror = tf.random.stateless_uniform([], seeds[0]) < 0.5
         photo = tf.cond(mirror, lambda: tf.reverse(photo, [1]), lambda: photo)
         corners = tf.where(mirror, mirrored(corners, size[1]), corners)
-        found = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in found.items()}
+        labels = {name: tf.cond(mirror, lambda x=x: tf.reverse(x, [2]), lambda x=x: x) for name, x in labels.items()}
     image, valid_size = place_photo(photo, data.sides, data.canvas)
     corners = corners * tf.tile(tf.cast(valid_size, tf.float32) / size, [2])
-    found |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
+    labels |= {"boxes": corners, "classes": tf.gather(tf.cumsum(tf.cast(spec.things, tf.int32)), classes)}  # from 1 on
     targets = anchor_targets(corners, valid_size, data.canvas, seeds[1])
     return {
         "image": image,
         "valid_size": valid_size,
         **targets,
-        **{k: _padded(x, data.boxes) for k, x in found.items()},
+        **{k: _padded(x, data.boxes) for k, x in labels.items()},
     }
 
 
@@ -261,8 +261,8 @@ def anchor_targets(corners, valid_size, canvas, seed):
     """
     from official.vision.ops import box_ops, iou_similarity
 
-    places = anchors(canvas)
-    flat = tf.concat([tf.reshape(x, [-1, 4]) for x in places.values()], 0)  # [anchors, 4]
+    anchor_maps = anchors(canvas)
+    flat = tf.concat([tf.reshape(x, [-1, 4]) for x in anchor_maps.values()], 0)  # [anchors, 4]
     inside = tf.reduce_all((flat[:, :2] >= 0) & (flat[:, 2:] <= tf.cast(valid_size, tf.float32)), 1)
     corners = tf.pad(corners, [[0, 1], [0, 0]])  # a box that no anchor overlaps, as a photo may have no object
     overlaps = iou_similarity.IouSimilarity()(flat, corners, ~inside[:, None])
@@ -272,8 +272,8 @@ def anchor_targets(corners, valid_size, canvas, seed):
     scores = tf.where(chosen, tf.cast(positive, tf.int32), -1)
     codes = box_ops.encode_boxes(tf.gather(corners, matched), flat)
     codes = tf.where((scores > 0)[:, None], codes, 0.0)
-    counts, found = [x.shape.num_elements() // 4 for x in places.values()], {}
-    for (level, x), score, code in zip(places.items(), tf.split(scores, counts), tf.split(codes, counts)):
-        found[f"anchor_scores/{level}"] = tf.reshape(score, [*x.shape[:2], len(RATIOS)])
-        found[f"anchor_boxes/{level}"] = tf.reshape(code, x.shape)
-    return found
+    counts, targets = [x.shape.num_elements() // 4 for x in anchor_maps.values()], {}
+    for (level, x), score, code in zip(anchor_maps.items(), tf.split(scores, counts), tf.split(codes, counts)):
+        targets[f"anchor_scores/{level}"] = tf.reshape(score, [*x.shape[:2], len(RATIOS)])
+        targets[f"anchor_boxes/{level}"] = tf.reshape(code, x.shape)
+    return targets

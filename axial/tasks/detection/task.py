@@ -11,7 +11,7 @@ from axial.tasks.base import DistributedPredictor, Inference, Task, whole_batch
 from axial.tasks.detection.evaluator import DETECTION
 from axial.tasks.detection.input_pipeline import DetectionData, check_masks, place_photo, training_example
 
-TURN = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
+BETA = {"anchors": 1 / 9, "boxes": 1.0}  # where a box's loss turns linear, as in both codes
 TRUTH = ("boxes", "classes", "masks")  # of a batch
 MASK = ("mask", "float32", "[K, 28, 28]", "probabilities on the box, 0 to 1")  # of `served`
 
@@ -100,8 +100,8 @@ class DetectionTask(Task):
             whole: see `whole_batch`; by default the part is all that this replica has.
         """
         sums = self._sums(model, batch)
-        counts, parts = whole or whole_batch({name: count for name, (_, count) in sums.items()})
-        losses = {name: parts * total / tf.maximum(counts[name], 1.0) for name, (total, _) in sums.items()}
+        counts, micro_batches = whole or whole_batch({name: count for name, (_, count) in sums.items()})
+        losses = {name: micro_batches * total / tf.maximum(counts[name], 1.0) for name, (total, _) in sums.items()}
         return {**losses, "total": tf.add_n(list(losses.values()))}
 
     def _sums(self, model, batch):
@@ -114,15 +114,15 @@ class DetectionTask(Task):
             return tf.concat([tf.reshape(maps(level), [-1, *last]) for level in levels], 0)
 
         labels = flat(lambda level: batch[f"anchor_scores/{level}"])  # [anchors of all photos and levels]
-        found = flat(lambda level: outputs["anchor_scores"][level])
-        score = entropy(tf.cast(labels > 0, tf.float32), found)
+        score_logits = flat(lambda level: outputs["anchor_scores"][level])
+        score = entropy(tf.cast(labels > 0, tf.float32), score_logits)
         error = flat(lambda level: outputs["anchor_codes"][level] - batch[f"anchor_boxes/{level}"], 4)
         sums = {"anchor_score": _sum_where(labels >= 0, score, labels >= 0)}
-        sums["anchor_box"] = _sum_where(labels > 0, _smooth_l1(error, TURN["anchors"]), labels >= 0)
+        sums["anchor_box"] = _sum_where(labels > 0, _smooth_l1(error, BETA["anchors"]), labels >= 0)
         classes, logits = outputs["classes"], outputs["logits"]  # [N, boxes], [N, boxes, 1 + classes]
         kinds = tf.one_hot(classes, logits.shape[2])
-        found = tf.einsum("bnij,bni->bnj", tf.reshape(outputs["codes"], [*kinds.shape, 4]), kinds)
-        error = _smooth_l1(found - outputs["code_targets"], TURN["boxes"])
+        codes = tf.einsum("bnij,bni->bnj", tf.reshape(outputs["codes"], [*kinds.shape, 4]), kinds)
+        error = _smooth_l1(codes - outputs["code_targets"], BETA["boxes"])
         sums["class"] = _sum_where(classes >= 0, tf.nn.softmax_cross_entropy_with_logits(kinds, logits), classes >= 0)
         sums["box"] = _sum_where(classes > 0, error, classes >= 0)
         if self.masks:
@@ -138,15 +138,15 @@ class DetectionTask(Task):
             lambda images, valid_sizes: model(images, valid_size=valid_sizes), inference.strategy
         )
         return lambda examples: (
-            (example, self.on_photo(found, example["valid_size"], example["size"]))
-            for example, found in replicated(examples)
+            (example, self.on_photo(detections, example["valid_size"], example["size"]))
+            for example, detections in replicated(examples)
         )
 
-    def on_photo(self, found, valid_size, size):
+    def on_photo(self, detections, valid_size, size):
         """A photo's detections on its own pixels.
 
         Args:
-            found: a `FasterRCNN`'s detections without the batch axis.
+            detections: a `FasterRCNN`'s detections without the batch axis.
             valid_size: int [2], the photo's size on the canvas.
             size: int [2], the photo's own size.
 
@@ -156,11 +156,11 @@ class DetectionTask(Task):
             from `count` on mean nothing.
         """
         size, valid_size = tf.cast(size, tf.float32), tf.cast(valid_size, tf.float32)
-        corners = found["box"] * tf.tile(size / valid_size, [2])
+        corners = detections["box"] * tf.tile(size / valid_size, [2])
         top, left, bottom, right = tf.unstack(tf.clip_by_value(corners, 0.0, tf.tile(size, [2])), axis=-1)
-        classes = tf.gather(tf.constant(self.spec.thing_classes), tf.maximum(tf.cast(found["class"], tf.int32) - 1, 0))
+        classes = tf.gather(self.spec.thing_classes, tf.maximum(tf.cast(detections["class"], tf.int32) - 1, 0))
         box = tf.stack([left, top, right - left, bottom - top], -1)
-        return {**found, "box": box, "class": classes}
+        return {**detections, "box": box, "class": classes}
 
     def example(self, image):
         """A photo, uint8 [h, w, 3], as `predictions` takes it."""
@@ -170,14 +170,14 @@ class DetectionTask(Task):
     def serve(self, model, image):
         """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         photo = self.example(image)
-        found = model(photo["image"][None], valid_size=photo["valid_size"][None])
-        return self.on_photo({name: x[0] for name, x in found.items()}, photo["valid_size"], photo["size"])
+        detections = model(photo["image"][None], valid_size=photo["valid_size"][None])
+        return self.on_photo({name: x[0] for name, x in detections.items()}, photo["valid_size"], photo["size"])
 
 
-def _smooth_l1(error, turn):
-    """Girshick's smooth L1 loss (ICCV 2015, Eq. 3) of codes [..., 4], summed over them; linear from `turn` on."""
+def _smooth_l1(error, beta):
+    """Girshick's smooth L1 loss (ICCV 2015, Eq. 3) of codes [..., 4], summed over them; linear from `beta` on."""
     size = tf.abs(error)
-    return tf.reduce_sum(tf.where(size < turn, 0.5 * size**2 / turn, size - 0.5 * turn), -1)
+    return tf.reduce_sum(tf.where(size < beta, 0.5 * size**2 / beta, size - 0.5 * beta), -1)
 
 
 def _sum_where(mask, loss, sampled):

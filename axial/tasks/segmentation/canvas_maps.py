@@ -54,9 +54,9 @@ def sliding(model, window, overlap):
         for top in window_starts(canvas[0], sides[0], overlap):
             for left in window_starts(canvas[1], sides[1], overlap):
                 with tf.control_dependencies([total]):  # one window after the other
-                    part = tf.identity(images[:, top : top + sides[0], left : left + sides[1]])
+                    crop = tf.identity(images[:, top : top + sides[0], left : left + sides[1]])
                 around = [[0, 0], [top, canvas[0] - top - sides[0]], [left, canvas[1] - left - sides[1]], [0, 0]]
-                logits = upsample({SEMANTIC: model(part)[SEMANTIC]}, sides)[SEMANTIC]
+                logits = upsample({SEMANTIC: model(crop)[SEMANTIC]}, sides)[SEMANTIC]
                 total += tf.pad(logits, around)
                 count += tf.pad(tf.ones([1, *sides, 1]), around)
         return {SEMANTIC: total / count}

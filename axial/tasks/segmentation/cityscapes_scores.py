@@ -74,16 +74,16 @@ def _score(tree, results, split, work):
     instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
     quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}
     quiet |= {"gtInstancesFile": os.path.join(work, "instances.json")}
-    own = {**quiet, "predictionPath": os.path.join(results, "instance")}
-    paths, args = _truth(tree, split, "instanceIds"), argparse.Namespace(**vars(instance_level.args) | own)
+    options = {**quiet, "predictionPath": os.path.join(results, "instance")}
+    paths, args = _truth(tree, split, "instanceIds"), argparse.Namespace(**vars(instance_level.args) | options)
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]
-    own = {**quiet, "predictionPath": os.path.join(results, "semantic")}
-    paths, args = _truth(tree, split, "labelIds"), argparse.Namespace(**vars(pixel_level.args) | own)
+    options = {**quiet, "predictionPath": os.path.join(results, "semantic")}
+    paths, args = _truth(tree, split, "labelIds"), argparse.Namespace(**vars(pixel_level.args) | options)
     predictions = [pixel_level.getPrediction(args, path) for path in paths]
     pixel = pixel_level.evaluateImgLists(predictions, paths, args)
     return {
-        **{f"{q}_{part}": panoptic[part.title()][q] for part in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
+        **{f"{q}_{kind}": panoptic[kind.title()][q] for kind in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
         "ap": instance["allAp"],
         "ap50": instance["allAp50%"],
         "miou": pixel["averageScoreClasses"],

@@ -69,8 +69,8 @@ def _write_labels(image, segments, names):
         if mask.sum() * step**2 < least:
             continue
         inside = distance_transform_cdt(np.pad(mask, 1))
-        place = np.unravel_index(inside.argmax(), inside.shape)
-        y, x = (step * (v - 1 + part.start) for v, part in zip(place, box))
+        center = np.unravel_index(inside.argmax(), inside.shape)
+        y, x = (step * (v - 1 + axis.start) for v, axis in zip(center, box))
         left, top, right, bottom = draw.textbbox((0, 0), name, font=font)
         x = min(max(x - (right - left) / 2, 1), max(image.width - right - 1, 1))
         y = min(max(y - (bottom - top) / 2, 1), max(image.height - bottom - 1, 1))
@@ -100,9 +100,9 @@ def save_stress(path, curves, title=""):
     grid[1].axhline(0, color="grey", linewidth=1)
     ylabels = "%", f"relative change, %: {last} to {base[0] if base else 'ratio 1'}"
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
-    for axes, of_axes, ylabel in zip(grid, lines, ylabels):
+    for axes, handles, ylabel in zip(grid, lines, ylabels):
         axes.set(xlabel="resolution, of the canvas", ylabel=drawn(ylabel), xscale="log")
-        axes.legend(of_axes.values(), of_axes)
+        axes.legend(handles.values(), handles)
         axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
         axes.minorticks_off()
     figure.savefig(path, dpi=90)

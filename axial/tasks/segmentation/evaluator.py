@@ -178,10 +178,10 @@ class SegmentationEvaluator(Evaluator):
     briefly = ("pq", "PQ"), ("pq_things", "things"), ("pq_stuff", "stuff"), *main[3:]
     studies = ("submission_dir", "stress", "sweep", "thresholds")
 
-    def draw(self, example, seen, spec):
-        """Photo, ground truth and prediction, uint8 [h, w, 3] each. `seen` is what `PanopticMetrics.update` returns."""
+    def draw(self, example, decoded, spec):
+        """Photo, ground truth and prediction, uint8 [h, w, 3] each. See `PanopticMetrics.update` for `decoded`."""
         photo = decode_photo(example).numpy()
-        both = true_segments(example), seen[0]
+        both = true_segments(example), decoded[0]
         return photo, *(overlay(photo, segments.ids, segments.classes, spec) for segments in both)
 
     def describe(self, image, prediction, spec):
@@ -217,18 +217,18 @@ class SegmentationEvaluator(Evaluator):
         """
         run = super().predictions(signatures, spec, about)
 
-        def of_canvases(examples):
-            for example, found in run(examples):
-                yield example, {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
+        def predict_canvases(examples):
+            for example, prediction in run(examples):
+                yield example, {"dropped": tf.cast(tf.reduce_all(prediction["score"] > 0), tf.int32), **prediction}
 
-        tiled = Tiled.of_export(about, self.example, spec)
-        return functools.partial(tiled, of_canvases) if tiled else of_canvases
+        tiled = Tiled.from_export(about, self.example, spec)
+        return functools.partial(tiled, predict_canvases) if tiled else predict_canvases
 
     def headline(self, result):
         """The six scores that a table of evaluations shows, and the matching accuracies."""
         pq, ap = result["pq"], result["ap"]
-        of_group = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
-        return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
+        group_pq = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
+        return {**group_pq, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
 
     def columns(self, result):
         """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
@@ -240,34 +240,34 @@ class SegmentationEvaluator(Evaluator):
         iou, pq, matching = result["miou"], result["pq"], result.get("matching", {})
         rows = []
         for name, row in pq["per_class"].items():
-            shares = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
-            found = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
+            scores = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
+            accuracy = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
             counts = (str(row[k]) for k in ("tp", "fp", "fn"))
-            rows.append([name, *map(percent, shares), *counts, *map(percent, found)])
+            rows.append([name, *map(percent, scores), *counts, *map(percent, accuracy)])
         last = []
         for name in GROUPS:
-            shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
+            scores = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
             miou = percent(iou["miou"]) if name == "all" else ""
-            found = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
-            last.append([f"{name} ({counted(pq[name]['classes'], 'class')})", *shares, miou, "", "", "", *found])
+            accuracy = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
+            last.append([f"{name} ({counted(pq[name]['classes'], 'class')})", *scores, miou, "", "", "", *accuracy])
         return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
 
     def lines(self, result):
         """See `Evaluator.lines`."""
         taken, last = super().lines(result)
-        found = [taken, f"mask AP {scores_line(result['ap'])}"]
+        lines = [taken, f"mask AP {scores_line(result['ap'])}"]
         if matched := scores_line(accuracies(result)):
-            found.append(f"things matched by IoU, TP/(TP+FP+FN): {matched}")
+            lines.append(f"things matched by IoU, TP/(TP+FP+FN): {matched}")
         if "full_photos" in result:
-            found.append(f"{counted(result['full_photos'], 'photo')} {FULL}")
-        return [*found, last]
+            lines.append(f"{counted(result['full_photos'], 'photo')} {FULL}")
+        return [*lines, last]
 
     def mistakes(self, result):
         """See `Evaluator.mistakes`. The mistakes with the most pixels come first."""
         confusion = result["miou"]["confusion"]
-        pixels = [(n, true, found) for true, row in confusion.items() for found, n in row.items() if found != true]
+        pixels = [(n, true, guess) for true, row in confusion.items() for guess, n in row.items() if guess != true]
         pixels.sort(key=lambda mistake: -mistake[0])
-        rows = [[true, found, f"{percent(n / sum(confusion[true].values()))} %"] for n, true, found in pixels[:20]]
+        rows = [[true, guess, f"{percent(n / sum(confusion[true].values()))} %"] for n, true, guess in pixels[:20]]
         return ["pixels of", "taken for", "of the class"], rows
 
 

@@ -33,8 +33,8 @@ class PostprocessConfig(Checked):
             windows leave room for.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
-        pieces: what becomes of instances whose pixels do not hang together; see `of_pieces`. None leaves them as the
-            papers do, 'largest' keeps the largest piece alone, 'split' makes an instance of each piece.
+        pieces: what becomes of instances whose pixels do not hang together; see `apply_pieces`. None leaves
+            them as the papers do, 'largest' keeps the largest piece alone, 'split' makes an instance of each piece.
 
     Raises:
         InputError: an argument of another type, or out of range; an even nms_kernel.
@@ -107,10 +107,10 @@ def _is_peak(hot, kernel):
         kernel: odd side of the window.
     """
     reach = kernel // 2
-    of_row = tf.nn.max_pool2d(hot, [1, kernel], 1, "SAME")
-    is_peak = hot == tf.nn.max_pool2d(of_row, [kernel, 1], 1, "SAME")
+    row_max = tf.nn.max_pool2d(hot, [1, kernel], 1, "SAME")
+    is_peak = hot == tf.nn.max_pool2d(row_max, [kernel, 1], 1, "SAME")
     if reach:
-        above = tf.pad(of_row[:, :-1], [[0, 0], [reach, 0], [0, 0], [0, 0]])
+        above = tf.pad(row_max[:, :-1], [[0, 0], [reach, 0], [0, 0], [0, 0]])
         left = tf.pad(hot[:, :, :-1], [[0, 0], [0, 0], [reach, 0], [0, 0]])
         is_peak &= hot > tf.nn.max_pool2d(above, [reach, 1], 1, "VALID")
         is_peak &= hot > tf.nn.max_pool2d(left, [1, reach], 1, "VALID")
@@ -184,11 +184,11 @@ def postprocess(maps, spec, config):
         instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
-    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
     instance, panoptic, classes = tf.map_fn(
         one,
         (semantic, maps[OFFSET], centers, scores),
-        fn_output_signature=(of_map, of_map, tf.TensorSpec([most + 1], tf.int32)),
+        fn_output_signature=(map_spec, map_spec, tf.TensorSpec([most + 1], tf.int32)),
     )
     probability = tf.gather(maps[PROBABILITY], tf.gather(classes, instance, batch_dims=1), batch_dims=3)
     return {
@@ -224,8 +224,8 @@ def _without_instances(semantic, spec, config):
         tf.zeros_like(semantic),
         functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config),
     )
-    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
-    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
+    map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=map_spec)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
     maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
     return {**maps, "center_score": scores, "score": scores, "dropped": none[:, 0, 0]}
@@ -258,24 +258,24 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     order = tf.gather(order, tf.argsort(tf.gather(winner, order), stable=True))  # by class, then by first pixel
     begin = tf.math.unsorted_segment_min(tf.range(most + 1), tf.gather(winner, order), classes)
     number = tf.argsort(order) - tf.gather(begin, winner) + 1
-    of_instance = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
+    instance_labels = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
     stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
-    of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
-    panoptic = tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))
+    class_labels = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
+    panoptic = tf.where(instance > 0, tf.gather(instance_labels, instance), tf.gather(class_labels, semantic))
     return panoptic, winner
 
 
 # === Pieces ===
 
 
-def of_photo(result, valid_size, size, *, spec, config):
-    """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `of_pieces`."""
-    found = full_size(result, valid_size, size)
+def photo_prediction(result, valid_size, size, *, spec, config):
+    """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `apply_pieces`."""
+    maps = full_size(result, valid_size, size)
     scale = tf.cast(valid_size[0], tf.float32) / tf.cast(size[0], tf.float32)
-    return {**found, "panoptic": of_pieces(found["panoptic"], spec, config, scale)}
+    return {**maps, "panoptic": apply_pieces(maps["panoptic"], spec, config, scale)}
 
 
-def of_pieces(panoptic, spec, config, scale):
+def apply_pieces(panoptic, spec, config, scale):
     """Panoptic labels of one photo whose instances are in one piece each, by `PostprocessConfig.pieces`.
 
     Pixels of an instance that share a side are of one piece. With 'largest', the other pieces of an instance become
@@ -293,7 +293,7 @@ def of_pieces(panoptic, spec, config, scale):
 
 @functools.cache
 def _piece_graph(spec, config):
-    """`of_pieces` as a graph for photos of all sizes."""
+    """`apply_pieces` as a graph for photos of all sizes."""
 
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
@@ -307,12 +307,12 @@ def _piece_graph(spec, config):
         if config.pieces == "split":
             other = (root == runs) & (number > 0) & ~is_main
             new = tf.reduce_max(number) + tf.cumsum(tf.cast(other, tf.int32))
-            found = tf.where(other & (new < spec.label_divisor), label - number + new, label)
+            labels = tf.where(other & (new < spec.label_divisor), label - number + new, label)
         else:
-            found = tf.where(is_main, label, spec.void)
+            labels = tf.where(is_main, label, spec.void)
         small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
-        found = tf.where((number > 0) & small, spec.void, found)
-        return tf.gather(tf.where(number > 0, tf.gather(found, root), label), run)
+        labels = tf.where((number > 0) & small, spec.void, labels)
+        return tf.gather(tf.where(number > 0, tf.gather(labels, root), label), run)
 
     signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.float32)]
     return tf.function(run_pieces, autograph=False, input_signature=signature)

@@ -119,13 +119,13 @@ def segment_map(record, ids=None):
         ids: int32 [h, w] of segment ids, 0 without a label; by default those of the record's PNG.
     """
     ids = tfrecord.segment_ids(record["panoptic/encoded"]) if ids is None else ids
-    known = tf.cast(record["segment/id"], tf.int32)
-    order = tf.argsort(known)
-    ranked = tf.concat([[0], tf.gather(known, order)], 0)
+    segment_ids = tf.cast(record["segment/id"], tf.int32)
+    order = tf.argsort(segment_ids)
+    ranked = tf.concat([[0], tf.gather(segment_ids, order)], 0)
     numbers = tf.concat([[0], order + 1], 0)
     flat = tf.reshape(ids, [-1])
-    place = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
-    index = tf.where(tf.gather(ranked, place) == flat, tf.gather(numbers, place), 0)
+    position = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
+    index = tf.where(tf.gather(ranked, position) == flat, tf.gather(numbers, position), 0)
     return tf.reshape(index, tf.shape(ids))
 
 
@@ -151,7 +151,7 @@ def training_example(record, seed, spec, data, instances=True):
             lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])),
             lambda: (image, ids),
         )
-    image, ids = _changed(image, ids, seed, augmentation)
+    image, ids = _augmented(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
     valid_size = _training_size(record, tf.shape(image)[:2], scale, data)
     corner = tf.zeros([2], tf.int32)
@@ -167,7 +167,7 @@ def training_example(record, seed, spec, data, instances=True):
     return {"image": place_image(image, valid_size, crop, corner), **targets}
 
 
-def _changed(image, segments, seed, augmentation):
+def _augmented(image, segments, seed, augmentation):
     """Photo and labels with random quarter turns, brightness and gamma. Without these they stay as they are."""
     turn, bright, power = tf.unstack(
         tf.random.stateless_uniform([3], tf.random.experimental.stateless_fold_in(seed, 1))

@@ -58,9 +58,9 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
     classes, crowd = tf.cast(classes, tf.int32), tf.cast(crowd, tf.bool)
     is_thing = tf.gather(tf.constant(spec.things), classes)
 
-    def by_segment(unlabelled, of_segments):
+    def by_segment(unlabelled, values):
         """A table with an entry for each segment number. The first entry is for pixels without a label."""
-        return tf.concat([[unlabelled], of_segments], 0)
+        return tf.concat([[unlabelled], values], 0)
 
     semantic = tf.gather(by_segment(spec.ignore, tf.where(crowd, spec.ignore, classes)), segments)
     counted = by_segment(False, is_thing & ~crowd)
@@ -190,8 +190,8 @@ def mean_of_largest(values, valid, most):
             enough = [number(bits >= least + (digit << low)) >= count for digit in digits]
             least += tf.add_n([tf.cast(x, tf.int32) for x in enough]) * 2**low
     above, equal = bits > least, bits == least
-    share = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
-    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, share * tf.cast(equal, tf.float32))
+    fraction = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
+    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, fraction * tf.cast(equal, tf.float32))
     return tf.math.divide_no_nan(tf.reduce_sum(chosen, [1, 2]), tf.cast(count[:, 0, 0], tf.float32))
 
 

@@ -17,7 +17,7 @@ from axial.models.registry import find_variant
 from axial.tasks.base import DistributedPredictor, Inference, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluator import PANOPTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
@@ -93,7 +93,7 @@ class DensePrediction(Task):
         self.settings = {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
         if self.scale is not None:
             self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
-            self.about = Tiled.of(self).about()
+            self.about = Tiled.from_task(self).about()
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded` it has no batch norms."""
@@ -124,12 +124,12 @@ class DensePrediction(Task):
         def predict(images, valid_sizes):
             return self.segment(self.maps(model, images, valid_sizes[:, 1], inference))
 
-        def of_canvases(examples):
+        def predict_canvases(examples):
             for example, result in replicated(examples):
                 yield example, self.on_photo(result, example["valid_size"], example["size"])
 
         replicated = self.replicated(predict, inference)
-        return functools.partial(Tiled.of(self), of_canvases)
+        return functools.partial(Tiled.from_task(self), predict_canvases)
 
     def replicated(self, function, inference):
         """A `DistributedPredictor` of a function of canvases. XLA compiles it where all canvases have one size."""
@@ -153,7 +153,7 @@ class DensePrediction(Task):
 
     def on_photo(self, result, valid_size, size):
         """A prediction on the canvas at the photo's own size."""
-        return of_photo(result, valid_size, size, spec=self.spec, config=self.grouping)
+        return photo_prediction(result, valid_size, size, spec=self.spec, config=self.grouping)
 
     def network(self, model):
         """The function from images to maps that inference runs: here the model itself."""
@@ -223,10 +223,10 @@ def segment_each(task, model, images):
     if not isinstance(task, DensePrediction):
         raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
 
-    def of_image(inputs):
+    def segment_image(inputs):
         image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
         return {name: x[0] for name, x in task.segment(canvas_maps(lambda _: outputs, image)).items()}
 
     batch = images, task.network(model)(images)
-    first = of_image(tf.nest.map_structure(lambda x: x[0], batch))  # for its shapes alone
-    return tf.map_fn(of_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))
+    first = segment_image(tf.nest.map_structure(lambda x: x[0], batch))  # for its shapes alone
+    return tf.map_fn(segment_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))

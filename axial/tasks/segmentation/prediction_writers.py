@@ -58,14 +58,14 @@ class CocoPredictionWriter(PredictionWriter):
             self._names = dict(zip(names, output_names(list(map(_stem, names.values())), list(names.values()))))
         return self._names.get(int(example["image/id"]), _stem(photo_name(example))) + ".png"
 
-    def add(self, example, seen):
+    def add(self, example, decoded):
         """Writes the PNGs of one photo. Raises InputError if the photo's name leaves the folder.
 
         Args:
             example: `evaluation_example`.
-            seen: `Segments`, and int [h, w] of class indices.
+            decoded: `Segments`, and int [h, w] of class indices.
         """
-        (segments, classes, scores, _), semantic = seen
+        (segments, classes, scores, _), semantic = decoded
         name, categories = self._name(example), category_map(semantic, self.spec)
         pictures = {self.pictures: colors_of(segments), self.semantic: categories}
         for folder, pixels in pictures.items():
@@ -86,7 +86,7 @@ class CocoPredictionWriter(PredictionWriter):
             }
         )
 
-    def seen(self, index):
+    def decoded(self, index):
         """The `Segments` of photo number `index`, read back, and None."""
         annotation = self.annotations[index]
         folder = output_folder(self.folder, self.pictures, "--split")
@@ -128,7 +128,7 @@ class StoredPredictions:
         annotations = content.annotations
         check_categories(path, content.categories or (), spec)
         check_annotations(path, annotations, spec, spec.class_of_category)
-        self._of_image = {a.image_id: a for a in annotations}
+        self._by_image = {a.image_id: a for a in annotations}
         if not (folder and tf.io.gfile.isdir(folder)):
             raise InputError(f"--results_dir={folder or ''}: expected the folder of the PNGs that {path} names")
         names = photo_names(data_dir, split)
@@ -155,7 +155,7 @@ class StoredPredictions:
         """The annotation of an image, by its number or by the name of its photo; None if there is none."""
         stem = _stem(name)
         keys = (number, stem, stem.removesuffix("_leftImg8bit"))
-        return next((self._of_image[key] for key in keys if key in self._of_image), None)
+        return next((self._by_image[key] for key in keys if key in self._by_image), None)
 
     def __call__(self, examples):
         """Yields (example, dict of 'table' and 'semantic'), as `PanopticMetrics` takes them."""
@@ -188,13 +188,13 @@ class StoredPredictions:
         ids = read_ids(path)
         if ids.shape != size:
             raise InputError(f"{path}: {ids.shape[1]}x{ids.shape[0]} pixels, the photo has {size[1]}x{size[0]}")
-        present, places = np.unique(ids, return_inverse=True)
-        known = {**self.spec.class_of_category, _no_category(self.spec): self.spec.ignore}
-        classes = [known.get(category) for category in present.tolist()]
+        present, inverse = np.unique(ids, return_inverse=True)
+        class_of_category = {**self.spec.class_of_category, _no_category(self.spec): self.spec.ignore}
+        classes = [class_of_category.get(category) for category in present.tolist()]
         if None in classes:
             odd = present[classes.index(None)]
             raise InputError(f"{path}: category {odd}, which the spec {self.spec.name!r} does not have")
-        return np.array(classes)[places].reshape(size)
+        return np.array(classes)[inverse].reshape(size)
 
 
 def category_map(semantic, spec):
@@ -251,8 +251,8 @@ class CityscapesPredictionWriter:
         if tf.io.gfile.exists(self.json):
             raise InputError(f"{self.json}: exists; results are never overwritten, choose another folder")
         self.annotations = {}  # of each file name
-        for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
-            make_folder(output_folder(folder, part, "--split"))
+        for subfolder in (f"panoptic/{self.title}", "instance/masks", "semantic"):
+            make_folder(output_folder(folder, subfolder, "--split"))
 
     def add(self, file_name, table, semantic):
         """Writes the files of one photo.
@@ -284,8 +284,8 @@ class CityscapesPredictionWriter:
                 mask = f"masks/{name}_{i}.png"
                 pictures[f"instance/{mask}"] = np.where(segments == i + 1, 255, 0).astype(np.uint8)
                 lines.append(f"{mask} {category} {float(score):.6f}\n")
-        for place, pixels in pictures.items():
-            write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels))
+        for path, pixels in pictures.items():
+            write_image(output_file(self.folder, path, _RECORD), Image.fromarray(pixels))
         write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
         self.annotations[file_name] = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
 
@@ -322,9 +322,9 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     data, content = read_json(source, schemas.Results)
     annotations = content.annotations
     check_unique(source, "annotations: image_id", (a.image_id for a in annotations))
-    names, found = photo_names(data_dir, split), {a.image_id for a in annotations}
-    wanted = {number: f"{name} (image {number})" for number, name in names.items()}
-    check_complete(source, wanted.values(), {wanted[number] for number in wanted.keys() & found})
+    names, image_ids = photo_names(data_dir, split), {a.image_id for a in annotations}
+    descriptions = {number: f"{name} (image {number})" for number, name in names.items()}
+    check_complete(source, descriptions.values(), {descriptions[number] for number in descriptions.keys() & image_ids})
     folder, what = inside(results_dir, f"panoptic_{split}", "--split"), f"{source}: annotations: file_name"
     files = [a.file_name for a in annotations]
     check_complete(folder, files, set(files) - set(missing_files(folder, files, what)))
@@ -341,8 +341,8 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     return path
 
 
-def check_complete(where, wanted, found):
-    """Raises InputError, which names the first missing one, unless every wanted name was found."""
-    missing = sorted(set(wanted) - set(found))
+def check_complete(where, expected, present):
+    """Raises InputError, which names the first missing one, unless every expected name was present."""
+    missing = sorted(set(expected) - set(present))
     if missing:
-        raise InputError(f"{where}: {len(missing)} of {len(set(wanted))} photos are missing, first {missing[0]}")
+        raise InputError(f"{where}: {len(missing)} of {len(set(expected))} photos are missing, first {missing[0]}")

@@ -35,8 +35,8 @@ def stress_test(task, model, split, ratios, inference=Inference()):
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)
-        share, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
-        stuff_area, thing_area = (round(area * share) for area in (grouping.stuff_area, grouping.thing_area))
+        area_ratio, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
+        stuff_area, thing_area = (round(area * area_ratio) for area in (grouping.stuff_area, grouping.thing_area))
         grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
         scaled = dataclasses.replace(task, data=task.data.resized(canvas), grouping=grouping)
         predictions, scores = scaled.predictions(model, inference), PanopticMetrics(task.spec)
@@ -84,13 +84,13 @@ def combinations(grouping, sweeps):
     Raises:
         InputError: an unknown knob (the message names the nearest one), one that is given twice, or a wrong value.
     """
-    known, axes = [field.name for field in dataclasses.fields(grouping)], {}
+    knobs, axes = [field.name for field in dataclasses.fields(grouping)], {}
     for text in sweeps:
         name, _, values = map(str.strip, text.partition("="))
         if not values:
             raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
-        if name not in known:
-            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
+        if name not in knobs:
+            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, knobs)}: {', '.join(knobs)}")
         if name in axes:
             raise InputError(f"--knob={text}: {name} is given twice")
         axes[name] = [_value(value.strip()) for value in values.split(",")]
@@ -127,14 +127,14 @@ def sweep(tasks, model, examples, inference=Inference(), *, total=None, threshol
     def predictions(examples):
         for example, maps in outputs(examples):
             maps = {name: x[None] for name, x in maps.items()}
-            found = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
-            yield example, [task.on_photo(x, example["valid_size"], example["size"]) for task, x in zip(tasks, found)]
+            results = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
+            yield example, [task.on_photo(x, example["valid_size"], example["size"]) for task, x in zip(tasks, results)]
 
     outputs, segments = tasks[0].replicated(network, inference), [by_size(task.segment) for task in tasks]
-    tiled = [Tiled.of(task) for task in tasks]
+    tiled = [Tiled.from_task(task) for task in tasks]
     scores = [PanopticMetrics(task.spec, thresholds=thresholds) for task in tasks]
-    parts = tiled[0].parts(predictions, examples)
-    for example, found in progress(parts, "sweep", total=total, unit="photo", leave=False):
-        for one, tiles, prediction in zip(scores, tiled, zip(*found)):
+    tile_results = tiled[0].tile_results(predictions, examples)
+    for example, tile_predictions in progress(tile_results, "sweep", total=total, unit="photo", leave=False):
+        for one, tiles, prediction in zip(scores, tiled, zip(*tile_predictions)):
             one.update(example, tiles.joined(example, prediction))
     return [one.result() for one in scores]

@@ -27,7 +27,7 @@ from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import PostprocessConfig, merge_semantic_and_instance, of_pieces, stuff_only
+from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces, merge_semantic_and_instance, stuff_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,19 @@ class Tiled:
     grouping: PostprocessConfig
 
     @classmethod
-    def of(cls, task):
+    def from_task(cls, task):
         """The one of a task of segmentation."""
         spec = task.spec if task.instances else stuff_only(task.spec)
         return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
-        """What `of_export` needs to know, as an export's signature 'classes' has it."""
+        """What `from_export` needs to know, as an export's signature 'classes' has it."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
         return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
-    def of_export(cls, about, example, spec):
+    def from_export(cls, about, example, spec):
         """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
         if SCALE not in about:
             return None
@@ -82,19 +82,19 @@ class Tiled:
         Raises:
             InputError: a photo that `is_whole` or `join` refuses. The message names it.
         """
-        for example, found in self.parts(predictions, examples):
-            yield example, self.joined(example, found)
+        for example, results in self.tile_results(predictions, examples):
+            yield example, self.joined(example, results)
 
-    def parts(self, predictions, examples):
+    def tile_results(self, predictions, examples):
         """Yields (example, iterator of the predictions of its tiles, or of its own one); see `__call__`.
 
         `joined` takes such an iterator, which is used up before the next example.
         """
         waiting = collections.deque()  # examples whose tiles have been asked for, with the numbers of these
-        found = iter(predictions(self._pieces(examples, waiting)))
-        for _, first in found:
+        results = iter(predictions(self._pieces(examples, waiting)))
+        for _, first in results:
             example, count = waiting.popleft()
-            yield example, itertools.chain([first], (result for _, result in itertools.islice(found, count - 1)))
+            yield example, itertools.chain([first], (result for _, result in itertools.islice(results, count - 1)))
 
     def _pieces(self, examples, waiting):
         for example in examples:
@@ -107,13 +107,13 @@ class Tiled:
             for number, box in enumerate(tiling.boxes):
                 yield {**self.example(tf.constant(photo[box])), "tile": number, **about}
 
-    def joined(self, example, found):
+    def joined(self, example, results):
         """The prediction of an example from the predictions of its tiles, or from its own one."""
         if not (tiling := self._tiling(example)):
-            (result,) = found
+            (result,) = results
             return result
         try:
-            return join(found, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
+            return join(results, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
         except InputError as error:
             name = _name(example)
             raise InputError(f"{name}: {error}" if name else str(error)) from None
@@ -165,8 +165,8 @@ class Tiling:
         box = self.boxes[number]
         return [
             other
-            for other, place in enumerate(self.boxes)
-            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, place))
+            for other, other_box in enumerate(self.boxes)
+            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, other_box))
         ]
 
 
@@ -182,10 +182,10 @@ def _spans(side, tile, overlap, stride):
     return tiles, list(itertools.pairwise(edges))
 
 
-def _multiple(place, stride, to_whole):
-    """The multiple of a stride, rounded to a pixel, that is next to a place: before with math.floor, or after it."""
+def _multiple(position, stride, to_whole):
+    """The multiple of a stride, rounded to a pixel, that is next to a position: before with math.floor, or after it."""
     slack = 0.49 if to_whole is math.floor else -0.49
-    return round(to_whole((place + slack) / stride) * stride)
+    return round(to_whole((position + slack) / stride) * stride)
 
 
 def _slices(spans):
@@ -217,44 +217,44 @@ def join(results, tiling, *, spec, grouping, scale):
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
     instance, scores = _numbered(ids, objects, scores)
     stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
-    of_photo = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
+    photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
     maps = tf.constant(semantic), tf.constant(instance)
-    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=of_photo)
+    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=photo_grouping)
     counts = np.bincount(classes[1:], minlength=1)
     if counts.max() >= spec.label_divisor:
         raise InputError(
             f"{counts.max()} instances of {spec.class_names[counts.argmax()]!r} in one photo; the label_divisor "
             f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
         )
-    panoptic = np.asarray(of_pieces(panoptic, spec, grouping, scale))
+    panoptic = np.asarray(apply_pieces(panoptic, spec, grouping, scale))
     maps = {"semantic": semantic, "instance": instance, "panoptic": panoptic}
     return {**maps, "score": scores, "dropped": np.int32(dropped)}
 
 
 def _assembled(results, tiling):
     """Each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
-    parts, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
+    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
     for box, result in zip(tiling.boxes, results, strict=True):
-        parts.append(_Part(result, box, tiling.size, first))
+        tiles.append(_Tile(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
         first += len(scores[-1])
         dropped = max(dropped, int(result.get("dropped", 0)))
-    mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
+    mended = [tile.mended(tiles[other] for other in tiling.around(number)) for number, tile in enumerate(tiles)]
     pairs = [np.zeros([2, 0], int)]
-    for number, part in enumerate(parts):
+    for number, tile in enumerate(tiles):
         for other in (other for other in tiling.around(number) if other > number):
-            both = part.view(parts[other].box, mended[number])[0], parts[other].view(part.box, mended[other])[0]
+            both = tile.view(tiles[other].box, mended[number])[0], tiles[other].view(tile.box, mended[other])[0]
             pairs.append(_alike(*both))
     pairs = np.concatenate(pairs, 1)
     graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
     objects = connected_components(graph, directed=False)[1]
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
-    for part, core, maps in zip(parts, tiling.cores, mended):
-        ids[core], semantic[core] = part.view(core, maps)
+    for tile, core, maps in zip(tiles, tiling.cores, mended):
+        ids[core], semantic[core] = tile.view(core, maps)
     return ids, semantic, objects, np.concatenate(scores), dropped
 
 
-class _Part:
+class _Tile:
     """What a tile holds. Its instance i has the number first + i among those of all tiles.
 
     Args:
@@ -274,9 +274,9 @@ class _Part:
         self._low = [axis.start + (axis.start > 0) for axis in box]
         self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
         self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
-        for i, place in enumerate(find_objects(instance), 1):
-            if place:
-                axes = list(zip(box, place))
+        for i, bounds in enumerate(find_objects(instance), 1):
+            if bounds:
+                axes = list(zip(box, bounds))
                 self._bounds[i] = [a.start + p.start for a, p in axes], [a.start + p.stop for a, p in axes]
         self.whole = (self.areas > 0) & self.sees(self)
         self.whole[0] = False
@@ -288,8 +288,8 @@ class _Part:
 
     def view(self, box, maps=None):
         """Views of (ids, semantic), or of other maps of the tile, in a box of the photo."""
-        place = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
-        return [x[place] for x in maps or self.maps]
+        index = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
+        return [x[index] for x in maps or self.maps]
 
     def local(self, ids):
         """The tile's own numbers, from 1, of its instances; 0 of none."""
@@ -320,8 +320,8 @@ def _alike(ids, others):
     a, b = a.ravel(), b.ravel()
     pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
     i, j = np.divmod(pairs, len(theirs))
-    found = np.stack([mine[i], theirs[j]])
-    return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
+    matches = np.stack([mine[i], theirs[j]])
+    return matches[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(matches > 0, 0)]
 
 
 def _numbered(ids, objects, scores):
@@ -337,10 +337,10 @@ def _numbered(ids, objects, scores):
     """
     flat = ids.ravel()
     runs = np.flatnonzero(np.diff(flat, prepend=-1))  # where other instances begin, in raster order
-    found, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
+    visible, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
     number = np.zeros(len(objects), np.int32)
-    number[found[np.argsort(first)]] = np.arange(1, len(found) + 1)
+    number[visible[np.argsort(first)]] = np.arange(1, len(visible) + 1)
     number = number[objects]  # of each instance; 0 of those that nobody sees
     pixels = np.bincount(flat, minlength=len(objects))
-    area, total = (np.bincount(number, x, len(found) + 1)[1:] for x in (pixels, pixels * scores))
+    area, total = (np.bincount(number, x, len(visible) + 1)[1:] for x in (pixels, pixels * scores))
     return number[ids], (total / area).astype(np.float32)

@@ -86,15 +86,15 @@ class Sentences:
         records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).batch(4096)
         schema = {name: kind for name, kind in tfrecord.SCHEMAS["text"].items() if name.endswith("/ids")}
         with name_damaged_records(data_dir, data.train_split):
-            parts = list(records.map(lambda part: tf.io.parse_example(part, schema)))
+            chunks = list(records.map(lambda chunk: tf.io.parse_example(chunk, schema)))
         self.lengths, self._ids, self._starts = data.lengths, [], []
         sizes = []
         for side in data.sides:
-            ragged = [part[f"{side}/ids"] for part in parts]
-            ids = np.concatenate([part.flat_values.numpy() for part in ragged])
+            ragged = [chunk[f"{side}/ids"] for chunk in chunks]
+            ids = np.concatenate([chunk.flat_values.numpy() for chunk in ragged])
             if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
                 check_records(data_dir, data.train_split)  # names the record
-            sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
+            sizes.append(np.concatenate([chunk.row_lengths().numpy() for chunk in ragged]))
             self._ids.append(ids.astype(np.int32))
             self._starts.append(np.concatenate([[0], np.cumsum(sizes[-1])]))
         # The bucket of each pair; len(lengths) for those that are too long.
@@ -114,7 +114,7 @@ class Sentences:
             members = order[self.buckets[order] == bucket]
             size = rows * (self.lengths[-1] // length)
             count = -(-len(members) // size)
-            batches += [(bucket, part) for part in np.resize(members, [count, size])]
+            batches += [(bucket, pairs) for pairs in np.resize(members, [count, size])]
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def batch(self, bucket, numbers, rows):
@@ -155,13 +155,13 @@ def training_text(data_dir, data, spec, stream):
     a_step = replicas // hosts
 
     def batches():
-        epoch, found = 0, sentences.epoch(stream.seed, 0, rows)  # every epoch has as many batches
+        epoch, order = 0, sentences.epoch(stream.seed, 0, rows)  # every epoch has as many batches
         for number in itertools.count(stream.first_step * a_step):  # of this host's batches
-            place = number // a_step * replicas + host * a_step + number % a_step
-            if place // len(found) != epoch:
-                epoch = place // len(found)
-                found = sentences.epoch(stream.seed, epoch, rows)
-            yield sentences.batch(*found[place % len(found)], rows)
+            index = number // a_step * replicas + host * a_step + number % a_step
+            if index // len(order) != epoch:
+                epoch = index // len(order)
+                order = sentences.epoch(stream.seed, epoch, rows)
+            yield sentences.batch(*order[index % len(order)], rows)
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}

@@ -79,7 +79,7 @@ class TranslationPredictionWriter(PredictionWriter):
         texts = {name: example[name].numpy().decode() for name in ("source", "reference")}
         self.annotations.append({"id": int(example["id"]), **texts, "translation": text})
 
-    def seen(self, index):
+    def decoded(self, index):
         """What `add` was given for sentence number `index`."""
         return self.annotations[index]["translation"]
 
@@ -120,8 +120,8 @@ class TranslationEvaluator(Evaluator):
 
         def run(examples):
             for example in examples:
-                found = signatures["text"](text=tf.constant([self.given(example)]))
-                yield example, {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+                outputs = signatures["text"](text=tf.constant([self.given(example)]))
+                yield example, {"translation": outputs["translation"][0].numpy().decode(), "score": outputs["score"][0]}
 
         return run
 
@@ -291,13 +291,13 @@ class TranslationTask(Task):
             model, batch: of a part of a batch.
             whole: see `whole_batch`; by default the part is the whole batch.
         """
-        counts, parts = whole or (self.counts(model, batch), 1)
+        counts, micro_batches = whole or (self.counts(model, batch), 1)
         target, vocabulary = batch["target"], self.spec.num_classes
         logits = model({"source": batch["source"], "target": target}, training=True)[LOGITS]
-        share = self.label_smoothing / vocabulary
-        wanted = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + share, share)
-        found = tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
-        return {"total": parts * tf.reduce_sum(found * _is_real(target)) / counts["total"]}
+        smoothing = self.label_smoothing / vocabulary
+        labels = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + smoothing, smoothing)
+        entropy = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        return {"total": micro_batches * tf.reduce_sum(entropy * _is_real(target)) / counts["total"]}
 
     # === Prediction ===
 
@@ -323,9 +323,9 @@ class TranslationTask(Task):
             return dict(zip(("ids", "score"), self.translate(model, source)))
 
         def run(examples):
-            for example, found in replicated(examples):
-                translation = self.spec.decode(found["ids"].numpy())
-                yield example, {"translation": translation, "score": found["score"].numpy()}
+            for example, output in replicated(examples):
+                translation = self.spec.decode(output["ids"].numpy())
+                yield example, {"translation": translation, "score": output["score"].numpy()}
 
         replicated = DistributedPredictor(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
         return run
@@ -347,8 +347,8 @@ class TranslationTask(Task):
         def branch(length):
             def run():
                 source = tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
-                found, score = self.translate(model, source[None])
-                return tf.pad(found[0], [[0, self.data.lengths[-1] - length]]), score[0]
+                translated, score = self.translate(model, source[None])
+                return tf.pad(translated[0], [[0, self.data.lengths[-1] - length]]), score[0]
 
             return run
 

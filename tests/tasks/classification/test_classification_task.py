@@ -58,8 +58,8 @@ def test_loss(colours_dir, smoothing):
 
     batch = {"image": None, "label": tf.constant(labels, tf.float32)}
     target = labels * (1 - smoothing) + smoothing / 3
-    wanted = -(target * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1).mean()
-    assert float(task.losses(model, batch)["total"]) == pytest.approx(wanted, abs=1e-6)
+    expected = -(target * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1).mean()
+    assert float(task.losses(model, batch)["total"]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_is_refused(colours_dir, tmp_path):

@@ -31,11 +31,11 @@ SPLIT = "val2017"
 def photos(sample_dir):
     """The eight sample photos for evaluation, the one with most objects first. Two of these are crowds."""
     assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
-    found = list(DETECTION.examples(sample_dir, SPLIT, COCO))
-    found.sort(key=lambda e: -len(e["object/class"]))
-    crowd = np.arange(len(found[0]["object/class"])) < 2
-    found[0] = {**found[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
-    return found
+    examples = list(DETECTION.examples(sample_dir, SPLIT, COCO))
+    examples.sort(key=lambda e: -len(e["object/class"]))
+    crowd = np.arange(len(examples[0]["object/class"])) < 2
+    examples[0] = {**examples[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
+    return examples
 
 
 def truth(example, masked=False):
@@ -55,8 +55,8 @@ def truth(example, masked=False):
 
 def guesses(example, seed):
     """Moved, dropped and wrongly named objects with scores, some of them equal."""
-    rng, found = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
-    for one in list(found):
+    rng, objects = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
+    for one in list(objects):
         for _ in range(rng.integers(0, 3)):
             x, y, width, height = one["bbox"]
             moved = [
@@ -66,8 +66,8 @@ def guesses(example, seed):
                 height,
             ]
             category = int(rng.choice(COCO.category_ids[:80])) if rng.random() < 0.2 else one["category_id"]
-            found.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
-    return found[len(true_objects(example, COCO)) // 2 :]
+            objects.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
+    return objects[len(true_objects(example, COCO)) // 2 :]
 
 
 def scored(photos, predict, masked=False):
@@ -79,8 +79,8 @@ def scored(photos, predict, masked=False):
 
 def test_truth_is_perfect_with_crowds(photos):
     result = scored(photos, lambda e: truth(e, masked=True), masked=True).result()
-    for part in ("box", "mask"):
-        assert [result[part][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
+    for kind in ("box", "mask"):
+        assert [result[kind][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
     assert all(value == pytest.approx(1) for value in result["per_class"].values() if not np.isnan(value))
     assert not [row for row in result["confusions"] if row[1] == "missed"]
 
@@ -112,20 +112,20 @@ def theirs(photos, predict):
 def test_moved_boxes_have_pycocotools_figures(photos, seed):
     ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # equal scores are ranked in the order of the photos
     ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
-    wanted = theirs(ordered, lambda e: guesses(e, seed))
+    expected = theirs(ordered, lambda e: guesses(e, seed))
     assert 0.05 < ours["ap"] < 0.95
-    for name, value in zip(FIGURES, wanted):
+    for name, value in zip(FIGURES, expected):
         assert ours[name] == value or (np.isnan(ours[name]) and value == -1), name
 
 
 def test_confusions_name_the_box_that_overlaps_most():
     true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
     true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
-    found = [
+    predicted = [
         {"bbox": [0, 0, 10, 9], "category_id": 5, "score": 0.6},
         {"bbox": [0, 0, 10, 10], "category_id": 1, "score": 0.4},
     ]
-    assert list(confusions(true, found, 9)) == [(1, 5), (3, 9)]
+    assert list(confusions(true, predicted, 9)) == [(1, 5), (3, 9)]
     assert list(confusions(true, [], 9)) == [(1, 9), (3, 9)]
 
 
@@ -152,11 +152,11 @@ def test_pasted_masks():
 def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
     """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
-    pixels, known = (x.numpy() for x in record_masks(example, COCO))
-    assert known.all()
-    own = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
+    pixels, has_mask = (x.numpy() for x in record_masks(example, COCO))
+    assert has_mask.all()
+    boxes = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
     pngs = [png(255 * mask) for mask in pixels]
-    whole = {**example, **own, "box/mask": tf.constant(pngs)}
+    whole = {**example, **boxes, "box/mask": tf.constant(pngs)}
     less = {**whole, "box/mask": tf.constant([png(np.zeros([1, 1])), *pngs[1:]])}
     right = truth(whole, masked=True)
     scores = {}
@@ -166,15 +166,15 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
         ("missed", less, right[1:]),
         ("whole missed", whole, right[1:]),
     ):
-        part = DetectionMetrics(COCO)
-        part.add(one, prediction, masked=True)
-        scores[name] = part.result()
+        metrics = DetectionMetrics(COCO)
+        metrics.add(one, prediction, masked=True)
+        scores[name] = metrics.result()
     for name in ("whole", "less", "missed"):
         assert scores[name]["mask"]["ap"] == pytest.approx(1), name
     assert scores["whole missed"]["mask"]["ap"] < 0.99
     np.testing.assert_equal(scores["less"]["box"], scores["whole"]["box"])
     assert scores["missed"]["box"]["ap"] < 0.99
     nothing = {**whole, "box/mask": tf.constant([], tf.string)}
-    part = DetectionMetrics(COCO)
-    part.add(nothing, right, masked=True)
-    assert "mask" not in part.result()
+    metrics = DetectionMetrics(COCO)
+    metrics.add(nothing, right, masked=True)
+    assert "mask" not in metrics.result()

@@ -12,9 +12,9 @@ from tests import oracles
 def drawn(objects, valid_size, canvas, seed=0):
     """(corners [n, 4], scores [n], codes [n, 4]) of all anchors of a photo."""
     targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), valid_size, canvas, [seed, 0])
-    places = anchors(canvas)
-    parts = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in places.items()))
-    corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in part]) for part in parts)
+    anchor_maps = anchors(canvas)
+    columns = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in anchor_maps.items()))
+    corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in column]) for column in columns)
     return corners.reshape(-1, 4), scores, codes.reshape(-1, 4)
 
 
@@ -52,12 +52,12 @@ def test_anchors_are_assigned_as_in_the_studys_code(objects, valid_size):
     objects = [box for box in objects if box[2] <= valid_size[0] and box[3] <= valid_size[1]]
     corners, scores, codes = drawn(objects, valid_size, (64, 128))
     inside = is_inside(corners, valid_size)
-    wanted = np.full(len(corners), -2)
-    wanted[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
-    of_objects, background = wanted >= 0, wanted == -1
-    positive = min(of_objects.sum(), 128)
-    assert (scores == 1).sum() == positive and (scores == 0).sum() == min(background.sum(), 256 - positive)
-    assert of_objects[scores == 1].all() and background[scores == 0].all()
+    expected = np.full(len(corners), -2)
+    expected[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
+    positive, background = expected >= 0, expected == -1
+    sampled = min(positive.sum(), 128)
+    assert (scores == 1).sum() == sampled and (scores == 0).sum() == min(background.sum(), 256 - sampled)
+    assert positive[scores == 1].all() and background[scores == 0].all()
     assert not codes[scores != 1].any()
     for i in np.flatnonzero(scores == 1):
-        np.testing.assert_allclose(codes[i], oracles.box_code(objects[wanted[i]], corners[i]), 1e-4, 1e-5)
+        np.testing.assert_allclose(codes[i], oracles.box_code(objects[expected[i]], corners[i]), 1e-4, 1e-5)

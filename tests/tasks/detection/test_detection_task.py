@@ -64,9 +64,9 @@ def random_step(labels, kinds, masked):
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
     batch, outputs = random_step(*CASES[case])
-    wanted = oracles.detector_losses(outputs, batch)
-    assert [name for name, value in wanted.items() if not value] == EMPTY.get(case, [])
-    wanted["total"] = sum(wanted.values())
+    expected = oracles.detector_losses(outputs, batch)
+    assert [name for name, value in expected.items() if not value] == EMPTY.get(case, [])
+    expected["total"] = sum(expected.values())
 
     def constant(x):
         return tf.constant(x, tf.float32 if x.dtype.kind == "f" else tf.int32)
@@ -74,16 +74,16 @@ def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
     def model(image, valid_size, truth, training):
         return tf.nest.map_structure(lambda x: constant(x[image.numpy().astype(int).ravel()]), outputs)
 
-    def part(rows):
+    def micro_batch(rows):
         return {name: constant(x[rows]) for name, x in batch.items()}
 
-    found = task.losses(model, part(range(4)))
-    assert {name: float(found[name]) for name in found} == pytest.approx(wanted, rel=1e-5)
-    parts = [part([0]), part([1, 2, 3])]
-    counts = [task.counts(model, one) for one in parts]
+    actual = task.losses(model, micro_batch(range(4)))
+    assert {name: float(actual[name]) for name in actual} == pytest.approx(expected, rel=1e-5)
+    micro_batches = [micro_batch([0]), micro_batch([1, 2, 3])]
+    counts = [task.counts(model, one) for one in micro_batches]
     counts = {name: counts[0][name] + counts[1][name] for name in counts[0]}
-    found = [task.losses(model, one, whole_batch(counts, 2)) for one in parts]
-    assert {name: float(found[0][name] + found[1][name]) / 2 for name in wanted} == pytest.approx(wanted, rel=1e-5)
+    first, second = (task.losses(model, one, whole_batch(counts, 2)) for one in micro_batches)
+    assert {name: float(first[name] + second[name]) / 2 for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, capsys):
@@ -99,15 +99,15 @@ def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, caps
 
 def test_detections_are_on_the_photos_own_pixels(task):
     """A photo of 200x100 pixels (height x width) that takes 100x25 of the canvas."""
-    found = {
+    detections = {
         "box": tf.constant([[10.0, 5, 60, 20], [-3, -3, 130, 30]]),  # top, left, bottom, right
         "class": tf.constant([1, len(task.spec.thing_classes)]),
         "score": tf.constant([0.9, 0.8]),
     }
-    ours = task.on_photo(found, tf.constant([100, 25]), tf.constant([200, 100]))
+    ours = task.on_photo(detections, tf.constant([100, 25]), tf.constant([200, 100]))
     np.testing.assert_allclose(ours["box"], [[20, 20, 60, 100], [0, 0, 100, 200]])  # left, top, width, height
     np.testing.assert_array_equal(ours["class"], [task.spec.thing_classes[0], task.spec.thing_classes[-1]])
-    np.testing.assert_array_equal(ours["score"], found["score"])
+    np.testing.assert_array_equal(ours["score"], detections["score"])
 
 
 def test_a_data_set_without_things_is_refused(task, sample_dir):

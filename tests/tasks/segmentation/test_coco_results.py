@@ -59,8 +59,8 @@ def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examp
     assert evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO)) == scores
     assert not capsys.readouterr().out
     shutil.rmtree(tmp_path / "semantic_val2017")
-    found = evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO))
-    assert found["pq"] == scores["pq"] and found["ap"] == scores["ap"] and found["miou"] != scores["miou"]
+    again = evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO))
+    assert again["pq"] == scores["pq"] and again["ap"] == scores["ap"] and again["miou"] != scores["miou"]
     assert "8 of 8 images have no map of classes; their mIoU is of the segments" in capsys.readouterr().out
 
 
@@ -76,15 +76,15 @@ def test_the_official_evaluator_prints_our_scores(written, tmp_path):
     """That of cityscapesscripts, which has panopticapi's rule and reads the same files."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     truth, (folder, scores) = f"{SAMPLE_DIR}/annotations/panoptic_val2017", written
-    found = str(folder / "panoptic_val2017")
-    theirs = official.evaluatePanoptic(truth + ".json", truth, found + ".json", found, str(tmp_path / "scores.json"))
+    pngs = str(folder / "panoptic_val2017")
+    theirs = official.evaluatePanoptic(truth + ".json", truth, pngs + ".json", pngs, str(tmp_path / "scores.json"))
     for group in ("all", "things", "stuff"):
         for quantity in ("pq", "sq", "rq"):
             np.testing.assert_allclose(scores["pq"][group][quantity], theirs[group.title()][quantity], rtol=1e-12)
     assert 0.2 < scores["pq"]["all"]["pq"] < 1
 
 
-def of_first(folder, content):
+def first_png(folder, content):
     """The path of the PNG of the first image."""
     return folder / "panoptic_val2017" / content["annotations"][0]["file_name"]
 
@@ -107,8 +107,8 @@ BAD = [
         lambda folder, c: c["annotations"].pop(),
         r"1 of the split's 8 images, first image \d+ \(\d+\.jpg\)$",
     ),
-    (lambda folder, c: of_first(folder, c).unlink(), r"lacks 1 of the PNGs that .*\.json names, first \d+\.png"),
-    (lambda folder, c: resize(of_first(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
+    (lambda folder, c: first_png(folder, c).unlink(), r"lacks 1 of the PNGs that .*\.json names, first \d+\.png"),
+    (lambda folder, c: resize(first_png(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
     (lambda folder, c: segments_of(c).pop(), r"id \d+ is only in the PNG"),
     (lambda folder, c: segments_of(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
     (lambda folder, c: segments_of(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),

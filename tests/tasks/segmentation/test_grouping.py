@@ -46,15 +46,15 @@ def test_golden(name, jit):
         CENTER: arrays["center_heatmap"],
         OFFSET: arrays["offsets"],
     }
-    found = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
+    actual = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
     # On a CPU DeepLab2's top-k wrongly drops some centres. The golden file then also has the exact result.
     dropped = meta["centers_kept"] < min(meta["keep_k_centers"], meta["peaks_after_nms"])
     suffix = "_exact_topk" if dropped else ""
     for i in range(batch):
-        np.testing.assert_array_equal(found["semantic"][i], arrays["semantic"])
-        np.testing.assert_array_equal(found["instance"][i], arrays[f"instance{suffix}"])
-        np.testing.assert_array_equal(found["panoptic"][i], arrays[f"panoptic{suffix}"])
-        scores = np.concatenate([[0], found["center_score"][i]])[found["instance"][i]]
+        np.testing.assert_array_equal(actual["semantic"][i], arrays["semantic"])
+        np.testing.assert_array_equal(actual["instance"][i], arrays[f"instance{suffix}"])
+        np.testing.assert_array_equal(actual["panoptic"][i], arrays[f"panoptic{suffix}"])
+        scores = np.concatenate([[0], actual["center_score"][i]])[actual["instance"][i]]
         if not dropped:
             np.testing.assert_array_equal(scores, arrays["instance_scores"])
     centers, scores, _ = find_centers(tf.constant(arrays["center_heatmap"][None, ..., 0]), config, config.top_k)
@@ -118,11 +118,11 @@ def test_the_knobs_are_those_of_panoptic_deeplab():
 def test_without_instances_every_class_is_a_segment():
     spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
     classes = np.array([[[0, 0, 0, 1]], [[1, 1, 1, 1]], [[0, 0, 1, 1]]], np.int32)
-    found = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
+    actual = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
     void = spec.void
-    np.testing.assert_array_equal(found["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
-    assert found["score"].shape == found["center_score"].shape == [3, 1]
-    assert not found["instance"].numpy().any() and not found["score"].numpy().any()
+    np.testing.assert_array_equal(actual["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
+    assert actual["score"].shape == actual["center_score"].shape == [3, 1]
+    assert not actual["instance"].numpy().any() and not actual["score"].numpy().any()
 
 
 @pytest.mark.parametrize("jit", jit_values())
@@ -137,6 +137,6 @@ def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
     heat = maps[CENTER][0, :: kernel // 2 + 1, :: kernel // 2 + 1, 0]
     heat[:] = np.random.default_rng(0).permutation(heat.size).reshape(heat.shape) / heat.size / 2 + 0.5
     for top_k, divisor, kept in (None, 1000, heat.size), (9, 1000, 9), (None, 30, min(29, heat.size)):
-        found = run(maps, make_spec(1, {0}, divisor), PostprocessConfig(0.1, kernel, top_k), jit)
-        assert found["dropped"] == heat.size - kept and len(np.unique(found["panoptic"])) == kept
-        np.testing.assert_allclose(found["center_score"][0], [x for x in heat.flat if x >= np.sort(heat.flat)[-kept]])
+        actual = run(maps, make_spec(1, {0}, divisor), PostprocessConfig(0.1, kernel, top_k), jit)
+        assert actual["dropped"] == heat.size - kept and len(np.unique(actual["panoptic"])) == kept
+        np.testing.assert_allclose(actual["center_score"][0], [x for x in heat.flat if x >= np.sort(heat.flat)[-kept]])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import label as components
 
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, of_pieces
+from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces
 from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of, run
 
 RUNS = settings(
@@ -46,48 +46,48 @@ def network_maps(draw):
 
 def group(maps, config):
     """`postprocess` of the maps of one photo, as arrays."""
-    found = run({name: x[None] for name, x in maps.items()}, SPEC, config)
-    return {name: x[0] for name, x in found.items()}
+    results = run({name: x[None] for name, x in maps.items()}, SPEC, config)
+    return {name: x[0] for name, x in results.items()}
 
 
 @settings(RUNS, max_examples=15)
 @given(network_maps(), KNOBS)
 def test_the_grouping_is_the_loops(maps, config):
     """With all ties: of equal pixels the first is the centre, of centres at one distance the first is the nearest."""
-    found = group(maps, config)
-    np.testing.assert_array_equal(found["panoptic"], loops(maps, SPEC, config))
+    actual = group(maps, config)
+    np.testing.assert_array_equal(actual["panoptic"], loops(maps, SPEC, config))
     peaks = peaks_of(maps[CENTER][..., 0], config)
-    assert found["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
-    there = np.isin(np.arange(1, len(found["score"]) + 1), found["instance"])
-    np.testing.assert_array_equal(found["score"] > 0, there)
+    assert actual["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
+    there = np.isin(np.arange(1, len(actual["score"]) + 1), actual["instance"])
+    np.testing.assert_array_equal(actual["score"] > 0, there)
     probability = tf.nn.softmax(maps[SEMANTIC]).numpy()
     for i in np.flatnonzero(there):
-        mask = found["instance"] == i + 1
+        mask = actual["instance"] == i + 1
         winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask]).argmax()
-        wanted = found["center_score"][i] * probability[..., winner][mask].mean()
-        np.testing.assert_allclose(found["score"][i], wanted, rtol=1e-5)
+        expected = actual["center_score"][i] * probability[..., winner][mask].mean()
+        np.testing.assert_allclose(actual["score"][i], expected, rtol=1e-5)
 
 
 # === Pieces of instances ===
 
 
 def in_pieces(panoptic, config, scale):
-    """`of_pieces`, instance by instance."""
-    found, others = panoptic.copy(), []
+    """`apply_pieces`, instance by instance."""
+    labels, others = panoptic.copy(), []
     for label in np.unique(panoptic[panoptic % SPEC.label_divisor > 0]):
-        parts, count = components(panoptic == label)
-        areas = np.bincount(parts.ravel())[1:]
+        pieces, count = components(panoptic == label)
+        areas = np.bincount(pieces.ravel())[1:]
         for i in range(count):
-            mask = parts == i + 1
+            mask = pieces == i + 1
             if areas[i] * scale**2 < config.thing_area or (config.pieces == "largest" and i != areas.argmax()):
-                found[mask] = SPEC.void
+                labels[mask] = SPEC.void
             if i != areas.argmax():
                 others.append((np.flatnonzero(mask)[0], label // SPEC.label_divisor, mask))
     for number, (_, kind, mask) in enumerate(sorted(others, key=lambda one: one[0]), 1):
         new = (panoptic % SPEC.label_divisor).max() + number
-        if config.pieces == "split" and new < SPEC.label_divisor and SPEC.void not in found[mask]:
-            found[mask] = kind * SPEC.label_divisor + new
-    return found
+        if config.pieces == "split" and new < SPEC.label_divisor and SPEC.void not in labels[mask]:
+            labels[mask] = kind * SPEC.label_divisor + new
+    return labels
 
 
 @settings(RUNS, max_examples=25)
@@ -99,8 +99,8 @@ def test_pieces_are_those_of_scipy(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     panoptic = rng.choice(labels, size).astype(np.int32)
     config = PostprocessConfig(pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9)))
-    found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
-    np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
+    actual = apply_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
+    np.testing.assert_array_equal(actual, in_pieces(panoptic, config, 1.5))
 
 
 def test_a_spiral_is_one_piece():
@@ -110,5 +110,5 @@ def test_a_spiral_is_one_piece():
         panoptic[i, max(i - 2, 0) : 61 - i] = panoptic[60 - i, i : 61 - i] = 1001
         panoptic[i : 61 - i, 60 - i] = panoptic[i + 2 : 61 - i, i] = 1001
     assert components(panoptic)[1] == 1
-    found = of_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
-    np.testing.assert_array_equal(found, panoptic)
+    actual = apply_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
+    np.testing.assert_array_equal(actual, panoptic)

@@ -26,7 +26,7 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
     logits, labels = rng.normal(size=[2, 8, 10, 3]), rng.integers(0, 3, [2, 8, 10])
     labels[rng.uniform(size=labels.shape) < ignored] = SPEC.ignore
     weights = rng.uniform(0.5, 3, labels.shape)
-    wanted = []
+    expected = []
     for n in range(2):
         pixel = []
         for y in range(8):
@@ -35,11 +35,11 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
                     p = np.exp(logits[n, y, x]) / np.exp(logits[n, y, x]).sum()
                     pixel.append(-np.log(p[labels[n, y, x]]) * weights[n, y, x])
         hardest = sorted(pixel)[::-1][: round(top_k * 80)]
-        wanted.append(np.mean(hardest) if hardest else 0.0)
-    found = losses.bootstrapped_cross_entropy(
+        expected.append(np.mean(hardest) if hardest else 0.0)
+    actual = losses.bootstrapped_cross_entropy(
         f32(logits), tf.constant(labels, tf.int32), f32(weights), ignore=SPEC.ignore, top_k=top_k
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
@@ -53,16 +53,16 @@ def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, 
     x = tf.constant(values.reshape(4, 10, 10))
     with device(), tf.GradientTape() as tape:
         tape.watch(x)
-        found = losses.mean_of_largest(x, tf.constant(valid.reshape(4, 10, 10)), most)
-    gradient = tape.gradient(found, x).numpy().reshape(4, 100)
+        actual = losses.mean_of_largest(x, tf.constant(valid.reshape(4, 10, 10)), most)
+    gradient = tape.gradient(actual, x).numpy().reshape(4, 100)
     for row, (value, use) in enumerate(zip(values, valid)):
         largest = np.sort(value[use].astype(np.float64))[::-1][:most]
-        np.testing.assert_allclose(found[row], largest.mean() if largest.size else 0.0, rtol=1e-6)
-        wanted = np.zeros(100)
+        np.testing.assert_allclose(actual[row], largest.mean() if largest.size else 0.0, rtol=1e-6)
+        expected = np.zeros(100)
         for number in np.unique(largest):  # equal values share what a sort would give to some of them
             equal = use & (value == number)
-            wanted[equal] = np.sum(largest == number) / np.sum(equal) / largest.size
-        np.testing.assert_allclose(gradient[row], wanted, rtol=1e-6)
+            expected[equal] = np.sum(largest == number) / np.sum(equal) / largest.size
+        np.testing.assert_allclose(gradient[row], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -75,11 +75,11 @@ def test_a_pixel_that_is_no_number_is_among_the_largest(sign):
 def test_the_auxiliary_loss_has_its_weight():
     maps = {SEMANTIC: tf.random.normal([1, 4, 4, 3], seed=0), AUXILIARY: tf.random.normal([1, 4, 4, 3], seed=1)}
     targets = {"semantic": tf.ones([1, 4, 4], tf.int32), "semantic_weight": tf.ones([1, 4, 4])}
-    found = losses.panoptic_losses(maps, targets, SPEC)
+    actual = losses.panoptic_losses(maps, targets, SPEC)
     alone = losses.panoptic_losses({SEMANTIC: maps[AUXILIARY]}, targets, SPEC)
-    assert found.keys() == {"semantic", "auxiliary", "total"} and alone.keys() == {"semantic", "total"}
-    np.testing.assert_allclose(found["auxiliary"], 0.4 * alone["semantic"], rtol=1e-5)
-    np.testing.assert_allclose(found["total"], found["semantic"] + found["auxiliary"], rtol=1e-6)
+    assert actual.keys() == {"semantic", "auxiliary", "total"} and alone.keys() == {"semantic", "total"}
+    np.testing.assert_allclose(actual["auxiliary"], 0.4 * alone["semantic"], rtol=1e-5)
+    np.testing.assert_allclose(actual["total"], actual["semantic"] + actual["auxiliary"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("size,old,stride", [(1024, 256, 8), (1025, 257, 3)])
@@ -112,9 +112,9 @@ def test_terms_and_weights(stride):
     def cast(d):
         return {k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()}
 
-    found = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
-    places = np.arange(0, size, stride) / 4  # of the wanted pixels on the grid of the outputs
-    weights = np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(5)))
+    actual = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
+    positions = np.arange(0, size, stride) / 4  # of the wanted pixels on the grid of the outputs
+    weights = np.maximum(0.0, 1.0 - np.abs(positions[:, None] - np.arange(5)))
     maps = {name: np.einsum("yh,xw,nhwc->nyxc", weights, weights, x) for name, x in outputs.items()}
 
     def at(k):
@@ -125,10 +125,10 @@ def test_terms_and_weights(stride):
         / at("center_weight")[n].sum()
         for n in range(2)
     ]
-    np.testing.assert_allclose(found["center"], 200 * np.mean(center), rtol=1e-4)
+    np.testing.assert_allclose(actual["center"], 200 * np.mean(center), rtol=1e-4)
     distance = np.abs(4 * maps[OFFSET] - at("offset")).mean(-1) * at("offset_weight")
-    wanted = 0.01 * distance[0].sum() / at("offset_weight")[0].sum() / 2
-    np.testing.assert_allclose(found["offset"], wanted, rtol=1e-4)
+    expected = 0.01 * distance[0].sum() / at("offset_weight")[0].sum() / 2
+    np.testing.assert_allclose(actual["offset"], expected, rtol=1e-4)
     log_sums = np.log(np.exp(maps[SEMANTIC]).sum(-1))
     labels = at("semantic")
     hardest = [
@@ -136,5 +136,5 @@ def test_terms_and_weights(stride):
         for n in range(2)
     ]
     most = round(losses.LossConfig().top_k * labels[0].size)
-    np.testing.assert_allclose(found["semantic"], np.mean([x[-most:].mean() for x in hardest]), rtol=1e-4)
-    np.testing.assert_allclose(found["total"], found["semantic"] + found["center"] + found["offset"], rtol=1e-6)
+    np.testing.assert_allclose(actual["semantic"], np.mean([x[-most:].mean() for x in hardest]), rtol=1e-4)
+    np.testing.assert_allclose(actual["total"], actual["semantic"] + actual["center"] + actual["offset"], rtol=1e-6)

@@ -83,11 +83,11 @@ def test_the_mean_is_over_scales_and_mirror_images(model):
             probability.append(tf.nn.softmax(maps[SEMANTIC]))
             heat.append(maps[CENTER])
             offset.append(maps[OFFSET] * ([1, -1] if flip else 1))
-    found = run(model, images, scales, True)
-    np.testing.assert_allclose(found[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(found[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
-    assert np.mean(found[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
+    actual = run(model, images, scales, True)
+    np.testing.assert_allclose(actual[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(actual[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(actual[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
+    assert np.mean(actual[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
 
 
 def test_canvases_keep_the_grid():

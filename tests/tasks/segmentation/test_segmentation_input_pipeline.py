@@ -60,16 +60,16 @@ def test_quarter_turns_turn_photo_and_labels_together(cells):
     for scale in (None, 1.0):  # a fitted photo is turned before it is fitted
         data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
         turned = [(np.rot90(photo, k), np.rot90(segments, k)) for k in range(4)]
-        wanted = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
+        expected = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
         turns = []
         for example in drawn(record_of(photo, segments), data, 24):
-            found = [
+            matches = [
                 k
-                for k, (image, classes) in enumerate(wanted)
+                for k, (image, classes) in enumerate(expected)
                 if np.allclose(example["image"], image, atol=1e-5) and np.array_equal(example["semantic"], classes)
             ]
-            assert len(found) == 1
-            turns += found
+            assert len(matches) == 1
+            turns += matches
         assert set(turns) == {0, 1, 2, 3} and max(map(turns.count, range(4))) < 14
 
 
@@ -89,7 +89,7 @@ def _placed_classes(segments, scale):
 def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
     photo, segments = cells
     plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
-    found = []
+    numbers = []
     for gamma, brightness in (((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
         data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
         for example in drawn(record_of(photo, segments), data, 10):
@@ -102,8 +102,8 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
             np.testing.assert_allclose(values, np.minimum(255 * (photo / 255) ** exponent * factor, 255), atol=0.05)
             assert gamma[0] - 1e-3 <= exponent <= gamma[1] + 1e-3
             assert brightness[0] - 2e-3 <= factor <= brightness[1] + 2e-3
-            found.append((round(exponent, 3), round(factor, 3)))
-    assert all(len(set(numbers)) > 5 for numbers in zip(*found[:10]))
+            numbers.append((round(exponent, 3), round(factor, 3)))
+    assert all(len(set(drawn_values)) > 5 for drawn_values in zip(*numbers[:10]))
 
 
 def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
@@ -115,9 +115,9 @@ def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
         image, labels = (x[:, ::-1] if draw[0] < 0.5 else x for x in (photo, segments))
         valid_size = fitted_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()
         corner = np.sign(valid_size - 40) * np.floor(draw[2:] * (abs(valid_size - 40) + 1)).astype(int)
-        place = valid_size, (40, 40), corner.astype(np.int32)
-        np.testing.assert_allclose(example["image"], place_image(image, *place), atol=1e-4)
-        placed = place_labels(tf.constant(labels, tf.int32), *place).numpy()
+        placement = valid_size, (40, 40), corner.astype(np.int32)
+        np.testing.assert_allclose(example["image"], place_image(image, *placement), atol=1e-4)
+        placed = place_labels(tf.constant(labels, tf.int32), *placement).numpy()
         np.testing.assert_array_equal(example["semantic"], np.where(placed, placed - 1, COCO.ignore))
 
 

@@ -29,11 +29,11 @@ def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):
 def test_windows_cover_an_axis_and_stay_inside(size, overlap):
     window = min(size, 49)
     starts = window_starts(size, window, overlap)
-    seen = np.zeros(size, int)
+    covered = np.zeros(size, int)
     for start in starts:
         assert 0 <= start <= size - window
-        seen[start : start + window] += 1
-    assert seen.all() and len(set(starts)) == len(starts)
+        covered[start : start + window] += 1
+    assert covered.all() and len(set(starts)) == len(starts)
     assert all(b - a <= -(-window * (1 - overlap) // 1) for a, b in itertools.pairwise(starts))
 
 
@@ -43,15 +43,15 @@ def test_sliding_averages_the_logits_of_the_windows():
     def model(x):  # a result that depends on the place in the window, at half of its size
         return {SEMANTIC: tf.cumsum(x[:, ::2, ::2], 1) * 2.0}
 
-    found = sliding(model, (5, 5), 0.4)(images)[SEMANTIC].numpy()
+    actual = sliding(model, (5, 5), 0.4)(images)[SEMANTIC].numpy()
     total, count = np.zeros(images.shape), np.zeros([7, 11, 1])
     for top in (0, 2):
         for left in (0, 3, 6):
-            part = model(images[:, top : top + 5, left : left + 5])[SEMANTIC]
-            part = tf.raw_ops.ResizeBilinear(images=part, size=[5, 5], align_corners=True).numpy()
-            total[:, top : top + 5, left : left + 5] += part
+            logits = model(images[:, top : top + 5, left : left + 5])[SEMANTIC]
+            logits = tf.raw_ops.ResizeBilinear(images=logits, size=[5, 5], align_corners=True).numpy()
+            total[:, top : top + 5, left : left + 5] += logits
             count[top : top + 5, left : left + 5] += 1
-    assert relative_error(found, total / count) < 1e-6
+    assert relative_error(actual, total / count) < 1e-6
 
 
 def test_a_batch_is_the_images_one_by_one(sample_dir):
@@ -105,6 +105,6 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
     whole = training_example(record, [0, 0], spec, data, instances=False)
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
     data = DataConfig("a", "b", (80, 80), plain)
-    part = training_example(record, [0, 0], spec, data, instances=False)
-    np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # the labels are twice as large
-    assert part["image"].shape == (17, 80, 3)
+    crop = training_example(record, [0, 0], spec, data, instances=False)
+    np.testing.assert_array_equal(crop["semantic"], [[1] * 40 + [0] * 40] * 17)  # the labels are twice as large
+    assert crop["image"].shape == (17, 80, 3)

@@ -47,10 +47,10 @@ def test_a_sweep_is_as_many_evaluations(task, model):
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
     tasks = [dataclasses.replace(task, grouping=grouping) for grouping in configs]
-    found = sweep(tasks, model, examples)
-    for one, scores in zip(tasks, found, strict=True):
+    results = sweep(tasks, model, examples)
+    for one, scores in zip(tasks, results, strict=True):
         np.testing.assert_equal(scores, evaluate(examples, one.predictions(model), PanopticMetrics(task.spec)))
-    assert len({str(scores["pq"]) for scores in found}) > 1
+    assert len({str(scores["pq"]) for scores in results}) > 1
 
 
 @pytest.mark.slow  # traces a network for each size
@@ -112,15 +112,15 @@ def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
     manager.save(checkpoint_number=10)
     (tmp_path / "ckpt-15_temp").mkdir()  # being written
     (tmp_path / "ckpt-15.index").write_bytes(b"")
-    seen, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
+    steps, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
     for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):
         assert prefix == str(tmp_path / f"ckpt-{step}")
-        seen.append(step)
+        steps.append(step)
         for _ in range(3):
             if number := next(saves, None):
                 manager.save(checkpoint_number=number)
     # After 20 there are 40 to 70, after 40 there are 70 to 100.
-    assert seen == [10, 20, 40, 70, 80, 90, 100]
+    assert steps == [10, 20, 40, 70, 80, 90, 100]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [
         "ckpt-30",

@@ -145,10 +145,10 @@ def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
 
 
 def test_a_submission_is_not_written_through_links(tmp_path):
-    home, place = tmp_path / "home", tmp_path / "files" / "instance" / "masks"
+    home, folder = tmp_path / "home", tmp_path / "files" / "instance" / "masks"
     home.mkdir()
-    place.parent.mkdir(parents=True)
-    place.symlink_to(home)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(home)
     with pytest.raises(InputError, match="files/instance/masks.*: a link that leads out of "):
         CityscapesPredictionWriter(str(tmp_path / "files"), CITYSCAPES, "val")
     assert not os.listdir(home)

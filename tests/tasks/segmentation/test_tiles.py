@@ -33,14 +33,14 @@ def made_photo(size, rng, *, objects, largest):
         drawn[inside] = i
     instance = np.zeros(size, np.int32)
     for i in range(1, objects + 1):
-        parts = components(drawn == i)[0]
-        instance += np.where(parts > 0, parts + instance.max(), 0).astype(np.int32)
+        pieces = components(drawn == i)[0]
+        instance += np.where(pieces > 0, pieces + instance.max(), 0).astype(np.int32)
     semantic = rng.choice(STUFF, [3, 3])[np.ix_(np.arange(size[0]) * 3 // size[0], np.arange(size[1]) * 3 // size[1])]
     classes = np.concatenate([[0], rng.choice(THINGS, instance.max() + 1)])
     return np.where(instance > 0, classes[instance], semantic).astype(np.int32), instance
 
 
-def seen(semantic, instance, scores, rng):
+def renumbered(semantic, instance, scores, rng):
     """The prediction of a tile whose instances have other numbers, and some numbers have no pixels."""
     there = np.unique(instance[instance > 0])
     numbers = np.zeros(len(scores) + 1, int)
@@ -60,12 +60,12 @@ def tiles_of(photo, tiling, rng, edges=None):
         semantic, instance = photo[0][box].copy(), photo[1][box].copy()
         if edges:
             cut = set()
-            for axis, (place, side) in enumerate(zip(box, tiling.size)):
+            for axis, (span, side) in enumerate(zip(box, tiling.size)):
                 lines = np.moveaxis(instance, axis, 0)
-                cut |= {*lines[0]} if place.start else set()
-                cut |= {*lines[-1]} if place.stop < side else set()
+                cut |= {*lines[0]} if span.start else set()
+                cut |= {*lines[-1]} if span.stop < side else set()
             edges(semantic, instance, sorted(cut - {0}))
-        yield seen(semantic, instance, scores, rng)
+        yield renumbered(semantic, instance, scores, rng)
 
 
 def numbered(instance):
@@ -78,19 +78,19 @@ def numbered(instance):
     return table[instance], order
 
 
-def assert_truth(found, photo):
+def assert_truth(actual, photo):
     semantic, instance = photo
-    wanted, order = numbered(instance)
-    np.testing.assert_array_equal(found["semantic"], semantic)
-    np.testing.assert_array_equal(found["instance"], wanted)
-    np.testing.assert_allclose(found["score"], 1 / (order + 1), rtol=1e-6)
+    expected, order = numbered(instance)
+    np.testing.assert_array_equal(actual["semantic"], semantic)
+    np.testing.assert_array_equal(actual["instance"], expected)
+    np.testing.assert_allclose(actual["score"], 1 / (order + 1), rtol=1e-6)
     counts, labels = collections.Counter(), [0]
-    for first in np.unique(wanted[wanted > 0], return_index=True)[1]:
-        category = semantic[wanted > 0][first]
+    for first in np.unique(expected[expected > 0], return_index=True)[1]:
+        category = semantic[expected > 0][first]
         counts[category] += 1
         labels.append(category * SPEC.label_divisor + counts[category])
-    panoptic = np.where(wanted > 0, np.array(labels)[wanted], semantic * SPEC.label_divisor)
-    np.testing.assert_array_equal(found["panoptic"], panoptic)
+    panoptic = np.where(expected > 0, np.array(labels)[expected], semantic * SPEC.label_divisor)
+    np.testing.assert_array_equal(actual["panoptic"], panoptic)
 
 
 @st.composite
@@ -125,12 +125,12 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
     size, tiling, _ = case
     counts = np.zeros(size, int)
     for box, core in zip(tiling.boxes, tiling.cores, strict=True):
-        shape = [place.stop - place.start for place in box]
-        assert all(0 <= min(pair) - found < tiling.stride for pair, found in zip(zip(size, tiling.tile), shape))
+        shape = [span.stop - span.start for span in box]
+        assert all(0 <= min(pair) - side < tiling.stride for pair, side in zip(zip(size, tiling.tile), shape))
         assert all(a.start <= b.start < b.stop <= a.stop for a, b in zip(box, core))
         if tiling.stride <= min(tiling.tile) - tiling.overlap:
             multiples = {round(k * tiling.stride) for k in range(max(size) + 1)}
-            assert {place.start for place in box} <= multiples
+            assert {span.start for span in box} <= multiples
         counts[core] += 1
     assert (counts == 1).all()
     for number, box in enumerate(tiling.boxes):
@@ -147,8 +147,8 @@ def test_joined_tiles_are_the_photo(case, edges):
     size, tiling, rng = case
     largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
-    found = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    assert_truth(found, photo)
+    actual = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    assert_truth(actual, photo)
 
 
 def test_the_outline_of_a_cut_object_goes_with_it():
@@ -159,10 +159,10 @@ def test_the_outline_of_a_cut_object_goes_with_it():
     results = [
         {"semantic": 2 + x[box], "instance": x[box], "score": [0.5]} for x, box in zip((cut, whole), tiling.boxes)
     ]
-    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    np.testing.assert_array_equal(found["instance"], whole)
-    np.testing.assert_array_equal(found["semantic"], 2 + whole)
-    np.testing.assert_array_equal(found["score"], [0.5])
+    actual = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(actual["instance"], whole)
+    np.testing.assert_array_equal(actual["semantic"], 2 + whole)
+    np.testing.assert_array_equal(actual["score"], [0.5])
 
 
 def test_scores_are_means_by_pixels_and_classes_by_majority():
@@ -175,9 +175,9 @@ def test_scores_are_means_by_pixels_and_classes_by_majority():
         for box, category, score in zip(tiling.boxes, (1, 3), (0.2, 0.8))
     ]
     assert [core[1] for core in tiling.cores] == [slice(0, 5), slice(5, 10)]
-    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    np.testing.assert_array_equal(found["instance"], instance)
-    np.testing.assert_allclose(found["score"], [(0.2 + 0.8) / 2], rtol=1e-6)
+    actual = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(actual["instance"], instance)
+    np.testing.assert_allclose(actual["score"], [(0.2 + 0.8) / 2], rtol=1e-6)
 
 
 def test_least_areas_are_those_of_the_whole_photo():
@@ -207,8 +207,8 @@ def test_pieces_are_those_of_the_whole_photo(pieces):
         {"semantic": x, "instance": x, "score": [0.5], "dropped": x.sum()}
         for x in map(instance.__getitem__, tiling.boxes)
     )
-    found = join(tiles, tiling, spec=SPEC, grouping=grouping, scale=1.0)
-    wanted = 1001 * instance
-    wanted[speck] = SPEC.void if pieces == "largest" else 1002
-    np.testing.assert_array_equal(found["panoptic"], wanted)
-    assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
+    actual = join(tiles, tiling, spec=SPEC, grouping=grouping, scale=1.0)
+    expected = 1001 * instance
+    expected[speck] = SPEC.void if pieces == "largest" else 1002
+    np.testing.assert_array_equal(actual["panoptic"], expected)
+    assert actual["dropped"] == max(instance[box].sum() for box in tiling.boxes)
