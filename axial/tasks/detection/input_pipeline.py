@@ -1,4 +1,4 @@
-"""What detectors see: photos on a padded canvas with boxes and anchor targets, and photos to evaluate."""
+"""Input pipeline of detection: photos on a padded canvas, with boxes, masks and anchor targets for training."""
 
 import dataclasses
 
@@ -13,22 +13,22 @@ from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
 from axial.tasks.segmentation.input_pipeline import segment_map
 
 MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official
-# Overlaps of `match`. At most half of 256 sampled anchors are objects' (Ren et al., NIPS 2015, Sec. 3.1; the study's
-# configs in mmdetection).
+# IoU thresholds of `match`, and the number of sampled anchors. At most half of these are positive (Ren et al., NIPS
+# 2015, Sec. 3.1; the study's configs in mmdetection).
 OBJECT, BACKGROUND, SAMPLED_ANCHORS = 0.7, 0.3, 256
 
 
 @dataclasses.dataclass(frozen=True)
 class DetectionData(Checked):
-    """Which photos a detector sees, and how.
+    """Splits, sizes and augmentation of a detector's input pipeline.
 
     Attributes:
-        train_split, eval_split: splits of a converted data set.
-        sides: a photo is scaled so that its shorter side is at most the first and its longer side at most the second.
-        canvas: (height, width) of the network's input, multiples of 64. It also bounds the scaled photo.
-        flip: whether training mirrors photos, with a probability of 1/2.
-        boxes: most objects of a training photo; further ones are left out.
-        shuffle: records in the buffer that training draws from; 0 keeps the order of the files.
+        train_split, eval_split: names of splits of the converted data set.
+        sides: largest shorter side and largest longer side of the scaled photo, in pixels.
+        canvas: (height, width) of the network's input, multiples of 64. The scaled photo fits into it.
+        flip: whether training flips photos horizontally with a probability of 1/2.
+        boxes: largest number of objects in a training example; further objects are dropped.
+        shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
     """
 
     train_split: Name
@@ -47,7 +47,7 @@ class DetectionData(Checked):
             raise InputError(f"DetectionData.sides = {self.sides}: expected (shorter, longer)")
 
     def resized(self, canvas):
-        """The same with another size of the network's input."""
+        """A copy with another size of the network's input."""
         return dataclasses.replace(self, canvas=canvas)
 
     @property
@@ -57,7 +57,7 @@ class DetectionData(Checked):
 
 
 def photo_size(size, sides, canvas):
-    """int32 [2]: the size of a photo of `size` (h, w), scaled to `sides` and to fit `canvas`; see `DetectionData`."""
+    """int32 [2]: valid size on the `canvas` of a photo of `size` (h, w), scaled to `sides`; see `DetectionData`."""
     size = tf.cast(size, tf.float32)
     sides, canvas = tf.constant(sides, tf.float32), tf.constant(canvas, tf.float32)
     scale = tf.reduce_min(
@@ -67,7 +67,7 @@ def photo_size(size, sides, canvas):
 
 
 def place_photo(photo, sides, canvas):
-    """The network's input: uint8 [h, w, 3] -> float32 [*canvas, 3], and int32 [2], the photo's size on it."""
+    """Places a photo, uint8 [h, w, 3], on a canvas: float32 [*canvas, 3], and int32 [2], the valid size."""
     valid_size = photo_size(tf.shape(photo)[:2], sides, canvas)
     return place_image(photo, valid_size, canvas), valid_size
 
@@ -76,7 +76,7 @@ def place_photo(photo, sides, canvas):
 
 
 def record_objects(record, spec):
-    """The objects of a record: its own boxes or, where it has none, those of its segments that are things.
+    """The objects of a record: its boxes or, in a record without boxes, its segments that are things.
 
     Returns:
         dict of 'class' int64 [n], 'crowd' int64 [n], 'box' float64 [n, 4] of (x, y, width, height) in pixels, and
@@ -97,12 +97,12 @@ def record_objects(record, spec):
 
 
 def _from_boxes_or_segments(record, boxes, segments):
-    """What a function of a record's boxes returns or, where it has none of its own, one of its segments."""
+    """Returns boxes() if the record has boxes, otherwise segments()."""
     return tf.cond(record["box/known"] == 1, boxes, segments) if "segment/class" in record else boxes()
 
 
 def _segment_boxes(segments, count):
-    """Boxes float64 [count, 4] and areas float64 [count] of the segments of a map, int32 [h, w]."""
+    """Boxes float64 [count, 4] and areas float64 [count] of the segments of a segment map, int32 [h, w]."""
     flat = tf.reshape(segments, [-1])
     rows, columns = tf.meshgrid(tf.range(tf.shape(segments)[0]), tf.range(tf.shape(segments)[1]), indexing="ij")
 
@@ -121,8 +121,8 @@ def record_masks(record, spec):
     """The masks of a record's objects, in the order of `record_objects`.
 
     Returns:
-        uint8 [n, h, w], 1 inside and empty for an object without a mask, and bool [n], whether it has one. Objects that
-        are segments have one.
+        uint8 [n, h, w], 1 inside the object and all 0 for an object without a mask; and bool [n], whether the object
+        has a mask. Objects from segments always have one.
     """
     shape = tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)
 
@@ -151,15 +151,15 @@ def record_masks(record, spec):
 
 
 def has_masks(record):
-    """Whether masks of a record's objects are known, bool []: there is no object, or they are segments, or one has one.
+    """bool []: whether a record has masks. It has if its objects are segments, if a box has a mask, or without objects.
 
-    Without any, as in tensorflow-datasets' coco/2017, the photo has no part in scores of masks.
+    A photo without masks, as in tensorflow-datasets' coco/2017, does not count in mask AP.
     """
     return tf.size(record["box/mask"]) == tf.size(record["box/class"])
 
 
 def check_masks(data_dir, split):
-    """Raises InputError if a split has boxes without masks, as tensorflow-datasets' coco/2017 has."""
+    """Raises InputError if a split has boxes and no masks, like tensorflow-datasets' coco/2017."""
     manifest = tfrecord.read_manifest(data_dir, split)
     first = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).take(64)
     records = [tfrecord.parse_example(record, manifest["labels"]) for record in first]
@@ -172,22 +172,22 @@ def check_masks(data_dir, split):
 
 
 def training_example(record, seed, spec, data, masks=False):
-    """The network's input and targets of one record, as a dict.
+    """dict of the network's input and targets, from one record.
 
-    Crowds and boxes without an area are left out. Classes count things from 1. Rows without an object are -1. So are
-    masks of objects that have none.
+    Crowds and boxes without an area are dropped. Classes are numbered over the things, from 1. Padding rows are -1, and
+    so is the mask of an object that has none.
 
     Args:
-        record: of `tfrecord.parse_example`.
-        seed: int [2]; decides the mirror image and the sampled anchors.
+        record: a record from `tfrecord.parse_example`.
+        seed: int [2], decides the flip and the sampled anchors.
         spec: `DatasetSpec`.
         data: `DetectionData`.
-        masks: whether there are targets of masks.
+        masks: whether to make mask targets.
 
     Returns:
         dict of 'image' float32 [*canvas, 3], 'valid_size' int32 [2], 'boxes' float32 [boxes, 4] of corners (y, x, y, x)
-        on the canvas, 'classes' int32 [boxes], for each level the 'anchor_scores/L' and 'anchor_boxes/L' of
-        `anchor_targets`, and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each on its box.
+        on the canvas, 'classes' int32 [boxes], the 'anchor_scores/L' and 'anchor_boxes/L' of `anchor_targets` for each
+        level L, and with `masks` 'masks' float32 [boxes, MASK_SIDE, MASK_SIDE], each cropped to its box.
     """
     seeds = tf.random.experimental.stateless_split(seed, 2)
     photo, objects = decode_photo(record), record_objects(record, spec)
@@ -219,7 +219,7 @@ def training_example(record, seed, spec, data, masks=False):
 
 
 def clipped_corners(boxes, size):
-    """float32 [n, 4] of corners (y, x, y, x) inside a photo of (height, width), from float64 (x, y, width, height)."""
+    """Corners (y, x, y, x), float32 [n, 4], from boxes (x, y, width, height), clipped to (height, width)."""
     from official.vision.ops import box_ops
 
     x, y, width, height = tf.unstack(tf.cast(boxes, tf.float32), axis=1)
@@ -227,13 +227,13 @@ def clipped_corners(boxes, size):
 
 
 def mirrored(corners, width):
-    """Corners (y, x, y, x) of the mirror image of a photo of a width."""
+    """Corners (y, x, y, x) after a horizontal flip of a photo with the given width."""
     top, left, bottom, right = tf.unstack(corners, axis=1)
     return tf.stack([top, width - right, bottom, width - left], 1)
 
 
 def _box_masks(masks, boxes):
-    """float32 [n, MASK_SIDE, MASK_SIDE]: the part of each mask in its box, in shares of the photo."""
+    """Crops each mask to its box: float32 [n, MASK_SIDE, MASK_SIDE]. Boxes are corners as fractions of the photo."""
     crops = tf.image.crop_and_resize(
         tf.cast(masks[..., None], tf.float32), boxes, tf.range(tf.shape(masks)[0]), [MASK_SIDE, MASK_SIDE]
     )
@@ -241,7 +241,7 @@ def _box_masks(masks, boxes):
 
 
 def _padded(x, count):
-    """The rows of x and rows of -1, `count` together."""
+    """x, padded with rows of -1 to `count` rows."""
     rest = [[0, count - tf.shape(x)[0]], *([[0, 0]] * (x.shape.rank - 1))]
     return tf.ensure_shape(tf.pad(x, rest, constant_values=-1), [count, *x.shape[1:]])
 
@@ -250,21 +250,27 @@ def _padded(x, count):
 
 
 def anchor_targets(corners, valid_size, canvas, seed):
-    """What the proposal network learns of boxes, float32 [n, 4], of a photo of (height, width) int32 [2] on a canvas.
+    """Training targets of the region proposal network for each level L.
 
-    Anchors that reach beyond the photo are neither objects nor background. The study's configs in mmdetection have
+    Anchors that extend beyond the valid region are never sampled. The study's configs in mmdetection have
     allowed_border=0, and its anchor_inside_flags compares anchors with the photo (img_shape), not with the canvas.
 
+    Args:
+        corners: float32 [n, 4], the objects' corners (y, x, y, x) on the canvas.
+        valid_size: int32 [2], the photo's size on the canvas.
+        canvas: (height, width).
+        seed: int [2], decides which anchors are sampled.
+
     Returns:
-        dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for an object, 0 for background, -1 for anchors that
-        are not sampled; and 'anchor_boxes/L' float32 [rows, columns, 4 x anchors], 0 but for sampled objects.
+        dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for positive, 0 for negative and -1 for unsampled
+        anchors; and 'anchor_boxes/L' float32 [rows, columns, 4 x anchors], the codes of sampled positives, else 0.
     """
     from official.vision.ops import box_ops, iou_similarity
 
     anchor_maps = anchors(canvas)
     flat = tf.concat([tf.reshape(x, [-1, 4]) for x in anchor_maps.values()], 0)  # [anchors, 4]
     inside = tf.reduce_all((flat[:, :2] >= 0) & (flat[:, 2:] <= tf.cast(valid_size, tf.float32)), 1)
-    corners = tf.pad(corners, [[0, 1], [0, 0]])  # a box that no anchor overlaps, as a photo may have no object
+    corners = tf.pad(corners, [[0, 1], [0, 0]])  # an empty box, as a photo may have no object
     overlaps = iou_similarity.IouSimilarity()(flat, corners, ~inside[:, None])
     matched, positive, negative = match(overlaps, OBJECT, BACKGROUND)
     draw = tf.random.stateless_uniform(positive.shape, seed)
