@@ -1,13 +1,13 @@
-"""Large photos by tiles that overlap: where the tiles lie, and one segmentation of a photo from those of its tiles.
+"""Prediction of large photos in overlapping tiles: the layout of the tiles, and the join of their segmentations.
 
-A tile is predicted as a photo of its own. Its edges cut objects, and a network may give what it sees of them to a
-neighbour or to the background. Therefore:
+Each tile is predicted like a photo. Its edges cut objects, and the network may assign the visible rest of a cut object
+to a neighbour or to the background. So tiles are joined by these rules:
 
-- An object that a tile cuts, and that another tile has whole, is taken from the other. Every object smaller than the
-  overlap is whole in some tile.
-- Instances of two tiles are one object if their IoU where the tiles overlap is above 0.5. This joins objects larger
-  than the overlap.
-- Any other pixel is taken from the tile that sees most around it: its core, which ends in the middle of each overlap.
+- If one tile cuts an object and another tile has it whole, the object comes from the other tile. An object smaller than
+  the overlap is whole in some tile.
+- Instances of two tiles are one object if their IoU in the overlap is above 0.5. This joins objects larger than the
+  overlap.
+- All other pixels come from the tile whose core has them. Cores end in the middle of each overlap.
 """
 
 import collections
@@ -32,13 +32,11 @@ from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces, m
 
 @dataclasses.dataclass(frozen=True)
 class Tiled:
-    """Predictions of photos of any size from those of photos that a canvas holds.
-
-    With a `ScaledCanvas`, larger photos are cut into tiles, which are predicted as photos of their own and joined.
+    """Predicts photos of any size. With a `ScaledCanvas`, photos larger than the canvas are predicted in tiles.
 
     Args:
-        canvas: what `preprocess` puts photos on.
-        example: function of a tile, uint8 [h, w, 3], that returns an example of it, for predictions.
+        canvas: canvas argument of `preprocess`.
+        example: function that makes an example for predictions from a tile, uint8 [h, w, 3].
         spec, grouping: see `join`.
     """
 
@@ -49,19 +47,19 @@ class Tiled:
 
     @classmethod
     def from_task(cls, task):
-        """The one of a task of segmentation."""
+        """The `Tiled` for a segmentation task."""
         spec = task.spec if task.instances else stuff_only(task.spec)
         return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
-        """What `from_export` needs to know, as an export's signature 'classes' has it."""
+        """dict of the facts that `from_export` needs, for an export's signature 'classes'."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
         return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
     def from_export(cls, about, example, spec):
-        """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
+        """The `Tiled` for an export, from the arrays of `about` and its canvas; None without a photo scale."""
         if SCALE not in about:
             return None
         canvas, scale, overlap = (about[name].tolist() for name in ("canvas", SCALE, "tile_overlap"))
@@ -75,22 +73,22 @@ class Tiled:
         """Yields (example, prediction at the photo's own size).
 
         Args:
-            predictions: function of examples, each of a photo or a tile that the canvas holds. It yields (example,
-                prediction) in their order.
-            examples: of photos of any size.
+            predictions: function that takes examples of photos or tiles that fit on the canvas, and yields (example,
+                prediction) in order.
+            examples: examples of photos of any size.
 
         Raises:
-            InputError: a photo that `is_whole` or `join` refuses. The message names it.
+            InputError: `is_whole` or `join` refuses a photo. The message names it.
         """
         for example, results in self.tile_results(predictions, examples):
             yield example, self.joined(example, results)
 
     def tile_results(self, predictions, examples):
-        """Yields (example, iterator of the predictions of its tiles, or of its own one); see `__call__`.
+        """Yields (example, iterator of the predictions of its tiles); see `__call__`. A small photo is a single tile.
 
-        `joined` takes such an iterator, which is used up before the next example.
+        `joined` takes the iterator, which must be consumed before the next example.
         """
-        waiting = collections.deque()  # examples whose tiles have been asked for, with the numbers of these
+        waiting = collections.deque()  # requested examples, with their numbers of tiles
         results = iter(predictions(self._pieces(examples, waiting)))
         for _, first in results:
             example, count = waiting.popleft()
@@ -108,7 +106,7 @@ class Tiled:
                 yield {**self.example(tf.constant(photo[box])), "tile": number, **about}
 
     def joined(self, example, results):
-        """The prediction of an example from the predictions of its tiles, or from its own one."""
+        """Joins the predictions of an example's tiles. The prediction of a single tile is returned unchanged."""
         if not (tiling := self._tiling(example)):
             (result,) = results
             return result
@@ -119,7 +117,7 @@ class Tiled:
             raise InputError(f"{name}: {error}" if name else str(error)) from None
 
     def _tiling(self, example):
-        """`Tiling` of a photo that no canvas holds; None of others."""
+        """`Tiling` of a photo that is larger than the canvas; None for other photos."""
         if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
             return None
         size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
@@ -130,25 +128,25 @@ def _name(example):
     return photo_name(example) if "image/file_name" in example else ""
 
 
-# === Where the tiles lie ===
+# === Layout of the tiles ===
 
 
 @dataclasses.dataclass
 class Tiling:
-    """The tiles of a photo. All have one size, but the last ones end where the photo ends.
+    """The tiles of a photo. All have one size, except that the last ones end at the photo's border.
 
-    Tiles start at multiples of the network's stride. The pixels of its maps then lie where those of the whole photo do,
-    and a network of convolutions finds the same segments, except near edges.
+    Tiles start at multiples of the network's stride. So the pixels of a tile's maps are aligned with the maps of the
+    whole photo, and a convolutional network predicts the same segments, except near edges.
 
     Args:
         size: (height, width) of the photo.
-        tile: (height, width) of a tile. Along an axis where the photo is smaller, a tile has the photo's side.
-        overlap: pixels along a side that neighbouring tiles have in common, at least. Less than a tile's sides.
-        stride: of the network, in pixels of the photo. The last tiles may be shorter by less than it.
+        tile: (height, width) of a tile. If the photo is smaller along an axis, the tile has the photo's side.
+        overlap: smallest overlap of neighbouring tiles, in pixels. Less than a tile's sides.
+        stride: the network's stride, in pixels of the photo. The last tiles may be shorter by less than a stride.
 
     Attributes:
         boxes: list of the tiles in raster order, as slices (rows, columns) of the photo.
-        cores: list of the tiles' cores, as slices of the photo. Each pixel is in one of them.
+        cores: list of the tiles' cores, as slices of the photo. The cores partition the photo.
     """
 
     size: tuple[int, int]
@@ -161,7 +159,7 @@ class Tiling:
         self.boxes, self.cores = ([_slices(ends) for ends in itertools.product(*axes)] for axes in zip(*spans))
 
     def around(self, number):
-        """Numbers of the other tiles that overlap tile `number`."""
+        """Numbers of the tiles that overlap tile `number`, without itself."""
         box = self.boxes[number]
         return [
             other
@@ -171,7 +169,7 @@ class Tiling:
 
 
 def _spans(side, tile, overlap, stride):
-    """The spans (first, end) of the tiles along an axis, and those of the cores."""
+    """(Spans of the tiles, spans of the cores) along an axis. A span is (first pixel, end)."""
     starts, last = [0], side - tile
     while starts[-1] < last:
         furthest = starts[-1] + tile - overlap
@@ -183,7 +181,7 @@ def _spans(side, tile, overlap, stride):
 
 
 def _multiple(position, stride, to_whole):
-    """The multiple of a stride, rounded to a pixel, that is next to a position: before with math.floor, or after it."""
+    """The stride's multiple, rounded to a pixel, next to a position: before it (math.floor) or after it (math.ceil)."""
     slack = 0.49 if to_whole is math.floor else -0.49
     return round(to_whole((position + slack) / stride) * stride)
 
@@ -193,26 +191,26 @@ def _slices(spans):
 
 
 def join(results, tiling, *, spec, grouping, scale):
-    """One segmentation of a photo from those of its tiles.
+    """Joins the segmentations of a photo's tiles.
 
-    Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
-    of most of its pixels, and the least areas are those of segments of the whole photo.
+    The joined classes and instances become panoptic labels as in `postprocess`: an instance's class is the majority
+    vote of its pixels, and the area thresholds apply to segments of the whole photo.
 
     Args:
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
             and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`, of `stuff_only` where there is no instance branch.
+        spec: `DatasetSpec`; `stuff_only` of it if there is no instance branch.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
-        scale: factor of the sides from the photo to the canvas.
+        scale: side of the photo on the canvas / side of the photo.
 
     Returns:
-        dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
-        are numbered in the raster order of their first pixels. A score is the mean of those of the instance's parts,
-        weighted by their pixels. 'dropped' is that of the tile that has the most.
+        dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', of 'score' float32 [N], and of
+        'dropped' int32 []. Instances are numbered in the raster order of their first pixels. An instance's score is the
+        mean of its scores in the tiles, weighted by pixels. 'dropped' is the largest of the tiles.
 
     Raises:
-        InputError: more instances of a class than the spec's labels have room for.
+        InputError: more instances of a class than the spec's label_divisor allows.
     """
     ids, semantic, objects, scores, dropped = _assembled(results, tiling)
     instance, scores = _numbered(ids, objects, scores)
@@ -232,8 +230,8 @@ def join(results, tiling, *, spec, grouping, scale):
 
 
 def _assembled(results, tiling):
-    """Each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
-    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
+    """(Instance of each pixel, class of each pixel, object of each instance, score of each instance, 'dropped')."""
+    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is of "no instance"
     for box, result in zip(tiling.boxes, results, strict=True):
         tiles.append(_Tile(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
@@ -255,13 +253,13 @@ def _assembled(results, tiling):
 
 
 class _Tile:
-    """What a tile holds. Its instance i has the number first + i among those of all tiles.
+    """The prediction of a tile. Its instance i has the number first + i among the instances of all tiles.
 
     Args:
         result: the tile's prediction.
-        box: slices of the photo.
+        box: the tile, as slices of the photo.
         size: (height, width) of the photo.
-        first: the largest number of an earlier tile.
+        first: number of instances in earlier tiles.
     """
 
     def __init__(self, result, box, size, first):
@@ -270,7 +268,7 @@ class _Tile:
         ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
         self.maps = ids, np.asarray(result["semantic"], np.int32)
         self.areas = np.bincount(instance.ravel(), minlength=len(result["score"]) + 1)
-        # An object that reaches a pixel of the tile's edge may go on behind it, except where the photo ends.
+        # An object that reaches the tile's edge may continue beyond it, except at the photo's border.
         self._low = [axis.start + (axis.start > 0) for axis in box]
         self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
         self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
@@ -282,21 +280,21 @@ class _Tile:
         self.whole[0] = False
 
     def sees(self, other):
-        """bool [K + 1]: whether the tile has all of each instance of another tile."""
+        """bool [K + 1]: whether each instance of another tile lies inside this tile."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
     def view(self, box, maps=None):
-        """Views of (ids, semantic), or of other maps of the tile, in a box of the photo."""
+        """Views of the tile's (ids, semantic), or of other `maps`, inside a box of the photo."""
         index = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
         return [x[index] for x in maps or self.maps]
 
     def local(self, ids):
-        """The tile's own numbers, from 1, of its instances; 0 of none."""
+        """Numbers of the tile's instances within the tile, from 1; 0 for no instance."""
         return np.maximum(ids - self.first, 0)
 
     def mended(self, others):
-        """Copies of (ids, semantic) with the objects that the tile cuts as other tiles have them whole."""
+        """Copies of (ids, semantic) where objects that this tile cuts are replaced by whole ones from other tiles."""
         maps = [x.copy() for x in self.maps]
         for other in others:
             cut = other.whole & ~self.sees(other)
@@ -305,7 +303,7 @@ class _Tile:
             mine, theirs = self.local(self.view(other.box)[0]), other.view(self.box)
             number = other.local(theirs[0])
             taken = cut[number]
-            # The rest of an instance that is mostly taken is its outline, or an object that it was mixed up with.
+            # If most of an instance is replaced, its rest is an outline or part of a merged object.
             lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
             lost[0] = False
             taken |= lost[mine] & (other.whole[number] | (number == 0))
@@ -315,7 +313,7 @@ class _Tile:
 
 
 def _alike(ids, others):
-    """int [2, L]: pairs of instances of two tiles whose IoU is above 0.5, from their views of where they overlap."""
+    """int [2, L]: pairs of instances with an IoU above 0.5, from two tiles' views of their overlap."""
     (mine, a), (theirs, b) = (np.unique(x, return_inverse=True) for x in (ids, others))
     a, b = a.ravel(), b.ravel()
     pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
@@ -325,22 +323,22 @@ def _alike(ids, others):
 
 
 def _numbered(ids, objects, scores):
-    """The objects of a photo, numbered in the raster order of their first pixels.
+    """Numbers the objects of a photo in the raster order of their first pixels.
 
     Args:
-        ids: int32 [h, w], number of each pixel's instance among those of all tiles; 0 for none.
-        objects: int [I], the object of each instance.
-        scores: [I], of each instance.
+        ids: instance of each pixel, numbered over all tiles, int32 [h, w]; 0 for none.
+        objects: object of each instance, int [I].
+        scores: score of each instance, [I].
 
     Returns:
-        int32 [h, w], and the objects' scores, float32 [N].
+        object of each pixel, int32 [h, w]; score of each object, float32 [N].
     """
     flat = ids.ravel()
-    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # where other instances begin, in raster order
+    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # first pixels of runs, in raster order
     visible, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
     number = np.zeros(len(objects), np.int32)
     number[visible[np.argsort(first)]] = np.arange(1, len(visible) + 1)
-    number = number[objects]  # of each instance; 0 of those that nobody sees
+    number = number[objects]  # of each instance; 0 for hidden instances
     pixels = np.bincount(flat, minlength=len(objects))
     area, total = (np.bincount(number, x, len(visible) + 1)[1:] for x in (pixels, pixels * scores))
     return number[ids], (total / area).astype(np.float32)
