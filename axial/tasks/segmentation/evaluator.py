@@ -49,8 +49,8 @@ def true_segments(example):
 
 
 FULL = (
-    "with as many objects as the grouping finds, or more, whose pixels go to others or to none; "
-    "PostprocessConfig.top_k = None in config.gin finds as many as the canvas and the spec's label_divisor allow"
+    "with as many objects as the grouping keeps, or more, whose pixels go to other objects or to void; "
+    "PostprocessConfig.top_k = None in config.gin keeps as many as the canvas and the spec's label_divisor allow"
 )
 
 

@@ -220,7 +220,7 @@ def segment_each(task, model, images):
     Raises InputError if the task is not segmentation.
     """
     if not isinstance(task, DensePrediction):
-        raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
+        raise InputError(f"--mode=serve: {task.model.name} is not a model for segmentation, which this mode compiles")
 
     def segment_image(inputs):
         image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)

@@ -145,11 +145,11 @@ class StoredPredictions:
         if without := sum(a.semantic not in self._maps for a in annotations):
             say(
                 f"{path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
-                "segments, and a pixel without a segment misses its class"
+                "segments, so pixels without a segment count as wrong"
             )
         segments = [segment for a in annotations for segment in a.segments_info]
         if {s.score for s in segments if spec.things[spec.class_of_category[s.category_id]]} == {1.0}:
-            say(f"{path}: no segment has a score; AP takes all of an image as equally sure")
+            say(f"{path}: no segment has a score; AP ranks all segments of an image as equal")
 
     def _annotation(self, number, name):
         """The annotation of an image, by its id or by the name of its photo; None if it is missing."""
@@ -172,7 +172,7 @@ class StoredPredictions:
             if odd := sorted(set(listed) ^ (set(np.unique(ids).tolist()) - {0})):
                 where = "JSON" if odd[0] in listed else "PNG"
                 raise InputError(
-                    f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
+                    f"{path}: its segments differ from {self.path}: id {odd[0]} is only in the {where}"
                 )
             kinds = np.array([classes[info.category_id] for info in infos], int)
             segments = Segments(numbered(ids, listed), kinds, np.array([info.score for info in infos]))

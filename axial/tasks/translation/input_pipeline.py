@@ -148,7 +148,7 @@ def training_text(data_dir, data, spec, stream):
     (host, hosts), replicas, length = stream.host, stream.replicas, data.lengths[-1]
     rows, least = stream.batch // replicas // length, replicas * length
     if not rows:
-        raise InputError(f"batch {stream.batch}: tokens, at least {least} are needed for a row on each replica")
+        raise InputError(f"batch {stream.batch}: tokens; expected at least {least}, a row on each replica")
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"

@@ -177,8 +177,8 @@ class TextServer(tf.Module):
 
     'serving_default', also called 'text', takes sentences, string [N]. It returns 'translation', string [N], and
     'score', float32 [N], the log probability divided by the length penalty. Sentences are translated one by one, and
-    truncated to the canvas. 'classes' has no inputs. It returns the canvas, (largest number of tokens,), the two languages, and
-    the name of the task's `Evaluator`.
+    truncated to the canvas. 'classes' has no inputs. It returns the canvas, (largest number of tokens,), the two
+    languages, and the name of the task's `Evaluator`.
 
     Args:
         task: `TranslationTask`.

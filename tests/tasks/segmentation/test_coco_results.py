@@ -69,7 +69,7 @@ def test_the_truth_of_the_data_set_scores_one(examples, sample_dir, capsys):
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
     scores = evaluate(examples, StoredPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticMetrics(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
-    assert "no segment has a score; AP takes all of an image as equally sure" in capsys.readouterr().out
+    assert "no segment has a score; AP ranks all segments of an image as equal" in capsys.readouterr().out
 
 
 def test_the_official_evaluator_prints_our_scores(written, tmp_path):
