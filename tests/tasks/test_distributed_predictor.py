@@ -1,4 +1,4 @@
-"""How many photos or sentences are computed for those that are asked for."""
+"""Batch sizes of the distributed predictor."""
 
 import types
 
@@ -15,7 +15,7 @@ from axial.tasks.translation.task import TranslationTask
 
 @pytest.fixture
 def classifier():
-    """Predictions of a network that keeps the batches that it is traced for, and those."""
+    """(predictions of a network, list of the batch sizes that it was traced with)."""
     traced, weights = [], tf.random.stateless_normal([3, 5], [1, 2])
 
     def network(images):
@@ -26,6 +26,7 @@ def classifier():
 
 
 def photos(count):
+    """List of examples with random images of 8x8 pixels."""
     images = tf.random.stateless_uniform([count, 8, 8, 3], [3, 4])
     return [{"image": image, "valid_size": tf.constant([8, 8])} for image in images]
 

@@ -1,4 +1,4 @@
-"""A task of a user's: the class of a photo by a model of axial, with scores, results and pictures of its own."""
+"""A user's task in one file: classification by a model of axial, with its own metrics, writer and evaluator."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from axial.tasks.metrics import Metrics, PredictionWriter
 
 
 class RightScores(Metrics):
-    """How many photos are right."""
+    """Accuracy."""
 
     def update(self, example, prediction):
         predicted = int(np.argmax(prediction["probability"]))
@@ -28,7 +28,7 @@ class RightScores(Metrics):
 
 
 class ClassNames(PredictionWriter):
-    """The class of each photo."""
+    """Writes the predicted class of each photo."""
 
     kind, schema = "toy", dict
 
@@ -43,7 +43,7 @@ class ClassNames(PredictionWriter):
 
 
 class ToyEvaluator(Evaluator):
-    """Its short forms are all of one score."""
+    """Evaluator with a single score, 'right'."""
 
     name, labels, quality, pictures = "toy", "class", "right", ("photo",)
     metrics, writer = RightScores, ClassNames
@@ -63,17 +63,14 @@ class ToyEvaluator(Evaluator):
 
 
 class ToyFile(schemas.Struct):
-    """A file of scores."""
+    """best/scores.json."""
 
     right: float
 
 
 @dataclasses.dataclass(eq=False)
 class ToyTask(Task):
-    """Classes of photos.
-
-    Args: see `Task`.
-    """
+    """The toy task. See `Task` for the arguments."""
 
     evaluator = ToyEvaluator()
     models, configures = ("classification",), (ClassificationData,)

@@ -171,9 +171,7 @@ class StoredPredictions:
             listed = [info.id for info in infos]
             if odd := sorted(set(listed) ^ (set(np.unique(ids).tolist()) - {0})):
                 where = "JSON" if odd[0] in listed else "PNG"
-                raise InputError(
-                    f"{path}: its segments differ from {self.path}: id {odd[0]} is only in the {where}"
-                )
+                raise InputError(f"{path}: its segments differ from {self.path}: id {odd[0]} is only in the {where}")
             kinds = np.array([classes[info.category_id] for info in infos], int)
             segments = Segments(numbered(ids, listed), kinds, np.array([info.score for info in infos]))
             if annotation.semantic in self._maps:

@@ -1,4 +1,4 @@
-"""What classifiers see: crops and labels."""
+"""Input pipeline of classification: crops and labels."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ SMALL = (16, 16)
 
 
 def batches(folder, count, **options):
+    """The first `count` training batches of four photos. `options` are arguments of `ClassificationData`."""
     data = ClassificationData("train", "val", SMALL, shuffle=16, **options)
     return list(ClassificationTask(ModelConfig("resnet_nano"), data, folder).train_dataset(4, seed=3).take(count))
 
@@ -38,13 +39,13 @@ def test_labels_belong_to_the_photos(colours_dir):
     ids=str,
 )
 def test_options(colours_dir, options):
-    """Each changes the batch, keeps its shape, and leaves labels that sum to 1."""
+    """Each option changes the images, keeps their shape, and gives labels that sum to 1."""
     (plain,), (changed,) = batches(colours_dir, 1), batches(colours_dir, 1, **options)
     assert changed["image"].shape == plain["image"].shape
     assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
     np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
     pixels = changed["image"].numpy()
-    if "erase" in options:  # by normal noise, whose mean and deviation are known to five standard errors
+    if "erase" in options:  # standard normal noise, up to five standard errors
         erased = pixels[pixels != plain["image"].numpy()]
         assert erased.size > 100 and abs(erased.mean()) < 5 / erased.size**0.5
         assert abs(erased.std() - 1) < 5 / (2 * erased.size) ** 0.5
@@ -54,7 +55,7 @@ def test_options(colours_dir, options):
 
 @pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])
 def test_central_crop_is_central(size):
-    """Of a wide or tall photo, the middle square."""
+    """The centre crop of a wide or tall photo is its middle square."""
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
     y, x = ((side - 16) // 2 for side in size)
     expected = photo[y : y + 16, x : x + 16] / 127.5 - 1

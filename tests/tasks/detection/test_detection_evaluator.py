@@ -1,4 +1,4 @@
-"""Scores of detections: truth as predictions, pycocotools' figures, masks, parts of a split, results on disk."""
+"""Detection metrics: ground truth as prediction, comparison with pycocotools, confusions and masks."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ SPLIT = "val2017"
 
 @pytest.fixture(scope="module")
 def photos(sample_dir):
-    """The eight sample photos for evaluation, the one with most objects first. Two of these are crowds."""
+    """The eight evaluation examples of the sample. The first has the most objects, and two of these are crowds."""
     assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
     examples = list(DETECTION.examples(sample_dir, SPLIT, COCO))
     examples.sort(key=lambda e: -len(e["object/class"]))
@@ -39,7 +39,7 @@ def photos(sample_dir):
 
 
 def truth(example, masked=False):
-    """The true objects as predicted ones."""
+    """The true objects of an example as predictions with a score of 1."""
     objects = true_objects(example, COCO, masked)
     fields = ("bbox", "segmentation") if masked else ("bbox",)
     return [
@@ -54,7 +54,7 @@ def truth(example, masked=False):
 
 
 def guesses(example, seed):
-    """Moved, dropped and wrongly named objects with scores, some of them equal."""
+    """Imperfect predictions: boxes are moved, dropped or get a wrong class. Scores are random, with ties."""
     rng, objects = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
     for one in list(objects):
         for _ in range(rng.integers(0, 3)):
@@ -71,6 +71,7 @@ def guesses(example, seed):
 
 
 def scored(photos, predict, masked=False):
+    """`DetectionMetrics` of all photos, with predict(example) as their predictions."""
     scores = DetectionMetrics(COCO)
     for example in photos:
         scores.add(example, predict(example), masked)
@@ -86,7 +87,7 @@ def test_truth_is_perfect_with_crowds(photos):
 
 
 def theirs(photos, predict):
-    """The twelve figures of pycocotools, from whole files as its own demonstration has them."""
+    """The twelve scores that pycocotools' own evaluation gives for predict(example)."""
     index, images, annotations = CocoIndex(), [], []
     for example in photos:
         image = int(example["image/id"])
@@ -110,7 +111,7 @@ def theirs(photos, predict):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_moved_boxes_have_pycocotools_figures(photos, seed):
-    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # equal scores are ranked in the order of the photos
+    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # ties are ranked in the order of the photos
     ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
     expected = theirs(ordered, lambda e: guesses(e, seed))
     assert 0.05 < ours["ap"] < 0.95
@@ -119,6 +120,7 @@ def test_moved_boxes_have_pycocotools_figures(photos, seed):
 
 
 def test_confusions_name_the_box_that_overlaps_most():
+    """Crowds have no row, and a box below the score threshold does not count."""
     true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
     true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
     predicted = [
@@ -130,7 +132,7 @@ def test_confusions_name_the_box_that_overlaps_most():
 
 
 def test_pasted_masks():
-    """A loop over pixels: the number at a pixel's centre, between the nearest numbers, against one half."""
+    """Compared with a loop over pixels: bilinear interpolation at the pixel's centre, thresholded at 1/2."""
     rng = np.random.default_rng(0)
     mask, (x, y, width, height), size = rng.random([4, 4]), (2.3, 1.7, 9.1, 6.2), (10, 14)
     pasted = paste_mask(mask, (x, y, width, height), size)
@@ -150,7 +152,7 @@ def test_pasted_masks():
 
 
 def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
-    """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
+    """The object still counts in box AP. In mask AP it may be missed, and a prediction on it is ignored."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
     pixels, has_mask = (x.numpy() for x in record_masks(example, COCO))
     assert has_mask.all()

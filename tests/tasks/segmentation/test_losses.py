@@ -1,4 +1,4 @@
-"""The losses, compared with loops."""
+"""The losses of segmentation, compared with loops over pixels."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def f32(a):
 
 @pytest.mark.parametrize("top_k,ignored", [(0.15, 0.2), (0.2, 0.2), (1.0, 0.3), (0.2, 0.9), (0.2, 1.0)])
 def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored):
-    """`top_k` is a share of all pixels. Of the chosen pixels, only those with a label count in the mean."""
+    """`top_k` is a fraction of all pixels, but pixels without a label do not count in the mean."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=[2, 8, 10, 3]), rng.integers(0, 3, [2, 8, 10])
     labels[rng.uniform(size=labels.shape) < ignored] = SPEC.ignore
@@ -45,10 +45,11 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
 @pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
 @pytest.mark.parametrize("most", [1, 3, 40, 99, 100, 1000])
 def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, device):
+    """Four images of 10x10 values: random, half 0, tiny with ties, and without a valid value."""
     rng = np.random.default_rng(most)
     values, valid = rng.exponential(size=[4, 100]).astype("f4"), rng.uniform(size=[4, 100]) < 0.7
     values[1, :50] = 0.0
-    values[2] = np.float32(1e-30) * rng.integers(0, 9, 100)  # tiny, with many equal ones
+    values[2] = np.float32(1e-30) * rng.integers(0, 9, 100)  # tiny, with ties
     valid[3] = False
     x = tf.constant(values.reshape(4, 10, 10))
     with device(), tf.GradientTape() as tape:
@@ -59,7 +60,7 @@ def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, 
         largest = np.sort(value[use].astype(np.float64))[::-1][:most]
         np.testing.assert_allclose(actual[row], largest.mean() if largest.size else 0.0, rtol=1e-6)
         expected = np.zeros(100)
-        for number in np.unique(largest):  # equal values share what a sort would give to some of them
+        for number in np.unique(largest):  # tied values share the gradient
             equal = use & (value == number)
             expected[equal] = np.sum(largest == number) / np.sum(equal) / largest.size
         np.testing.assert_allclose(gradient[row], expected, rtol=1e-6)
@@ -92,6 +93,7 @@ def test_a_stride_that_shifts_maps_is_refused(size, old, stride):
 
 @pytest.mark.parametrize("stride", [1, 4])
 def test_terms_and_weights(stride):
+    """Maps of 5x5 and a crop of 17x17 pixels. The second image has no instances."""
     rng = np.random.default_rng(1)
     size = 17
     outputs = {
@@ -113,7 +115,7 @@ def test_terms_and_weights(stride):
         return {k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()}
 
     actual = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
-    positions = np.arange(0, size, stride) / 4  # of the wanted pixels on the grid of the outputs
+    positions = np.arange(0, size, stride) / 4  # of the pixels that count, on the grid of the outputs
     weights = np.maximum(0.0, 1.0 - np.abs(positions[:, None] - np.arange(5)))
     maps = {name: np.einsum("yh,xw,nhwc->nyxc", weights, weights, x) for name, x in outputs.items()}
 

@@ -1,4 +1,4 @@
-"""Scoring at the photo's own size, results in COCO's format, and bounded memory."""
+"""Metrics and tables of segmentation, at the photo's own size."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_truth_scores_one(examples):
 
 
 def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
-    """No IoU is 1/2 here, so that the counts at 1/2 are those of PQ."""
+    """No IoU is exactly 1/2 here, so the counts at the threshold 1/2 equal the counts of PQ."""
     plain = evaluate(examples, shifted, PanopticMetrics(COCO))
     scores = evaluate(examples, shifted, PanopticMetrics(COCO, thresholds=(0.5, 0.9)))
     matching = scores.pop("matching")
@@ -47,7 +47,7 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
 
 
 def test_photos_whose_objects_are_left_out_are_counted(examples):
-    """By parts as by the whole; nothing else changes."""
+    """The count is the sum over shards. Without dropped objects, the lines lack it."""
     shards = [PanopticMetrics(COCO) for _ in range(2)]
     for i, example in enumerate(examples):
         shards[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
@@ -63,6 +63,7 @@ def test_photos_whose_objects_are_left_out_are_counted(examples):
 
 
 def test_scores_of_segments_come_from_their_centres(examples):
+    """A thing has the score of its instance, and stuff has 1."""
     for example in examples:
         prediction = truth_as_prediction(example)
         segments, classes, scores, _ = segment_table(prediction, COCO)

@@ -1,4 +1,4 @@
-"""Studies of a small real model: sweeps, stored outputs, resolutions and checkpoints."""
+"""Studies of a small network: sweeps, stress tests, and evaluation of checkpoints during training."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def task(sample_dir):
 def model(task):
     keras.utils.set_random_seed(0)
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
+    for head in (model.semantic_head, model.center_head):  # scales the logits, so that scores differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
@@ -43,6 +43,7 @@ def examples_of(task, count=3):
 
 @eagerly()
 def test_a_sweep_is_as_many_evaluations(task, model):
+    """Each grouping gets the scores of its own evaluation."""
     examples = examples_of(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
@@ -53,7 +54,7 @@ def test_a_sweep_is_as_many_evaluations(task, model):
     assert len({str(scores["pq"]) for scores in results}) > 1
 
 
-@pytest.mark.slow  # traces a network for each size
+@pytest.mark.slow  # traces the network for each size
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
@@ -62,7 +63,7 @@ def test_stress_at_one_is_the_plain_evaluation(task, model):
 
 
 def rows_of(*scores):
-    """Rows as `stress_test` makes them, of (ratio, PQ, PQ of things)."""
+    """Rows of `stress_test`, from tuples (ratio, PQ, PQ of things)."""
     return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
 
 
@@ -75,7 +76,7 @@ def test_relative_changes_of_one_run_are_from_ratio_1():
 
 
 def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
-    """Fig. 4: PQ, PQ of things and PQ of stuff."""
+    """As in Fig. 4 of Axial-DeepLab. The plot is drawn from the same rows."""
     first, second = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), rows_of((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
     add_changes([first, second])
     assert [row["relative_change"] for row in first] == [0, 0]
@@ -107,10 +108,10 @@ def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):
 
 
 def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
-    """The training saves three times in an evaluation. What it removes meanwhile is named."""
+    """Training saves three checkpoints during each evaluation, and keeps four. Removed ones are named."""
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), str(tmp_path), 4)
     manager.save(checkpoint_number=10)
-    (tmp_path / "ckpt-15_temp").mkdir()  # being written
+    (tmp_path / "ckpt-15_temp").mkdir()  # a checkpoint that is being written
     (tmp_path / "ckpt-15.index").write_bytes(b"")
     steps, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
     for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):

@@ -1,4 +1,4 @@
-"""Joining the tiles of a photo gives back the photo's segments."""
+"""Joined tiles give the segments of the photo."""
 
 import collections
 import itertools
@@ -16,11 +16,11 @@ from tests.tasks.segmentation.test_grouping_properties import RUNS, SPEC
 ALL = PostprocessConfig(stuff_area=0)
 THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))
 
-# === Photos whose truth is known, and networks that find it in a tile ===
+# === Photos with ground truth, and simulated predictions of their tiles ===
 
 
 def made_photo(size, rng, *, objects, largest):
-    """(semantic, instance) of a photo: connected objects, at most `largest` pixels long; some touch."""
+    """Ground truth (semantic, instance) of a photo: connected objects of at most `largest` pixels a side."""
     rows, columns = np.ogrid[: size[0], : size[1]]
     drawn = np.zeros(size, int)
     for i in range(1, objects + 1):
@@ -41,7 +41,7 @@ def made_photo(size, rng, *, objects, largest):
 
 
 def renumbered(semantic, instance, scores, rng):
-    """The prediction of a tile whose instances have other numbers, and some numbers have no pixels."""
+    """A tile's prediction with randomly renumbered instances. Some numbers have no pixels."""
     there = np.unique(instance[instance > 0])
     numbers = np.zeros(len(scores) + 1, int)
     numbers[there] = rng.permutation(len(there) + 3)[: len(there)] + 1
@@ -51,9 +51,9 @@ def renumbered(semantic, instance, scores, rng):
 
 
 def tiles_of(photo, tiling, rng, edges=None):
-    """Yields what a network finds in each tile of (semantic, instance); the score of an instance i is 1 / (i + 1).
+    """Yields the predictions of the tiles of a photo (semantic, instance). Instance i has the score 1 / (i + 1).
 
-    `edges` is a function that changes (semantic, instance) of a tile, in place, and takes the objects that it cuts.
+    `edges(semantic, instance, cut)` changes a tile in place, as a network would where the tile cuts the objects `cut`.
     """
     scores = 1 / (np.arange(2 * photo[1].max()) + 2)
     for box in tiling.boxes:
@@ -69,7 +69,7 @@ def tiles_of(photo, tiling, rng, edges=None):
 
 
 def numbered(instance):
-    """(map, order): instances in the raster order of their first pixels, and their old numbers."""
+    """(map with instances numbered in the raster order of their first pixels, their old numbers)."""
     values, first = np.unique(instance, return_index=True)
     order = values[np.argsort(first)]
     order = order[order > 0]
@@ -79,6 +79,7 @@ def numbered(instance):
 
 
 def assert_truth(actual, photo):
+    """Checks all maps and scores of a joined prediction against the ground truth."""
     semantic, instance = photo
     expected, order = numbered(instance)
     np.testing.assert_array_equal(actual["semantic"], semantic)
@@ -95,7 +96,7 @@ def assert_truth(actual, photo):
 
 @st.composite
 def photos_and_tiles(draw):
-    """(truth of a photo, `Tiling`, random numbers)."""
+    """(size of a photo, `Tiling`, random generator)."""
     tile = tuple(draw(st.integers(8, 40)) for _ in range(2))
     overlap = draw(st.integers(2, 3 * min(tile) // 4))
     size = tuple(draw(st.integers(1, 3 * side)) for side in tile)
@@ -105,13 +106,13 @@ def photos_and_tiles(draw):
 
 
 def drop(semantic, instance, cut):
-    """A network that takes what it sees of a cut object for the background."""
+    """A network that predicts background in the visible rest of cut objects."""
     lost = np.isin(instance, cut)
     semantic[lost], instance[lost] = STUFF[0], 0
 
 
 def mix(semantic, instance, cut):
-    """A network that takes all cut objects for one, of another class."""
+    """A network that predicts all cut objects as one object, of another class."""
     mask = np.isin(instance, cut)
     semantic[mask], instance[mask] = THINGS[-1], max(cut, default=0)
 
@@ -143,7 +144,7 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
 @given(case=photos_and_tiles())
 @RUNS
 def test_joined_tiles_are_the_photo(case, edges):
-    """Whatever a network makes of objects that a tile cuts: those smaller than the overlap come back exactly."""
+    """Objects smaller than the overlap are exact, whatever the network predicts for objects that a tile cuts."""
     size, tiling, rng = case
     largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
@@ -152,7 +153,7 @@ def test_joined_tiles_are_the_photo(case, edges):
 
 
 def test_the_outline_of_a_cut_object_goes_with_it():
-    """A tile sees an object that it cuts wider than the next tile sees it."""
+    """A cut object is wider in one tile than in the next, which has it whole."""
     tiling = Tiling((10, 30), (10, 20), 10)
     whole, cut = np.zeros([2, 10, 30], np.int32)
     whole[3:7, 13:22], cut[2:8, 11:22] = 1, 1
@@ -166,7 +167,7 @@ def test_the_outline_of_a_cut_object_goes_with_it():
 
 
 def test_scores_are_means_by_pixels_and_classes_by_majority():
-    """An object of 20 pixels, 12 of them in the first core, that no tile has whole."""
+    """An object of 20 pixels that both tiles cut, with a class and a score from each core of 10 pixels."""
     tiling = Tiling((4, 10), (4, 8), 6)
     instance = np.zeros([4, 10], np.int32)
     instance[1:3] = 1
@@ -181,7 +182,7 @@ def test_scores_are_means_by_pixels_and_classes_by_majority():
 
 
 def test_least_areas_are_those_of_the_whole_photo():
-    """Sides of the photo are halved on the canvas, so areas there are a quarter."""
+    """At a scale of 1/2, area thresholds on the canvas are a quarter of the photo's areas."""
     semantic, instance = np.zeros([2, 20, 40], np.int32)
     instance[4:12, 8:24] = 1  # 128 pixels, 32 on the canvas
     semantic[instance > 0] = 1
@@ -197,7 +198,7 @@ def test_least_areas_are_those_of_the_whole_photo():
 
 @pytest.mark.parametrize("pieces", ["largest", "split"])
 def test_pieces_are_those_of_the_whole_photo(pieces):
-    """A tile sees two legs of an object that another joins. A speck of it lies apart, in one tile alone."""
+    """A tile sees two separate legs of an object that another tile connects. A speck of it is in one tile only."""
     instance = np.zeros([20, 60], np.int32)
     instance[4:6, 8:50] = instance[12:14, 8:50] = instance[4:14, 46:50] = 1
     speck = np.s_[17:19, 3:6]

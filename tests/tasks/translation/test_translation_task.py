@@ -1,4 +1,4 @@
-"""The translation task: its loss and the average of checkpoints."""
+"""The translation task: its loss, averages of checkpoints, and errors."""
 
 import numpy as np
 import pytest
@@ -35,13 +35,14 @@ def run(folder, model_dir, steps, **options):
 
 @pytest.fixture(scope="module")
 def trained(texts_dir, tmp_path_factory):
-    """A run of two steps with a checkpoint after each."""
+    """(task, folder) of a run of two steps, with a checkpoint after each step."""
     folder = tmp_path_factory.mktemp("translation")
     with eagerly():
         return run(texts_dir, folder, 2), folder
 
 
 def test_the_loss_is_the_mean_over_real_tokens(trained):
+    """A loop over the tokens of a batch gives the smoothed cross-entropy without padding."""
     task, _ = trained
     model = task.model.build(task.spec.num_classes, task.canvas, changes={"dropout": 0.0})
     batch = next(iter(task.train_dataset(96, seed=0)))
