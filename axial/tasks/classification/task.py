@@ -243,7 +243,7 @@ class ClassPredictionWriter(PredictionWriter):
         """Adds one photo."""
         name = photo_name(example)
         image_id = int(example["image/id"])
-        self.annotations.append({"image_id": image_id, "file_name": name, "best": _named(best, self.spec)})
+        self.annotations.append({"image_id": image_id, "file_name": name, "best": _classes_json(best, self.spec)})
 
     def decoded(self, index):
         """The best classes that `add` was given for photo number `index`."""
@@ -255,7 +255,7 @@ class ClassPredictionWriter(PredictionWriter):
         write_json(self.path, {"photos": photos, "class_names": list(self.spec.class_names)})
 
 
-def _named(best, spec):
+def _classes_json(best, spec):
     """The best classes as dicts for JSON."""
     return [{"index": i, "class": spec.class_names[i], "probability": probability} for i, probability in best]
 
@@ -281,7 +281,7 @@ class ClassificationEvaluator(Evaluator):
         """The `Description` of a photo's prediction: its best classes."""
         probability = np.asarray(prediction["probability"], np.float64)
         best = np.argsort(-probability, kind="stable")[:BEST]
-        classes = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+        classes = _classes_json([(int(i), round(float(probability[i]), 6)) for i in best], spec)
         summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in classes)
         text = f"{classes[0]['class']} {classes[0]['probability']:.0%}"
         return Description({"best": classes}, summary, draw=functools.partial(caption, image, text))

@@ -93,7 +93,7 @@ def true_objects(example, spec, masked=False):
     return objects
 
 
-def in_masks(one, size):
+def with_mask(one, size):
     """A true object for mask AP. An object without a mask becomes a crowd that fills its box.
 
     So it cannot be missed, and a prediction on it is not wrong. pycocotools accepts no object without a mask.
@@ -145,7 +145,7 @@ class DetectionMetrics(ConfusionMetrics):
         self.pairs.update(confusions(true, predicted, self.spec.num_classes))
         if masked:
             predicted = [{**one, "area": float(masks.area(one["segmentation"]))} for one in predicted]
-            self.mask.add([in_masks(one, size) for one in true], predicted, size=size, image=image)
+            self.mask.add([with_mask(one, size) for one in true], predicted, size=size, image=image)
         quality = photo_ap.figures()["ap"]
         self.add_photo(photo_name(example), None if math.isnan(quality) else quality)
         return objects
@@ -250,13 +250,13 @@ def draw_objects(photo, objects, classes, spec):
     return np.asarray(image)
 
 
-def _drawn(photo, objects, spec):
+def _draw_predicted(photo, objects, spec):
     """A photo with the predicted objects whose score is at least `SHOWN`."""
     shown = [one for one in objects if one["score"] >= SHOWN]
     return draw_objects(photo, shown, [spec.class_of_category[one["category_id"]] for one in shown], spec)
 
 
-def _listed(number, name, one):
+def _object_json(number, name, one):
     """One of the `predicted_objects` as a dict for JSON. An object that is drawn and has a mask has a 'label'."""
     masked = "segmentation" in one
     _, _, width, height = one["bbox"]
@@ -302,18 +302,18 @@ class DetectionEvaluator(Evaluator):
         photo = decode_photo(example).numpy()
         true = true_objects(example, spec)
         truth = draw_objects(photo, true, [one["category_id"] for one in true], spec)
-        return photo, truth, _drawn(photo, objects, spec)
+        return photo, truth, _draw_predicted(photo, objects, spec)
 
     def describe(self, image, prediction, spec):
         """The `Description` of the prediction for a photo, uint8 [h, w, 3]."""
         objects = predicted_objects(prediction, spec, 0, image.shape[:2])
         names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
         likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
-        listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
+        listed = [_object_json(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
         return Description(
             content={"objects": listed},
             summary=summary_line(len(likely), "object", likely),
-            draw=functools.partial(_drawn, image, objects, spec),
+            draw=functools.partial(_draw_predicted, image, objects, spec),
             segments=listed,
             label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,
         )

@@ -132,7 +132,7 @@ def submitted(predictions, results, spec):
     return run
 
 
-def _segments(table, spec, labels):
+def _segments_json(table, spec, labels):
     """List of the predicted `Segments` as dicts for JSON.
 
     'box' is (x, y, width, height) and 'segmentation' is COCO's run-length encoding. A thing's 'label' is its number in
@@ -197,7 +197,7 @@ class SegmentationEvaluator(Evaluator):
         things, labels = np.asarray(spec.things, bool)[classes], None
         if any(spec.things) and (not things.any() or np.any(prediction["instance"])):  # else there are no instances
             labels = np.where(things, np.cumsum(things), 0)
-        listed, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
+        listed, dropped = _segments_json(table, spec, labels), int(prediction.get("dropped", 0))
         counts = collections.Counter(segment["class"] for segment in listed).most_common()
         return Description(
             content={"dropped_objects": dropped, "segments": listed},

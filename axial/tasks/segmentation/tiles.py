@@ -158,7 +158,7 @@ class Tiling:
         spans = [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
         self.boxes, self.cores = ([_slices(ends) for ends in itertools.product(*axes)] for axes in zip(*spans))
 
-    def around(self, number):
+    def neighbours(self, number):
         """Numbers of the tiles that overlap tile `number`, without itself."""
         box = self.boxes[number]
         return [
@@ -212,8 +212,8 @@ def join(results, tiling, *, spec, grouping, scale):
     Raises:
         InputError: more instances of a class than the spec's label_divisor allows.
     """
-    ids, semantic, objects, scores, dropped = _assembled(results, tiling)
-    instance, scores = _numbered(ids, objects, scores)
+    ids, semantic, objects, scores, dropped = _assemble(results, tiling)
+    instance, scores = _number_objects(ids, objects, scores)
     stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
     photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
     maps = tf.constant(semantic), tf.constant(instance)
@@ -229,7 +229,7 @@ def join(results, tiling, *, spec, grouping, scale):
     return {**maps, "score": scores, "dropped": np.int32(dropped)}
 
 
-def _assembled(results, tiling):
+def _assemble(results, tiling):
     """(Instance of each pixel, class of each pixel, object of each instance, score of each instance, 'dropped')."""
     tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is of "no instance"
     for box, result in zip(tiling.boxes, results, strict=True):
@@ -237,17 +237,17 @@ def _assembled(results, tiling):
         scores.append(np.asarray(result["score"], np.float64))
         first += len(scores[-1])
         dropped = max(dropped, int(result.get("dropped", 0)))
-    mended = [tile.mended(tiles[other] for other in tiling.around(number)) for number, tile in enumerate(tiles)]
+    repaired = [tile.repaired(tiles[other] for other in tiling.neighbours(number)) for number, tile in enumerate(tiles)]
     pairs = [np.zeros([2, 0], int)]
     for number, tile in enumerate(tiles):
-        for other in (other for other in tiling.around(number) if other > number):
-            both = tile.view(tiles[other].box, mended[number])[0], tiles[other].view(tile.box, mended[other])[0]
-            pairs.append(_alike(*both))
+        for other in (other for other in tiling.neighbours(number) if other > number):
+            both = tile.view(tiles[other].box, repaired[number])[0], tiles[other].view(tile.box, repaired[other])[0]
+            pairs.append(_matching_pairs(*both))
     pairs = np.concatenate(pairs, 1)
     graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
     objects = connected_components(graph, directed=False)[1]
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
-    for tile, core, maps in zip(tiles, tiling.cores, mended):
+    for tile, core, maps in zip(tiles, tiling.cores, repaired):
         ids[core], semantic[core] = tile.view(core, maps)
     return ids, semantic, objects, np.concatenate(scores), dropped
 
@@ -276,10 +276,10 @@ class _Tile:
             if bounds:
                 axes = list(zip(box, bounds))
                 self._bounds[i] = [a.start + p.start for a, p in axes], [a.start + p.stop for a, p in axes]
-        self.whole = (self.areas > 0) & self.sees(self)
+        self.whole = (self.areas > 0) & self.contains(self)
         self.whole[0] = False
 
-    def sees(self, other):
+    def contains(self, other):
         """bool [K + 1]: whether each instance of another tile lies inside this tile."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
@@ -293,11 +293,11 @@ class _Tile:
         """Numbers of the tile's instances within the tile, from 1; 0 for no instance."""
         return np.maximum(ids - self.first, 0)
 
-    def mended(self, others):
+    def repaired(self, others):
         """Copies of (ids, semantic) where objects that this tile cuts are replaced by whole ones from other tiles."""
         maps = [x.copy() for x in self.maps]
         for other in others:
-            cut = other.whole & ~self.sees(other)
+            cut = other.whole & ~self.contains(other)
             if not cut.any():
                 continue
             mine, theirs = self.local(self.view(other.box)[0]), other.view(self.box)
@@ -312,7 +312,7 @@ class _Tile:
         return maps
 
 
-def _alike(ids, others):
+def _matching_pairs(ids, others):
     """int [2, L]: pairs of instances with an IoU above 0.5, from two tiles' views of their overlap."""
     (mine, a), (theirs, b) = (np.unique(x, return_inverse=True) for x in (ids, others))
     a, b = a.ravel(), b.ravel()
@@ -322,7 +322,7 @@ def _alike(ids, others):
     return matches[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(matches > 0, 0)]
 
 
-def _numbered(ids, objects, scores):
+def _number_objects(ids, objects, scores):
     """Numbers the objects of a photo in the raster order of their first pixels.
 
     Args:

@@ -5,8 +5,8 @@ and train.de. Both languages share one SentencePiece vocabulary of type BPE (Kud
 et al., ACL 2016).
 
 All batches have one static shape: rows of L tokens, where L is the largest bucket length. A batch is from one bucket.
-With a bucket length of l, a row has L / l sentences of at most l tokens, each padded to l. `unfolded` reshapes rows to
-sentences.
+With a bucket length of l, a row has L / l sentences of at most l tokens, each padded to l. `unpack_rows` reshapes rows
+to sentences.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class TextData(Checked):
         return ("target", "source") if self.reverse else ("source", "target")
 
 
-def unfolded(rows, length):
+def unpack_rows(rows, length):
     """Reshapes the rows of a batch to sentences: [R, L] -> [R L / length, length]."""
     return tf.reshape(rows, [-1, length])
 
@@ -169,6 +169,6 @@ def training_text(data_dir, data, spec, stream):
     return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), stream.context, 4)
 
 
-def cut(ids, length):
+def truncate(ids, length):
     """Truncates ids to `length`, but keeps the end token as the last: int32 [n] -> [at most length]."""
     return tf.cond(tf.size(ids) > length, lambda: tf.concat([ids[: length - 1], ids[-1:]], 0), lambda: ids)

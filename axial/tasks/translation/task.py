@@ -19,7 +19,7 @@ from axial.metrics import bleu
 from axial.models.outputs import LOGITS
 from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
 from axial.tasks.metrics import Metrics, PredictionWriter
-from axial.tasks.translation.input_pipeline import TextData, cut, training_text, unfolded
+from axial.tasks.translation.input_pipeline import TextData, training_text, truncate, unpack_rows
 
 
 class TranslationMetrics(Metrics):
@@ -273,14 +273,14 @@ class TranslationTask(Task):
         """Returns compute(batch), with the rows reshaped to sentences. There is a branch for each bucket."""
 
         def branch(length):
-            return lambda: compute({name: unfolded(batch[name], length) for name in ("source", "target")})
+            return lambda: compute({name: unpack_rows(batch[name], length) for name in ("source", "target")})
 
         return tf.switch_case(batch["bucket"][0], [branch(length) for length in self.data.lengths])
 
     def counts(self, model, batch):
         """dict of the normaliser of `losses` for a micro-batch: the number of tokens without padding."""
         del model
-        return {"total": tf.reduce_sum(_is_real(batch["target"]))}
+        return {"total": tf.reduce_sum(_token_mask(batch["target"]))}
 
     def losses(self, model, batch, whole=None):
         """dict of the loss of a train step, 'total': the mean over the tokens of the global batch, without padding.
@@ -296,7 +296,7 @@ class TranslationTask(Task):
         smoothing = self.label_smoothing / vocabulary
         labels = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + smoothing, smoothing)
         entropy = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
-        return {"total": micro_batches * tf.reduce_sum(entropy * _is_real(target)) / counts["total"]}
+        return {"total": micro_batches * tf.reduce_sum(entropy * _token_mask(target)) / counts["total"]}
 
     # === Prediction ===
 
@@ -332,16 +332,16 @@ class TranslationTask(Task):
     def look(self, record):
         """The network's input, 'ids', for a record, and its texts in the direction of `data`."""
         source, target = self.data.sides
-        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
+        ids = truncate(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
         return {"ids": ids, "source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
 
     def example(self, text):
         """An example for `predictions`, from a sentence, string []."""
-        return {"ids": cut(tf.constant(self.spec.encode(text.numpy().decode()), tf.int32), self.canvas[0])}
+        return {"ids": truncate(tf.constant(self.spec.encode(text.numpy().decode()), tf.int32), self.canvas[0])}
 
     def serve(self, model, ids):
         """(Ids, score) of the translation of one sentence, int32 [n], which is truncated to the canvas."""
-        ids, lengths = cut(ids, self.canvas[0]), tf.constant(self.data.lengths)
+        ids, lengths = truncate(ids, self.canvas[0]), tf.constant(self.data.lengths)
 
         def branch(length):
             def run():
@@ -355,6 +355,6 @@ class TranslationTask(Task):
         return tf.switch_case(bucket, [branch(length) for length in self.data.lengths])
 
 
-def _is_real(tokens):
+def _token_mask(tokens):
     """float32: 1 for a token, 0 for padding."""
     return tf.cast(tokens != 0, tf.float32)

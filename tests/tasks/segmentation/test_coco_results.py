@@ -101,7 +101,7 @@ def odd_map(folder, content):
     Image.fromarray(np.full(np.asarray(Image.open(path)).shape, 12, np.uint8)).save(path)  # COCO has no category 12
 
 
-def segments_of(content):
+def first_segments(content):
     """The segments of the first image."""
     return content["annotations"][0]["segments_info"]
 
@@ -113,9 +113,9 @@ BAD = [  # (function that spoils the files, words of the message)
     ),
     (lambda folder, c: first_png(folder, c).unlink(), r"lacks 1 of the PNGs that .*\.json names, first \d+\.png"),
     (lambda folder, c: resize(first_png(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
-    (lambda folder, c: segments_of(c).pop(), r"id \d+ is only in the PNG"),
-    (lambda folder, c: segments_of(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
-    (lambda folder, c: segments_of(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
+    (lambda folder, c: first_segments(c).pop(), r"id \d+ is only in the PNG"),
+    (lambda folder, c: first_segments(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
+    (lambda folder, c: first_segments(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
     (lambda folder, c: c["categories"][0].update(name="weed"), "category 1 is 'weed' .*calls it 'person'"),
     (odd_map, r"semantic_val2017/\d+.png: category 12, which the spec 'coco'"),
 ]

@@ -63,7 +63,7 @@ def test_golden(name, jit):
     np.testing.assert_array_equal(centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2))
 
 
-def peaks_of(heat, config):
+def find_peaks(heat, config):
     """The local maxima of a heat map [H, W], by a loop over pixels: list of (heat, y, x) in raster order."""
     height, width = heat.shape
     reach = config.nms_kernel // 2
@@ -85,7 +85,7 @@ def loops(maps, spec, config):
     semantic = maps[SEMANTIC].argmax(-1)
     heat = maps[CENTER][..., 0]
     height, width = heat.shape
-    peaks = sorted(sorted(peaks_of(heat, config), key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
+    peaks = sorted(sorted(find_peaks(heat, config), key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
     instance = np.zeros([height, width], int)
     for y in range(height):
         for x in range(width):

@@ -8,7 +8,7 @@ from scipy.ndimage import label as components
 
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
 from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces
-from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of, run
+from tests.tasks.segmentation.test_grouping import find_peaks, loops, make_spec, run
 
 RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -56,7 +56,7 @@ def test_the_grouping_is_the_loops(maps, config):
     """Ties: the first of equal pixels is the centre, and a pixel belongs to the first of equally near centres."""
     actual = group(maps, config)
     np.testing.assert_array_equal(actual["panoptic"], loops(maps, SPEC, config))
-    peaks = peaks_of(maps[CENTER][..., 0], config)
+    peaks = find_peaks(maps[CENTER][..., 0], config)
     assert actual["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
     there = np.isin(np.arange(1, len(actual["score"]) + 1), actual["instance"])
     np.testing.assert_array_equal(actual["score"] > 0, there)

@@ -91,52 +91,42 @@ def test_a_stride_that_shifts_maps_is_refused(size, old, stride):
         losses.panoptic_losses(outputs, targets, SPEC, losses.LossConfig(stride))
 
 
+def maps_and_targets():
+    """(output maps of 5x5 pixels, targets of a crop of 17x17 pixels) of two images. The second has no instances."""
+    rng, crop = np.random.default_rng(1), [2, 17, 17]
+    depths = {SEMANTIC: 3, CENTER: 1, OFFSET: 2}
+    targets = {
+        "semantic_weight": np.ones(crop),
+        "center": rng.uniform(size=crop),
+        "center_weight": rng.integers(0, 2, crop),
+        "offset": rng.normal(size=[*crop, 2]),
+        "offset_weight": rng.integers(0, 2, crop) * np.reshape([1, 0], [2, 1, 1]),
+    }
+    maps = {name: rng.normal(size=[2, 5, 5, depth]) for name, depth in depths.items()}
+    maps, targets = ({name: x.astype(np.float32) for name, x in arrays.items()} for arrays in (maps, targets))
+    return maps, {**targets, "semantic": rng.integers(0, 3, crop).astype(np.int32)}
+
+
 @pytest.mark.parametrize("stride", [1, 4])
 def test_terms_and_weights(stride):
-    """Maps of 5x5 and a crop of 17x17 pixels. The second image has no instances."""
-    rng = np.random.default_rng(1)
-    size = 17
-    outputs = {
-        SEMANTIC: rng.normal(size=[2, 5, 5, 3]),
-        CENTER: rng.normal(size=[2, 5, 5, 1]),
-        OFFSET: rng.normal(size=[2, 5, 5, 2]),
-    }
-    targets = {
-        "semantic": rng.integers(0, 3, [2, size, size]).astype(np.int32),
-        "semantic_weight": np.ones([2, size, size]),
-        "center": rng.uniform(size=[2, size, size]),
-        "center_weight": rng.integers(0, 2, [2, size, size]),
-        "offset": rng.normal(size=[2, size, size, 2]),
-        "offset_weight": rng.integers(0, 2, [2, size, size]),
-    }
-    targets["offset_weight"][1] = 0  # an image without instances
-
-    def cast(d):
-        return {k: tf.constant(v, tf.int32 if v.dtype == np.int32 else tf.float32) for k, v in d.items()}
-
-    actual = losses.panoptic_losses(cast(outputs), cast(targets), SPEC, losses.LossConfig(stride))
-    positions = np.arange(0, size, stride) / 4  # of the pixels that count, on the grid of the outputs
+    """Each term equals its definition on every stride-th pixel of the crop, with maps resized bilinearly."""
+    outputs, targets = maps_and_targets()
+    actual = losses.panoptic_losses(
+        *tf.nest.map_structure(tf.constant, (outputs, targets)), SPEC, losses.LossConfig(stride)
+    )
+    positions = np.arange(0, 17, stride) / 4  # on the grid of the maps
     weights = np.maximum(0.0, 1.0 - np.abs(positions[:, None] - np.arange(5)))
     maps = {name: np.einsum("yh,xw,nhwc->nyxc", weights, weights, x) for name, x in outputs.items()}
+    truth = {name: x[:, ::stride, ::stride] for name, x in targets.items()}
 
-    def at(k):
-        return targets[k][:, ::stride, ::stride]
-
-    center = [
-        (((maps[CENTER][n, ..., 0] - at("center")[n]) ** 2) * at("center_weight")[n]).sum()
-        / at("center_weight")[n].sum()
-        for n in range(2)
-    ]
-    np.testing.assert_allclose(actual["center"], 200 * np.mean(center), rtol=1e-4)
-    distance = np.abs(4 * maps[OFFSET] - at("offset")).mean(-1) * at("offset_weight")
-    expected = 0.01 * distance[0].sum() / at("offset_weight")[0].sum() / 2
-    np.testing.assert_allclose(actual["offset"], expected, rtol=1e-4)
-    log_sums = np.log(np.exp(maps[SEMANTIC]).sum(-1))
-    labels = at("semantic")
-    hardest = [
-        np.sort((log_sums[n] - np.take_along_axis(maps[SEMANTIC][n], labels[n][..., None], -1)[..., 0]).ravel())
-        for n in range(2)
-    ]
-    most = round(losses.LossConfig().top_k * labels[0].size)
-    np.testing.assert_allclose(actual["semantic"], np.mean([x[-most:].mean() for x in hardest]), rtol=1e-4)
+    squares = (maps[CENTER][..., 0] - truth["center"]) ** 2
+    means = [np.average(squares[n], weights=truth["center_weight"][n]) for n in range(2)]
+    np.testing.assert_allclose(actual["center"], 200 * np.mean(means), rtol=1e-4)
+    distance = np.abs(4 * maps[OFFSET] - truth["offset"]).mean(-1)  # in pixels of the crop
+    means = [np.average(distance[0], weights=truth["offset_weight"][0]), 0]
+    np.testing.assert_allclose(actual["offset"], 0.01 * np.mean(means), rtol=1e-4)
+    true_logits = np.take_along_axis(maps[SEMANTIC], truth["semantic"][..., None], -1)[..., 0]
+    entropy = (np.log(np.exp(maps[SEMANTIC]).sum(-1)) - true_logits).reshape(2, -1)
+    hardest = np.sort(entropy)[:, -round(losses.LossConfig().top_k * entropy.shape[1]) :]
+    np.testing.assert_allclose(actual["semantic"], hardest.mean(), rtol=1e-4)
     np.testing.assert_allclose(actual["total"], actual["semantic"] + actual["center"] + actual["offset"], rtol=1e-6)

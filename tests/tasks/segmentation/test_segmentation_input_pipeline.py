@@ -34,7 +34,7 @@ def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample
             np.testing.assert_array_equal(task.training_example(record, [0, 0])["image"], record["image"])
 
 
-def record_of(photo, segments):
+def make_record(photo, segments):
     """A parsed record, from a photo, uint8 [h, w, 3], and a segment map, uint8 [h, w] with values from 1 to 9."""
     ids = np.stack([segments, np.zeros_like(segments), np.zeros_like(segments)], -1)
     return {
@@ -62,7 +62,7 @@ def test_quarter_turns_turn_photo_and_labels_together(cells):
         turned = [(np.rot90(photo, k), np.rot90(segments, k)) for k in range(4)]
         expected = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
         turns = []
-        for example in drawn(record_of(photo, segments), data, 24):
+        for example in drawn(make_record(photo, segments), data, 24):
             matches = [
                 k
                 for k, (image, classes) in enumerate(expected)
@@ -89,11 +89,11 @@ def _placed_classes(segments, scale):
 def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
     """Pixel values are min(255 (x / 255)^gamma brightness, 255), with random numbers inside the ranges."""
     photo, segments = cells
-    plain = training_example(record_of(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
+    plain = training_example(make_record(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
     numbers = []
     for gamma, brightness in (((0.8, 1.3), (0.6, 1.6)), ((2, 2), (3, 3))):
         data = DataConfig("a", "b", (24, 36), dataclasses.replace(PLAIN, gamma=gamma, brightness=brightness))
-        for example in drawn(record_of(photo, segments), data, 10):
+        for example in drawn(make_record(photo, segments), data, 10):
             values = (example["image"] + 1) * 127.5
             np.testing.assert_array_equal(example["semantic"], plain["semantic"])
             # Two pixel values, which are not clipped, determine the two random numbers.
@@ -111,7 +111,7 @@ def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
     """Flip, scale and position use the first four random numbers of a seed, as in older versions."""
     photo, segments = cells
     data = DataConfig("a", "b", (40, 40), Augmentation(gamma=(1.0, 1.0 + 1e-6)))
-    for number, example in enumerate(drawn(record_of(photo, segments), data, 20, seed=7)):
+    for number, example in enumerate(drawn(make_record(photo, segments), data, 20, seed=7)):
         draw = tf.random.stateless_uniform([4], [7, number]).numpy()
         image, labels = (x[:, ::-1] if draw[0] < 0.5 else x for x in (photo, segments))
         valid_size = fitted_size(photo.shape[:2], (40, 40), np.float32(0.5) + draw[1] * np.float32(1.5)).numpy()

@@ -15,7 +15,7 @@ from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_st
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, _random_scale, training_example
 from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask, segment_each
 from tests.conftest import make_task, relative_error
-from tests.tasks.segmentation.test_segmentation_input_pipeline import record_of
+from tests.tasks.segmentation.test_segmentation_input_pipeline import make_record
 
 
 def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):
@@ -96,7 +96,7 @@ def test_a_panoptic_network_without_instances_has_the_semantic_branch_alone(samp
 
 
 def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
-    record = record_of(np.full([40, 40, 3], 7, np.uint8), np.uint8([[1] * 20 + [2] * 20] * 40))
+    record = make_record(np.full([40, 40, 3], 7, np.uint8), np.uint8([[1] * 20 + [2] * 20] * 40))
     record |= {"segment/class": tf.constant([1, 0]), "segment/crowd": tf.constant([1, 0])}
     record["segment/id"] = tf.constant([1, 2], tf.int64)
     spec = DatasetSpec("two", ("a", "b"), (1, 2), (True, True))

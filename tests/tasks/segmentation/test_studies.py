@@ -37,14 +37,14 @@ def model(task):
     return model
 
 
-def examples_of(task, count=3):
+def take_examples(task, count=3):
     return list(task.eval_dataset("val2017").take(count))
 
 
 @eagerly()
 def test_a_sweep_is_as_many_evaluations(task, model):
     """Each grouping gets the scores of its own evaluation."""
-    examples = examples_of(task)
+    examples = take_examples(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
     tasks = [dataclasses.replace(task, grouping=grouping) for grouping in configs]
@@ -62,13 +62,13 @@ def test_stress_at_one_is_the_plain_evaluation(task, model):
     np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
 
 
-def rows_of(*scores):
+def make_rows(*scores):
     """Rows of `stress_test`, from tuples (ratio, PQ, PQ of things)."""
     return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
 
 
 def test_relative_changes_of_one_run_are_from_ratio_1():
-    rows, others = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3)), rows_of((0.5, 0.2, 0.1))
+    rows, others = make_rows((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3)), make_rows((0.5, 0.2, 0.1))
     add_changes([rows])
     add_changes([others])
     assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
@@ -77,7 +77,7 @@ def test_relative_changes_of_one_run_are_from_ratio_1():
 
 def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
     """As in Fig. 4 of Axial-DeepLab. The plot is drawn from the same rows."""
-    first, second = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), rows_of((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
+    first, second = make_rows((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), make_rows((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
     add_changes([first, second])
     assert [row["relative_change"] for row in first] == [0, 0]
     assert [row["relative_change"] for row in second] == pytest.approx([0.5, 0.25])

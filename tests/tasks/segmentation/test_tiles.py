@@ -50,7 +50,7 @@ def renumbered(semantic, instance, scores, rng):
     return {"semantic": semantic, "instance": numbers[instance], "score": score}
 
 
-def tiles_of(photo, tiling, rng, edges=None):
+def predict_tiles(photo, tiling, rng, edges=None):
     """Yields the predictions of the tiles of a photo (semantic, instance). Instance i has the score 1 / (i + 1).
 
     `edges(semantic, instance, cut)` changes a tile in place, as a network would where the tile cuts the objects `cut`.
@@ -137,7 +137,7 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
     for number, box in enumerate(tiling.boxes):
         mask = np.zeros(size, bool)
         mask[box] = True
-        assert tiling.around(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
+        assert tiling.neighbours(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
 
 
 @pytest.mark.parametrize("edges", [None, drop, mix])
@@ -148,7 +148,7 @@ def test_joined_tiles_are_the_photo(case, edges):
     size, tiling, rng = case
     largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
-    actual = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    actual = join(predict_tiles(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
     assert_truth(actual, photo)
 
 
