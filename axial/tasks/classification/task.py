@@ -32,7 +32,7 @@ class ClassificationData(Checked):
     tf-models-official's. They use TensorFlow's global random generators, so a resumed run draws other ones.
 
     Attributes:
-        train_split, eval_split: names of splits of the converted data set.
+        train_split, eval_split: names of the training and the evaluation split.
         image: (height, width) of the network's input.
         area: range of the random crop's area, as a fraction of the photo (Szegedy et al., CVPR 2015).
         aspect: range of the random crop's aspect ratio, width / height, before the crop is resized to `image`.

@@ -23,7 +23,7 @@ class DetectionData(Checked):
     """Splits, sizes and augmentation of a detector's input pipeline.
 
     Attributes:
-        train_split, eval_split: names of splits of the converted data set.
+        train_split, eval_split: names of the training and the evaluation split.
         sides: largest shorter side and largest longer side of the scaled photo, in pixels.
         canvas: (height, width) of the network's input, multiples of 64. The scaled photo fits into it.
         flip: whether training flips photos horizontally with a probability of 1/2.

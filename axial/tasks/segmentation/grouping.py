@@ -29,12 +29,12 @@ class PostprocessConfig(Checked):
     Attributes:
         center_threshold: threshold of the centre heat map. A centre's score is above it.
         nms_kernel: odd kernel size of non-maximum suppression; 7 in Panoptic-DeepLab's paper.
-        top_k: largest number of instances on a canvas; the centres with the highest scores are kept. None sets no limit
-            but the canvas and the spec's label_divisor.
+        top_k: largest number of instances on a canvas; None for as many as the canvas and the spec's label_divisor
+            allow. The centres with the highest scores are kept.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
-        pieces: handling of instances that are not connected; see `apply_pieces`. None leaves them as they are, as the
-            papers do; 'largest' keeps the largest connected component; 'split' makes each component an instance.
+        pieces: handling of instances that are not connected: 'largest' keeps the largest connected component, 'split'
+            makes each component an instance, None leaves them, as the papers do. See `apply_pieces`.
 
     Raises:
         InputError: an argument of the wrong type, or out of range; an even nms_kernel.

@@ -52,7 +52,7 @@ class DataConfig(Checked):
     """Splits, canvas, augmentation and targets of segmentation's input pipeline.
 
     Attributes:
-        train_split, eval_split: names of splits of the converted data set.
+        train_split, eval_split: names of the training and the evaluation split.
         canvas: (height, width) of the network's input in evaluation; photos are fitted to it. With a `photo_scale` it
             is the largest canvas (see `ScaledCanvas`).
         augmentation: `Augmentation` of training photos.
@@ -60,9 +60,9 @@ class DataConfig(Checked):
         shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
         photo_scale: factor that all photos are scaled by, in training, evaluation and prediction, for data whose
             objects have one physical size; None to fit photos to the canvas.
-        tile_overlap: smallest overlap of neighbouring tiles, in pixels of the photo. With a `photo_scale`, photos that
-            are larger than the canvas are predicted in tiles. The overlap should exceed the length of the largest
-            objects, so that each object is whole in some tile. None for a quarter of a tile.
+        tile_overlap: smallest overlap of neighbouring tiles, in pixels of the photo; None for a quarter of a tile. With
+            a `photo_scale`, photos that are larger than the canvas are predicted in tiles. The overlap should exceed
+            the length of the largest objects, so that each object is whole in some tile.
 
     Raises:
         InputError: an argument of the wrong type; a `tile_overlap` without a scale, or above half of a tile.

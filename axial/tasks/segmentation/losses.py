@@ -25,7 +25,7 @@ class TargetConfig(Checked):
 
     Attributes:
         sigma: standard deviation of the Gaussian at each centre, in pixels of the crop.
-        small_area: instances with fewer pixels are small.
+        small_area: area below which an instance is small, in pixels of the crop; see `small_weight`.
         small_weight: weight of the pixels of small instances in the semantic loss. Other pixels have weight 1.
         round_centers: whether offsets point to the pixel nearest to the centre, as in DeepLab2, or to the exact mean,
             as in Panoptic-DeepLab's PyTorch code. The Gaussian is always at the nearest pixel.

@@ -38,7 +38,7 @@ class TextData(Checked):
     """Splits, buckets and direction of a translator's input pipeline.
 
     Attributes:
-        train_split, eval_split: names of splits of the converted data set.
+        train_split, eval_split: names of the training and the evaluation split.
         lengths: bucket lengths in tokens, increasing; each divides the last. A pair is in the first bucket that fits
             both its sides. Training drops longer pairs; evaluation truncates longer sources.
         reverse: whether to translate from the second language to the first.

@@ -225,7 +225,7 @@ class TranslationTask(Task):
         label_smoothing: fraction of the target that is spread evenly over the vocabulary.
         beams: beam size of beam search; 1 for greedy search.
         alpha: exponent of the length penalty; see `Translator.translate`.
-        longer: largest number of tokens of a translation beyond the padded length of its source.
+        longer: largest number of tokens by which a translation may exceed the padded length of its source.
         spec: `TextSpec`; by default the spec of the converted training split.
 
     Raises:
