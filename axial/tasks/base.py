@@ -427,14 +427,14 @@ class DistributedPredictor:
     def __call__(self, examples):
         """Yields (example, dict of the example's outputs, without the batch axis)."""
         size, examples = batch_size(examples, self.batch), iter(examples)
-        together = self.replicas * size
-        while waiting := list(itertools.islice(examples, self.ahead or together)):
+        global_batch = self.replicas * size
+        while waiting := list(itertools.islice(examples, self.ahead or global_batch)):
             inputs, numbers_by_size, results = [self.inputs(example) for example in waiting], {}, {}
             for number, given in enumerate(inputs):
                 numbers_by_size.setdefault(tuple(given[0].shape), []).append(number)
             for numbers in numbers_by_size.values():
-                for first in range(0, len(numbers), together):
-                    chosen = numbers[first : first + together]
+                for first in range(0, len(numbers), global_batch):
+                    chosen = numbers[first : first + global_batch]
                     results |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
             yield from ((example, results[number]) for number, example in enumerate(waiting))
 
