@@ -280,7 +280,7 @@ class _Tile:
         self.whole[0] = False
 
     def contains(self, other):
-        """bool [K + 1]: whether each instance of another tile lies inside this tile."""
+        """bool [K + 1]: whether this tile has an instance of another tile whole, away from its inner edges."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
