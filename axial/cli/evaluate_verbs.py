@@ -314,9 +314,9 @@ def _scoring(source, split, given):
         predictions = submitted(predictions, files, source.spec)
     examples = functools.partial(source.examples, split)
 
-    def watch(example, seen):
+    def watch(example, decoded):
         if len(rows) < PICTURES:
-            rows.append(source.evaluator.draw(example, seen, source.spec))
+            rows.append(source.evaluator.draw(example, decoded, source.spec))
 
     def score():
         number, of = scored.shard

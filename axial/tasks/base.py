@@ -1,8 +1,8 @@
-"""What a task is: a `Task` is trained and exported, its `Evaluator` scores, writes and draws predictions.
+"""The contract of tasks: a `Task` is trained and exported; its `Evaluator` scores, writes and draws predictions.
 
-A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor know only
-the classes of this file. An `Evaluator` has neither a model nor data, so that shards can be merged and the results of
-other programs be scored without them.
+A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor use only
+the classes of this file. An `Evaluator` has neither a model nor data, so it can merge shards and score the results of
+other programs.
 """
 
 import abc
@@ -27,8 +27,8 @@ from axial.models.base import Network
 from axial.models.registry import ModelConfig, check_model
 from axial.tasks.metrics import Metrics, PredictionWriter
 
-MOST_NAMED = 6  # classes or objects in one line
-# What makes predictions: it takes examples and yields (example, prediction) for each.
+MOST_NAMED = 6  # classes or objects that `summary_line` names
+# A function that takes examples and yields (example, prediction) for each, in order.
 Predictions = Callable[[Iterable[dict]], Iterator[tuple[dict, dict]]]
 
 # === Evaluation ===
@@ -36,18 +36,19 @@ Predictions = Callable[[Iterable[dict]], Iterator[tuple[dict, dict]]]
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a prediction of one photo or text says, in the forms that people and other programs read.
+    """A prediction of one photo or text, in the forms that people and other programs read.
 
     Attributes:
-        content: dict of what a JSON holds of it.
+        content: dict that is written as JSON.
         summary: a short text.
-        warning: a line on what is wrong with it, which follows the photo's name; empty where nothing is known.
         draw: function without arguments that returns a picture, uint8 [h, w, 3].
-        segments: list of dicts, a part of `content`: the segments or objects of a photo. None of other tasks.
-        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
-        categories: int [h, w], each pixel's number in the data set; None where there are none, or none of 16 bits.
+        warning: a line that says what is wrong with the prediction. It follows the photo's name. Empty by default.
+        segments: the list of dicts in `content` that has the segments or objects; None for tasks without them.
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None except for segmentation.
+        categories: int [h, w], the category id of each pixel; None without classes of pixels, or if an id exceeds 16
+            bits.
         label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
-            the segment or object whose 'label' is i. None if the network finds no instances, or no pixels of them.
+            the segment or object whose 'label' is i. None if the network predicts no instances, or no masks for them.
     """
 
     content: dict
@@ -61,25 +62,26 @@ class Description:
 
 
 class Evaluator(abc.ABC):
-    """How predictions of a task are scored, written, drawn and printed. It needs neither a model nor data.
+    """Scores, writes, draws and prints the predictions of a task. It needs neither a model nor data.
 
-    A result is what `Metrics.result` returns, and `seen` what `Metrics.update` returns.
+    In this class, `result` is the dict that `Metrics.result` returns, and `decoded` is the decoded prediction that
+    `Metrics.update` returns.
 
     Attributes:
-        name: in exports and in the states of evaluations.
-        labels: what the records hold, one of `tfrecord.SCHEMAS` or a tuple of those that will do.
-        metrics: class of the `Metrics`.
-        quality: name of the quality of a photo in `Metrics.photos`.
-        writer: class of the `PredictionWriter`.
-        pictures: names of what `draw` returns.
-        one_file: whether a network of this task fits a file of one canvas, TFLite or ONNX.
+        name: name of the task, in exports and in the states of evaluations.
+        labels: labels of the records: a key of `tfrecord.SCHEMAS`, or a tuple of accepted keys.
+        metrics: subclass of `Metrics`.
+        quality: name of the score of a single example in `Metrics.photos`.
+        writer: subclass of `PredictionWriter`.
+        pictures: names of the pictures that `draw` returns.
+        one_file: whether a network of this task can be exported as TFLite or ONNX, with a single canvas.
         studies: flags and verbs of axial-evaluate that only this task has.
-        takes: what a prediction is of, 'photo' or 'text'.
-        unit: what is scored one at a time, for people.
-        shown: names of the scores of a result that `headline` has by default.
-        main: pairs of a name of the headline and how the last of the `lines` calls it; None for all names as they are.
-        briefly: the same for `brief`; by default `main`.
-        confused: what a result's 'confusions' count, rows (truth, prediction, number), where it has some.
+        takes: input of a prediction, 'photo' or 'text'.
+        unit: name of an example in messages.
+        shown: names of the scores that `headline` takes from a result by default.
+        main: pairs (name in `headline`, printed name) for the last of the `lines`; None prints all scores by name.
+        briefly: the same pairs for `brief`; by default `main`.
+        confused: what the rows (truth, prediction, count) of a result's 'confusions' count.
     """
 
     name: str
@@ -105,15 +107,15 @@ class Evaluator(abc.ABC):
         shard: tuple[int, int] = (0, 1),
         skip: int = 0,
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of the evaluator examples of a converted split, in order: records and their `truth`.
+        """A `tf.data.Dataset` of the evaluation examples of a converted split, in order: records and their `truth`.
 
         Args:
             data_dir: folder of the data set.
             split: name of the split.
             spec: `DatasetSpec` or `TextSpec`.
-            look: `Task.look`, whose dict each example has too; None where no model of a task looks at it.
-            shard: (i, n) for every n-th photo, from the i-th on.
-            skip: photos of the shard to leave out.
+            look: `Task.look`, which adds the network's input to each example; None if no network reads the examples.
+            shard: (i, n) for every n-th example, from the i-th on.
+            skip: number of examples of the shard to skip.
         """
 
         def example(record):
@@ -122,25 +124,25 @@ class Evaluator(abc.ABC):
         return evaluation_stream(data_dir, split, spec, example, labels=self.labels, shard=shard, skip=skip)
 
     def truth(self, record: dict[str, tf.Tensor], spec: Spec) -> dict[str, tf.Tensor]:
-        """dict of what `metrics` needs of a record beside it: of a photo, its 'size', int32 [2]."""
+        """dict of the ground truth that `metrics` needs beside the record. For a photo: 'size', int32 [2]."""
         del spec
         return {"size": tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)}
 
     def given(self, example: dict) -> typing.Any:
-        """What a predictor takes of an evaluation example: a photo, uint8 [h, w, 3], or a text."""
+        """The predictor's input in an evaluation example: a photo, uint8 [h, w, 3], or a text."""
         return photo_of(example)
 
     def example(self, given: typing.Any) -> dict:
-        """An example of a photo, uint8 [h, w, 3], or of a text, for `predictions`. `given` gives it back."""
+        """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text. `given` is the inverse."""
         return {"photo": given, "size": given.shape[:2]}
 
     def predictions(self, signatures: typing.Any, spec: Spec, about: dict) -> Predictions:
-        """A function of examples that yields (example, prediction of an export) for each, in order.
+        """A function that predicts with an export: it takes examples and yields (example, prediction), in order.
 
         Args:
-            signatures: of the export.
+            signatures: the export's signatures.
             spec: `DatasetSpec` or `TextSpec`.
-            about: dict of arrays: what the export's signature 'classes' returns.
+            about: dict of arrays that the export's signature 'classes' returns.
         """
         del spec, about
         return lambda examples: (
@@ -148,19 +150,19 @@ class Evaluator(abc.ABC):
         )
 
     @abc.abstractmethod
-    def draw(self, example: dict, seen: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:
-        """A tuple of pictures, uint8 [h, w, 3], of an example and its prediction; see `pictures`."""
+    def draw(self, example: dict, decoded: typing.Any, spec: Spec) -> tuple[np.ndarray, ...]:
+        """Tuple of pictures, uint8 [h, w, 3], of an example and its decoded prediction, in the order of `pictures`."""
 
     @abc.abstractmethod
     def describe(self, given: typing.Any, prediction: dict, spec: Spec) -> Description:
-        """The `Description` of a photo, uint8 [h, w, 3], or of a text, and a predictor's prediction of it."""
+        """The `Description` of a predictor's prediction for a photo, uint8 [h, w, 3], or a text."""
 
     def headline(self, result: dict) -> dict[str, float]:
         """dict of the main scores of a result, from 0 to 1."""
         return {name: result[name] for name in self.shown}
 
     def columns(self, result: dict) -> dict[str, float]:
-        """dict of all scores of a CSV's row, from 0 to 1."""
+        """dict of all scores in a row of the CSV, from 0 to 1."""
         return self.headline(result)
 
     def summaries(self, result: dict) -> dict[str, float]:
@@ -174,14 +176,14 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def classes(self, result: dict) -> tuple[Sequence[str], list, list]:
-        """A table of the classes, as texts.
+        """A table of the scores of each class, as text.
 
         Returns:
-            its header, its rows for the classes, and its last rows for groups of classes.
+            the header, the rows of the classes, and the last rows, which are of groups of classes.
         """
 
     def lines(self, result: dict) -> list[str]:
-        """List of the lines below the table of `classes`. The last one names the main scores."""
+        """List of the lines below the table of `classes`. The last line has the main scores."""
         mistakes, last = self.mistakes(result), scores_line(self.headline(result), self.main)
         if mistakes is None:
             return [last]
@@ -189,28 +191,28 @@ class Evaluator(abc.ABC):
         return [f"most often taken: {', '.join(taken) or 'nothing for anything else'}", last]
 
     def mistakes(self, result: dict) -> tuple[list[str], list] | None:
-        """Header and rows of the most frequent confusions of a result; None for a task without classes to confuse."""
+        """Header and rows of the most frequent confusions in a result; None for a task without classes."""
         if "confusions" not in result:
             return None
         return [f"{self.confused} of", "taken for", self.confused], result["confusions"][:20]
 
 
 def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | None = None) -> str:
-    """Scores from 0 to 1 in a line, in percent. `names` has pairs of those that are shown, and how; None shows all."""
+    """Scores from 0 to 1 in a line, in percent. `names` has pairs (score, printed name); None prints all scores."""
     names = names or zip(scores, scores)
     return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
 
 
-def summary_line(count: int, unit: str, parts: Sequence[str]) -> str:
-    """How many segments or objects a prediction has, and what they are, in a line.
+def summary_line(count: int, unit: str, items: Sequence[str]) -> str:
+    """A line that counts and names the segments or objects of a prediction.
 
     >>> summary_line(17, "segment", ["16 nucleus", "1 background"]), summary_line(0, "object", [])
     ('17 segments: 16 nucleus, 1 background', '0 objects')
     >>> summary_line(8, "object", "abcdefgh")
     '8 objects: a, b, c, d, e, f, 2 more'
     """
-    more = [f"{len(parts) - MOST_NAMED} more"] if len(parts) > MOST_NAMED else []
-    return f"{counted(count, unit)}{': ' * bool(parts)}{', '.join([*parts[:MOST_NAMED], *more])}"
+    more = [f"{len(items) - MOST_NAMED} more"] if len(items) > MOST_NAMED else []
+    return f"{counted(count, unit)}{': ' * bool(items)}{', '.join([*items[:MOST_NAMED], *more])}"
 
 
 # === Task ===
@@ -218,13 +220,13 @@ def summary_line(count: int, unit: str, parts: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """How a model predicts, as a command or a training decides it.
+    """Options of inference that a command or a training run decides.
 
     Attributes:
-        strategy: `tf.distribute` strategy that the model was made under.
-        scales: of the canvas, over which predictions are averaged.
+        strategy: `tf.distribute` strategy that the model was built under.
+        scales: scales of the canvas. Predictions are averaged over them.
         flip: whether to average over the mirror image as well.
-        compiled: whether XLA compiles predictions on canvases of one size. For a single photo it does not pay.
+        compiled: whether XLA compiles predictions if all canvases have one size. It does not pay for a single photo.
     """
 
     strategy: tf.distribute.Strategy | None = None
@@ -235,38 +237,38 @@ class Inference:
 
 @dataclasses.dataclass(eq=False)
 class Task(Checked, abc.ABC):
-    """A model, its data, its losses and its predictions, without any loop.
+    """A model, its data, its losses and its predictions, without the training loop.
 
-    A task stays as it is made. `dataclasses.replace` makes one with another model, data or grouping.
+    A task is never changed after it is made. `dataclasses.replace` makes one with another model, data or grouping.
 
     Args:
         model: `ModelConfig`.
         data: the task's data configuration, with `train_split`, `eval_split` and `shuffle`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
-            with train and with val take their places.
-        spec: `DatasetSpec` or `TextSpec`; by default the one that the training split was converted under.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
+            whose names begin with train and val.
+        spec: `DatasetSpec` or `TextSpec`; by default the spec of the converted training split.
 
     Attributes:
-        evaluation: its `Evaluator`.
-        models: tasks of the models that it takes, as `registry.VARIANTS` have them.
-        configures: classes beside the task and `ModelConfig` that gin binds for it, its data configuration first.
-        best_scores: schema of what `main_score` needs of a file of scores.
-        trained_by: names of arguments that the losses depend on, beside model and data.
-        finish: function of a batch of `training_example`s that returns the batch; None to leave it as it is.
-        about: dict of what `Evaluator.predictions` of an export needs to know of the task beside spec and canvas.
-        settings: dict, for JSON, of what predictions depend on beside the weights and the canvas.
+        evaluator: the task's `Evaluator`.
+        models: tasks of the accepted models, as in `registry.VARIANTS`.
+        configures: classes that gin binds for the task, beside the task and `ModelConfig`; data configuration first.
+        best_scores: schema of the scores in best/scores.json that `main_score` reads.
+        trained_by: names of the task's arguments that the losses depend on, beside model and data.
+        finish: function that maps a batch of `training_example`s to the final batch; None for the identity.
+        about: dict of the facts that an export keeps for `Evaluator.predictions`, beside spec and canvas.
+        settings: dict, for JSON, of the settings that predictions depend on, beside the weights and the canvas.
         loss_names: names of the `losses`; 'total' is the last.
         multi_scale: scales of the canvas that multi-scale inference averages over.
-        num_classes: of the model.
-        canvas: (height, width) of the network's input in evaluation; of texts, (most tokens,).
-        scale: the factor by which photos are scaled; None where they are fitted to the canvas.
-        instances: whether predictions tell instances of a class apart, where the data has some.
-        row: tokens of a row of a batch of texts. A batch is divided into rows; 1 for images.
-        counted: whether the losses divide by `counts`. If not, each is a mean over the images of a batch.
+        num_classes: number of classes that the model predicts.
+        canvas: (height, width) of the network's input in evaluation; for texts, (largest number of tokens,).
+        scale: factor that photos are scaled by; None if photos are fitted to the canvas.
+        instances: whether predictions separate the instances of a class, if the data has instances.
+        row: number of tokens in a row of a text batch, which can only be divided into whole rows; 1 for images.
+        counted: whether the losses divide by `counts`. Otherwise each loss is a mean over the images of a batch.
         branched: whether `by_shape` has branches.
-        server: class of the signatures of an export; None for `axial.serving.export.Server`, which takes photos.
-        served: rows (name, type, shape, meaning) of what `serve` returns, for the card of an export.
-            [h, w] is a photo's size, and C the number of classes.
+        server: class of an export's signatures; None for `axial.serving.export.Server`, which takes photos.
+        served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
+            photo's size, C the number of classes.
 
     Raises:
         InputError: no such data; a model of another task.
@@ -301,7 +303,7 @@ class Task(Checked, abc.ABC):
     # === Training ===
 
     def build_model(self, folded: bool = False) -> Network:
-        """The model with its weights. With `folded` it has no batch norms."""
+        """The model with its weights. With `folded` it is built without batch norms."""
         return self.model.build(self.num_classes, self.canvas, folded=folded)
 
     def train_dataset(
@@ -320,142 +322,142 @@ class Task(Checked, abc.ABC):
         )
 
     def training_example(self, record: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The network's input and targets of a parsed record, as a dict. `seed`, int [2], decides what is random."""
+        """dict of the network's input and targets, from a parsed record. `seed`, int [2], seeds the augmentation."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def losses(self, model: Network, batch: dict, whole: tuple | None = None) -> dict[str, tf.Tensor]:
-        """dict of the losses of a training step, float32 scalars, and of their sum 'total'.
+        """dict of the losses of a train step, float32 scalars, and their sum 'total'.
 
         Args:
             model: a model of `build_model`.
-            batch: of `train_dataset`, or a part of it.
-            whole: `whole_batch` of the `counts`; None where the part is all that this replica has.
+            batch: a batch of `train_dataset`, or one of its micro-batches.
+            whole: the result of `whole_batch` for the `counts`; None if the replica has a single micro-batch.
         """
 
     def counts(self, model: Network, batch: dict) -> dict[str, tf.Tensor]:
-        """dict of what `losses` divide by in a part of a batch, float32 scalars, of a task that is `counted`."""
+        """dict of the normalisers of `losses` for a micro-batch, float32 scalars. Only `counted` tasks have it."""
         raise NotImplementedError
 
     def by_shape(self, compute: Callable[[dict], typing.Any], batch: dict) -> typing.Any:
-        """compute(batch). A task that is `branched` has a branch for each shape that a batch can have."""
+        """Returns compute(batch). A `branched` task has a branch for each shape of a batch."""
         return compute(batch)
 
     @abc.abstractmethod
     def main_score(self, scores: dict) -> float:
-        """The number from 0 to 1 by which checkpoints are compared, of a result."""
+        """The score of a result that compares checkpoints, from 0 to 1."""
 
     # === Prediction ===
 
     def eval_dataset(
         self, split: str | None = None, data_dir: str | None = None, *, shard: tuple[int, int] = (0, 1), skip: int = 0
     ) -> tf.data.Dataset:
-        """The examples of a split, by default of the evaluation split; see `Evaluator.examples`."""
+        """The examples of a split, by default the evaluation split; see `Evaluator.examples`."""
         data_dir, split = data_dir or self.data_dir, split or self.data.eval_split
         return self.evaluator.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)  # type: ignore[arg-type]
 
     def look(self, record: dict[str, tf.Tensor]) -> dict:
-        """What `predictions` takes of a parsed record: `example` of its photo."""
+        """The network's input for a parsed record: `example` of its photo."""
         return self.example(decode_photo(record))
 
     @abc.abstractmethod
     def predictions(self, model: Network, inference: Inference = Inference()) -> Predictions:
-        """A function of an iterable of examples that yields (example, prediction) for each, in order.
+        """A function that takes an iterable of examples and yields (example, prediction) for each, in order.
 
         Args:
             model: a model of `build_model`.
             inference: `Inference`.
 
         Raises:
-            InputError: scales or mirrors, of a task that has none.
+            InputError: `inference` has scales or a mirror image, and the task does not support them.
         """
 
     @abc.abstractmethod
     def example(self, given: typing.Any) -> dict:
-        """A photo, uint8 [h, w, 3], or a text, string [], as `predictions` takes it."""
+        """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text, string []."""
 
     @abc.abstractmethod
     def serve(self, model: Network, image: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
+        """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
 
-        What it takes and returns with another `server` is up to that.
+        A `server` of the task's own may define another input and output.
         """
 
 
-def whole_batch(counts: dict[str, tf.Tensor], parts: int = 1) -> tuple[dict[str, tf.Tensor], int]:
-    """What a loss needs so that its mean over all parts of a batch is that of the whole batch.
+def whole_batch(counts: dict[str, tf.Tensor], micro_batches: int = 1) -> tuple[dict[str, tf.Tensor], int]:
+    """Global normalisers, with which the losses of micro-batches average to the loss of the global batch.
 
-    A part whose sum is s has the loss s x parts / count.
+    A micro-batch whose summed loss is s has the loss s x micro_batches / count.
 
     Args:
-        counts: dict of this replica's counts, float32 scalars, over all its parts.
-        parts: number of parts that the replica computes one after the other.
+        counts: dict of this replica's counts, float32 scalars, summed over its micro-batches.
+        micro_batches: gradient accumulation steps: the number of micro-batches of a replica.
 
     Returns:
-        (dict of the counts over all replicas, number of parts of all replicas).
+        (dict of the counts over all replicas, number of micro-batches over all replicas).
     """
     context = tf.distribute.get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
-    return dict(zip(counts, all_reduce_sums(*counts.values()))), parts * replicas
+    return dict(zip(counts, all_reduce_sums(*counts.values()))), micro_batches * replicas
 
 
-# === Predictions on all replicas ===
+# === Distributed prediction ===
 
 
 class DistributedPredictor:
-    """Runs a function of canvases, or of other inputs, on all replicas. Inputs of one size run together.
+    """Runs a function of canvases, or of other inputs, on all replicas. Inputs of one size are batched together.
 
     Args:
-        function: function of images [batch, H, W, 3] and the sizes [batch, 2] of the photos on them, or of other
-            `inputs`; returns a dict of tensors.
+        function: function that takes canvases [batch, H, W, 3] and the valid sizes [batch, 2] of the photos on them,
+            or other `inputs`, and returns a dict of tensors.
         strategy: `tf.distribute` strategy.
-        batch: examples on each replica; see `batch_size`.
-        compiled: whether XLA compiles the function, a program for each size of canvases.
-        inputs: function of an example that returns a tuple of what `function` takes, without the batch axis.
-        ahead: examples that are read before the first of them is computed; by default as many as run together.
+        batch: largest batch on each replica; see `batch_size`.
+        compiled: whether XLA compiles the function, once for each canvas size.
+        inputs: function that maps an example to the tuple of the arguments of `function`, without the batch axis.
+        ahead: number of examples to read before the first batch runs; by default one global batch.
     """
 
     def __init__(self, function, strategy=None, batch=1, *, compiled=False, inputs=None, ahead=None):
         self.strategy, self.batch = strategy or tf.distribute.get_strategy(), batch
-        self.replicas = local_replicas(self.strategy)  # of several workers, one evaluates
+        self.replicas = local_replicas(self.strategy)  # only one of several workers evaluates
         self.inputs, self.ahead = inputs or (lambda example: (example["image"], example["valid_size"])), ahead
         function = device.compiled(function, compiled)
         self._run = by_size(lambda *x: self.strategy.run(function, x))
 
     def __call__(self, examples):
-        """Yields (example, dict of its tensors, without the batch axis)."""
+        """Yields (example, dict of the example's outputs, without the batch axis)."""
         size, examples = batch_size(examples, self.batch), iter(examples)
-        together = self.replicas * size
-        while waiting := list(itertools.islice(examples, self.ahead or together)):
-            inputs, of_size, found = [self.inputs(example) for example in waiting], {}, {}
+        global_batch = self.replicas * size
+        while waiting := list(itertools.islice(examples, self.ahead or global_batch)):
+            inputs, numbers_by_size, results = [self.inputs(example) for example in waiting], {}, {}
             for number, given in enumerate(inputs):
-                of_size.setdefault(tuple(given[0].shape), []).append(number)
-            for numbers in of_size.values():
-                for first in range(0, len(numbers), together):
-                    chosen = numbers[first : first + together]
-                    found |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
-            yield from ((example, found[number]) for number, example in enumerate(waiting))
+                numbers_by_size.setdefault(tuple(given[0].shape), []).append(number)
+            for numbers in numbers_by_size.values():
+                for first in range(0, len(numbers), global_batch):
+                    chosen = numbers[first : first + global_batch]
+                    results |= zip(chosen, self._computed([inputs[n] for n in chosen], size))
+            yield from ((example, results[number]) for number, example in enumerate(waiting))
 
     def _computed(self, inputs, size):
-        """The results of at most `size` inputs for each replica, in order."""
+        """The outputs for at most `size` inputs on each replica, in order."""
 
         def spread(values):
-            def pick(context):  # repeats the last one if there are too few
+            def pick(context):  # repeats the last input if there are too few
                 first = context.replica_id_in_sync_group * size
                 return tf.stack([values[min(first + i, len(values) - 1)] for i in range(size)])
 
             return self.strategy.experimental_distribute_values_from_function(pick)
 
         results = self._run(*map(spread, zip(*inputs)))
-        parts = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
-        return [{k: v[i // size][i % size] for k, v in parts.items()} for i in range(len(inputs))]
+        replica_results = {k: self.strategy.experimental_local_results(v) for k, v in results.items()}
+        return [{k: v[i // size][i % size] for k, v in replica_results.items()} for i in range(len(inputs))]
 
 
 def batch_size(examples, most):
-    """How many examples are computed together: 1 for a list of one, which waits for its answer, else `most`.
+    """The batch size on a replica: 1 for a list of one example, whose user waits for the answer, else `most`.
 
-    The last ones are repeated where there are fewer, as another size takes another graph, which rounds in its own way.
-    A TPU takes a minute to compile one.
+    A smaller last batch is filled by repeating its last example: another batch size would need another graph, which
+    rounds differently and takes a minute to compile on a TPU.
 
     >>> [batch_size(examples, 32) for examples in (["a"], ["a", "b"], iter(["a"]))]
     [1, 32, 32]
@@ -465,15 +467,15 @@ def batch_size(examples, most):
 
 
 def by_size(function):
-    """A function that is traced once for each size of its tensors.
+    """The function as a `tf.function` that is traced once for each combination of input shapes.
 
     Args:
-        function: function of tensors, or of dicts of tensors. Those of one call have one size; replicas have the same.
+        function: function of tensors or dicts of tensors, all of static shape and the same on every replica.
     """
 
     @functools.cache
     def graph(shapes):
-        return tf.function(functools.partial(function), autograph=False)  # one for all would warn of many traces
+        return tf.function(functools.partial(function), autograph=False)  # a single one would warn of retracing
 
     def run(*arguments):
         values = tf.nest.flatten(arguments, expand_composites=True)

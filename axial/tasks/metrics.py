@@ -1,4 +1,4 @@
-"""Scores and results of a split: what sums up predictions, and what writes them."""
+"""Metrics accumulate the scores of a split; prediction writers write its predictions to disk."""
 
 import abc
 import collections
@@ -14,15 +14,15 @@ from axial.io.write import make_folder, output_file
 
 
 class Metrics(abc.ABC):
-    """Sums of scores over photos or texts. Parts of a split add up to the same bits as the whole.
+    """Scores accumulated over examples. Merged shards give exactly the scores of the whole split, to the last bit.
 
     Args:
         spec: `DatasetSpec` or `TextSpec`.
-        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+        shard: (i, n) to score every n-th example of the split, from the i-th on.
 
     Attributes:
-        photos: a list of [number in the split, file name, quality from 0 to 1 or None] of what was scored.
-        parts: names of its attributes that are metrics, each with `merge`, `state` and `restore`.
+        photos: list of [number in the split, file name, quality from 0 to 1 or None], a row for each scored example.
+        parts: names of the attributes that are metrics themselves, each with `merge`, `state` and `restore`.
     """
 
     parts: tuple[str, ...] = ()
@@ -31,76 +31,77 @@ class Metrics(abc.ABC):
         self.spec, self.shard, self.photos = spec, shard, []
 
     def next_number(self) -> int:
-        """The number in the split of the next photo that is added."""
+        """The next example's number in the split."""
         return self.shard[0] + self.shard[1] * len(self.photos)
 
     def add_photo(self, name: str, quality: float | None) -> None:
-        """Adds the next photo to `photos`; see there."""
+        """Adds the next example's row to `photos`."""
         self.photos.append([self.next_number(), name, quality])
 
     @abc.abstractmethod
     def update(self, example: dict, prediction: dict) -> Any:
-        """Adds one photo, and its entry by `add_photo`.
+        """Adds one example, and calls `add_photo` once.
 
         Args:
             example: an evaluation example of the task.
-            prediction: what the task's predictions yield for it.
+            prediction: the example's prediction, from `Task.predictions`.
 
         Returns:
-            The prediction in a short form, which `PredictionWriter.add` and `Evaluator.draw` take as `seen`.
+            The decoded prediction, such as the best classes, the objects or the translation. `PredictionWriter.add` and
+            `Evaluator.draw` take it as `decoded`.
         """
 
     def merge(self, other: "Metrics") -> None:
-        """Adds another part of the split."""
+        """Adds the scores of another shard."""
         for name in self.parts:
             getattr(self, name).merge(getattr(other, name))
-        in_order = self.photos[-1:] <= other.photos[:1]  # as when a split goes on
+        in_order = self.photos[-1:] <= other.photos[:1]  # as when an evaluation is resumed
         self.photos = self.photos + other.photos if in_order else sorted(self.photos + other.photos)
 
     def state(self) -> dict:
-        """The sums as a dict that JSON can hold."""
+        """The accumulated scores as a dict for JSON."""
         return {**{name: getattr(self, name).state() for name in self.parts}, "photos": self.photos}
 
     def restore(self, state: dict) -> None:
-        """Sets the sums to those of a `state`. Raises KeyError, TypeError, ValueError or IndexError for another."""
+        """Sets the scores from a `state`. Raises KeyError, TypeError, ValueError or IndexError if it is not valid."""
         for name in self.parts:
             getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
 
     @abc.abstractmethod
     def result(self) -> dict:
-        """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
+        """The scores as a nested dict for JSON, from 0 to 1. A score without any example is NaN."""
 
 
 def evaluate(
     examples: Iterable[dict],
     predictions: Callable[[Iterable[dict]], Iterable[tuple[dict, dict]]],
-    scores: Metrics,
+    metrics: Metrics,
     total: int | None = None,
     watch: Callable[[dict, Any], None] | None = None,
 ) -> dict:
-    """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
+    """Scores a stream of examples. Returns `metrics.result()`. Only the metrics use memory that grows.
 
     Args:
-        examples: iterable of a task's evaluation examples.
-        predictions: function of the examples that yields (example, prediction).
-        scores: a task's `scores()`.
+        examples: iterable of evaluation examples of a task.
+        predictions: function that takes the examples and yields (example, prediction).
+        metrics: the task's `Metrics`, to which the examples are added.
         total: number of examples, for the progress bar.
-        watch: function that is called with each example and what `scores.update` returns for it.
+        watch: function that is called with each example and its decoded prediction.
     """
     for example, prediction in progress(predictions(examples), "evaluate", total=total, unit="photo", leave=False):
-        seen = scores.update(example, prediction)
+        decoded = metrics.update(example, prediction)
         if watch:
-            watch(example, seen)
-    return scores.result()
+            watch(example, decoded)
+    return metrics.result()
 
 
 class ConfusionMetrics(Metrics):
-    """Scores that count pairs (true class, predicted class).
+    """Metrics with a confusion matrix.
 
     Attributes:
-        pairs: Counter of the pairs.
-        kinds: number of predicted classes.
+        pairs: Counter of the pairs (true class, predicted class).
+        kinds: number of columns: of classes that can be predicted.
     """
 
     def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
@@ -120,31 +121,32 @@ class ConfusionMetrics(Metrics):
 
     @property
     def confusion(self) -> np.ndarray:
-        """int [classes, kinds]: rows are true classes, columns predicted ones."""
+        """Confusion matrix, int [classes, kinds]: rows are true classes, columns are predicted classes."""
         matrix = np.zeros([self.spec.num_classes, self.kinds], np.int64)
         for pair, count in self.pairs.items():
             matrix[pair] = count
         return matrix
 
     def mistakes(self, names: list[str] | tuple[str, ...]) -> list[list]:
-        """List of [true name, predicted name, number] of the pairs that are wrong, the most frequent first."""
+        """List of the confusions [true name, predicted name, count], the most frequent first."""
         wrong = sorted((-number, *pair) for pair, number in self.pairs.items() if pair[0] != pair[1])
         return [[names[truth], names[guess], -number] for number, truth, guess in wrong]
 
 
 class PredictionWriter(abc.ABC):
-    """Writes the predictions of a split to a folder, at least to one JSON, KIND_SPLIT.json.
+    """Writes the predictions of a split to a folder: the file KIND_SPLIT.json and, for some tasks, images.
 
     Args:
-        folder: where they go.
+        folder: output folder.
         spec: `DatasetSpec` or `TextSpec`.
         split: name of the split.
-        data_dir: folder of the converted split, for formats that need names of photos.
+        data_dir: folder of the converted split, for formats that need the names of all photos.
 
     Attributes:
-        kind: the JSON's name begins with it.
-        schema: of one of the `annotations`.
-        annotations: list, for JSON, of what `close` needs of each photo; part of an evaluation's state.
+        kind: prefix of the JSON's name.
+        schema: msgspec type of an element of `annotations`.
+        annotations: list, for JSON, with an element for each example. `close` writes it, and an evaluation's state
+            stores it.
     """
 
     kind: str
@@ -157,25 +159,25 @@ class PredictionWriter(abc.ABC):
 
     @classmethod
     def path_of(cls, folder: str, split: str) -> str:
-        """Path of the JSON of a split's results. An evaluation does not replace such a file."""
+        """Path of the JSON of a split. An evaluation never overwrites it."""
         return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
     def restore(self, path: str, annotations: list) -> None:
-        """Goes on from the annotations in the state `path`. Raises InputError for others."""
+        """Resumes from the annotations in the state file `path`. Raises InputError if they do not fit the schema."""
         self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))  # type: ignore[name-defined]
         self.annotations = annotations
 
     def check(self, where: str, annotations: list) -> None:
-        """Raises InputError, which begins with `where`, unless annotations of the schema suit the spec."""
-        del where, annotations  # here all of them do
+        """Raises InputError, which begins with `where`, if the annotations do not fit the spec."""
+        del where, annotations  # by default all annotations fit
 
     @abc.abstractmethod
-    def add(self, example: dict, seen: Any) -> None:
-        """Adds one photo. `seen` is what `Metrics.update` returned for it."""
+    def add(self, example: dict, decoded: Any) -> None:
+        """Adds one example with its decoded prediction, from `Metrics.update`."""
 
     @abc.abstractmethod
-    def seen(self, index: int) -> Any:
-        """What `add` was given for photo number `index`."""
+    def decoded(self, index: int) -> Any:
+        """The decoded prediction that `add` was given for example number `index`."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tasks that axial has. A task of one's own is a subclass of `Task` and an entry of `TASKS`."""
+"""The registry of tasks. To add a task, write a subclass of `Task` and append it to `TASKS`."""
 
 from axial.errors import InputError
 from axial.tasks.base import Evaluator
@@ -11,8 +11,8 @@ TASKS = [PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, Tran
 
 
 def find_evaluator(name: str, where: str) -> Evaluator:
-    """The `Evaluator` of a name. Raises InputError, which begins with `where`, if no task has it."""
-    known = {task.evaluator.name: task.evaluator for task in TASKS}  # type: ignore[attr-defined]
-    if name not in known:
-        raise InputError(f"{where}: expected one of {', '.join(known)}, found {name!r}")
-    return known[name]
+    """The `Evaluator` called `name`. Raises InputError, which begins with `where`, if no task has it."""
+    evaluators = {task.evaluator.name: task.evaluator for task in TASKS}  # type: ignore[attr-defined]
+    if name not in evaluators:
+        raise InputError(f"{where}: expected one of {', '.join(evaluators)}, found {name!r}")
+    return evaluators[name]

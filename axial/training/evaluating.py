@@ -106,12 +106,12 @@ class Evaluations:
     def _scores(self, step, watch, writer):
         task, split, pictures = self.task, self.task.data.eval_split, []
 
-        def draw(example, seen):
+        def draw(example, decoded):
             watch()
             if len(pictures) < PICTURES:
                 pictures.append(None)
                 with for_people("a picture"):
-                    pictures[-1] = np.concatenate(task.evaluator.draw(example, seen, task.spec), 1)[None]
+                    pictures[-1] = np.concatenate(task.evaluator.draw(example, decoded, task.spec), 1)[None]
 
         index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None

@@ -50,11 +50,11 @@ def scored(stream, scores, make, processes=0):
 
     def added():
         examples, future = waiting.popleft()
-        state, seen = future.result()
+        state, decoded = future.result()
         part = make()
         part.restore(state)
         scores.merge(part)
-        return list(zip(examples, seen))
+        return list(zip(examples, decoded))
 
     try:
         while photos := list(itertools.islice(stream, AT_ONCE)):
@@ -89,5 +89,5 @@ def end_with(parent):
 
 def _score(make, shard, photos):
     part = make(shard)
-    seen = [part.update(example, prediction) for example, prediction in photos]
-    return part.state(), seen
+    decoded = [part.update(example, prediction) for example, prediction in photos]
+    return part.state(), decoded

@@ -39,17 +39,17 @@ class Report:
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
-    def add(self, example, seen, photo):
+    def add(self, example, decoded, photo):
         """Draws a photo if it is among the extremes so far. Removes the pictures of the one whose place it takes.
 
         Args:
             example: of the photo.
-            seen: what the scores' `update` returned for it.
+            decoded: what the scores' `update` returned for it.
             photo: its entry in the scores' `photos`.
         """
         chosen = self._chosen([*self._drawn.values(), photo])
         if photo[0] in chosen:
-            for name, pixels in zip(self.evaluator.pictures, self.evaluator.draw(example, seen, self.spec)):
+            for name, pixels in zip(self.evaluator.pictures, self.evaluator.draw(example, decoded, self.spec)):
                 image = Image.fromarray(pixels)
                 image.thumbnail((800, 800))
                 write_image(self._path(photo[0], name), image, "JPEG")

@@ -104,8 +104,8 @@ class SplitRun:
             self.writer.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Iterator of what was seen of each photo that an earlier run has scored, in order."""
-        return map(self.writer.seen, range(len(self.metrics.photos)))
+        """Iterator of the decoded predictions of the photos that an earlier run has scored, in order."""
+        return map(self.writer.decoded, range(len(self.metrics.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the photos that are left, many of them in other processes. Returns the result of all.
@@ -122,8 +122,8 @@ class SplitRun:
         if self.metrics is None:
             self.restore()
         if examples and self.writer and (self.report or watch):
-            for photo, example, seen in zip(self.metrics.photos, examples(self.shard, 0), self.stored()):
-                self._show(example, seen, photo, watch)
+            for photo, example, decoded in zip(self.metrics.photos, examples(self.shard, 0), self.stored()):
+                self._show(example, decoded, photo, watch)
         if not self._complete:
             done = len(self.metrics.photos)
             stream = predictions(examples(self.shard, done))
@@ -145,20 +145,20 @@ class SplitRun:
     def _score(self, stream, processes, watch):
         written, pause = time.monotonic(), INTERVAL
         for pairs in scored(stream, self.metrics, self._make, processes):
-            for (example, seen), photo in zip(pairs, self.metrics.photos[-len(pairs) :]):
+            for (example, decoded), photo in zip(pairs, self.metrics.photos[-len(pairs) :]):
                 if self.writer:
-                    self.writer.add(example, seen)
-                self._show(example, seen, photo, watch)
+                    self.writer.add(example, decoded)
+                self._show(example, decoded, photo, watch)
             if (now := time.monotonic()) - written >= pause:
                 self._write()
                 written = time.monotonic()
                 pause = max(INTERVAL, RARELY * (written - now))
 
-    def _show(self, example, seen, photo, watch):
+    def _show(self, example, decoded, photo, watch):
         if self.report:
-            self.report.add(example, seen, photo)
+            self.report.add(example, decoded, photo)
         if watch:
-            watch(example, seen)
+            watch(example, decoded)
 
     def _path(self, shard):
         """The path of a shard's state; None without a folder."""

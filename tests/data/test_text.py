@@ -36,7 +36,7 @@ def evaluated(folder, split, length, reverse=False, **options):
 def sentences(batch, lengths=LENGTHS):
     """(source ids, target ids) of each pair in a batch, without padding."""
     length = lengths[batch["bucket"][0]]
-    sides = (input_pipeline.unfolded(batch[name], length).numpy() for name in ("source", "target"))
+    sides = (input_pipeline.unpack_rows(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
 
 
@@ -183,5 +183,5 @@ def test_long_sources_are_cut_and_still_end(texts_dir):
     spec = spec_of(texts_dir)
     for ids in ([7, 8, 9, spec.end], [7, 8, 9, 7, 8, spec.end]):
         np.testing.assert_array_equal(
-            input_pipeline.cut(tf.constant(ids), 5), ids if len(ids) <= 5 else [*ids[:4], spec.end]
+            input_pipeline.truncate(tf.constant(ids), 5), ids if len(ids) <= 5 else [*ids[:4], spec.end]
         )

@@ -1,4 +1,4 @@
-"""Every task of axial, and a user's own, holds to `contract.py`. Commands take the user's own too."""
+"""All tasks of axial, and a user's toy task, pass the checks of `contract.py`. Commands accept the toy task."""
 
 import json
 import subprocess
@@ -22,8 +22,8 @@ from tests.conftest import ROOT, make_task
 from tests.tasks import contract
 from tests.tasks.toy_task import ToyTask
 
-BATCHES = {"translation": 96}  # tokens; two photos of the others
-# Of compiled steps. The whole gradient of the panoptic task differs by 3e-5, that of single norms by 2e-3.
+BATCHES = {"translation": 96}  # global batch size in tokens; other tasks have two photos
+# Tolerances of compiled steps. For panoptic, the whole gradient differs by 3e-5 and single batch norms by 2e-3.
 LOOSER = {"panoptic": (1e-5, 3e-3)}
 
 
@@ -66,13 +66,13 @@ MAKERS = {make.__name__: make for make in (panoptic, segmentation, classificatio
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The toy is a task of axial's."""
+    """Registers the toy task."""
     monkeypatch.setattr(registry, "TASKS", [*registry.TASKS, ToyTask])
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def made_task(request, sample_dir, colours_dir, texts_dir):
-    """(task, batch, model)."""
+    """(task, global batch size, model)."""
     keras.utils.set_random_seed(0)
     task = MAKERS[request.param](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
     model = task.build_model()
@@ -81,10 +81,10 @@ def made_task(request, sample_dir, colours_dir, texts_dir):
 
 
 def test_a_task_holds_to_its_contract(made_task, tmp_path):
-    task, batch, model = made_task
-    part = contract.input_pipeline_resumes(task, batch)
+    task, batch_size, model = made_task
+    batch = contract.input_pipeline_resumes(task, batch_size)
     with contract.eagerly():
-        contract.losses_are_named(task, model, part)
+        contract.losses_are_named(task, model, batch)
         pairs = contract.predictions_keep_the_order(task, model)
         contract.given_is_described(task, model, pairs[0])
     scores, _ = contract.scores_merge(task, pairs)
@@ -92,7 +92,7 @@ def test_a_task_holds_to_its_contract(made_task, tmp_path):
     contract.results_are_read_back(task, pairs, tmp_path)
 
 
-# The batches of a translation have several shapes.
+# Only batches of translation have several shapes.
 @pytest.mark.parametrize(
     "name", [name if name == "translation" else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
 )
@@ -162,7 +162,7 @@ from tests.tasks.toy_task import ToyTask
 TASKS.append(ToyTask)
 import axial.recipes.configuration, axial.serving.predictor
 for command, *flags in json.loads(sys.argv[1]):
-    pid = os.fork()  # flags of two commands may clash
+    pid = os.fork()  # two commands may define the same flag
     if not pid:
         sys.argv = [f"axial-{command}", *flags]
         importlib.import_module(f"axial.cli.{command}").main()
@@ -172,7 +172,7 @@ for command, *flags in json.loads(sys.argv[1]):
 
 @pytest.mark.slow  # a minute
 def test_commands_take_a_users_task(colours_dir, tmp_path):
-    """One line registers it. It is trained, scored, exported and used, and its data are checked."""
+    """After a one-line registration, axial's commands train, export and predict, and check the data."""
     recipe, run, export = (tmp_path / name for name in ("toy.gin", "run", "export"))
     recipe.write_text(RECIPE)
     photo = next((ROOT / "axial" / "data" / "sample" / "val2017").glob("*.jpg"))

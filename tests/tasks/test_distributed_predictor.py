@@ -1,4 +1,4 @@
-"""How many photos or sentences are computed for those that are asked for."""
+"""Batch sizes of the distributed predictor."""
 
 import types
 
@@ -15,7 +15,7 @@ from axial.tasks.translation.task import TranslationTask
 
 @pytest.fixture
 def classifier():
-    """Predictions of a network that keeps the batches that it is traced for, and those."""
+    """(predictions of a network, list of the batch sizes that it was traced with)."""
     traced, weights = [], tf.random.stateless_normal([3, 5], [1, 2])
 
     def network(images):
@@ -26,6 +26,7 @@ def classifier():
 
 
 def photos(count):
+    """List of examples with random images of 8x8 pixels."""
     images = tf.random.stateless_uniform([count, 8, 8, 3], [3, 4])
     return [{"image": image, "valid_size": tf.constant([8, 8])} for image in images]
 
@@ -35,10 +36,10 @@ def test_a_photo_alone_is_computed_once(classifier):
     (example,) = photos(1)
     ((same, alone),) = predict([example])
     assert traced == [1] and same is example
-    together = [found for _, found in predict([example] * 2)]
+    together = [prediction for _, prediction in predict([example] * 2)]
     assert traced == [1, 32]
-    for found in together:
-        np.testing.assert_allclose(alone["probability"], found["probability"], rtol=1e-6)
+    for prediction in together:
+        np.testing.assert_allclose(alone["probability"], prediction["probability"], rtol=1e-6)
 
 
 def test_a_tpu_has_one_graph(classifier, monkeypatch):
@@ -59,8 +60,8 @@ def test_a_sentence_alone_is_translated_once():
     task = types.SimpleNamespace(spec=spec, data=TextData("train", "val", (4, 8)), translate=translate)
     predict = TranslationTask.predictions(task, None)
     for example, words in zip(sentences[:2], ("2 1", "7 6 5 4 3")):
-        ((_, found),) = predict([example])
-        assert found["translation"] == words and found["score"] == sum(example["ids"].numpy())
+        ((_, prediction),) = predict([example])
+        assert prediction["translation"] == words and prediction["score"] == sum(example["ids"].numpy())
     assert computed == [(1, 4), (1, 8)]
-    found = [one["translation"] for _, one in predict(sentences)]
-    assert found == ["2 1", "7 6 5 4 3", "8", "1 9"] and computed == [(1, 4), (1, 8), (32, 4), (32, 8)]
+    translations = [one["translation"] for _, one in predict(sentences)]
+    assert translations == ["2 1", "7 6 5 4 3", "8", "1 9"] and computed == [(1, 4), (1, 8), (32, 4), (32, 8)]

@@ -1,4 +1,4 @@
-"""Overlays of segments on photos."""
+"""Pictures: overlays of segments, captions, plots."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_segments_get_their_colors_and_outlines():
     photo = np.full([40, 60, 3], 100, np.uint8)
     painted = overlay(photo, segments, [0, 0], COCO)
     colors = segment_colors([0, 0], COCO)
-    assert not np.array_equal(*colors)  # two instances can be told apart
+    assert not np.array_equal(*colors)  # two instances have different colours
     for column, color in zip((30, 50), colors):
         np.testing.assert_array_equal(painted[5, column], (OPACITY * color).astype(np.uint8) + 40)
     np.testing.assert_array_equal(painted[5, 5], [40, 40, 40])  # void is dimmed
@@ -36,9 +36,9 @@ def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
     assert neighbours.min() > 100  # of 255
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+@pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks some letters
 def test_every_picture_takes_every_name(tmp_path):
-    """The name of a class is no mathematics of matplotlib, and no picture depends on where a name's lines end."""
+    """Class names with matplotlib's mathematics or with line ends are drawn as plain text."""
     count = len(NAMES)
     spec = DatasetSpec("mine", NAMES, tuple(range(count)), (True,) * count)
     photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)

@@ -1,4 +1,4 @@
-"""A task of a user's: the class of a photo by a model of axial, with scores, results and pictures of its own."""
+"""A user's task in one file: classification by a model of axial, with its own metrics, writer and evaluator."""
 
 import dataclasses
 
@@ -16,26 +16,26 @@ from axial.tasks.metrics import Metrics, PredictionWriter
 
 
 class RightScores(Metrics):
-    """How many photos are right."""
+    """Accuracy."""
 
     def update(self, example, prediction):
-        found = int(np.argmax(prediction["probability"]))
-        self.add_photo(photo_name(example), float(found == int(example["image/class"])))
-        return found
+        predicted = int(np.argmax(prediction["probability"]))
+        self.add_photo(photo_name(example), float(predicted == int(example["image/class"])))
+        return predicted
 
     def result(self):
         return {"right": float(np.mean([right for *_, right in self.photos] or [np.nan]))}
 
 
 class ClassNames(PredictionWriter):
-    """The class of each photo."""
+    """Writes the predicted class of each photo."""
 
     kind, schema = "toy", dict
 
-    def add(self, example, seen):
-        self.annotations.append({"image_id": int(example["image/id"]), "class": seen})
+    def add(self, example, decoded):
+        self.annotations.append({"image_id": int(example["image/id"]), "class": decoded})
 
-    def seen(self, index):
+    def decoded(self, index):
         return self.annotations[index]["class"]
 
     def close(self):
@@ -43,12 +43,12 @@ class ClassNames(PredictionWriter):
 
 
 class ToyEvaluator(Evaluator):
-    """Its short forms are all of one score."""
+    """Evaluator with a single score, 'right'."""
 
     name, labels, quality, pictures = "toy", "class", "right", ("photo",)
     metrics, writer = RightScores, ClassNames
 
-    def draw(self, example, seen, spec):
+    def draw(self, example, decoded, spec):
         return (decode_photo(example).numpy(),)
 
     def describe(self, given, prediction, spec):
@@ -63,17 +63,14 @@ class ToyEvaluator(Evaluator):
 
 
 class ToyFile(schemas.Struct):
-    """A file of scores."""
+    """best/scores.json."""
 
     right: float
 
 
 @dataclasses.dataclass(eq=False)
 class ToyTask(Task):
-    """Classes of photos.
-
-    Args: see `Task`.
-    """
+    """The toy task. See `Task` for the arguments."""
 
     evaluator = ToyEvaluator()
     models, configures = ("classification",), (ClassificationData,)

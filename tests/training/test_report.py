@@ -50,7 +50,7 @@ def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
     class Dots:
         pictures = ("photo",)
 
-        def draw(self, example, seen, spec):
+        def draw(self, example, decoded, spec):
             drawn.append(example)
             return (np.zeros([1, 1, 3], np.uint8),)
 

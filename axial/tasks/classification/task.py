@@ -1,4 +1,4 @@
-"""Image classification: what classifiers see, their scores, and the task, without the training loop."""
+"""Image classification: input pipeline, metrics, prediction writer, evaluator and task."""
 
 import dataclasses
 import functools
@@ -26,23 +26,22 @@ POLICIES = ("none", "autoaugment", "randaugment")
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationData(Checked):
-    """Which photos a classifier sees, and how.
+    """Splits, crops and augmentation of a classifier's input pipeline.
 
-    The crop and the mirror image follow from the seed, so a resumed training sees the same ones. The policy, mixup,
-    cutmix and erasing are tf-models-official's. They draw from TensorFlow's own generators: with them a resumed
-    training sees other ones.
+    Crops and flips depend only on the seed, so a resumed run repeats them. The policy, mixup, cutmix and erasing are
+    tf-models-official's. They use TensorFlow's global random generators, so a resumed run draws other ones.
 
     Attributes:
-        train_split, eval_split: splits of a converted data set.
+        train_split, eval_split: names of the training and the evaluation split.
         image: (height, width) of the network's input.
-        area: range of a random crop's share of the photo (Szegedy et al., CVPR 2015).
-        aspect: range of a random crop's width over its height, before it is resized to `image`.
-        flip: whether crops are mirrored, with a probability of 1/2.
-        central: share of the photo's shorter side that evaluation crops.
-        shuffle: records in the buffer that training draws from; 0 keeps the order of the files.
-        policy: random changes of colour and shape: 'none', 'autoaugment' or 'randaugment'.
-        mixup, cutmix: alpha of their Beta distributions; 0 for none. With both, each batch draws one of them.
-        erase: probability of erasing a random rectangle.
+        area: range of the random crop's area, as a fraction of the photo (Szegedy et al., CVPR 2015).
+        aspect: range of the random crop's aspect ratio, width / height, before the crop is resized to `image`.
+        flip: whether training flips crops horizontally with a probability of 1/2.
+        central: side of evaluation's centre crop, as a fraction of the largest crop with the aspect ratio of `image`.
+        shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
+        policy: augmentation policy: 'none', 'autoaugment' or 'randaugment'.
+        mixup, cutmix: alpha of the Beta distribution; 0 to disable. If both are set, each batch uses one at random.
+        erase: probability of random erasing.
     """
 
     train_split: Name
@@ -64,7 +63,7 @@ class ClassificationData(Checked):
         check_range("ClassificationData.aspect", self.aspect)
 
     def resized(self, image):
-        """The same with another size of the network's input."""
+        """A copy with another size of the network's input."""
         return dataclasses.replace(self, image=image)
 
     @property
@@ -74,7 +73,7 @@ class ClassificationData(Checked):
 
 
 def training_crop(record, seed, data):
-    """A random crop, float32 [*data.image, 3] from -1 to 1, and its class 'label', int32 []."""
+    """dict of 'image', a random crop, float32 [*data.image, 3] from -1 to 1, and its class 'label', int32 []."""
     from official.vision.ops import augment
 
     photo = decode_photo(record)
@@ -101,28 +100,29 @@ def training_crop(record, seed, data):
 
 
 def central_crop(photo, image, central):
-    """The middle of a photo as an evaluation sees it: uint8 [h, w, 3] -> float32 [*image, 3] from -1 to 1.
+    """Evaluation's centre crop of a photo: uint8 [h, w, 3] -> float32 [*image, 3] from -1 to 1.
 
     Args:
+        photo: uint8 [h, w, 3].
         image: (height, width) of the network's input.
-        central: share of the photo that is cropped, of the largest part of it that has the shape of `image`.
+        central: side of the centre crop, as a fraction of the largest crop with the aspect ratio of `image`.
     """
     size = tf.cast(tf.shape(photo)[:2], tf.float32)
-    wanted = tf.cast(tf.stack(image), tf.float32)
-    crop = tf.cast(tf.maximum(tf.round(wanted * tf.reduce_min(size / wanted) * central), 1), tf.int32)
+    input_size = tf.cast(tf.stack(image), tf.float32)
+    crop = tf.cast(tf.maximum(tf.round(input_size * tf.reduce_min(size / input_size) * central), 1), tf.int32)
     first = (tf.shape(photo)[:2] - crop) // 2
     photo = tf.slice(photo, tf.concat([first, [0]], 0), tf.concat([crop, [3]], 0))
     return tf.ensure_shape(_resized(photo, image) / 127.5 - 1, [*image, 3])
 
 
 def _resized(photo, size):
-    """Cubic resampling; the values stay from 0 to 255."""
+    """The photo, resized by bicubic interpolation and clipped to the values 0 to 255."""
     resized = tf.image.resize(photo, size, "bicubic", antialias=True)
     return tf.clip_by_value(resized, 0.0, 255.0)
 
 
 def soft_labels(batch, data, num_classes):
-    """The batch with 'label' as probabilities, float32 [N, num_classes], after mixup or cutmix."""
+    """The batch after mixup or cutmix. Its 'label' is one-hot or soft, float32 [N, num_classes]."""
     if data.mixup or data.cutmix:
         from official.vision.ops import augment
 
@@ -132,29 +132,29 @@ def soft_labels(batch, data, num_classes):
     return {**batch, "label": tf.one_hot(batch["label"], num_classes)}
 
 
-BINS = 15  # of the calibration error, as Guo et al. have
-BEST = 5  # classes of a prediction that are kept
+BINS = 15  # confidence bins of the calibration error, as in Guo et al.
+BEST = 5  # number of best classes that a decoded prediction has
 
 
 class ClassificationMetrics(ConfusionMetrics):
-    """Top-1 and top-5 accuracy, accuracy of each class, confusions and calibration error, summed over photos.
+    """Top-1 and top-5 accuracy, accuracy of each class, confusion matrix and calibration error.
 
     The expected calibration error is sum_b n_b / n |accuracy_b - confidence_b| over bins b of the largest probability
     (Guo et al., ICML 2017, Eq. 3).
 
     Args:
         spec: `DatasetSpec`.
-        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+        shard: (i, n) to score every n-th photo of the split, from the i-th on.
     """
 
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.top5 = 0
-        self.right = np.zeros(BINS, np.int64)  # right photos of each bin
-        self.confidences = [[] for _ in range(BINS)]  # kept one by one and summed exactly, so in any order
+        self.right = np.zeros(BINS, np.int64)  # number of correct photos in each bin
+        self.confidences = [[] for _ in range(BINS)]  # kept, so that `fsum` gives the same in any order
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its best classes, at most five, with their probabilities.
+        """Adds one photo. Returns its best classes, at most five, as a list of (class index, probability).
 
         Args:
             example: an evaluation example with 'image/class' and 'image/file_name'.
@@ -173,7 +173,7 @@ class ClassificationMetrics(ConfusionMetrics):
         return [(int(i), float(probability[i])) for i in best]
 
     def merge(self, other):
-        """Adds another part of the split."""
+        """Adds the scores of another shard."""
         super().merge(other)
         self.top5 += other.top5
         self.right += other.right
@@ -181,15 +181,15 @@ class ClassificationMetrics(ConfusionMetrics):
             mine.extend(theirs)
 
     def state(self):
-        """The sums in a form that JSON can hold."""
+        """The accumulated scores as a dict for JSON."""
         return {**super().state(), "top5": self.top5, "bins": [self.right.tolist(), self.confidences]}
 
     def restore(self, state):
-        """Sets the sums to those of a `state`."""
+        """Sets the scores from a `state`."""
         super().restore(state)
         right, confidences = state["bins"]
         self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
-        # older states have a sum in place of each list
+        # older states have the sum of each list instead
         self.confidences = [list(map(float, x if isinstance(x, list) else [x])) for x in confidences]
         if len(self.confidences) != BINS:
             raise ValueError(f"bins: {len(self.confidences)}, expected {BINS}")
@@ -197,23 +197,23 @@ class ClassificationMetrics(ConfusionMetrics):
     def result(self):
         """dict of 'top1', 'top5', 'calibration_error' and 'per_class' from 0 to 1, and of 'confusions'.
 
-        'per_class' has a name's accuracy, or NaN without photos. 'confusions' are [truth, prediction, photos], the most
-        frequent first.
+        'per_class' maps the name of a class to its accuracy, or to NaN if it has no photo. 'confusions' are rows
+        [true class, predicted class, number of photos], the most frequent first.
         """
-        names, share = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
+        names, weight = self.spec.class_names, 1 / len(self.photos) if self.photos else math.nan
         confidence = np.array([math.fsum(values) for values in self.confidences])
         right, photos = np.diag(self.confusion).tolist(), self.confusion.sum(1).tolist()
         return {
-            "top1": int(self.right.sum()) * share,
-            "top5": self.top5 * share,
-            "calibration_error": float(np.abs(self.right - confidence).sum()) * share,
+            "top1": int(self.right.sum()) * weight,
+            "top5": self.top5 * weight,
+            "calibration_error": float(np.abs(self.right - confidence).sum()) * weight,
             "per_class": {name: r / n if n else math.nan for name, r, n in zip(names, right, photos)},
             "confusions": self.mistakes(names),
         }
 
 
 class Guess(schemas.Strict):
-    """A class of a photo's prediction."""
+    """One of the best classes of a prediction."""
 
     index: schemas.Count
     class_: str = msgspec.field(name="class")
@@ -221,7 +221,7 @@ class Guess(schemas.Strict):
 
 
 class ClassifiedPhoto(schemas.Strict):
-    """A photo in a classifier's results."""
+    """The prediction of a photo in a classifier's JSON."""
 
     file_name: str
     best: list[Guess]
@@ -243,10 +243,10 @@ class ClassPredictionWriter(PredictionWriter):
         """Adds one photo."""
         name = photo_name(example)
         image_id = int(example["image/id"])
-        self.annotations.append({"image_id": image_id, "file_name": name, "best": _named(best, self.spec)})
+        self.annotations.append({"image_id": image_id, "file_name": name, "best": _classes_json(best, self.spec)})
 
-    def seen(self, index):
-        """What `add` was given for photo number `index`."""
+    def decoded(self, index):
+        """The best classes that `add` was given for photo number `index`."""
         return [(guess["index"], guess["probability"]) for guess in self.annotations[index]["best"]]
 
     def close(self):
@@ -255,13 +255,13 @@ class ClassPredictionWriter(PredictionWriter):
         write_json(self.path, {"photos": photos, "class_names": list(self.spec.class_names)})
 
 
-def _named(best, spec):
-    """The best classes as JSON has them."""
-    return [{"index": i, "class": spec.class_names[i], "probability": share} for i, share in best]
+def _classes_json(best, spec):
+    """The best classes as dicts for JSON."""
+    return [{"index": i, "class": spec.class_names[i], "probability": probability} for i, probability in best]
 
 
 class ClassificationEvaluator(Evaluator):
-    """The evaluation of classifiers."""
+    """Evaluator of image classification."""
 
     name, labels = "classification", "class"
     metrics = ClassificationMetrics
@@ -272,19 +272,19 @@ class ClassificationEvaluator(Evaluator):
     briefly = ("top1", "top1"), ("top5", "top5")
 
     def draw(self, example, best, spec):
-        """A tuple of one picture, uint8 [h + some, w, 3]: a photo over its class and the best prediction."""
+        """A tuple of one picture, uint8 [h + some, w, 3]: the photo with its true and its predicted class below it."""
         index, probability = best[0]
         truth = spec.class_names[int(example["image/class"])]
         return (caption(decode_photo(example).numpy(), f"{truth} | {spec.class_names[index]} {probability:.0%}"),)
 
     def describe(self, image, prediction, spec):
-        """The `Description` of a photo, uint8 [h, w, 3]: its best classes."""
+        """The `Description` of a photo's prediction: its best classes."""
         probability = np.asarray(prediction["probability"], np.float64)
         best = np.argsort(-probability, kind="stable")[:BEST]
-        found = _named([(int(i), round(float(probability[i]), 6)) for i in best], spec)
-        summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in found)
-        text = f"{found[0]['class']} {found[0]['probability']:.0%}"
-        return Description({"best": found}, summary, draw=functools.partial(caption, image, text))
+        classes = _classes_json([(int(i), round(float(probability[i]), 6)) for i in best], spec)
+        summary = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in classes)
+        text = f"{classes[0]['class']} {classes[0]['probability']:.0%}"
+        return Description({"best": classes}, summary, draw=functools.partial(caption, image, text))
 
     def classes(self, result):
         """See `Evaluator.classes`."""
@@ -303,7 +303,7 @@ def caption(photo, text):
     return np.concatenate([photo, np.asarray(strip)])
 
 
-BATCH = 32  # photos on each replica, of predictions
+BATCH = 32  # photos on each replica, in prediction
 
 
 class BestScores(schemas.Struct):
@@ -316,15 +316,15 @@ class BestScores(schemas.Struct):
 
 @dataclasses.dataclass(eq=False)
 class ClassificationTask(Task):
-    """What a trainer, an evaluator and an exporter need to know of a classifier.
+    """The task of image classification.
 
     Args:
         model: `ModelConfig`.
         data: `ClassificationData`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
-            with train and with val take their places.
-        label_smoothing: share of the target that all classes get alike (Szegedy et al., CVPR 2016).
-        spec: `DatasetSpec`; by default the one that the training split was converted under.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
+            whose names begin with train and val.
+        label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al., CVPR 2016).
+        spec: `DatasetSpec`; by default the spec of the converted training split.
 
     Raises:
         InputError: no such data; a model that is not a classifier.
@@ -355,18 +355,18 @@ class ClassificationTask(Task):
         return soft_labels(batch, self.data, self.num_classes)
 
     def main_score(self, scores):
-        """The number by which checkpoints are compared: top-1 accuracy."""
+        """The score that compares checkpoints: top-1 accuracy."""
         return scores["top1"]
 
     def losses(self, model, batch, whole=None):
-        """dict of the loss of a training step, 'total'."""
-        del whole  # the loss is a mean over the images
+        """dict of the loss of a train step, 'total'."""
+        del whole  # the loss is a mean over images, which needs no counts
         logits = model(batch["image"], training=True)[LOGITS]
         labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
         return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}
 
     def predictions(self, model, inference=Inference()):
-        """A function of examples that yields each with the model's prediction, a dict of 'probability' [classes]."""
+        """A function that takes examples and yields (example, dict of 'probability' float32 [classes])."""
         if tuple(inference.scales) != (1.0,):
             raise InputError("--scales: a classifier sees a photo at one scale; --image_size chooses it")
 
@@ -378,11 +378,11 @@ class ClassificationTask(Task):
         return DistributedPredictor(predict, inference.strategy, BATCH, compiled=inference.compiled)
 
     def example(self, image):
-        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
+        """An example for `predictions`, from a photo, uint8 [h, w, 3]."""
         return {"image": central_crop(image, self.canvas, self.data.central), "valid_size": tf.constant(self.canvas)}
 
     def serve(self, model, image):
-        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
+        """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         probability = tf.nn.softmax(model(self.example(image)["image"][None])[LOGITS])[0]
         score, best = tf.math.top_k(probability, min(BEST, self.spec.num_classes))
         return {"probability": probability, "score": score, "class": tf.gather(self.spec.class_names, best)}

@@ -1,4 +1,4 @@
-"""Scores detections at each photo's own size: COCO's average precision and recall of boxes, and of masks."""
+"""Evaluator of detection: COCO's average precision and recall of boxes and masks, at each photo's own size."""
 
 import functools
 import math
@@ -20,18 +20,18 @@ from axial.tasks.detection.input_pipeline import has_masks, record_masks, record
 from axial.tasks.metrics import ConfusionMetrics, PredictionWriter
 from axial.tasks.segmentation.drawing import segment_colors
 
-SHOWN = 0.5  # least score of a box that is drawn
+SHOWN = 0.5  # score threshold of objects in pictures, summaries and confusions
 
 
-def found_objects(prediction, spec, image_id, size):
-    """The objects of a prediction as COCO's results have them, the best first.
+def predicted_objects(prediction, spec, image_id, size):
+    """The predicted objects in COCO's results format, as a list of dicts, the best score first.
 
     Args:
-        prediction: dict of 'box' [K, 4] of (x, y, width, height) in pixels of the photo, 'class' [K], class indices of
-            the spec, 'score' [K], 'count' [], and, if there are masks, 'mask' [K, side, side] of probabilities on the
-            boxes.
+        prediction: dict of 'box' [K, 4] of (x, y, width, height) in pixels of the photo, 'class' [K] of class indices
+            of the spec, 'score' [K], 'count' [], and, if the network has masks, 'mask' [K, side, side] of probabilities
+            on the boxes.
         spec: `DatasetSpec`.
-        image_id: the data set's number of the photo.
+        image_id: the photo's id in the data set.
         size: (height, width) of the photo.
     """
     count = int(prediction["count"])
@@ -52,10 +52,10 @@ def found_objects(prediction, spec, image_id, size):
 
 
 def paste_mask(mask, box, size):
-    """Pixels of a photo inside a mask that is stretched over a box, uint8 [h, w].
+    """Resizes a mask to its box and pastes it into the photo: uint8 [h, w], 1 where the probability is at least 1/2.
 
     Args:
-        mask: float [side, side] of probabilities. Between its numbers they are interpolated linearly.
+        mask: float [side, side] of probabilities, which are interpolated bilinearly.
         box: (x, y, width, height) in pixels.
         size: (height, width) of the photo.
     """
@@ -66,38 +66,41 @@ def paste_mask(mask, box, size):
 
 
 def _stretch(pixels, first, length, side):
-    """float [pixels, side]: how much of each of `side` numbers a pixel's centre takes; nothing outside the interval."""
+    """float [pixels, side]: linear interpolation weights of the mask's cells at pixel centres; 0 outside the box."""
     centers = np.arange(pixels) + 0.5
-    places = np.clip((centers - first) / max(length, 1e-6) * side - 0.5, 0, side - 1)
-    weights = np.maximum(1 - np.abs(places[:, None] - np.arange(side)), 0)
+    positions = np.clip((centers - first) / max(length, 1e-6) * side - 0.5, 0, side - 1)
+    weights = np.maximum(1 - np.abs(positions[:, None] - np.arange(side)), 0)
     return weights * ((centers >= first) & (centers < first + length))[:, None]
 
 
 def encode_mask(pixels):
-    """COCO's run lengths of a mask, uint8 [h, w], for JSON."""
+    """A mask, uint8 [h, w], as COCO's run-length encoding, for JSON."""
     return as_json(masks.encode(np.asfortranarray(pixels)))
 
 
 def true_objects(example, spec, masked=False):
-    """The true objects of an evaluation example as COCO's annotations, whose 'category_id' is the class index.
+    """The true objects of an evaluation example in COCO's annotation format, with the class index as 'category_id'.
 
-    If they are `masked`, those that have a mask have a 'segmentation'.
+    With `masked`, an object that has a mask has a 'segmentation'.
     """
     columns = (example[f"object/{name}"].numpy().tolist() for name in ("class", "crowd", "box", "area"))
     names = ("category_id", "iscrowd", "bbox", "area")
     objects = [dict(zip(names, row)) for row in zip(*columns)]
     if masked:
-        for one, mask, known in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
-            if known:
+        for one, mask, has_mask in zip(objects, *(x.numpy() for x in record_masks(example, spec))):
+            if has_mask:
                 one["segmentation"] = encode_mask(mask)
     return objects
 
 
-def in_masks(one, size):
-    """A true object of a photo of (height, width) as AP of masks takes it.
+def with_mask(one, size):
+    """A true object for mask AP. An object without a mask becomes a crowd that fills its box.
 
-    One without a mask is like a crowd on its box: it is not missed, and a prediction on it is not wrong. pycocotools
-    takes no object without a mask.
+    So it cannot be missed, and a prediction on it is not wrong. pycocotools accepts no object without a mask.
+
+    Args:
+        one: a true object.
+        size: (height, width) of the photo.
     """
     if "segmentation" in one:
         return one
@@ -105,11 +108,11 @@ def in_masks(one, size):
 
 
 class DetectionMetrics(ConfusionMetrics):
-    """COCO's figures of boxes and of masks, over photos. Parts of a split add up to the same bits as the whole.
+    """COCO's AP and AR of boxes and of masks. Merged shards give exactly the scores of the whole split.
 
     Args:
         spec: `DatasetSpec`.
-        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
+        shard: (i, n) to score every n-th photo of the split, from the i-th on.
     """
 
     parts = ("box", "mask")
@@ -117,41 +120,41 @@ class DetectionMetrics(ConfusionMetrics):
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.box, self.mask = CocoAP("bbox", spec.num_classes), CocoAP("segm", spec.num_classes)
-        self.kinds += 1  # the class of the box on an object; `num_classes` if it was missed
+        self.kinds += 1  # the last column is of missed objects
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its objects; see `found_objects`."""
+        """Adds one photo. Returns its `predicted_objects`."""
         size = tuple(int(side) for side in example["size"])
-        objects = found_objects(prediction, self.spec, example["image/id"], size)
+        objects = predicted_objects(prediction, self.spec, example["image/id"], size)
         return self.add(example, objects, masked="mask" in prediction)
 
     def add(self, example, objects, masked=False):
-        """Adds the objects of one photo, which may be `masked`, and returns them."""
+        """Adds the predicted objects of one photo and returns them. `masked` says whether they have masks."""
         size, index = tuple(int(side) for side in example["size"]), self.spec.class_of_category
         masked = masked and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
-        found = [
+        predicted = [
             {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
             for one in objects
         ]
-        # Predictions of equal score rank in the data set's order.
+        # Ties in score are ranked in the data set's order.
         image = int(example.get("number", self.next_number()))
-        own = CocoAP("bbox", self.spec.num_classes)
-        own.add(true, found, size=size, image=image)
-        self.box.merge(own)
-        self.pairs.update(confusions(true, found, self.spec.num_classes))
+        photo_ap = CocoAP("bbox", self.spec.num_classes)
+        photo_ap.add(true, predicted, size=size, image=image)
+        self.box.merge(photo_ap)
+        self.pairs.update(confusions(true, predicted, self.spec.num_classes))
         if masked:
-            found = [{**one, "area": float(masks.area(one["segmentation"]))} for one in found]
-            self.mask.add([in_masks(one, size) for one in true], found, size=size, image=image)
-        quality = own.figures()["ap"]
+            predicted = [{**one, "area": float(masks.area(one["segmentation"]))} for one in predicted]
+            self.mask.add([with_mask(one, size) for one in true], predicted, size=size, image=image)
+        quality = photo_ap.figures()["ap"]
         self.add_photo(photo_name(example), None if math.isnan(quality) else quality)
         return objects
 
     def result(self):
         """dict of `CocoAP.figures` for 'box' and, if there are masks, 'mask'.
 
-        'per_class' has for the name of a class that was seen its AP of boxes. 'confusions' are [truth, prediction or
-        'missed', objects], the most frequent first.
+        'per_class' maps the name of each class in the ground truth to its box AP. 'confusions' are rows [true class,
+        predicted class or 'missed', number of objects], the most frequent first.
         """
         names = [*self.spec.class_names, "missed"]
         figures = {"box": self.box.figures()} | ({"mask": self.mask.figures()} if self.mask.images else {})
@@ -162,35 +165,36 @@ class DetectionMetrics(ConfusionMetrics):
         }
 
 
-def confusions(true, found, missed):
-    """Yields for each true object that is no crowd (its class, that of the box that overlaps it most, or `missed`).
+def confusions(true, predicted, missed):
+    """Yields (true class, class of the predicted box with the highest IoU) for each true object, except crowds.
 
-    Boxes count from a score of `SHOWN` and an IoU of 0.5 on. The arguments are those of `CocoAP.add`.
+    Predicted boxes with a score below `SHOWN` or an IoU below 0.5 do not count. If no box counts, `missed` is the
+    predicted class. `true` and `predicted` are arguments of `CocoAP.add`.
     """
     true = [one for one in true if not one["iscrowd"]]
-    found = [one for one in found if one["score"] >= SHOWN]
-    if not (true and found):
+    predicted = [one for one in predicted if one["score"] >= SHOWN]
+    if not (true and predicted):
         yield from ((one["category_id"], missed) for one in true)
         return
-    boxes = (np.array([one["bbox"] for one in part], np.float64) for part in (found, true))
-    overlap = masks.iou(*boxes, [0] * len(true))  # [found, true]
+    boxes = (np.array([one["bbox"] for one in objects], np.float64) for objects in (predicted, true))
+    overlap = masks.iou(*boxes, [0] * len(true))  # [predicted, true]
     for one, column in zip(true, overlap.T):
         best = int(column.argmax())
-        yield one["category_id"], found[best]["category_id"] if column[best] >= 0.5 else missed
+        yield one["category_id"], predicted[best]["category_id"] if column[best] >= 0.5 else missed
 
 
-# === Results on disk ===
+# === Prediction writer ===
 
 
 class DetectedPhoto(schemas.Strict):
-    """A photo in the state of a detector's evaluation."""
+    """The objects of a photo in the state of an evaluation."""
 
     image_id: schemas.Count
     objects: list[schemas.Detection]
 
 
 class DetectionPredictionWriter(PredictionWriter):
-    """Writes COCO's detection results of a split, detection_SPLIT.json: a list of objects of all photos."""
+    """Writes detection_SPLIT.json in COCO's results format: a list of the objects of all photos."""
 
     kind, schema = "detection", DetectedPhoto
 
@@ -206,8 +210,8 @@ class DetectionPredictionWriter(PredictionWriter):
         """Adds one photo."""
         self.annotations.append({"image_id": int(example["image/id"]), "objects": objects})
 
-    def seen(self, index):
-        """What `add` was given for photo number `index`."""
+    def decoded(self, index):
+        """The objects that `add` was given for photo number `index`."""
         return self.annotations[index]["objects"]
 
     def close(self):
@@ -216,16 +220,16 @@ class DetectionPredictionWriter(PredictionWriter):
         write_json(self.path, [one for photo in photos for one in photo["objects"]])
 
 
-# === Pictures and short forms ===
+# === Pictures and descriptions ===
 
 
 def draw_objects(photo, objects, classes, spec):
-    """A photo, uint8 [h, w, 3], with boxes, named, and painted with masks.
+    """Draws objects on a photo: boxes, class names and, if there are any, masks. Returns uint8 [h, w, 3].
 
     Args:
         photo: uint8 [h, w, 3].
-        objects: list of dicts of a 'bbox', (x, y, width, height) in pixels, and of predictions a 'score', which is
-            written after the name, and maybe a 'segmentation'. The first is drawn last.
+        objects: list of dicts with 'bbox', (x, y, width, height) in pixels, and optionally 'score', which is printed
+            after the class name, and 'segmentation', a mask. The first object is drawn last, on top of the others.
         classes: class index of each object.
         spec: `DatasetSpec`.
     """
@@ -246,14 +250,14 @@ def draw_objects(photo, objects, classes, spec):
     return np.asarray(image)
 
 
-def _drawn(photo, objects, spec):
-    """A photo with the boxes, classes and scores of objects whose score is at least `SHOWN`."""
+def _draw_predicted(photo, objects, spec):
+    """A photo with the predicted objects whose score is at least `SHOWN`."""
     shown = [one for one in objects if one["score"] >= SHOWN]
     return draw_objects(photo, shown, [spec.class_of_category[one["category_id"]] for one in shown], spec)
 
 
-def _listed(number, name, one):
-    """One of `found_objects` as a JSON has it. An object that is drawn and has a mask has a 'label'."""
+def _object_json(number, name, one):
+    """One of the `predicted_objects` as a dict for JSON. An object that is drawn and has a mask has a 'label'."""
     masked = "segmentation" in one
     _, _, width, height = one["bbox"]
     return {
@@ -270,7 +274,7 @@ def _listed(number, name, one):
 
 
 def _label_image(listed, size):
-    """See `Description`. Where masks overlap, a pixel is of the object with the better score."""
+    """See `Description`. Where masks overlap, the object with the highest score gets the pixel."""
     labels = np.zeros(size, int)
     for one in reversed(listed):
         if "label" in one:
@@ -279,7 +283,7 @@ def _label_image(listed, size):
 
 
 class DetectionEvaluator(Evaluator):
-    """The evaluation of detectors."""
+    """Evaluator of object detection."""
 
     name, labels = "detection", WITH_OBJECTS
     metrics = DetectionMetrics
@@ -294,33 +298,33 @@ class DetectionEvaluator(Evaluator):
         return super().truth(record, spec) | {f"object/{name}": x for name, x in objects.items()}
 
     def draw(self, example, objects, spec):
-        """Photo, truth and prediction, each uint8 [h, w, 3], of an example and its `found_objects`."""
+        """Pictures of the photo, the ground truth and the prediction, each uint8 [h, w, 3]."""
         photo = decode_photo(example).numpy()
         true = true_objects(example, spec)
         truth = draw_objects(photo, true, [one["category_id"] for one in true], spec)
-        return photo, truth, _drawn(photo, objects, spec)
+        return photo, truth, _draw_predicted(photo, objects, spec)
 
     def describe(self, image, prediction, spec):
-        """The `Description` of a photo, uint8 [h, w, 3]."""
-        objects = found_objects(prediction, spec, 0, image.shape[:2])
+        """The `Description` of the prediction for a photo, uint8 [h, w, 3]."""
+        objects = predicted_objects(prediction, spec, 0, image.shape[:2])
         names = [spec.class_names[spec.class_of_category[one["category_id"]]] for one in objects]
         likely = [f"{name} {one['score']:.0%}" for name, one in zip(names, objects) if one["score"] >= SHOWN]
-        listed = [_listed(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
+        listed = [_object_json(i, name, one) for i, (name, one) in enumerate(zip(names, objects), 1)]
         return Description(
             content={"objects": listed},
             summary=summary_line(len(likely), "object", likely),
-            draw=functools.partial(_drawn, image, objects, spec),
+            draw=functools.partial(_draw_predicted, image, objects, spec),
             segments=listed,
             label_image=functools.partial(_label_image, listed, image.shape[:2]) if "mask" in prediction else None,
         )
 
     def columns(self, result):
-        """Flat dict of all figures; those of masks begin with 'mask_'."""
+        """Flat dict of all scores. The names of mask scores begin with 'mask_'."""
         flat = {name: result["box"][name] for name in FIGURES}
         return flat | {f"mask_{name}": value for name, value in result.get("mask", {}).items()}
 
     def headline(self, result):
-        """The main scores: AP of boxes, and of masks."""
+        """The main scores: box AP and mask AP."""
         flat = self.columns(result)
         return {name: flat[name] for name in ("ap", "ap50", "ap75", "mask_ap") if name in flat}
 

@@ -1,4 +1,4 @@
-"""The models' maps on the canvas: resized, and averaged over windows, scales and mirrors."""
+"""Output maps of the networks on the canvas: resized, and averaged over windows, scales and mirror images."""
 
 import math
 
@@ -9,12 +9,12 @@ from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY, SEMANTIC
 
 
 def upsample(outputs, canvas, stride=1):
-    """Resizes the heads' maps to every `stride`-th pixel of the canvas.
+    """Resizes the heads' output maps to every `stride`-th pixel of the canvas.
 
     Args:
-        outputs: dict of a model's maps. Offsets are in pixels of the map.
+        outputs: dict of the model's output maps. Offsets are in pixels of the map.
         canvas: (H, W) of the model's input.
-        stride: 1 for every pixel.
+        stride: output stride; 1 for every pixel.
 
     Returns:
         dict of float32 maps [N, ceil(H / stride), ceil(W / stride), C]. Offsets are in pixels of the canvas.
@@ -31,18 +31,19 @@ def upsample(outputs, canvas, stride=1):
 
 
 def sliding(model, window, overlap):
-    """A function like `model` whose network sees a window at a time.
+    """Sliding-window inference: a function like `model` that runs the network on one window at a time.
 
-    Windows start a step apart, and the last ones end where the images end. Logits are averaged where windows overlap.
-    Images that fit one window are given to the model as they are.
+    Windows start at equal steps; the last windows end at the border of the images. Logits are averaged where windows
+    overlap. Images that fit into one window go to the model unchanged.
 
     Args:
-        model: function from images to a dict with 'semantic_logits'.
+        model: function that maps images to a dict with 'semantic_logits'.
         window: (height, width) of the windows.
-        overlap: share of a window that the next one covers again.
+        overlap: overlap of neighbouring windows, as a fraction of a window's side.
 
     Returns:
-        function from images [N, H, W, 3] to the model's dict, or to the dict of 'semantic_logits' [N, H, W, classes].
+        function that maps images [N, H, W, 3] to the model's dict if they fit into one window, otherwise to a dict of
+        'semantic_logits' [N, H, W, classes].
     """
 
     def run(images):
@@ -53,10 +54,10 @@ def sliding(model, window, overlap):
         total = count = tf.zeros([])
         for top in window_starts(canvas[0], sides[0], overlap):
             for left in window_starts(canvas[1], sides[1], overlap):
-                with tf.control_dependencies([total]):  # one window after the other
-                    part = tf.identity(images[:, top : top + sides[0], left : left + sides[1]])
+                with tf.control_dependencies([total]):  # runs one window after the other, to bound the memory
+                    crop = tf.identity(images[:, top : top + sides[0], left : left + sides[1]])
                 around = [[0, 0], [top, canvas[0] - top - sides[0]], [left, canvas[1] - left - sides[1]], [0, 0]]
-                logits = upsample({SEMANTIC: model(part)[SEMANTIC]}, sides)[SEMANTIC]
+                logits = upsample({SEMANTIC: model(crop)[SEMANTIC]}, sides)[SEMANTIC]
                 total += tf.pad(logits, around)
                 count += tf.pad(tf.ones([1, *sides, 1]), around)
         return {SEMANTIC: total / count}
@@ -65,27 +66,27 @@ def sliding(model, window, overlap):
 
 
 def window_starts(size, window, overlap):
-    """Where windows start along an axis of `size` pixels."""
+    """List of the first pixels of the windows along an axis of `size` pixels."""
     step = max(math.ceil(window * (1 - overlap)), 1)
     return [min(i * step, size - window) for i in range(math.ceil((size - window) / step) + 1)]
 
 
 def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
-    """The network's maps on the canvas, averaged over scales and over the photo and its mirror image.
+    """The network's output maps on the canvas, averaged over scales and optionally over the mirror image.
 
-    Class probabilities, heat and offsets (in pixels of the canvas) are averaged. Scales run one after the other and
-    are added up, so memory does not grow with their number. A mirrored photo gives the mirrored maps to the last bit,
-    because the two images of a scale are averaged before anything else.
+    The means are of class probabilities, centre heat maps and offsets (in pixels of the canvas). Scales run one after
+    the other, so memory does not grow with their number. A mirrored photo gives exactly the mirrored maps, because each
+    scale averages the image and its mirror image first.
 
     Args:
-        model: function from images to the dict of maps.
-        images: float32 [N, H, W, 3], of `preprocess`.
-        widths: int [N], the width of each photo on the canvas; the rest is padding. Needed with `flip`.
+        model: function that maps images to the dict of output maps.
+        images: canvases from `preprocess`, float32 [N, H, W, 3].
+        widths: int [N], valid width of each canvas; the rest is padding. Needed with `flip`.
         scales: scales of the canvas; see `scaled_canvas`.
-        flip: whether the mirror image is averaged in too.
+        flip: whether to average over the mirror image as well.
 
     Returns:
-        dict of maps as `postprocess` takes them.
+        dict of maps for `postprocess`.
     """
     total = None
     for scale in scales:
@@ -97,7 +98,7 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
             mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
             if OFFSET in mirrored:
                 mirrored[OFFSET] *= tf.constant([1.0, -1.0])
-            # A mean, because graph optimisation would reorder a sum with the sum over scales.
+            # A mean: graph optimisation would reorder a sum with the sum over scales.
             scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
         total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
     mean = {name: x / len(scales) for name, x in total.items()}
@@ -106,7 +107,7 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
 
 
 def _at_scale(model, images, scale):
-    """Class probabilities, heat and offsets on the canvas of one scale."""
+    """Class probabilities, centre heat map and offsets on the canvas, from the network at one scale."""
     canvas = images.shape[1:3]
     maps = upsample(model(resize_antialiased(images, scaled_canvas(canvas, scale))), canvas)
     maps[SEMANTIC] = tf.nn.softmax(maps[SEMANTIC])
@@ -114,12 +115,12 @@ def _at_scale(model, images, scale):
 
 
 def scaled_canvas(canvas, scale):
-    """(height, width) of a canvas at a scale, rounded to the nearest 16k + 1 pixels. At scale 1 it stays as it is."""
+    """(height, width) of the canvas at a scale, rounded to the nearest 16k + 1 pixels; unchanged at scale 1."""
     if scale == 1:
         return tuple(canvas)
     return tuple(16 * max(round((side - 1) * scale / 16), 1) + 1 for side in canvas)
 
 
 def _mirror(x, widths):
-    """x [N, H, W, C] with the first `widths` columns of each image in reverse."""
+    """x [N, H, W, C] with the first `widths` columns of each image reversed."""
     return tf.reverse_sequence(x, widths, seq_axis=2, batch_axis=0)

@@ -1,7 +1,7 @@
-"""Cityscapes' own scores of the files for its server, computed by cityscapesscripts.
+"""The official Cityscapes scores of files for its server, computed by cityscapesscripts.
 
-The evaluators of cityscapesscripts are programs: they print, fork, set module-wide arguments and expect NumPy 1. So
-they run in a process of their own, without TensorFlow:
+The evaluators of cityscapesscripts print, fork, set module-wide arguments and expect NumPy 1. So they run in a separate
+process, without TensorFlow:
 
     python -m axial.tasks.segmentation.cityscapes_scores CITYSCAPES FILES val
 """
@@ -26,12 +26,12 @@ def cityscapes_scores(tree, results, split):
     """dict of cityscapesscripts' scores: 'ap', 'ap50', 'miou', 'iiou', and 'pq_all', 'sq_things', ...
 
     Args:
-        tree: folder with gtFine/SPLIT/CITY/*_instanceIds.png and *_labelIds.png.
-        results: folder of a complete `CityscapesPredictionWriter`.
+        tree: Cityscapes folder, with gtFine/SPLIT/CITY/*_instanceIds.png and *_labelIds.png.
+        results: folder that a `CityscapesPredictionWriter` has completed.
         split: name of the split.
 
     Raises:
-        InputError: see `check_cityscapes`; or cityscapesscripts ends with an error.
+        InputError: see `check_cityscapes`; or cityscapesscripts failed.
     """
     check_cityscapes(tree, split)
     command = [sys.executable, "-m", __name__, tree, results, split]
@@ -42,7 +42,7 @@ def cityscapes_scores(tree, results, split):
 
 
 def check_cityscapes(tree, split):
-    """Raises InputError unless cityscapesscripts is installed and `tree` holds the truth of `split`."""
+    """Raises InputError unless cityscapesscripts is installed and `tree` has the ground truth of `split`."""
     check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
     for kind in ("instanceIds", "labelIds"):
         if not _truth(tree, split, kind):
@@ -64,26 +64,26 @@ def _score(tree, results, split, work):
     from cityscapesscripts.evaluator import evalPixelLevelSemanticLabeling as pixel_level
     from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 
-    np.in1d = np.isin  # cityscapesscripts uses NumPy 1's name
+    np.in1d = np.isin  # cityscapesscripts uses the name from NumPy 1
     convert2panoptic(os.path.join(tree, "gtFine"), work, setNames=[split])
     title = f"cityscapes_panoptic_{split}"
     truth, files = (inside(folder, title, "--split") for folder in (work, os.path.join(results, "panoptic")))
     panoptic = panoptic_level.evaluatePanoptic(
         f"{truth}.json", truth, f"{files}.json", files, resultsFile=os.path.join(work, "panoptic_scores.json")
     )
-    instance_level.writeDict2JSON = _write_nothing  # skips a cache whose counts JSON cannot hold
+    instance_level.writeDict2JSON = _write_nothing  # its cache has counts that JSON cannot hold
     quiet = {"JSONOutput": False, "quiet": True, "predictionWalk": None}
     quiet |= {"gtInstancesFile": os.path.join(work, "instances.json")}
-    own = {**quiet, "predictionPath": os.path.join(results, "instance")}
-    paths, args = _truth(tree, split, "instanceIds"), argparse.Namespace(**vars(instance_level.args) | own)
+    options = {**quiet, "predictionPath": os.path.join(results, "instance")}
+    paths, args = _truth(tree, split, "instanceIds"), argparse.Namespace(**vars(instance_level.args) | options)
     predictions = [instance_level.getPrediction(path, args) for path in paths]
     instance = instance_level.evaluateImgLists(predictions, paths, args)["averages"]
-    own = {**quiet, "predictionPath": os.path.join(results, "semantic")}
-    paths, args = _truth(tree, split, "labelIds"), argparse.Namespace(**vars(pixel_level.args) | own)
+    options = {**quiet, "predictionPath": os.path.join(results, "semantic")}
+    paths, args = _truth(tree, split, "labelIds"), argparse.Namespace(**vars(pixel_level.args) | options)
     predictions = [pixel_level.getPrediction(args, path) for path in paths]
     pixel = pixel_level.evaluateImgLists(predictions, paths, args)
     return {
-        **{f"{q}_{part}": panoptic[part.title()][q] for part in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
+        **{f"{q}_{kind}": panoptic[kind.title()][q] for kind in ("all", "things", "stuff") for q in ("pq", "sq", "rq")},
         "ap": instance["allAp"],
         "ap50": instance["allAp50%"],
         "miou": pixel["averageScoreClasses"],

@@ -1,4 +1,4 @@
-"""Draws panoptic segmentations and stress tests."""
+"""Pictures of panoptic segmentations and plots of stress tests."""
 
 import numpy as np
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
@@ -10,13 +10,13 @@ from axial.data.labels import nth_of_class
 from axial.io.show import drawn, plain
 
 GOLDEN = (5**0.5 - 1) / 2
-OPACITY = 0.6  # of the paint
+OPACITY = 0.6  # of the segments' colours
 
 
 def segment_colors(classes, spec):
-    """uint8 [S, 3]: each segment's class colour, in shades that vary over the instances of a class.
+    """The colour of each segment, uint8 [S, 3]: the colour of its class, in a different shade for each instance.
 
-    Where the data has one class of things, its instances have hues of their own instead; the first has the class's.
+    If the spec has a single class of things, each instance has another hue instead. The first has the class's hue.
     """
     classes = np.asarray(classes, int)
     nth, colors = nth_of_class(classes), spec.colors[classes].astype(np.float64)
@@ -30,9 +30,9 @@ def segment_colors(classes, spec):
 
 
 def overlay(photo, segments, classes, spec):
-    """A photo with its segments painted on and outlined; the larger ones are named.
+    """Overlays segments on a photo: colours, outlines, and the class names of large segments.
 
-    None is named where the data has a background and one class of things: there the colours say all.
+    There are no names if the spec has two classes, a background and things: the colours tell them apart.
 
     Args:
         photo: uint8 [h, w, 3].
@@ -57,7 +57,7 @@ def overlay(photo, segments, classes, spec):
 
 
 def _write_labels(image, segments, names):
-    step = max(1, max(segments.shape) // 1000)  # enough pixels to place the labels
+    step = max(1, max(segments.shape) // 1000)  # a coarse map suffices to place the names
     coarse = segments[::step, ::step]
     size = max(10, round(max(segments.shape) / 30))
     least = max(0.004 * segments.size, 3 * size * size)
@@ -69,8 +69,8 @@ def _write_labels(image, segments, names):
         if mask.sum() * step**2 < least:
             continue
         inside = distance_transform_cdt(np.pad(mask, 1))
-        place = np.unravel_index(inside.argmax(), inside.shape)
-        y, x = (step * (v - 1 + part.start) for v, part in zip(place, box))
+        center = np.unravel_index(inside.argmax(), inside.shape)
+        y, x = (step * (v - 1 + axis.start) for v, axis in zip(center, box))
         left, top, right, bottom = draw.textbbox((0, 0), name, font=font)
         x = min(max(x - (right - left) / 2, 1), max(image.width - right - 1, 1))
         y = min(max(y - (bottom - top) / 2, 1), max(image.height - bottom - 1, 1))
@@ -78,13 +78,13 @@ def _write_labels(image, segments, names):
 
 
 def save_stress(path, curves, title=""):
-    """Draws PQ and its relative change against resolution, as PNG or JPEG.
+    """Plots PQ and its relative change against resolution, as PNG or JPEG.
 
     Args:
-        path: of the picture.
-        curves: dict from a model's name to the rows of `stress_test`, with `add_changes`. Of two models the changes of
-            the second one are drawn.
-        title: title of the whole picture.
+        path: path of the picture.
+        curves: dict from the name of a model to the rows of `stress_test`, after `add_changes`. With two models, the
+            relative changes are of the second one.
+        title: title of the figure.
     """
     figure = Figure([12, 5], layout="constrained", facecolor="white")
     figure.suptitle(drawn(title))
@@ -100,9 +100,9 @@ def save_stress(path, curves, title=""):
     grid[1].axhline(0, color="grey", linewidth=1)
     ylabels = "%", f"relative change, %: {last} to {base[0] if base else 'ratio 1'}"
     ticks = [row["ratio"] for row in next(iter(curves.values()))]
-    for axes, of_axes, ylabel in zip(grid, lines, ylabels):
-        axes.set(xlabel="resolution, of the canvas", ylabel=drawn(ylabel), xscale="log")
-        axes.legend(of_axes.values(), of_axes)
+    for axes, handles, ylabel in zip(grid, lines, ylabels):
+        axes.set(xlabel="resolution, as a ratio of the canvas", ylabel=drawn(ylabel), xscale="log")
+        axes.legend(handles.values(), handles)
         axes.set_xticks(ticks, [drawn(f"{ratio:g}") for ratio in ticks], minor=False)
         axes.minorticks_off()
     figure.savefig(path, dpi=90)

@@ -1,4 +1,4 @@
-"""Scores panoptic predictions at each photo's own size, one photo at a time."""
+"""Metrics and evaluator of segmentation, at each photo's own size."""
 
 import collections
 import functools
@@ -27,17 +27,17 @@ from axial.tasks.segmentation.tiles import Tiled
 
 
 def segment_table(prediction, spec):
-    """The predicted `Segments` of one photo; the score of stuff is 1.
+    """The predicted `Segments` of one photo. The score of a stuff segment is 1.
 
     Args:
-        prediction: dict of maps [h, w] 'panoptic' and 'instance', and 'score' [K].
+        prediction: dict of the maps 'panoptic' and 'instance', [h, w], and of 'score' [K].
         spec: `DatasetSpec`.
     """
     segments = split_segments(np.asarray(prediction["panoptic"]), spec)
     instances, scores = np.asarray(prediction["instance"]), np.asarray(prediction["score"])
     flat = segments.ids.ravel()
     first = np.zeros(len(segments.classes) + 1, np.int64)
-    first[flat[::-1]] = np.arange(flat.size)[::-1]  # the first pixel of each segment
+    first[flat[::-1]] = np.arange(flat.size)[::-1]  # first pixel of each segment
     owner = instances.ravel()[first[1:]]  # 0 for stuff
     return segments._replace(scores=np.append(np.ones(1, scores.dtype), scores)[owner])
 
@@ -49,20 +49,20 @@ def true_segments(example):
 
 
 FULL = (
-    "with as many objects as the grouping finds, or more, whose pixels go to others or to none; "
-    "PostprocessConfig.top_k = None in config.gin finds all that the canvas and the spec's label_divisor have room for"
+    "with as many objects as the grouping keeps, or more, whose pixels go to other objects or to void; "
+    "PostprocessConfig.top_k = None in config.gin keeps as many as the canvas and the spec's label_divisor allow"
 )
 
 
 class PanopticMetrics(Metrics):
-    """PQ, mIoU and mask AP, summed over photos, and with thresholds matching accuracy.
+    """PQ, mIoU, mask AP and optionally matching accuracy.
 
-    Parts of a split add up to the same bits as the whole.
+    Merged shards give exactly the scores of the whole split.
 
     Args:
         spec: `DatasetSpec`.
-        shard: (i, n) if it scores every n-th photo of the split, from the i-th on.
-        thresholds: of `MatchingAccuracy`, which is scored too if there are any.
+        shard: (i, n) to score every n-th photo of the split, from the i-th on.
+        thresholds: IoU thresholds of `MatchingAccuracy`; empty to leave it out.
     """
 
     parts = ("quality", "iou", "ap")
@@ -72,18 +72,18 @@ class PanopticMetrics(Metrics):
         self.parts += ("matching",) if thresholds else ()
         self.quality, self.iou, self.ap = PanopticQuality(spec), MeanIoU(spec), InstanceAP(spec)
         self.matching = MatchingAccuracy(spec, thresholds)
-        self.full_photos = 0  # photos with objects that are left out
+        self.full_photos = 0  # photos whose prediction dropped objects
 
     def update(self, example, prediction):
-        """Adds one photo. Returns its `Segments`, and its int [h, w] of classes; see `CocoPredictionWriter.add`.
+        """Adds one photo. Returns (its predicted `Segments`, class indices int [h, w]).
 
         Args:
-            example: of `Evaluator.examples`.
-            prediction: dict of 'semantic' and the maps for `segment_table`, or of 'semantic' and 'table', that table.
+            example: an example from `Evaluator.examples`.
+            prediction: dict of 'semantic', and either of the arguments of `segment_table` or of its result, 'table'.
         """
         truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
         table = prediction.get("table") or segment_table(prediction, self.spec)
-        # Predictions of equal score rank in the data set's order.
+        # Ties in score are ranked in the data set's order.
         image = int(example.get("number", self.next_number()))
         one = self.quality.update(truth, table).result()["all"]
         self.iou.update(np.concatenate([[self.spec.ignore], truth.classes])[truth.ids], semantic)
@@ -102,7 +102,7 @@ class PanopticMetrics(Metrics):
         return {**super().state(), "full_photos": self.full_photos}
 
     def restore(self, state):
-        """Sets the sums to those of a `state`, whose thresholds they have then."""
+        """Sets the scores and thresholds from a `state`."""
         if "matching" in state:
             self.parts = (*PanopticMetrics.parts, "matching")
         super().restore(state)
@@ -110,18 +110,18 @@ class PanopticMetrics(Metrics):
 
     @property
     def confusion(self):
-        """Pixels, int [C, C + 1]: rows are true classes, columns predicted ones, then void."""
+        """Confusion matrix of pixels, int [C, C + 1]: rows are true classes, columns predicted classes, then void."""
         return self.iou.confusion
 
     def result(self):
-        """dict of the metrics' own results: 'pq', 'miou' and 'ap', and 'matching' with thresholds."""
+        """dict of the results of 'pq', 'miou' and 'ap', and with thresholds of 'matching'."""
         result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
         result |= {"full_photos": self.full_photos} if self.full_photos else {}
         return {**result, "matching": self.matching.result()} if self.matching.thresholds else result
 
 
 def submitted(predictions, results, spec):
-    """A function like `predictions` that also writes each prediction to a `CityscapesPredictionWriter`."""
+    """A function like `predictions` that also adds each prediction to `results`, a `CityscapesPredictionWriter`."""
 
     def run(examples):
         for example, prediction in predictions(examples):
@@ -132,11 +132,11 @@ def submitted(predictions, results, spec):
     return run
 
 
-def _segments(table, spec, labels):
-    """List of the `Segments` of a prediction as a JSON has them.
+def _segments_json(table, spec, labels):
+    """List of the predicted `Segments` as dicts for JSON.
 
-    The boxes are (x, y, width, height), 'segmentation' is COCO's run lengths. A thing's 'label' is its number in the
-    label image, from `labels`, int [S]; 0 of stuff. None if the network tells no things apart.
+    'box' is (x, y, width, height) and 'segmentation' is COCO's run-length encoding. A thing's 'label' is its number in
+    the label image. `labels`, int [S], has these numbers, 0 for stuff; it is None if the network has no instances.
     """
     count = len(table.classes)
     area = np.bincount(table.ids.ravel(), minlength=count + 1)
@@ -158,16 +158,16 @@ def _segments(table, spec, labels):
 
 
 GROUPS = ("all", "things", "stuff")
-ACCURACY = "accuracy@"  # before a threshold, in names of scores
+ACCURACY = "accuracy@"  # prefix of a score's name, before the threshold
 
 
 def accuracies(result):
-    """dict from 'accuracy@THRESHOLD' to the matching accuracy, from 0 to 1; empty without thresholds."""
+    """dict from 'accuracy@THRESHOLD' to matching accuracy, from 0 to 1; empty without thresholds."""
     return {f"{ACCURACY}{at}": row["accuracy"] for at, row in result.get("matching", {}).items()}
 
 
 class SegmentationEvaluator(Evaluator):
-    """The evaluation of segmentations, with instances or without."""
+    """Evaluator of panoptic and semantic segmentation."""
 
     name = labels = "panoptic"
     metrics = PanopticMetrics
@@ -178,26 +178,26 @@ class SegmentationEvaluator(Evaluator):
     briefly = ("pq", "PQ"), ("pq_things", "things"), ("pq_stuff", "stuff"), *main[3:]
     studies = ("submission_dir", "stress", "sweep", "thresholds")
 
-    def draw(self, example, seen, spec):
-        """Photo, ground truth and prediction, uint8 [h, w, 3] each. `seen` is what `PanopticMetrics.update` returns."""
+    def draw(self, example, decoded, spec):
+        """Pictures of the photo, the ground truth and the prediction, each uint8 [h, w, 3]."""
         photo = decode_photo(example).numpy()
-        both = true_segments(example), seen[0]
+        both = true_segments(example), decoded[0]
         return photo, *(overlay(photo, segments.ids, segments.classes, spec) for segments in both)
 
     def describe(self, image, prediction, spec):
-        """The `Description` of a photo, uint8 [h, w, 3].
+        """The `Description` of the prediction for a photo, uint8 [h, w, 3].
 
         Raises:
-            InputError: more segments than a panoptic PNG has numbers.
+            InputError: more segments than a panoptic PNG has ids.
         """
         table = segment_table(prediction, spec)
         segments, classes, *_ = table
         if len(classes) > LARGEST_ID:
             raise InputError(f"{len(classes)} segments in one photo; a panoptic PNG has numbers for {LARGEST_ID}")
         things, labels = np.asarray(spec.things, bool)[classes], None
-        if any(spec.things) and (not things.any() or np.any(prediction["instance"])):  # else a thing is a whole class
+        if any(spec.things) and (not things.any() or np.any(prediction["instance"])):  # else there are no instances
             labels = np.where(things, np.cumsum(things), 0)
-        listed, dropped = _segments(table, spec, labels), int(prediction.get("dropped", 0))
+        listed, dropped = _segments_json(table, spec, labels), int(prediction.get("dropped", 0))
         counts = collections.Counter(segment["class"] for segment in listed).most_common()
         return Description(
             content={"dropped_objects": dropped, "segments": listed},
@@ -211,27 +211,27 @@ class SegmentationEvaluator(Evaluator):
         )
 
     def predictions(self, signatures, spec, about):
-        """See `Evaluator.predictions`. Photos that keep their own scale are cut into tiles; see `Tiled`.
+        """See `Evaluator.predictions`. Photos at their own scale may be cut into tiles; see `Tiled`.
 
-        Older exports do not tell 'dropped': all that is known is whether they are full.
+        Older exports lack 'dropped'. For them it is 1 if every instance slot is used, else 0.
         """
         run = super().predictions(signatures, spec, about)
 
-        def of_canvases(examples):
-            for example, found in run(examples):
-                yield example, {"dropped": tf.cast(tf.reduce_all(found["score"] > 0), tf.int32), **found}
+        def predict_canvases(examples):
+            for example, prediction in run(examples):
+                yield example, {"dropped": tf.cast(tf.reduce_all(prediction["score"] > 0), tf.int32), **prediction}
 
-        tiled = Tiled.of_export(about, self.example, spec)
-        return functools.partial(tiled, of_canvases) if tiled else of_canvases
+        tiled = Tiled.from_export(about, self.example, spec)
+        return functools.partial(tiled, predict_canvases) if tiled else predict_canvases
 
     def headline(self, result):
-        """The six scores that a table of evaluations shows, and the matching accuracies."""
+        """The six main scores, and the matching accuracies."""
         pq, ap = result["pq"], result["ap"]
-        of_group = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
-        return {**of_group, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
+        group_pq = {"pq": pq["all"]["pq"], "pq_things": pq["things"]["pq"], "pq_stuff": pq["stuff"]["pq"]}
+        return {**group_pq, "miou": result["miou"]["miou"], "ap": ap["ap"], "ap50": ap["ap50"], **accuracies(result)}
 
     def columns(self, result):
-        """PQ, SQ and RQ of each group, mIoU, every AP, and the matching accuracies."""
+        """PQ, SQ and RQ of each group, mIoU, all APs, and the matching accuracies."""
         flat = {f"{q}_{g}": result["pq"][g][q] for g in GROUPS for q in ("pq", "sq", "rq")}
         return {**flat, "miou": result["miou"]["miou"], **result["ap"], **accuracies(result)}
 
@@ -240,34 +240,34 @@ class SegmentationEvaluator(Evaluator):
         iou, pq, matching = result["miou"], result["pq"], result.get("matching", {})
         rows = []
         for name, row in pq["per_class"].items():
-            shares = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
-            found = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
+            scores = (*(row[k] for k in ("pq", "sq", "rq")), iou["per_class"].get(name, math.nan))
+            accuracy = (at["per_class"].get(name, {}).get("accuracy") for at in matching.values())
             counts = (str(row[k]) for k in ("tp", "fp", "fn"))
-            rows.append([name, *map(percent, shares), *counts, *map(percent, found)])
+            rows.append([name, *map(percent, scores), *counts, *map(percent, accuracy)])
         last = []
         for name in GROUPS:
-            shares = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
+            scores = [percent(pq[name][k]) for k in ("pq", "sq", "rq")]
             miou = percent(iou["miou"]) if name == "all" else ""
-            found = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
-            last.append([f"{name} ({counted(pq[name]['classes'], 'class')})", *shares, miou, "", "", "", *found])
+            accuracy = [percent(at["accuracy"]) if name == "things" else "" for at in matching.values()]
+            last.append([f"{name} ({counted(pq[name]['classes'], 'class')})", *scores, miou, "", "", "", *accuracy])
         return ["class", "PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN", *accuracies(result)], rows, last
 
     def lines(self, result):
         """See `Evaluator.lines`."""
         taken, last = super().lines(result)
-        found = [taken, f"mask AP {scores_line(result['ap'])}"]
+        lines = [taken, f"mask AP {scores_line(result['ap'])}"]
         if matched := scores_line(accuracies(result)):
-            found.append(f"things matched by IoU, TP/(TP+FP+FN): {matched}")
+            lines.append(f"things matched by IoU, TP/(TP+FP+FN): {matched}")
         if "full_photos" in result:
-            found.append(f"{counted(result['full_photos'], 'photo')} {FULL}")
-        return [*found, last]
+            lines.append(f"{counted(result['full_photos'], 'photo')} {FULL}")
+        return [*lines, last]
 
     def mistakes(self, result):
-        """See `Evaluator.mistakes`. The mistakes with the most pixels come first."""
+        """See `Evaluator.mistakes`. The confusions of the most pixels come first."""
         confusion = result["miou"]["confusion"]
-        pixels = [(n, true, found) for true, row in confusion.items() for found, n in row.items() if found != true]
+        pixels = [(n, true, guess) for true, row in confusion.items() for guess, n in row.items() if guess != true]
         pixels.sort(key=lambda mistake: -mistake[0])
-        rows = [[true, found, f"{percent(n / sum(confusion[true].values()))} %"] for n, true, found in pixels[:20]]
+        rows = [[true, guess, f"{percent(n / sum(confusion[true].values()))} %"] for n, true, guess in pixels[:20]]
         return ["pixels of", "taken for", "of the class"], rows
 
 

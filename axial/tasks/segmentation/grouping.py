@@ -1,8 +1,8 @@
-"""Turns the network's maps into a panoptic segmentation. It works on batches and has static shapes, as XLA needs.
+"""Panoptic-DeepLab's post-processing: groups the network's output maps into a panoptic segmentation.
 
-This is Panoptic-DeepLab's grouping. Each local maximum of the centre heat map is the centre of an instance. A thing
-pixel belongs to the centre nearest to where its offset points. An instance takes the class of most of its pixels
-(DeeperLab's majority vote).
+Each local maximum of the centre heat map is the centre of an instance. A thing pixel belongs to the centre that is
+nearest to the point its offset gives. The class of an instance is the majority vote of its pixels (DeeperLab). The
+functions work on batches and have static shapes, as XLA needs.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from axial.io.check import Checked, Count, Fraction, Natural
 from axial.layers import device
 from axial.models.outputs import CENTER, CLASS, OFFSET, PROBABILITY
 
-TOGETHER = 8  # centres that a pixel is compared with in one pass
+UNROLL = 8  # number of centres that one pass over the pixels compares
 
 
 @dataclasses.dataclass(frozen=True)
 class PostprocessConfig(Checked):
-    """Knobs of the grouping. Lengths and areas are in pixels of the canvas.
+    """Options of the grouping. Lengths and areas are in pixels of the canvas.
 
     Attributes:
-        center_threshold: a centre is hotter than this.
-        nms_kernel: odd side of the window in which a centre is the hottest pixel; 7 in Panoptic-DeepLab's paper.
-        top_k: largest number of instances on a canvas, those of the hottest centres; None for as many centres as their
-            windows leave room for.
+        center_threshold: threshold of the centre heat map. A centre's score is above it.
+        nms_kernel: odd kernel size of non-maximum suppression; 7 in Panoptic-DeepLab's paper.
+        top_k: largest number of instances on a canvas; None for as many as the canvas and the spec's label_divisor
+            allow. The centres with the highest scores are kept.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
-        pieces: what becomes of instances whose pixels do not hang together; see `of_pieces`. None leaves them as the
-            papers do, 'largest' keeps the largest piece alone, 'split' makes an instance of each piece.
+        pieces: handling of instances that are not connected: 'largest' keeps the largest connected component, 'split'
+            makes each component an instance, None leaves them, as the papers do. See `apply_pieces`.
 
     Raises:
-        InputError: an argument of another type, or out of range; an even nms_kernel.
+        InputError: an argument of the wrong type, or out of range; an even nms_kernel.
     """
 
     center_threshold: Fraction = 0.1
@@ -54,32 +54,32 @@ class PostprocessConfig(Checked):
 
 
 def most_centers(canvas, config, spec):
-    """The most instances of a canvas (height, width): as many maxima as it can hold, or `top_k`.
+    """Largest number of instances on a canvas (height, width): `top_k`, or the number of local maxima that fit.
 
-    Of two maxima, one lies outside the other's window. So each square of half a window has at most one. Panoptic labels
-    have numbers for less than the label_divisor.
+    Each maximum lies outside the NMS windows of the others, so a square of half a window's side has at most one.
+    Instance numbers of panoptic labels are below the spec's label_divisor.
     """
     room = min(math.prod(-(-side // _half(config)) for side in canvas), max(spec.label_divisor - 1, 1))
     return min(config.top_k or room, room)
 
 
 def _half(config):
-    """The side of a square that holds at most one local maximum."""
+    """Side of a square that has at most one local maximum."""
     return config.nms_kernel // 2 + 1
 
 
 def find_centers(heatmap, config, most):
-    """The hottest local maxima in raster order.
+    """The local maxima with the highest scores, in raster order.
 
-    Of several equal pixels in a window, only the first in raster order can be a maximum.
+    If several pixels in a window are equal, only the first in raster order can be a maximum.
 
     Args:
         heatmap: float32 [N, H, W].
         config: `PostprocessConfig`.
-        most: K, the most maxima that are kept.
+        most: K, the largest number of maxima.
 
     Returns:
-        positions int32 [N, K, 2]; scores [N, K], 0 where there is no maximum; int32 [N], how many maxima are left out.
+        positions (y, x), int32 [N, K, 2]; scores [N, K], 0 for unused slots; number of dropped maxima, int32 [N].
     """
     height, width = heatmap.shape[1:]
     pixels, side = height * width, _half(config)
@@ -100,17 +100,17 @@ def find_centers(heatmap, config, most):
 
 
 def _is_peak(hot, kernel):
-    """Whether a pixel is the hottest of its window. If several are equally hot, only the first in raster order is it.
+    """bool [N, H, W, 1]: whether a pixel is the first maximum of its window, in raster order.
 
     Args:
         hot: [N, H, W, 1], at least 0.
         kernel: odd side of the window.
     """
     reach = kernel // 2
-    of_row = tf.nn.max_pool2d(hot, [1, kernel], 1, "SAME")
-    is_peak = hot == tf.nn.max_pool2d(of_row, [kernel, 1], 1, "SAME")
+    row_max = tf.nn.max_pool2d(hot, [1, kernel], 1, "SAME")
+    is_peak = hot == tf.nn.max_pool2d(row_max, [kernel, 1], 1, "SAME")
     if reach:
-        above = tf.pad(of_row[:, :-1], [[0, 0], [reach, 0], [0, 0], [0, 0]])
+        above = tf.pad(row_max[:, :-1], [[0, 0], [reach, 0], [0, 0], [0, 0]])
         left = tf.pad(hot[:, :, :-1], [[0, 0], [0, 0], [reach, 0], [0, 0]])
         is_peak &= hot > tf.nn.max_pool2d(above, [reach, 1], 1, "VALID")
         is_peak &= hot > tf.nn.max_pool2d(left, [1, reach], 1, "VALID")
@@ -119,26 +119,27 @@ def _is_peak(hot, kernel):
 
 @functools.cache
 def _compiled():
-    """`group_pixels` by XLA, where it is there: it compares several centres in one pass over the pixels."""
+    """`group_pixels`, compiled by XLA if possible, which then compares several centres in one pass over the pixels."""
     return device.compiled(group_pixels, device.has_xla())
 
 
 def group_pixels(offsets, centers, count):
-    """int32 [H, W]: for each pixel, the index of the centre nearest to where its offset points.
+    """int32 [H, W]: for each pixel, the index of the centre nearest to its position plus its offset.
 
     Args:
         offsets: float32 [H, W, 2], (y, x).
-        centers: int32 [K, 2]; the first `count` are real.
+        centers: int32 [K, 2].
+        count: number of real centres, which come first; the others are padding.
     """
     height, width = offsets.shape[:2]
     y, x = tf.meshgrid(tf.range(height), tf.range(width), indexing="ij")
     y = tf.cast(y, tf.float32) + offsets[..., 0]
     x = tf.cast(x, tf.float32) + offsets[..., 1]
     centers = tf.where(tf.range(centers.shape[0])[:, None] < count, tf.cast(centers, tf.float32), np.inf)
-    centers = tf.pad(centers, [[0, -centers.shape[0] % TOGETHER], [0, 0]], constant_values=np.inf)
+    centers = tf.pad(centers, [[0, -centers.shape[0] % UNROLL], [0, 0]], constant_values=np.inf)
 
     def closer(i, best, nearest):
-        for _ in range(TOGETHER):
+        for _ in range(UNROLL):
             distance = tf.math.squared_difference(y, centers[i, 0])
             distance += tf.math.squared_difference(x, centers[i, 1])
             nearest = tf.where(distance < best, i, nearest)
@@ -154,22 +155,23 @@ def postprocess(maps, spec, config):
     """Panoptic segmentation of a batch. Without a 'center_heatmap', every class is one segment.
 
     Args:
-        maps: dict of maps on the canvas: int32 'semantic' [N, H, W], the class; and float32 'probability' [N, H, W, C]
-            of all classes, 'center_heatmap' [N, H, W, 1], 'offset_map' [N, H, W, 2] in pixels (y, x).
+        maps: dict of maps on the canvas: int32 'semantic' [N, H, W], the class; float32 'probability' [N, H, W, C],
+            'center_heatmap' [N, H, W, 1] and 'offset_map' [N, H, W, 2] in pixels (y, x).
         spec: `DatasetSpec`.
         config: `PostprocessConfig`.
 
     Returns:
         dict of int32 maps [N, H, W]:
             'semantic': class.
-            'instance': 0 for none, i + 1 for the i-th centre.
+            'instance': 0 for no instance, i + 1 for the i-th centre.
             'panoptic': class x label_divisor + number of the instance within its class; spec.void for void. Stuff has
                 number 0. Instances are numbered from 1, in the raster order of their first pixels.
-        and of float32 [N, K]:
-            'center_score': heat of each centre.
-            'score': that heat times the mean probability of the instance's class over its pixels (Panoptic-DeepLab,
-                Sec. 3.4).
-        and int32 [N] 'dropped': how many centres are left out, because there are more than `most_centers`.
+        of float32 [N, K]:
+            'center_score': value of the heat map at each centre.
+            'score': the centre's score times the mean probability of the instance's class over its pixels
+                (Panoptic-DeepLab, Sec. 3.4).
+        and of int32 [N]:
+            'dropped': number of centres beyond `most_centers`.
     """
     semantic = maps[CLASS]
     if CENTER not in maps:
@@ -184,11 +186,11 @@ def postprocess(maps, spec, config):
         instance = tf.where(thing, _compiled()(offsets, centers, count) + 1, 0)
         return instance, *merge_semantic_and_instance(semantic, instance, most, spec=spec, config=config)
 
-    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
     instance, panoptic, classes = tf.map_fn(
         one,
         (semantic, maps[OFFSET], centers, scores),
-        fn_output_signature=(of_map, of_map, tf.TensorSpec([most + 1], tf.int32)),
+        fn_output_signature=(map_spec, map_spec, tf.TensorSpec([most + 1], tf.int32)),
     )
     probability = tf.gather(maps[PROBABILITY], tf.gather(classes, instance, batch_dims=1), batch_dims=3)
     return {
@@ -202,7 +204,7 @@ def postprocess(maps, spec, config):
 
 
 def instance_means(values, instance, count):
-    """float32 [N, count]: the mean of a map [N, H, W] over the pixels of each instance, 0 if it has no pixels."""
+    """float32 [N, count]: mean of a map [N, H, W] over the pixels of each instance; 0 for instances without pixels."""
     images = tf.shape(values)[0]
     rows = tf.range(images)[:, None, None] * (count + 1)
     segments, total = tf.reshape(instance + rows, [-1]), images * (count + 1)
@@ -214,18 +216,18 @@ def instance_means(values, instance, count):
 
 
 def stuff_only(spec):
-    """The spec of a network without instances: every class is one segment."""
+    """The spec for a network without instances: all classes are stuff."""
     return dataclasses.replace(spec, things=(False,) * spec.num_classes)
 
 
 def _without_instances(semantic, spec, config):
-    """`postprocess` without instances: every class is one segment, like stuff."""
+    """`postprocess` without instances: every class is stuff."""
     none, one = (
         tf.zeros_like(semantic),
         functools.partial(merge_semantic_and_instance, most=1, spec=stuff_only(spec), config=config),
     )
-    of_map = tf.TensorSpec(semantic.shape[1:], tf.int32)
-    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=of_map)
+    map_spec = tf.TensorSpec(semantic.shape[1:], tf.int32)
+    panoptic = tf.map_fn(lambda maps: one(*maps)[0], (semantic, none), fn_output_signature=map_spec)
     scores = tf.zeros([tf.shape(semantic)[0], most_centers(semantic.shape[1:], config, spec)])
     maps = {"semantic": semantic, "instance": none, "panoptic": panoptic}
     return {**maps, "center_score": scores, "score": scores, "dropped": none[:, 0, 0]}
@@ -235,17 +237,17 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     """Panoptic labels of one image, and the class of each instance by the majority vote of its pixels.
 
     Args:
-        semantic: int32 [H, W], class.
-        instance: int32 [H, W], 0 for none, else 1 to `most`.
+        semantic: class, int32 [H, W].
+        instance: instance from 1 to `most`, 0 for none, int32 [H, W].
         most: largest number of instances.
         spec, config: see `postprocess`.
 
     Returns:
-        int32 [H, W] and int32 [most + 1].
+        panoptic labels, int32 [H, W]; class of each instance, int32 [most + 1].
     """
     pixels, classes = semantic.shape.num_elements(), spec.num_classes
     flat = tf.reshape(instance, [-1])
-    votes = tf.raw_ops.DenseBincount(  # tf.math.bincount's size is not static under XLA
+    votes = tf.raw_ops.DenseBincount(  # under XLA the size of tf.math.bincount is not static
         input=flat * classes + tf.reshape(semantic, [-1]),
         size=(most + 1) * classes,
         weights=tf.constant([], tf.int32),
@@ -258,47 +260,47 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     order = tf.gather(order, tf.argsort(tf.gather(winner, order), stable=True))  # by class, then by first pixel
     begin = tf.math.unsorted_segment_min(tf.range(most + 1), tf.gather(winner, order), classes)
     number = tf.argsort(order) - tf.gather(begin, winner) + 1
-    of_instance = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
+    instance_labels = tf.where(area >= max(config.thing_area, 1), winner * spec.label_divisor + number, spec.void)
     stuff = ~tf.constant(spec.things) & (votes[0] >= max(config.stuff_area, 1))
-    of_class = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
-    panoptic = tf.where(instance > 0, tf.gather(of_instance, instance), tf.gather(of_class, semantic))
+    class_labels = tf.where(stuff, tf.range(classes) * spec.label_divisor, spec.void)
+    panoptic = tf.where(instance > 0, tf.gather(instance_labels, instance), tf.gather(class_labels, semantic))
     return panoptic, winner
 
 
 # === Pieces ===
 
 
-def of_photo(result, valid_size, size, *, spec, config):
-    """A prediction on the canvas at the photo's own size, with its pieces; see `full_size` and `of_pieces`."""
-    found = full_size(result, valid_size, size)
+def photo_prediction(result, valid_size, size, *, spec, config):
+    """Resizes a prediction from the canvas to the photo's own size, by `full_size`, and applies `apply_pieces`."""
+    maps = full_size(result, valid_size, size)
     scale = tf.cast(valid_size[0], tf.float32) / tf.cast(size[0], tf.float32)
-    return {**found, "panoptic": of_pieces(found["panoptic"], spec, config, scale)}
+    return {**maps, "panoptic": apply_pieces(maps["panoptic"], spec, config, scale)}
 
 
-def of_pieces(panoptic, spec, config, scale):
-    """Panoptic labels of one photo whose instances are in one piece each, by `PostprocessConfig.pieces`.
+def apply_pieces(panoptic, spec, config, scale):
+    """Applies `PostprocessConfig.pieces` to the instances of one photo. Returns panoptic labels, int32 [h, w].
 
-    Pixels of an instance that share a side are of one piece. With 'largest', the other pieces of an instance become
-    void. With 'split', they are instances, whose numbers go on after the largest one of the photo; those that the
-    label_divisor has no room for stay with their instance. What has fewer pixels than `thing_area` becomes void.
+    A piece is a connected component of an instance (4-connectivity). With 'largest', all pieces but the largest become
+    void. With 'split', they become instances, numbered from the photo's largest instance number + 1. Pieces beyond the
+    label_divisor stay in their instance. Pieces with fewer pixels than `thing_area` become void.
 
     Args:
-        panoptic: int32 [h, w], at the photo's own size.
+        panoptic: panoptic labels at the photo's own size, int32 [h, w].
         spec: `DatasetSpec`.
         config: `PostprocessConfig`. Its areas are in pixels of the canvas.
-        scale: factor of the sides from the photo to the canvas.
+        scale: side of the photo on the canvas / side of the photo.
     """
     return panoptic if config.pieces is None else _piece_graph(spec, config)(panoptic, scale)
 
 
 @functools.cache
 def _piece_graph(spec, config):
-    """`of_pieces` as a graph for photos of all sizes."""
+    """`apply_pieces` as a single graph for photos of any size."""
 
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
-        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of a piece, at its first run
+        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of the piece that begins at a run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))
@@ -307,30 +309,30 @@ def _piece_graph(spec, config):
         if config.pieces == "split":
             other = (root == runs) & (number > 0) & ~is_main
             new = tf.reduce_max(number) + tf.cumsum(tf.cast(other, tf.int32))
-            found = tf.where(other & (new < spec.label_divisor), label - number + new, label)
+            labels = tf.where(other & (new < spec.label_divisor), label - number + new, label)
         else:
-            found = tf.where(is_main, label, spec.void)
+            labels = tf.where(is_main, label, spec.void)
         small = tf.cast(area, tf.float32) * scale**2 < config.thing_area
-        found = tf.where((number > 0) & small, spec.void, found)
-        return tf.gather(tf.where(number > 0, tf.gather(found, root), label), run)
+        labels = tf.where((number > 0) & small, spec.void, labels)
+        return tf.gather(tf.where(number > 0, tf.gather(labels, root), label), run)
 
     signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([], tf.float32)]
     return tf.function(run_pieces, autograph=False, input_signature=signature)
 
 
 def _components(labels):
-    """The connected parts of a map, by the runs of equal labels in its rows.
+    """Connected components of a label map, from the R runs of equal labels in its rows.
 
     Args:
         labels: int32 [h, w].
 
     Returns:
-        int32 [h, w], the run of each pixel, in raster order; int32 [R], the label of each run; and int32 [R], the first
-        run of its part.
+        run of each pixel, int32 [h, w], in raster order; label of each run, int32 [R]; first run of each run's
+        component, int32 [R].
     """
     begins = tf.pad(labels[:, 1:] != labels[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     run = tf.reshape(tf.cumsum(tf.cast(tf.reshape(begins, [-1]), tf.int32)) - 1, tf.shape(labels))
-    touch = (labels[1:] == labels[:-1]) & (begins[1:] | begins[:-1])  # a pixel of each two runs that share a side
+    touch = (labels[1:] == labels[:-1]) & (begins[1:] | begins[:-1])  # one pixel for each pair of touching runs
     pairs = tf.concat([tf.boolean_mask(run[:-1], touch), tf.boolean_mask(run[1:], touch)], 0)
 
     def hook(root, _):

@@ -1,4 +1,4 @@
-"""What segmentation networks see: training examples with targets, and photos to evaluate."""
+"""Input pipeline of segmentation: augmentation, canvases, and training examples with targets."""
 
 import dataclasses
 import math
@@ -16,19 +16,19 @@ from axial.tasks.segmentation.losses import TargetConfig, panoptic_targets, sema
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation(Checked):
-    """How training changes photos at random. By default their colours stay as they are.
+    """Random augmentation of training photos. By default it changes no colours.
 
     Attributes:
-        scales: range of the random scale, relative to the photo fitted to the canvas, or scaled by
+        scales: range of the random scale, relative to the photo after it is fitted to the canvas or scaled by
             `DataConfig.photo_scale`.
-        scale_step: difference between the scales that are drawn; 0 for any scale in the range.
-        flip: whether photos are mirrored, with a probability of 1/2.
-        shift: whether a photo larger than the crop is cut at a random place, and a smaller one put at a random place.
-            Otherwise both happen at the upper left corner, as in evaluation.
-        crop: (height, width) that photos are cut or padded to; None for the canvas' size.
-        quarter_turns: whether photos are turned by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
-        brightness: range of a random factor of a photo's values. Values above 255 become 255.
-        gamma: range of a random exponent of a photo's values as shares of 255, before the brightness.
+        scale_step: step between the scales that can be drawn; 0 for a uniform distribution.
+        flip: whether to flip photos horizontally with a probability of 1/2.
+        shift: whether the position of the crop (or of a photo that is smaller than the crop) is random. Otherwise it is
+            the upper left corner, as in evaluation.
+        crop: (height, width) that photos are cropped or padded to; None for the size of the canvas.
+        quarter_turns: whether to rotate photos by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
+        brightness: range of a random factor for pixel values. Values above 255 are clipped.
+        gamma: range of a random exponent for pixel values / 255. It is applied before the brightness.
     """
 
     scales: tuple[Scale, Scale] = (0.5, 2.0)
@@ -49,23 +49,23 @@ class Augmentation(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Checked):
-    """Which photos a task sees, and how.
+    """Splits, canvas, augmentation and targets of segmentation's input pipeline.
 
     Attributes:
-        train_split, eval_split: splits of a converted data set.
-        canvas: (height, width) that photos are fitted to; the network's input in evaluation. With a `photo_scale` it is
-            the largest canvas (see `ScaledCanvas`).
+        train_split, eval_split: names of the training and the evaluation split.
+        canvas: (height, width) of the network's input in evaluation; photos are fitted to it. With a `photo_scale` it
+            is the largest canvas (see `ScaledCanvas`).
         augmentation: `Augmentation` of training photos.
         targets: `TargetConfig`.
-        shuffle: number of records in the buffer that training draws from; 0 keeps the order of the files.
-        photo_scale: factor that every photo is scaled by, in training, evaluation and prediction, for data whose
+        shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
+        photo_scale: factor that all photos are scaled by, in training, evaluation and prediction, for data whose
             objects have one physical size; None to fit photos to the canvas.
-        tile_overlap: with a `photo_scale`, photos larger than the canvas are predicted by tiles. Neighbours have so
-            many pixels of the photo in common, at least. It should be more than the length of the largest objects, as
-            some tile then has each of them whole. None for a quarter of a tile.
+        tile_overlap: smallest overlap of neighbouring tiles, in pixels of the photo; None for a quarter of a tile. With
+            a `photo_scale`, photos that are larger than the canvas are predicted in tiles. The overlap should exceed
+            the length of the largest objects, so that each object is whole in some tile.
 
     Raises:
-        InputError: an argument of another type; a `tile_overlap` without a scale, or above half of a tile.
+        InputError: an argument of the wrong type; a `tile_overlap` without a scale, or above half of a tile.
     """
 
     train_split: Name
@@ -90,9 +90,9 @@ class DataConfig(Checked):
         return tuple(self.augmentation.crop or self.canvas)
 
     def canvases(self, one=False):
-        """What `preprocess` puts photos on: the canvas that they are fitted to, or a `ScaledCanvas`.
+        """The canvas argument of `preprocess`: (height, width), or a `ScaledCanvas` if there is a `photo_scale`.
 
-        With `one`, that has the largest canvas alone.
+        With `one`, the `ScaledCanvas` has only its largest canvas.
         """
         if self.photo_scale is None:
             return tuple(self.canvas)
@@ -100,7 +100,7 @@ class DataConfig(Checked):
         return scaled.alone if one else scaled
 
     def resized(self, canvas):
-        """The same on another canvas in evaluation. Raises InputError where photos are not fitted to it."""
+        """A copy with another canvas in evaluation. Raises InputError if photos are not fitted to a canvas."""
         if self.photo_scale is not None:
             raise InputError(
                 f"--image_size, stress: photos are scaled by DataConfig.photo_scale = {self.photo_scale:g} and not "
@@ -112,32 +112,32 @@ class DataConfig(Checked):
 
 
 def segment_map(record, ids=None):
-    """int32 [h, w] of a parsed record: 0 without a label, i + 1 for segment i.
+    """Segment map of a record, int32 [h, w]: 0 for pixels without a label, i + 1 for segment i.
 
     Args:
-        record: of `tfrecord.parse_example`.
-        ids: int32 [h, w] of segment ids, 0 without a label; by default those of the record's PNG.
+        record: a record from `tfrecord.parse_example`.
+        ids: segment ids, int32 [h, w], 0 for pixels without a label; by default from the record's PNG.
     """
     ids = tfrecord.segment_ids(record["panoptic/encoded"]) if ids is None else ids
-    known = tf.cast(record["segment/id"], tf.int32)
-    order = tf.argsort(known)
-    ranked = tf.concat([[0], tf.gather(known, order)], 0)
+    segment_ids = tf.cast(record["segment/id"], tf.int32)
+    order = tf.argsort(segment_ids)
+    ranked = tf.concat([[0], tf.gather(segment_ids, order)], 0)
     numbers = tf.concat([[0], order + 1], 0)
     flat = tf.reshape(ids, [-1])
-    place = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
-    index = tf.where(tf.gather(ranked, place) == flat, tf.gather(numbers, place), 0)
+    position = tf.minimum(tf.searchsorted(ranked, flat), tf.shape(ranked)[0] - 1)
+    index = tf.where(tf.gather(ranked, position) == flat, tf.gather(numbers, position), 0)
     return tf.reshape(index, tf.shape(ids))
 
 
 def training_example(record, seed, spec, data, instances=True):
-    """The network's input and targets of one record, as a dict.
+    """dict of the network's input, 'image', and the targets, from one record.
 
     Args:
-        record: of `tfrecord.parse_example`.
-        seed: int [2]; decides the augmentation.
+        record: a record from `tfrecord.parse_example`.
+        seed: int [2], decides the augmentation.
         spec: `DatasetSpec`.
         data: `DataConfig`.
-        instances: whether the targets are `panoptic_targets`; otherwise they are `semantic_targets`.
+        instances: whether to return `panoptic_targets`; otherwise `semantic_targets`.
     """
     crop, augmentation = data.crop, data.augmentation
     draw = tf.random.stateless_uniform([4], seed)
@@ -151,7 +151,7 @@ def training_example(record, seed, spec, data, instances=True):
             lambda: (tf.reverse(image, [1]), tf.reverse(ids, [1])),
             lambda: (image, ids),
         )
-    image, ids = _changed(image, ids, seed, augmentation)
+    image, ids = _augmented(image, ids, seed, augmentation)
     scale = _random_scale(draw[1], augmentation)
     valid_size = _training_size(record, tf.shape(image)[:2], scale, data)
     corner = tf.zeros([2], tf.int32)
@@ -167,8 +167,8 @@ def training_example(record, seed, spec, data, instances=True):
     return {"image": place_image(image, valid_size, crop, corner), **targets}
 
 
-def _changed(image, segments, seed, augmentation):
-    """Photo and labels with random quarter turns, brightness and gamma. Without these they stay as they are."""
+def _augmented(image, segments, seed, augmentation):
+    """Applies random quarter turns, gamma and brightness to a photo and its segment ids, if they are configured."""
     turn, bright, power = tf.unstack(
         tf.random.stateless_uniform([3], tf.random.experimental.stateless_fold_in(seed, 1))
     )
@@ -184,9 +184,9 @@ def _changed(image, segments, seed, augmentation):
 
 
 def _training_size(record, size, scale, data):
-    """int32 [2]: the size that a training photo of `size` is scaled to before it is cut to the crop.
+    """int32 [2]: the size of a training photo after scaling, before it is cropped.
 
-    TensorFlow raises InvalidArgumentError for a photo that gets less than a pixel or too many; see
+    If the scaled photo has no pixel or too many, TensorFlow raises InvalidArgumentError; see
     `streams.name_damaged_records`.
     """
     if data.photo_scale is None:
@@ -202,7 +202,7 @@ def _training_size(record, size, scale, data):
 
 
 def _random_scale(draw, augmentation):
-    """The scale of a random number from 0 to 1."""
+    """Maps a random number from 0 to 1 to a scale."""
     (low, high), step = augmentation.scales, augmentation.scale_step
     if not step:
         return low + draw * (high - low)

@@ -1,9 +1,8 @@
-"""Training targets of Panoptic-DeepLab's three heads, and its losses (Cheng et al., CVPR 2020, Sec. 3.3), with the
-auxiliary one of other networks.
+"""Panoptic-DeepLab's training targets and losses (Cheng et al., CVPR 2020, Sec. 3.3), and the loss of auxiliary heads.
 
-Each is a mean over the pixels of an image and then over images. So any split of a batch over replicas gives the same
-gradient. Losses of other tasks divide sums by counts, such as that of real tokens. `whole_batch` has the counts of the
-whole batch, so that any split gives the same gradient there too.
+Each loss is a mean over the pixels of an image and then over images. So the gradient does not depend on how the batch
+is divided over replicas and micro-batches. Losses of other tasks divide sums by counts, such as the number of tokens;
+they get the counts of the global batch from `whole_batch`.
 """
 
 import dataclasses
@@ -22,14 +21,14 @@ from axial.tasks.segmentation.canvas_maps import upsample
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig(Checked):
-    """How targets are made.
+    """Options of the training targets.
 
     Attributes:
         sigma: standard deviation of the Gaussian at each centre, in pixels of the crop.
-        small_area: an instance with fewer pixels is small.
-        small_weight: weight of a small instance's pixels in the semantic loss. All other pixels weigh 1.
-        round_centers: whether offsets point at the pixel nearest to the centre, as in DeepLab2, or at the unrounded
-            mean, as in Panoptic-DeepLab's PyTorch code. The Gaussian is at the nearest pixel in both cases.
+        small_area: area below which an instance is small, in pixels of the crop; see `small_weight`.
+        small_weight: weight of the pixels of small instances in the semantic loss. Other pixels have weight 1.
+        round_centers: whether offsets point to the pixel nearest to the centre, as in DeepLab2, or to the exact mean,
+            as in Panoptic-DeepLab's PyTorch code. The Gaussian is always at the nearest pixel.
     """
 
     sigma: Positive = 8.0
@@ -42,25 +41,26 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
     """Targets and loss weights of one crop.
 
     Args:
-        segments: int32 [H, W]; 0 without a label, i + 1 for segment i.
-        classes: int [S], class index of each segment.
-        crowd: int [S], 1 where a segment is a crowd. Crowds are masked in every target.
+        segments: segment map, int32 [H, W]: 0 for pixels without a label, i + 1 for segment i.
+        classes: class index of each segment, int [S].
+        crowd: 1 for crowds, int [S]. All targets mask crowds.
         spec: `DatasetSpec`.
         config: `TargetConfig`.
 
     Returns:
         dict of 'semantic' int32 [H, W] (spec.ignore where masked), 'semantic_weight' [H, W], 'center' [H, W] with a
-        Gaussian at the centre of each instance, 'center_weight' [H, W], 'offset' [H, W, 2] from a pixel to the centre
-        of its instance in pixels (y, x), 'offset_weight' [H, W]. A centre is the mean position of an instance's pixels.
+        Gaussian at the centre of each instance, 'center_weight' [H, W], 'offset' [H, W, 2] from each pixel to the
+        centre of its instance in pixels (y, x), 'offset_weight' [H, W]. An instance's centre is the mean position of
+        its pixels.
     """
     height, width = segments.shape
     count = tf.shape(classes)[0] + 1
     classes, crowd = tf.cast(classes, tf.int32), tf.cast(crowd, tf.bool)
     is_thing = tf.gather(tf.constant(spec.things), classes)
 
-    def by_segment(unlabelled, of_segments):
-        """A table with an entry for each segment number. The first entry is for pixels without a label."""
-        return tf.concat([[unlabelled], of_segments], 0)
+    def by_segment(unlabelled, values):
+        """A lookup table for `segments`. Its first entry is for pixels without a label."""
+        return tf.concat([[unlabelled], values], 0)
 
     semantic = tf.gather(by_segment(spec.ignore, tf.where(crowd, spec.ignore, classes)), segments)
     counted = by_segment(False, is_thing & ~crowd)
@@ -88,18 +88,18 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
 
 
 def semantic_targets(segments, classes, spec):
-    """Targets without instances: 'semantic' int32 [H, W] and 'semantic_weight' [H, W] of ones.
+    """Targets without instances: dict of 'semantic' int32 [H, W] and 'semantic_weight' [H, W], which is all 1.
 
-    Crowds count as their class. The arguments are those of `panoptic_targets`.
+    Crowds have their class. See `panoptic_targets` for the arguments.
     """
     table = tf.concat([[spec.ignore], tf.cast(classes, tf.int32)], 0)
     return {"semantic": tf.gather(table, segments), "semantic_weight": tf.ones(segments.shape)}
 
 
 def draw_centers(centers, height, width, sigma):
-    """float32 [height, width]: a Gaussian at the pixel nearest to each of the `centers`, float32 [S, 2].
+    """Centre heat map, float32 [height, width]: a Gaussian at the pixel nearest to each of the `centers`, [S, 2].
 
-    Where Gaussians overlap, the pixel has the highest value.
+    Where Gaussians overlap, the map has their maximum.
     """
     reach = int(3 * sigma)
     near = tf.range(-reach, reach + 1)
@@ -111,25 +111,25 @@ def draw_centers(centers, height, width, sigma):
     canvas = tf.zeros([height + 2 * reach, width + 2 * reach])
     patches = tf.tile(patch[None], [tf.shape(centers)[0], 1, 1])
     canvas = tf.tensor_scatter_nd_max(canvas, at + reach, patches)
-    return canvas[reach : reach + height, reach : reach + width]  # the reach of a small sigma is 0
+    return canvas[reach : reach + height, reach : reach + width]  # `reach` may be 0, for a small sigma
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig(Checked):
-    """Weights of the losses, and which pixels they count.
+    """Weights of the losses, and the pixels that they use.
 
     Attributes:
-        stride: only every stride-th row and column of the crop counts; 1 as published. The crop's pixels and those that
-            count must lie on one grid with the pixels of the maps.
-        top_k: share of the pixels that the semantic loss counts, the hardest ones. DeepLab2 and Panoptic-DeepLab's code
-            have 0.2 on COCO and Cityscapes; the text of DeeperLab, which Panoptic-DeepLab cites, has 0.15.
-        auxiliary_weight: weight of the auxiliary head's loss, of networks that have one; 0.4 in CCNet's code.
-        center_weight: weight of the centre loss.
-        offset_weight: weight of the offset loss, whose unit is a pixel of the crop. Published: 0.01, for crops of 641
-            pixels and more.
+        stride: the losses use every stride-th row and column of the crop; 1 as published. These pixels, the crop's
+            pixels and the pixels of the output maps must lie on a common grid.
+        top_k: fraction of hardest pixels that the semantic loss averages over. DeepLab2 and Panoptic-DeepLab's code
+            have 0.2 on COCO and Cityscapes; DeeperLab's paper, which Panoptic-DeepLab cites, has 0.15.
+        auxiliary_weight: weight of the auxiliary loss, for networks with an auxiliary head; 0.4 in CCNet's code.
+        center_weight: weight of the centre heat map loss.
+        offset_weight: weight of the offset loss. Offsets are in pixels of the crop. The published weight of 0.01 is for
+            crops of 641 pixels and more.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument of the wrong type, or out of range.
     """
 
     stride: Count = 1
@@ -140,16 +140,14 @@ class LossConfig(Checked):
 
 
 def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
-    """Mean weighted cross-entropy of the hardest pixels of each image: [N].
-
-    The mean is over those of the chosen pixels that have a label.
+    """Mean weighted cross-entropy over the hardest pixels of each image: [N]. Pixels without a label do not count.
 
     Args:
-        logits: float32 [N, H, W, C]. If the labels have another size, Pallas kernels for TPUs resize them.
+        logits: float32 [N, h, w, C]. If (h, w) is not the labels' size, Pallas kernels for TPUs resize the logits.
         labels: int32 [N, H, W].
         weights: [N, H, W].
-        ignore: the label of pixels without one.
-        top_k: share of the H x W pixels that is chosen.
+        ignore: label of pixels that do not count.
+        top_k: fraction of hardest pixels, of all H x W pixels.
     """
     most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
     valid = labels != ignore
@@ -163,45 +161,45 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
 
 
 def mean_of_largest(values, valid, most):
-    """Mean of the largest valid values of each image: [N]; 0 for an image without any.
+    """Mean of the `most` largest valid values of each image: [N]; 0 for an image without valid values.
 
-    Comparisons find the bits of the smallest value that counts, the highest first. There is no sort, which takes a
-    CPU four times as long for a map of 1025x1025. Of values equal to it, each counts in part, so that `most` count in
-    all. Their gradients are equal, where a sort would choose some.
+    A radix selection finds the smallest value that counts, from its highest bits to its lowest. A sort would take a
+    CPU four times as long for a map of 1025x1025. Values that are equal to the smallest share a fractional weight, so
+    that the weights sum to `most`. So their gradients are equal, where a sort would pick some of them.
 
     Args:
-        values: float32 [N, H, W], not negative; a valid NaN makes its image's mean NaN.
+        values: float32 [N, H, W], not negative; a valid NaN makes the image's mean NaN.
         valid: bool [N, H, W].
-        most: how many count; all valid ones where there are fewer.
+        most: number of values that count; all valid values if there are fewer.
     """
 
     def number(x):
         return tf.reduce_sum(tf.cast(x, tf.int32), [1, 2], keepdims=True)
 
-    # Floats without a sign are in the order of their bits. NaN comes last, and what is not valid comes first.
+    # Non-negative floats are ordered like their bits. NaN comes last; values that are not valid come first.
     bits = tf.where(valid, tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF), -1)
     count = tf.minimum(most, number(valid))
     least = tf.zeros_like(count)
-    if most < values.shape[1] * values.shape[2]:  # otherwise every valid value counts
-        # A TPU reads the map once for all comparisons of a pass; 3 bits cost it least.
+    if most < values.shape[1] * values.shape[2]:  # otherwise all valid values count
+        # A TPU reads the map once for all comparisons of a pass; 3 bits a pass are fastest.
         width = 1 if device.on_cpu() else 3
         for low in reversed(range(0, 31, width)):
             digits = range(1, 2 ** min(width, 31 - low))
             enough = [number(bits >= least + (digit << low)) >= count for digit in digits]
             least += tf.add_n([tf.cast(x, tf.int32) for x in enough]) * 2**low
     above, equal = bits > least, bits == least
-    share = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
-    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, share * tf.cast(equal, tf.float32))
+    fraction = tf.math.divide_no_nan(tf.cast(count - number(above), tf.float32), tf.cast(number(equal), tf.float32))
+    chosen = tf.where(valid, values, 0.0) * tf.where(above, 1.0, fraction * tf.cast(equal, tf.float32))
     return tf.math.divide_no_nan(tf.reduce_sum(chosen, [1, 2]), tf.cast(count[:, 0, 0], tf.float32))
 
 
 def weighted_mean(values, weights):
-    """[N] from two [N, H, W]: sum(values * weights) / sum(weights) of each image, 0 if its weights sum to 0."""
+    """Weighted mean of each image, [N], from values and weights [N, H, W]; 0 if the weights sum to 0."""
     return tf.math.divide_no_nan(tf.reduce_sum(values * weights, [1, 2]), tf.reduce_sum(weights, [1, 2]))
 
 
 def _check_stride(stride, crop, outputs):
-    """Raises InputError if maps that grow to every `stride`-th pixel lie elsewhere than maps that grow to the crop."""
+    """Raises InputError if maps, upsampled to every `stride`-th pixel, are not aligned with the crop."""
     size = [-(-side // stride) for side in crop]
     for x in outputs.values():
         for old, new, side in zip(x.shape[1:3], size, crop):
@@ -210,13 +208,13 @@ def _check_stride(stride, crop, outputs):
 
 
 def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto"):
-    """dict of the weighted scalars 'semantic', 'auxiliary', 'center', 'offset' and their sum 'total'.
+    """dict of the weighted losses 'semantic', 'auxiliary', 'center' and 'offset', scalars, and their sum 'total'.
 
-    Only those are there whose maps the model has.
+    A loss is left out if the model does not have its map.
 
     Args:
-        outputs: the model's dict of maps.
-        targets: batch of `panoptic_targets`, or of `semantic_targets`.
+        outputs: the model's dict of output maps.
+        targets: batch of `panoptic_targets` or of `semantic_targets`.
         spec: `DatasetSpec`.
         config: `LossConfig`.
         backend: `ModelConfig.backend`. 'kernel' uses the Pallas kernels of `layers/tpu/cross_entropy.py` on a TPU.
@@ -246,7 +244,7 @@ def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto")
             squares = (maps[CENTER][..., 0] - targets["center"]) ** 2
             center = tf.reduce_mean(weighted_mean(squares, targets["center_weight"]))
         with tf.name_scope("offset_loss"):
-            # The mean of y and x, as in the code of DeepLab2 and of Panoptic-DeepLab.
+            # The mean over y and x, as in DeepLab2 and in Panoptic-DeepLab's code.
             distance = tf.reduce_mean(tf.abs(maps[OFFSET] - targets["offset"]), -1)
             offset = tf.reduce_mean(weighted_mean(distance, targets["offset_weight"]))
         losses |= {"center": config.center_weight * center, "offset": config.offset_weight * offset}

@@ -1,7 +1,7 @@
-"""The tasks of segmentation: their models, data, losses and predictions, without the training loop.
+"""The tasks of segmentation: models, data, losses and predictions.
 
-A `PanopticTask` tells the instances of things. A `SegmentationTask` names the class of each pixel, by windows that
-slide over a photo, as the spatial-attention study has it.
+`PanopticTask` is panoptic segmentation. `SegmentationTask` is semantic segmentation with sliding-window inference, as
+in the spatial-attention study.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from axial.models.registry import find_variant
 from axial.tasks.base import DistributedPredictor, Inference, Task
 from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding
 from axial.tasks.segmentation.evaluator import PANOPTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, of_photo, postprocess
+from axial.tasks.segmentation.grouping import PostprocessConfig, photo_prediction, postprocess
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, training_example
 from axial.tasks.segmentation.losses import LossConfig, TargetConfig, panoptic_losses
 from axial.tasks.segmentation.tiles import Tiled
@@ -38,7 +38,7 @@ class MeanIou(schemas.Struct):
 
 
 class BestScores(schemas.Struct):
-    """best/scores.json: what `main_score` compares, and the other main scores."""
+    """best/scores.json of a segmentation task: the scores that `main_score` reads, and the other main scores."""
 
     pq: PanopticQuality
     miou: MeanIou
@@ -47,20 +47,20 @@ class BestScores(schemas.Struct):
 
 @dataclasses.dataclass(eq=False)
 class DensePrediction(Task):
-    """What both tasks of segmentation share: networks of maps on a canvas.
+    """Base class of both segmentation tasks, whose networks predict maps on a canvas.
 
     Args:
         model: `ModelConfig`.
         data: `DataConfig`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
-            with train and with val take their places.
-        spec: `DatasetSpec`; by default the one that the training split was converted under.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
+            whose names begin with train and val.
+        spec: `DatasetSpec`; by default the spec of the converted training split.
         loss: `LossConfig`.
         grouping: `PostprocessConfig`.
-        one_canvas: whether photos at their own scale all go on the largest canvas, as those of an export do.
+        one_canvas: with a `DataConfig.photo_scale`, whether all photos use the largest canvas, as in an export.
 
     Attributes:
-        canvases: what `preprocess` puts photos on.
+        canvases: canvas argument of `preprocess`: (height, width) or a `ScaledCanvas`.
 
     Raises:
         InputError: no such data.
@@ -74,7 +74,7 @@ class DensePrediction(Task):
         ("semantic", "int32", "[h, w]", "class index of each pixel"),
         ("instance", "int32", "[h, w]", "0 for none, i for the i-th row of score"),
         ("score", "float32", "[K]", "confidence of each instance, 0 to 1"),
-        ("dropped", "int32", "[]", "objects that the photo has beyond those that the grouping can find"),
+        ("dropped", "int32", "[]", "number of objects that the grouping dropped"),
     )
 
     data: DataConfig
@@ -93,57 +93,57 @@ class DensePrediction(Task):
         self.settings = {"grouping": dataclasses.asdict(self.grouping), "instances": self.instances}
         if self.scale is not None:
             self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
-            self.about = Tiled.of(self).about()
+            self.about = Tiled.from_task(self).about()
 
     def build_model(self, folded=False):
-        """The model with its weights. With `folded` it has no batch norms."""
+        """The model with its weights. With `folded` it is built without batch norms."""
         changes = {"instances": False} if self.loss_names == ("semantic", "total") else {}
         return self.model.build(self.num_classes, self.data.crop, folded, changes)
 
     def main_score(self, scores):
-        """The number by which checkpoints are compared: PQ, or mIoU without an instance branch."""
+        """The score that compares checkpoints: PQ, or mIoU without an instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
     def training_example(self, record, seed):
         return training_example(record, seed, self.spec, self.data, instances=self.instances)
 
     def losses(self, model, batch, whole=None):
-        """dict of the losses of a training step and their sum 'total', as scalars."""
-        del whole  # the losses are means over the images
+        """dict of the losses of a train step and their sum 'total', as scalars."""
+        del whole  # the losses are means over images, which need no counts
         targets = {name: x for name, x in batch.items() if name != "image"}
         outputs = model(batch["image"], training=True)
         return panoptic_losses(outputs, targets, self.spec, self.loss, backend=self.model.backend)
 
     def predictions(self, model, inference=Inference()):
-        """A function of examples that yields (example, prediction), batched over all replicas.
+        """A function that takes examples and yields (example, prediction), batched over all replicas.
 
-        A prediction is a dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, of 'score' and of
-        'dropped'. The function raises InputError, which names the photo, for one that `is_whole` or `join` refuses.
+        A prediction is a dict of 'panoptic', 'semantic' and 'instance' at the photo's own size, and of 'score' and
+        'dropped'. The function raises InputError, with the photo's name, if `is_whole` or `join` refuses a photo.
         """
 
         def predict(images, valid_sizes):
             return self.segment(self.maps(model, images, valid_sizes[:, 1], inference))
 
-        def of_canvases(examples):
+        def predict_canvases(examples):
             for example, result in replicated(examples):
                 yield example, self.on_photo(result, example["valid_size"], example["size"])
 
         replicated = self.replicated(predict, inference)
-        return functools.partial(Tiled.of(self), of_canvases)
+        return functools.partial(Tiled.from_task(self), predict_canvases)
 
     def replicated(self, function, inference):
-        """A `DistributedPredictor` of a function of canvases. XLA compiles it where all canvases have one size."""
+        """A `DistributedPredictor` of a function of canvases. XLA may compile it if all canvases have one size."""
         return DistributedPredictor(function, inference.strategy, compiled=self.scale is None and inference.compiled)
 
     def example(self, image):
-        """A photo, uint8 [h, w, 3], as `predictions` takes it."""
+        """An example for `predictions`, from a photo, uint8 [h, w, 3]."""
         canvas, valid_size = preprocess(image, self.canvases)
         return {"image": canvas, "valid_size": valid_size, "size": tf.shape(image)[:2]}
 
     def serve(self, model, image):
-        """The prediction of one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
+        """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         placed, valid_size = preprocess(image, self.data.canvases(one=True))
-        if self.scale is not None:  # for who calls the export without `Predictor`, which makes tiles
+        if self.scale is not None:  # for callers of the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
             text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
@@ -152,30 +152,30 @@ class DensePrediction(Task):
         return self.on_photo({k: v[0] for k, v in result.items()}, valid_size, tf.shape(image)[:2])
 
     def on_photo(self, result, valid_size, size):
-        """A prediction on the canvas at the photo's own size."""
-        return of_photo(result, valid_size, size, spec=self.spec, config=self.grouping)
+        """Maps a prediction from the canvas to the photo's own size; see `photo_prediction`."""
+        return photo_prediction(result, valid_size, size, spec=self.spec, config=self.grouping)
 
     def network(self, model):
-        """The function from images to maps that inference runs: here the model itself."""
+        """The function that inference runs, from images to output maps: by default the model."""
         return model
 
     def maps(self, model, images, widths=None, inference=Inference()):
-        """`canvas_maps` of a batch of canvases, float32 [N, H, W, 3]."""
+        """The `canvas_maps` for a batch of canvases, float32 [N, H, W, 3]."""
         return canvas_maps(self.network(model), images, widths, inference.scales, flip=inference.flip)
 
     def segment(self, maps):
-        """`postprocess` of the maps from `maps`."""
+        """Applies `postprocess` to the result of `maps`."""
         with tf.name_scope("postprocess"):
             return postprocess(maps, self.spec, self.grouping)
 
 
 @dataclasses.dataclass(eq=False)
 class PanopticTask(DensePrediction):
-    """What a trainer, an evaluator and an exporter need to know of Panoptic-DeepLab; see `DensePrediction`.
+    """The task of panoptic segmentation with Panoptic-DeepLab; see `DensePrediction`.
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
-        instances: whether there is an instance branch. Data without things never has one.
+        instances: whether the network has an instance branch. It has none if the data has no things.
     """
 
     models = ("panoptic",)
@@ -187,14 +187,13 @@ class PanopticTask(DensePrediction):
 
 @dataclasses.dataclass(eq=False)
 class SegmentationTask(DensePrediction):
-    """What a trainer, an evaluator and an exporter need to know of a network that only names the class of each pixel.
+    """The task of semantic segmentation with sliding-window inference; see `DensePrediction`.
 
-    It is a `DensePrediction` without instances, whose network sees windows of the training crop's size. Checkpoints
-    are compared by mIoU.
+    The windows have the size of the training crop. mIoU compares checkpoints.
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
-        overlap: share of a window that the next one covers again; a third in CCNet's code.
+        overlap: overlap of neighbouring windows, as a fraction of a window's side; a third in CCNet's code.
     """
 
     models = "segmentation", "panoptic"
@@ -210,23 +209,23 @@ class SegmentationTask(DensePrediction):
         self.settings |= {"window": self.data.crop, "overlap": self.overlap}
 
     def network(self, model):
-        """The function from images to maps that inference runs: the model on windows."""
+        """The function that inference runs, from images to output maps: the model on sliding windows."""
         return sliding(model, self.data.crop, self.overlap)
 
 
 def segment_each(task, model, images):
-    """The segmentations of a large batch of canvases: after the network, images are processed one by one.
+    """Segments a large batch of canvases. The network runs on the whole batch, the post-processing image by image.
 
-    Maps on the canvas have all classes in float32: 133 classes of 1025x1025 pixels are 0.56 GB an image. Raises
-    InputError for another task.
+    Maps on the canvas are float32 and have all classes: 133 classes of 1025x1025 pixels take 0.56 GB for each image.
+    Raises InputError if the task is not segmentation.
     """
     if not isinstance(task, DensePrediction):
-        raise InputError(f"--mode=serve: {task.model.name} gives no segments; it compiles models for segmentation")
+        raise InputError(f"--mode=serve: {task.model.name} is not a model for segmentation, which this mode compiles")
 
-    def of_image(inputs):
+    def segment_image(inputs):
         image, outputs = tf.nest.map_structure(lambda x: x[None], inputs)
         return {name: x[0] for name, x in task.segment(canvas_maps(lambda _: outputs, image)).items()}
 
     batch = images, task.network(model)(images)
-    first = of_image(tf.nest.map_structure(lambda x: x[0], batch))  # for its shapes alone
-    return tf.map_fn(of_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))
+    first = segment_image(tf.nest.map_structure(lambda x: x[0], batch))  # only its shapes are used
+    return tf.map_fn(segment_image, batch, fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first))

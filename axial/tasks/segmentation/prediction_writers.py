@@ -1,8 +1,8 @@
-"""Results on disk: in COCO's panoptic format, and for the benchmark servers of COCO and Cityscapes.
+"""Segmentations on disk: in COCO's panoptic format, and for the benchmark servers of COCO and Cityscapes.
 
-COCO's format is a PNG of segment ids for each photo, and one JSON. It has neither the score of a segment, which AP
-ranks by, nor the classes of the pixels before the grouping, which mIoU is of. Here a segment has a 'score' too, and an
-annotation 'semantic', the name of a PNG of category ids, beside the JSON. The official evaluator reads neither.
+COCO's format has a PNG of segment ids for each photo, and one JSON. It lacks the scores of segments, which AP needs,
+and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment, and to each
+annotation 'semantic', the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both.
 """
 
 import os
@@ -33,39 +33,39 @@ _RECORD = "a record's image/file_name"
 
 
 class CocoPredictionWriter(PredictionWriter):
-    """Writes results. The JSON is written last.
+    """Writes predictions in COCO's panoptic format. The JSON is written last.
 
     Args:
-        folder: where 'panoptic_SPLIT.json', 'panoptic_SPLIT/' and 'semantic_SPLIT/' go.
+        folder: output folder, for 'panoptic_SPLIT.json', 'panoptic_SPLIT/' and 'semantic_SPLIT/'.
         spec: `DatasetSpec`.
         split: name of the split.
-        data_dir: of the converted split. A PNG has the stem of its photo, or another name where two photos of the split
-            share the stem. Without it, a PNG has the stem.
+        data_dir: folder of the converted split. A PNG has the stem of its photo, or another name if two photos of the
+            split have the same stem. Without a `data_dir` it always has the stem.
     """
 
     kind, schema = "panoptic", schemas.Annotation
 
     def __init__(self, folder, spec, split, data_dir=None):
         super().__init__(folder, spec, split, data_dir)
-        self._names = None  # of all photos, once one is added
+        self._names = None  # of all photos; set when the first is added
         self.pictures, self.semantic = f"panoptic_{split}", f"semantic_{split}"
         make_folder(output_folder(folder, self.pictures, "--split"))
 
     def _name(self, example):
-        """The name of a photo's PNGs."""
+        """File name of a photo's PNGs."""
         if self._names is None:
             names = photo_names(self.data_dir, self.split) if self.data_dir else {}
             self._names = dict(zip(names, output_names(list(map(_stem, names.values())), list(names.values()))))
         return self._names.get(int(example["image/id"]), _stem(photo_name(example))) + ".png"
 
-    def add(self, example, seen):
-        """Writes the PNGs of one photo. Raises InputError if the photo's name leaves the folder.
+    def add(self, example, decoded):
+        """Writes the PNGs of one photo. Raises InputError if the photo's name leads out of the folder.
 
         Args:
-            example: `evaluation_example`.
-            seen: `Segments`, and int [h, w] of class indices.
+            example: an evaluation example.
+            decoded: (predicted `Segments`, class indices int [h, w]).
         """
-        (segments, classes, scores, _), semantic = seen
+        (segments, classes, scores, _), semantic = decoded
         name, categories = self._name(example), category_map(semantic, self.spec)
         pictures = {self.pictures: colors_of(segments), self.semantic: categories}
         for folder, pixels in pictures.items():
@@ -86,8 +86,8 @@ class CocoPredictionWriter(PredictionWriter):
             }
         )
 
-    def seen(self, index):
-        """The `Segments` of photo number `index`, read back, and None."""
+    def decoded(self, index):
+        """(`Segments` of photo number `index`, read from its PNG, None)."""
         annotation = self.annotations[index]
         folder = output_folder(self.folder, self.pictures, "--split")
         path = inside(folder, annotation["file_name"], "a state's annotations: file_name")
@@ -104,21 +104,21 @@ class CocoPredictionWriter(PredictionWriter):
 
 
 class StoredPredictions:
-    """Reads results that another program wrote, as predictions of a split's photos.
+    """Reads predictions from files, which another program may have written.
 
-    The JSON is in COCO's panoptic format, or in that of cityscapesscripts, whose image ids are names such as
-    'frankfurt_000000_000294'. A segment may have a 'score'; the default is 1. What lacks for the scores of the run that
-    wrote the results is said on the standard output.
+    The JSON is in COCO's panoptic format, or in cityscapesscripts' format, where image ids are names such as
+    'frankfurt_000000_000294'. A segment may have a 'score'; the default is 1. If scores or maps of classes are missing,
+    a line on the standard output says so.
 
     Args:
-        path: the JSON.
+        path: path of the JSON.
         folder: folder of its PNGs.
-        data_dir, split: the converted photos that the results are of.
+        data_dir, split: the converted split whose photos were predicted.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: another kind of JSON; a category that the spec does not have or calls otherwise; an image of the
-            split that the JSON or the folder lacks.
+        InputError: another kind of JSON; a category that is not in the spec or has another name there; an image of the
+            split that is missing in the JSON or in the folder.
     """
 
     def __init__(self, path, folder, data_dir, split, *, spec):
@@ -128,7 +128,7 @@ class StoredPredictions:
         annotations = content.annotations
         check_categories(path, content.categories or (), spec)
         check_annotations(path, annotations, spec, spec.class_of_category)
-        self._of_image = {a.image_id: a for a in annotations}
+        self._by_image = {a.image_id: a for a in annotations}
         if not (folder and tf.io.gfile.isdir(folder)):
             raise InputError(f"--results_dir={folder or ''}: expected the folder of the PNGs that {path} names")
         names = photo_names(data_dir, split)
@@ -145,20 +145,20 @@ class StoredPredictions:
         if without := sum(a.semantic not in self._maps for a in annotations):
             say(
                 f"{path}: {without} of {len(annotations)} images have no map of classes; their mIoU is of the "
-                "segments, and a pixel without a segment misses its class"
+                "segments, so pixels without a segment count as wrong"
             )
         segments = [segment for a in annotations for segment in a.segments_info]
         if {s.score for s in segments if spec.things[spec.class_of_category[s.category_id]]} == {1.0}:
-            say(f"{path}: no segment has a score; AP takes all of an image as equally sure")
+            say(f"{path}: no segment has a score; AP ranks all segments of an image as equal")
 
     def _annotation(self, number, name):
-        """The annotation of an image, by its number or by the name of its photo; None if there is none."""
+        """The annotation of an image, by its id or by the name of its photo; None if it is missing."""
         stem = _stem(name)
         keys = (number, stem, stem.removesuffix("_leftImg8bit"))
-        return next((self._of_image[key] for key in keys if key in self._of_image), None)
+        return next((self._by_image[key] for key in keys if key in self._by_image), None)
 
     def __call__(self, examples):
-        """Yields (example, dict of 'table' and 'semantic'), as `PanopticMetrics` takes them."""
+        """Yields (example, dict of 'table' and 'semantic'), as `PanopticMetrics.update` takes it."""
         classes = self.spec.class_of_category
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), photo_name(example))
@@ -171,9 +171,7 @@ class StoredPredictions:
             listed = [info.id for info in infos]
             if odd := sorted(set(listed) ^ (set(np.unique(ids).tolist()) - {0})):
                 where = "JSON" if odd[0] in listed else "PNG"
-                raise InputError(
-                    f"{path}: its segments are not those of {self.path}: id {odd[0]} is only in the {where}"
-                )
+                raise InputError(f"{path}: its segments differ from {self.path}: id {odd[0]} is only in the {where}")
             kinds = np.array([classes[info.category_id] for info in infos], int)
             segments = Segments(numbered(ids, listed), kinds, np.array([info.score for info in infos]))
             if annotation.semantic in self._maps:
@@ -183,24 +181,24 @@ class StoredPredictions:
             yield example, {"table": segments, "semantic": semantic}
 
     def _semantic(self, name, size):
-        """int [h, w] of class indices from a PNG of category ids beside the JSON."""
+        """Class indices, int [h, w], from a PNG of category ids beside the JSON."""
         path = inside(self._beside, name, f"{self.path}: annotations: semantic")
         ids = read_ids(path)
         if ids.shape != size:
             raise InputError(f"{path}: {ids.shape[1]}x{ids.shape[0]} pixels, the photo has {size[1]}x{size[0]}")
-        present, places = np.unique(ids, return_inverse=True)
-        known = {**self.spec.class_of_category, _no_category(self.spec): self.spec.ignore}
-        classes = [known.get(category) for category in present.tolist()]
+        present, inverse = np.unique(ids, return_inverse=True)
+        class_of_category = {**self.spec.class_of_category, _no_category(self.spec): self.spec.ignore}
+        classes = [class_of_category.get(category) for category in present.tolist()]
         if None in classes:
             odd = present[classes.index(None)]
             raise InputError(f"{path}: category {odd}, which the spec {self.spec.name!r} does not have")
-        return np.array(classes)[places].reshape(size)
+        return np.array(classes)[inverse].reshape(size)
 
 
 def category_map(semantic, spec):
-    """uint8 or uint16 [h, w] of category ids from int [h, w] of class indices; see `_no_category`.
+    """Maps class indices, int [h, w], to category ids, uint8 or uint16 [h, w]; see `_no_category`.
 
-    None if a category id is not of 16 bits, as a PNG with one channel holds no more.
+    Returns None if a category id exceeds 16 bits, as a PNG with one channel cannot hold it.
     """
     categories = np.array([*spec.category_ids, _no_category(spec)])
     if categories.min() < 0 or categories.max() >= 2**16:
@@ -209,7 +207,7 @@ def category_map(semantic, spec):
 
 
 def _no_category(spec):
-    """What a map of categories has for a pixel without a class: the least number that no category has."""
+    """The category id of pixels without a class: the smallest number that is not a category id."""
     return min(set(range(spec.num_classes + 1)) - set(spec.category_ids))
 
 
@@ -221,7 +219,7 @@ def _stem(name):
 
 
 class CityscapesPredictionWriter:
-    """Writes files for Cityscapes' server: three folders, each a submission of its own.
+    """Writes files for Cityscapes' server: three folders, one for each of its benchmarks.
 
         panoptic/cityscapes_panoptic_SPLIT.json, panoptic/cityscapes_panoptic_SPLIT/NAME_panoptic.png
         instance/NAME.txt      a line 'masks/NAME_3.png LABEL_ID CONFIDENCE' for each thing
@@ -231,12 +229,12 @@ class CityscapesPredictionWriter:
     NAME is CITY_SEQUENCE_FRAME. Classes are written as Cityscapes' ids, not as train ids.
 
     Args:
-        folder: folder to write to.
+        folder: output folder.
         spec: `DatasetSpec` whose category_ids are Cityscapes' ids.
         split: name of the split, for the names of the panoptic files.
 
     Raises:
-        InputError: `folder` has results of that split already; classes of another data set.
+        InputError: `folder` already has results of the split; classes of another data set.
     """
 
     def __init__(self, folder, spec, split):
@@ -250,20 +248,20 @@ class CityscapesPredictionWriter:
         self.json = output_file(folder, f"panoptic/{self.title}.json", "--split")
         if tf.io.gfile.exists(self.json):
             raise InputError(f"{self.json}: exists; results are never overwritten, choose another folder")
-        self.annotations = {}  # of each file name
-        for part in (f"panoptic/{self.title}", "instance/masks", "semantic"):
-            make_folder(output_folder(folder, part, "--split"))
+        self.annotations = {}  # by file name
+        for subfolder in (f"panoptic/{self.title}", "instance/masks", "semantic"):
+            make_folder(output_folder(folder, subfolder, "--split"))
 
     def add(self, file_name, table, semantic):
         """Writes the files of one photo.
 
         Args:
-            file_name: of the photo, CITY_SEQUENCE_FRAME_leftImg8bit.png.
-            table: `Segments` of the prediction.
-            semantic: int [h, w] of class indices. spec.ignore is written as 0, which means unlabeled.
+            file_name: name of the photo, CITY_SEQUENCE_FRAME_leftImg8bit.png.
+            table: predicted `Segments`.
+            semantic: class indices, int [h, w]. spec.ignore is written as 0, which means unlabeled.
 
         Raises:
-            InputError: the server takes no file of that name, or another photo has had it.
+            InputError: the server does not accept files of that name, or another photo has the same name.
         """
         name = os.path.splitext(file_name)[0].removesuffix("_leftImg8bit")
         if "/" in name:
@@ -284,8 +282,8 @@ class CityscapesPredictionWriter:
                 mask = f"masks/{name}_{i}.png"
                 pictures[f"instance/{mask}"] = np.where(segments == i + 1, 255, 0).astype(np.uint8)
                 lines.append(f"{mask} {category} {float(score):.6f}\n")
-        for place, pixels in pictures.items():
-            write_image(output_file(self.folder, place, _RECORD), Image.fromarray(pixels))
+        for path, pixels in pictures.items():
+            write_image(output_file(self.folder, path, _RECORD), Image.fromarray(pixels))
         write_text(output_file(self.folder, f"instance/{name}.txt", _RECORD), "".join(lines))
         self.annotations[file_name] = {"image_id": name, "file_name": f"{name}_panoptic.png", "segments_info": rows}
 
@@ -297,20 +295,20 @@ class CityscapesPredictionWriter:
 
 
 def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"):
-    """Makes the zip that COCO's server takes from panoptic results in COCO's format.
+    """Makes the zip file for COCO's server from predictions in COCO's panoptic format.
 
     Args:
         results_dir: folder with panoptic_SPLIT.json and panoptic_SPLIT/*.png.
-        split: 'test-dev2017' or another.
-        data_dir: folder of the converted data set. Its records say which photos the split has.
+        split: name of the split, such as 'test-dev2017'.
+        data_dir: folder of the converted data set. The split's records list the photos.
         output_dir: folder for panoptic_SPLIT_ALGORITHM_results.zip.
-        algorithm: name of the method, a part of the zip's name.
+        algorithm: name of the method, for the name of the zip.
 
     Returns:
         Path of the zip.
 
     Raises:
-        InputError: the zip exists; a photo without a result; a PNG that the JSON names is missing.
+        InputError: the zip exists; a photo has no prediction; a PNG that the JSON names is missing.
     """
     title = f"panoptic_{split}_{algorithm}_results"
     path = output_file(output_dir, f"{title}.zip", "--split")
@@ -322,9 +320,9 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     data, content = read_json(source, schemas.Results)
     annotations = content.annotations
     check_unique(source, "annotations: image_id", (a.image_id for a in annotations))
-    names, found = photo_names(data_dir, split), {a.image_id for a in annotations}
-    wanted = {number: f"{name} (image {number})" for number, name in names.items()}
-    check_complete(source, wanted.values(), {wanted[number] for number in wanted.keys() & found})
+    names, image_ids = photo_names(data_dir, split), {a.image_id for a in annotations}
+    descriptions = {number: f"{name} (image {number})" for number, name in names.items()}
+    check_complete(source, descriptions.values(), {descriptions[number] for number in descriptions.keys() & image_ids})
     folder, what = inside(results_dir, f"panoptic_{split}", "--split"), f"{source}: annotations: file_name"
     files = [a.file_name for a in annotations]
     check_complete(folder, files, set(files) - set(missing_files(folder, files, what)))
@@ -341,8 +339,8 @@ def zip_coco_results(results_dir, split, data_dir, output_dir, algorithm="axial"
     return path
 
 
-def check_complete(where, wanted, found):
-    """Raises InputError, which names the first missing one, unless every wanted name was found."""
-    missing = sorted(set(wanted) - set(found))
+def check_complete(where, expected, present):
+    """Raises InputError, which names the first missing photo, unless all expected names are present."""
+    missing = sorted(set(expected) - set(present))
     if missing:
-        raise InputError(f"{where}: {len(missing)} of {len(set(wanted))} photos are missing, first {missing[0]}")
+        raise InputError(f"{where}: {len(missing)} of {len(set(expected))} photos are missing, first {missing[0]}")

@@ -1,4 +1,4 @@
-"""Many evaluations of one model: over resolutions, knobs of the grouping, or checkpoints."""
+"""Studies that evaluate one model many times: over resolutions, or over options of the grouping."""
 
 import ast
 import dataclasses
@@ -18,25 +18,25 @@ from axial.tasks.segmentation.tiles import Tiled
 
 
 def stress_test(task, model, split, ratios, inference=Inference()):
-    """Yields a row for each ratio: 'ratio', 'canvas' and the `headline` at the photos' own size.
+    """Yields a row for each ratio: 'ratio', 'canvas' and the `headline`, scored at the photos' own size.
 
-    Photos are scaled to the canvas times the ratio. Area limits are scaled with the canvas' area; the paper does not
-    say what it does. The other knobs stay the same in pixels of the network's input.
+    Photos are fitted to the canvas times the ratio. The grouping's areas are scaled with the area of the canvas; the
+    paper does not say whether it does so. Its other options, in pixels of the network's input, do not change.
 
     Args:
-        task, model: a task of segmentation and its model.
-        split: photos to score.
-        ratios: factors of the canvas' sides. Each side is rounded to the nearest 16k + 1 pixels.
+        task, model: a segmentation task and its model.
+        split: name of the split to score.
+        ratios: factors for the sides of the canvas, which are rounded to the nearest 16k + 1 pixels.
         inference: `Inference`.
 
     Raises:
-        InputError: photos are scaled by one factor, and not fitted.
+        InputError: the task has a `DataConfig.photo_scale`, so photos are not fitted to a canvas.
     """
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)
-        share, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
-        stuff_area, thing_area = (round(area * share) for area in (grouping.stuff_area, grouping.thing_area))
+        area_ratio, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
+        stuff_area, thing_area = (round(area * area_ratio) for area in (grouping.stuff_area, grouping.thing_area))
         grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
         scaled = dataclasses.replace(task, data=task.data.resized(canvas), grouping=grouping)
         predictions, scores = scaled.predictions(model, inference), PanopticMetrics(task.spec)
@@ -48,13 +48,13 @@ CHANGES = {"relative_change": "pq", "relative_change_things": "pq_things", "rela
 
 
 def add_changes(curves):
-    """Adds the relative changes of PQ, PQ-things and PQ-stuff, `CHANGES`, to the rows of one run or two.
+    """Adds the relative changes of PQ, PQ-things and PQ-stuff, named as in `CHANGES`, to the rows of one or two runs.
 
-    Of two runs they are the changes from the first run to each at the same ratio, as in Fig. 4. Of one run they are the
-    changes from its own row of ratio 1. They are None without such a row, and where the score there is 0 or undefined.
+    With two runs, the changes are relative to the first run at the same ratio, as in Fig. 4. With one run, they are
+    relative to its row at ratio 1. A change is None without that row, or if the base score is 0 or undefined.
 
     Args:
-        curves: a list of `stress_test`'s rows for each run.
+        curves: list of the `stress_test` rows of each run.
     """
     first = curves[0]
     whole = next((row for row in first if row["ratio"] == 1), {})
@@ -68,29 +68,29 @@ def _change(value, base):
     return value / base - 1 if base and math.isfinite(base) and math.isfinite(value) else None
 
 
-# === Knobs of the grouping ===
+# === Options of the grouping ===
 
 
 def combinations(grouping, sweeps):
-    """Every combination of the knobs' values.
+    """All combinations of values for options ("knobs") of the grouping.
 
     Args:
-        grouping: `PostprocessConfig` with the values of all other knobs.
-        sweeps: texts 'KNOB=VALUE,VALUE'.
+        grouping: `PostprocessConfig` with the values of all other options.
+        sweeps: list of 'KNOB=VALUE,VALUE'.
 
     Returns:
-        list of (dict of the knobs that change, `PostprocessConfig`).
+        list of (dict of the changed options, `PostprocessConfig`).
 
     Raises:
-        InputError: an unknown knob (the message names the nearest one), one that is given twice, or a wrong value.
+        InputError: an unknown option (the message names the nearest), an option that is given twice, or a wrong value.
     """
-    known, axes = [field.name for field in dataclasses.fields(grouping)], {}
+    knobs, axes = [field.name for field in dataclasses.fields(grouping)], {}
     for text in sweeps:
         name, _, values = map(str.strip, text.partition("="))
         if not values:
             raise InputError(f"--knob={text}: expected KNOB=VALUE,VALUE")
-        if name not in known:
-            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, known)}: {', '.join(known)}")
+        if name not in knobs:
+            raise InputError(f"--knob={text}: the grouping has no {name!r}{nearest(name, knobs)}: {', '.join(knobs)}")
         if name in axes:
             raise InputError(f"--knob={text}: {name} is given twice")
         axes[name] = [_value(value.strip()) for value in values.split(",")]
@@ -99,7 +99,7 @@ def combinations(grouping, sweeps):
 
 
 def _value(text):
-    """A number or None that a text says, or the text, which the config takes or refuses."""
+    """The number or None that the text is a literal of, or else the text. `PostprocessConfig` checks it."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -107,12 +107,12 @@ def _value(text):
 
 
 def sweep(tasks, model, examples, inference=Inference(), *, total=None, thresholds=()):
-    """Scores of every grouping from one pass of the network.
+    """Scores several groupings with a single pass of the network.
 
     Args:
-        tasks: the task with each grouping.
-        model: of the tasks.
-        examples: of `eval_dataset`.
+        tasks: copies of one task, each with another grouping.
+        model: their model.
+        examples: examples from `eval_dataset`.
         inference: `Inference`.
         total: number of examples, for the progress bar.
         thresholds: see `PanopticMetrics`.
@@ -127,14 +127,14 @@ def sweep(tasks, model, examples, inference=Inference(), *, total=None, threshol
     def predictions(examples):
         for example, maps in outputs(examples):
             maps = {name: x[None] for name, x in maps.items()}
-            found = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
-            yield example, [task.on_photo(x, example["valid_size"], example["size"]) for task, x in zip(tasks, found)]
+            results = [{name: x[0] for name, x in segment(maps).items()} for segment in segments]
+            yield example, [task.on_photo(x, example["valid_size"], example["size"]) for task, x in zip(tasks, results)]
 
     outputs, segments = tasks[0].replicated(network, inference), [by_size(task.segment) for task in tasks]
-    tiled = [Tiled.of(task) for task in tasks]
+    tiled = [Tiled.from_task(task) for task in tasks]
     scores = [PanopticMetrics(task.spec, thresholds=thresholds) for task in tasks]
-    parts = tiled[0].parts(predictions, examples)
-    for example, found in progress(parts, "sweep", total=total, unit="photo", leave=False):
-        for one, tiles, prediction in zip(scores, tiled, zip(*found)):
+    tile_results = tiled[0].tile_results(predictions, examples)
+    for example, tile_predictions in progress(tile_results, "sweep", total=total, unit="photo", leave=False):
+        for one, tiles, prediction in zip(scores, tiled, zip(*tile_predictions)):
             one.update(example, tiles.joined(example, prediction))
     return [one.result() for one in scores]

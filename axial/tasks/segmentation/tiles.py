@@ -1,13 +1,13 @@
-"""Large photos by tiles that overlap: where the tiles lie, and one segmentation of a photo from those of its tiles.
+"""Prediction of large photos in overlapping tiles: the layout of the tiles, and the join of their segmentations.
 
-A tile is predicted as a photo of its own. Its edges cut objects, and a network may give what it sees of them to a
-neighbour or to the background. Therefore:
+Each tile is predicted like a photo. Its edges cut objects, and the network may assign the visible rest of a cut object
+to a neighbour or to the background. So tiles are joined by these rules:
 
-- An object that a tile cuts, and that another tile has whole, is taken from the other. Every object smaller than the
-  overlap is whole in some tile.
-- Instances of two tiles are one object if their IoU where the tiles overlap is above 0.5. This joins objects larger
-  than the overlap.
-- Any other pixel is taken from the tile that sees most around it: its core, which ends in the middle of each overlap.
+- If one tile cuts an object and another tile has it whole, the object comes from the other tile. An object smaller than
+  the overlap is whole in some tile.
+- Instances of two tiles are one object if their IoU in the overlap is above 0.5. This joins objects larger than the
+  overlap.
+- All other pixels come from the tile whose core has them. Cores end in the middle of each overlap.
 """
 
 import collections
@@ -27,18 +27,16 @@ from axial.data.specs import DatasetSpec
 from axial.data.streams import photo_of
 from axial.data.tfrecord import photo_name
 from axial.errors import InputError
-from axial.tasks.segmentation.grouping import PostprocessConfig, merge_semantic_and_instance, of_pieces, stuff_only
+from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces, merge_semantic_and_instance, stuff_only
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiled:
-    """Predictions of photos of any size from those of photos that a canvas holds.
-
-    With a `ScaledCanvas`, larger photos are cut into tiles, which are predicted as photos of their own and joined.
+    """Predicts photos of any size. With a `ScaledCanvas`, photos larger than the canvas are predicted in tiles.
 
     Args:
-        canvas: what `preprocess` puts photos on.
-        example: function of a tile, uint8 [h, w, 3], that returns an example of it, for predictions.
+        canvas: canvas argument of `preprocess`.
+        example: function that makes an example for predictions from a tile, uint8 [h, w, 3].
         spec, grouping: see `join`.
     """
 
@@ -48,20 +46,20 @@ class Tiled:
     grouping: PostprocessConfig
 
     @classmethod
-    def of(cls, task):
-        """The one of a task of segmentation."""
+    def from_task(cls, task):
+        """The `Tiled` for a segmentation task."""
         spec = task.spec if task.instances else stuff_only(task.spec)
         return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
-        """What `of_export` needs to know, as an export's signature 'classes' has it."""
+        """dict of the facts that `from_export` needs, for an export's signature 'classes'."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
         return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
-    def of_export(cls, about, example, spec):
-        """The one of an export, by the arrays of `about` and its canvas; None where photos are fitted to that."""
+    def from_export(cls, about, example, spec):
+        """The `Tiled` for an export, from the arrays of `about` and its canvas; None without a photo scale."""
         if SCALE not in about:
             return None
         canvas, scale, overlap = (about[name].tolist() for name in ("canvas", SCALE, "tile_overlap"))
@@ -75,26 +73,26 @@ class Tiled:
         """Yields (example, prediction at the photo's own size).
 
         Args:
-            predictions: function of examples, each of a photo or a tile that the canvas holds. It yields (example,
-                prediction) in their order.
-            examples: of photos of any size.
+            predictions: function that takes examples of photos or tiles that fit on the canvas, and yields (example,
+                prediction) in order.
+            examples: examples of photos of any size.
 
         Raises:
-            InputError: a photo that `is_whole` or `join` refuses. The message names it.
+            InputError: `is_whole` or `join` refuses a photo. The message names it.
         """
-        for example, found in self.parts(predictions, examples):
-            yield example, self.joined(example, found)
+        for example, results in self.tile_results(predictions, examples):
+            yield example, self.joined(example, results)
 
-    def parts(self, predictions, examples):
-        """Yields (example, iterator of the predictions of its tiles, or of its own one); see `__call__`.
+    def tile_results(self, predictions, examples):
+        """Yields (example, iterator of the predictions of its tiles); see `__call__`. A small photo is a single tile.
 
-        `joined` takes such an iterator, which is used up before the next example.
+        `joined` takes the iterator, which must be consumed before the next example.
         """
-        waiting = collections.deque()  # examples whose tiles have been asked for, with the numbers of these
-        found = iter(predictions(self._pieces(examples, waiting)))
-        for _, first in found:
+        waiting = collections.deque()  # requested examples, with their numbers of tiles
+        results = iter(predictions(self._pieces(examples, waiting)))
+        for _, first in results:
             example, count = waiting.popleft()
-            yield example, itertools.chain([first], (result for _, result in itertools.islice(found, count - 1)))
+            yield example, itertools.chain([first], (result for _, result in itertools.islice(results, count - 1)))
 
     def _pieces(self, examples, waiting):
         for example in examples:
@@ -107,19 +105,19 @@ class Tiled:
             for number, box in enumerate(tiling.boxes):
                 yield {**self.example(tf.constant(photo[box])), "tile": number, **about}
 
-    def joined(self, example, found):
-        """The prediction of an example from the predictions of its tiles, or from its own one."""
+    def joined(self, example, results):
+        """Joins the predictions of an example's tiles. The prediction of a single tile is returned unchanged."""
         if not (tiling := self._tiling(example)):
-            (result,) = found
+            (result,) = results
             return result
         try:
-            return join(found, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
+            return join(results, tiling, spec=self.spec, grouping=self.grouping, scale=self.canvas.scale)
         except InputError as error:
             name = _name(example)
             raise InputError(f"{name}: {error}" if name else str(error)) from None
 
     def _tiling(self, example):
-        """`Tiling` of a photo that no canvas holds; None of others."""
+        """`Tiling` of a photo that is larger than the canvas; None for other photos."""
         if not isinstance(self.canvas, ScaledCanvas) or is_whole(example["size"], self.canvas, _name(example)):
             return None
         size, stride = tuple(map(int, example["size"])), STRIDE / self.canvas.scale
@@ -130,25 +128,25 @@ def _name(example):
     return photo_name(example) if "image/file_name" in example else ""
 
 
-# === Where the tiles lie ===
+# === Layout of the tiles ===
 
 
 @dataclasses.dataclass
 class Tiling:
-    """The tiles of a photo. All have one size, but the last ones end where the photo ends.
+    """The tiles of a photo. All have one size, except that the last ones end at the photo's border.
 
-    Tiles start at multiples of the network's stride. The pixels of its maps then lie where those of the whole photo do,
-    and a network of convolutions finds the same segments, except near edges.
+    Tiles start at multiples of the network's stride. So the pixels of a tile's maps are aligned with the maps of the
+    whole photo, and a convolutional network predicts the same segments, except near edges.
 
     Args:
         size: (height, width) of the photo.
-        tile: (height, width) of a tile. Along an axis where the photo is smaller, a tile has the photo's side.
-        overlap: pixels along a side that neighbouring tiles have in common, at least. Less than a tile's sides.
-        stride: of the network, in pixels of the photo. The last tiles may be shorter by less than it.
+        tile: (height, width) of a tile. If the photo is smaller along an axis, the tile has the photo's side.
+        overlap: smallest overlap of neighbouring tiles, in pixels. Less than a tile's sides.
+        stride: the network's stride, in pixels of the photo. The last tiles may be shorter by less than a stride.
 
     Attributes:
         boxes: list of the tiles in raster order, as slices (rows, columns) of the photo.
-        cores: list of the tiles' cores, as slices of the photo. Each pixel is in one of them.
+        cores: list of the tiles' cores, as slices of the photo. The cores partition the photo.
     """
 
     size: tuple[int, int]
@@ -160,18 +158,18 @@ class Tiling:
         spans = [_spans(side, tile, self.overlap, self.stride) for side, tile in zip(self.size, self.tile)]
         self.boxes, self.cores = ([_slices(ends) for ends in itertools.product(*axes)] for axes in zip(*spans))
 
-    def around(self, number):
-        """Numbers of the other tiles that overlap tile `number`."""
+    def neighbours(self, number):
+        """Numbers of the tiles that overlap tile `number`, without itself."""
         box = self.boxes[number]
         return [
             other
-            for other, place in enumerate(self.boxes)
-            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, place))
+            for other, other_box in enumerate(self.boxes)
+            if other != number and all(a.start < b.stop and b.start < a.stop for a, b in zip(box, other_box))
         ]
 
 
 def _spans(side, tile, overlap, stride):
-    """The spans (first, end) of the tiles along an axis, and those of the cores."""
+    """(Spans of the tiles, spans of the cores) along an axis. A span is (first pixel, end)."""
     starts, last = [0], side - tile
     while starts[-1] < last:
         furthest = starts[-1] + tile - overlap
@@ -182,10 +180,10 @@ def _spans(side, tile, overlap, stride):
     return tiles, list(itertools.pairwise(edges))
 
 
-def _multiple(place, stride, to_whole):
-    """The multiple of a stride, rounded to a pixel, that is next to a place: before with math.floor, or after it."""
+def _multiple(position, stride, to_whole):
+    """The stride's multiple, rounded to a pixel, next to a position: before it (math.floor) or after it (math.ceil)."""
     slack = 0.49 if to_whole is math.floor else -0.49
-    return round(to_whole((place + slack) / stride) * stride)
+    return round(to_whole((position + slack) / stride) * stride)
 
 
 def _slices(spans):
@@ -193,75 +191,75 @@ def _slices(spans):
 
 
 def join(results, tiling, *, spec, grouping, scale):
-    """One segmentation of a photo from those of its tiles.
+    """Joins the segmentations of a photo's tiles.
 
-    Classes and instances are those of the tiles. They are grouped as `postprocess` does it: an instance has the class
-    of most of its pixels, and the least areas are those of segments of the whole photo.
+    The joined classes and instances become panoptic labels as in `postprocess`: an instance's class is the majority
+    vote of its pixels, and the area thresholds apply to segments of the whole photo.
 
     Args:
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
             and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`, of `stuff_only` where there is no instance branch.
+        spec: `DatasetSpec`; `stuff_only` of it if there is no instance branch.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
-        scale: factor of the sides from the photo to the canvas.
+        scale: side of the photo on the canvas / side of the photo.
 
     Returns:
-        dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', and of 'score' float32 [N]. Instances
-        are numbered in the raster order of their first pixels. A score is the mean of those of the instance's parts,
-        weighted by their pixels. 'dropped' is that of the tile that has the most.
+        dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', of 'score' float32 [N], and of
+        'dropped' int32 []. Instances are numbered in the raster order of their first pixels. An instance's score is the
+        mean of its scores in the tiles, weighted by pixels. 'dropped' is the largest of the tiles.
 
     Raises:
-        InputError: more instances of a class than the spec's labels have room for.
+        InputError: more instances of a class than the spec's label_divisor allows.
     """
-    ids, semantic, objects, scores, dropped = _assembled(results, tiling)
-    instance, scores = _numbered(ids, objects, scores)
+    ids, semantic, objects, scores, dropped = _assemble(results, tiling)
+    instance, scores = _number_objects(ids, objects, scores)
     stuff_area, thing_area = (math.ceil(round(x / scale**2, 6)) for x in (grouping.stuff_area, grouping.thing_area))
-    of_photo = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
+    photo_grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
     maps = tf.constant(semantic), tf.constant(instance)
-    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=of_photo)
+    panoptic, classes = merge_semantic_and_instance(*maps, len(scores), spec=spec, config=photo_grouping)
     counts = np.bincount(classes[1:], minlength=1)
     if counts.max() >= spec.label_divisor:
         raise InputError(
             f"{counts.max()} instances of {spec.class_names[counts.argmax()]!r} in one photo; the label_divisor "
             f"{spec.label_divisor} of the spec {spec.name!r} has room for {spec.label_divisor - 1}"
         )
-    panoptic = np.asarray(of_pieces(panoptic, spec, grouping, scale))
+    panoptic = np.asarray(apply_pieces(panoptic, spec, grouping, scale))
     maps = {"semantic": semantic, "instance": instance, "panoptic": panoptic}
     return {**maps, "score": scores, "dropped": np.int32(dropped)}
 
 
-def _assembled(results, tiling):
-    """Each pixel's instance and class, the object of each instance, its score; and 'dropped'."""
-    parts, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is that of no instance
+def _assemble(results, tiling):
+    """(Instance of each pixel, class of each pixel, object of each instance, score of each instance, 'dropped')."""
+    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is of "no instance"
     for box, result in zip(tiling.boxes, results, strict=True):
-        parts.append(_Part(result, box, tiling.size, first))
+        tiles.append(_Tile(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
         first += len(scores[-1])
         dropped = max(dropped, int(result.get("dropped", 0)))
-    mended = [part.mended(parts[other] for other in tiling.around(number)) for number, part in enumerate(parts)]
+    repaired = [tile.repaired(tiles[other] for other in tiling.neighbours(number)) for number, tile in enumerate(tiles)]
     pairs = [np.zeros([2, 0], int)]
-    for number, part in enumerate(parts):
-        for other in (other for other in tiling.around(number) if other > number):
-            both = part.view(parts[other].box, mended[number])[0], parts[other].view(part.box, mended[other])[0]
-            pairs.append(_alike(*both))
+    for number, tile in enumerate(tiles):
+        for other in (other for other in tiling.neighbours(number) if other > number):
+            both = tile.view(tiles[other].box, repaired[number])[0], tiles[other].view(tile.box, repaired[other])[0]
+            pairs.append(_matching_pairs(*both))
     pairs = np.concatenate(pairs, 1)
     graph = coo_array((np.ones(pairs.shape[1]), tuple(pairs)), shape=[first + 1, first + 1])
     objects = connected_components(graph, directed=False)[1]
     ids, semantic = (np.empty(tiling.size, np.int32) for _ in range(2))
-    for part, core, maps in zip(parts, tiling.cores, mended):
-        ids[core], semantic[core] = part.view(core, maps)
+    for tile, core, maps in zip(tiles, tiling.cores, repaired):
+        ids[core], semantic[core] = tile.view(core, maps)
     return ids, semantic, objects, np.concatenate(scores), dropped
 
 
-class _Part:
-    """What a tile holds. Its instance i has the number first + i among those of all tiles.
+class _Tile:
+    """The prediction of a tile. Its instance i has the number first + i among the instances of all tiles.
 
     Args:
         result: the tile's prediction.
-        box: slices of the photo.
+        box: the tile, as slices of the photo.
         size: (height, width) of the photo.
-        first: the largest number of an earlier tile.
+        first: number of instances in earlier tiles.
     """
 
     def __init__(self, result, box, size, first):
@@ -270,42 +268,42 @@ class _Part:
         ids = np.where(instance > 0, instance + first, 0).astype(np.int32)
         self.maps = ids, np.asarray(result["semantic"], np.int32)
         self.areas = np.bincount(instance.ravel(), minlength=len(result["score"]) + 1)
-        # An object that reaches a pixel of the tile's edge may go on behind it, except where the photo ends.
+        # An object that reaches the tile's edge may continue beyond it, except at the photo's border.
         self._low = [axis.start + (axis.start > 0) for axis in box]
         self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
         self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
-        for i, place in enumerate(find_objects(instance), 1):
-            if place:
-                axes = list(zip(box, place))
+        for i, bounds in enumerate(find_objects(instance), 1):
+            if bounds:
+                axes = list(zip(box, bounds))
                 self._bounds[i] = [a.start + p.start for a, p in axes], [a.start + p.stop for a, p in axes]
-        self.whole = (self.areas > 0) & self.sees(self)
+        self.whole = (self.areas > 0) & self.contains(self)
         self.whole[0] = False
 
-    def sees(self, other):
-        """bool [K + 1]: whether the tile has all of each instance of another tile."""
+    def contains(self, other):
+        """bool [K + 1]: whether this tile has an instance of another tile whole, away from its inner edges."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
     def view(self, box, maps=None):
-        """Views of (ids, semantic), or of other maps of the tile, in a box of the photo."""
-        place = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
-        return [x[place] for x in maps or self.maps]
+        """Views of the tile's (ids, semantic), or of other `maps`, inside a box of the photo."""
+        index = _slices((max(a.start, b.start) - b.start, min(a.stop, b.stop) - b.start) for a, b in zip(box, self.box))
+        return [x[index] for x in maps or self.maps]
 
     def local(self, ids):
-        """The tile's own numbers, from 1, of its instances; 0 of none."""
+        """Numbers of the tile's instances within the tile, from 1; 0 for no instance."""
         return np.maximum(ids - self.first, 0)
 
-    def mended(self, others):
-        """Copies of (ids, semantic) with the objects that the tile cuts as other tiles have them whole."""
+    def repaired(self, others):
+        """Copies of (ids, semantic) where objects that this tile cuts are replaced by whole ones from other tiles."""
         maps = [x.copy() for x in self.maps]
         for other in others:
-            cut = other.whole & ~self.sees(other)
+            cut = other.whole & ~self.contains(other)
             if not cut.any():
                 continue
             mine, theirs = self.local(self.view(other.box)[0]), other.view(self.box)
             number = other.local(theirs[0])
             taken = cut[number]
-            # The rest of an instance that is mostly taken is its outline, or an object that it was mixed up with.
+            # If most of an instance is replaced, its rest is an outline or part of a merged object.
             lost = 2 * np.bincount(mine[taken], minlength=len(self.areas)) > self.areas
             lost[0] = False
             taken |= lost[mine] & (other.whole[number] | (number == 0))
@@ -314,33 +312,33 @@ class _Part:
         return maps
 
 
-def _alike(ids, others):
-    """int [2, L]: pairs of instances of two tiles whose IoU is above 0.5, from their views of where they overlap."""
+def _matching_pairs(ids, others):
+    """int [2, L]: pairs of instances with an IoU above 0.5, from two tiles' views of their overlap."""
     (mine, a), (theirs, b) = (np.unique(x, return_inverse=True) for x in (ids, others))
     a, b = a.ravel(), b.ravel()
     pairs, both = np.unique(a * len(theirs) + b, return_counts=True)
     i, j = np.divmod(pairs, len(theirs))
-    found = np.stack([mine[i], theirs[j]])
-    return found[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(found > 0, 0)]
+    matches = np.stack([mine[i], theirs[j]])
+    return matches[:, (3 * both > np.bincount(a)[i] + np.bincount(b)[j]) & np.all(matches > 0, 0)]
 
 
-def _numbered(ids, objects, scores):
-    """The objects of a photo, numbered in the raster order of their first pixels.
+def _number_objects(ids, objects, scores):
+    """Numbers the objects of a photo in the raster order of their first pixels.
 
     Args:
-        ids: int32 [h, w], number of each pixel's instance among those of all tiles; 0 for none.
-        objects: int [I], the object of each instance.
-        scores: [I], of each instance.
+        ids: instance of each pixel, numbered over all tiles, int32 [h, w]; 0 for none.
+        objects: object of each instance, int [I].
+        scores: score of each instance, [I].
 
     Returns:
-        int32 [h, w], and the objects' scores, float32 [N].
+        object of each pixel, int32 [h, w]; score of each object, float32 [N].
     """
     flat = ids.ravel()
-    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # where other instances begin, in raster order
-    found, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
+    runs = np.flatnonzero(np.diff(flat, prepend=-1))  # first pixels of runs, in raster order
+    visible, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
     number = np.zeros(len(objects), np.int32)
-    number[found[np.argsort(first)]] = np.arange(1, len(found) + 1)
-    number = number[objects]  # of each instance; 0 of those that nobody sees
+    number[visible[np.argsort(first)]] = np.arange(1, len(visible) + 1)
+    number = number[objects]  # of each instance; 0 for hidden instances
     pixels = np.bincount(flat, minlength=len(objects))
-    area, total = (np.bincount(number, x, len(found) + 1)[1:] for x in (pixels, pixels * scores))
+    area, total = (np.bincount(number, x, len(visible) + 1)[1:] for x in (pixels, pixels * scores))
     return number[ids], (total / area).astype(np.float32)

@@ -1,11 +1,12 @@
-"""Sentence pairs: their conversion, their vocabulary, and the batches that a translator is trained on.
+"""Input pipeline of translation: batches of sentence pairs.
 
-A split is two text files with a sentence a line, SPLIT.SOURCE and SPLIT.TARGET, such as train.en and train.de. The
-languages share one SentencePiece vocabulary of type BPE (Kudo and Richardson, EMNLP 2018; Sennrich et al., ACL 2016).
+Before conversion, a split is two text files with one sentence a line, SPLIT.SOURCE and SPLIT.TARGET, such as train.en
+and train.de. Both languages share one SentencePiece vocabulary of type BPE (Kudo and Richardson, EMNLP 2018; Sennrich
+et al., ACL 2016).
 
-Batches have static shapes. A batch is rows of L token slots, where L is the largest length. Its bucket has a length l
-that divides L, and a row holds L / l sentences of at most l tokens, each padded to l. So all batches have the same
-shape and the same number of slots, and `unfolded` gives the sentences of a batch an axis of their own.
+All batches have one static shape: rows of L tokens, where L is the largest bucket length. A batch is from one bucket.
+With a bucket length of l, a row has L / l sentences of at most l tokens, each padded to l. `unpack_rows` reshapes rows
+to sentences.
 """
 
 import dataclasses
@@ -34,16 +35,16 @@ Length = Annotated[int, Meta(ge=2, le=2**12)]
 
 @dataclasses.dataclass(frozen=True)
 class TextData(Checked):
-    """Which sentences a translator sees, and in what batches.
+    """Splits, buckets and direction of a translator's input pipeline.
 
     Attributes:
-        train_split, eval_split: splits of a converted data set.
-        lengths: tokens of the buckets, rising; each divides the last. A pair is in the first bucket that holds both
-            its sides. Training leaves out longer pairs, evaluation cuts longer sources.
-        reverse: whether the second language is translated to the first.
+        train_split, eval_split: names of the training and the evaluation split.
+        lengths: bucket lengths in tokens, increasing; each divides the last. A pair is in the first bucket that fits
+            both its sides. Training drops longer pairs; evaluation truncates longer sources.
+        reverse: whether to translate from the second language to the first.
 
     Raises:
-        InputError: lengths that do not rise or do not divide the last.
+        InputError: lengths that are not increasing or do not divide the last.
     """
 
     train_split: Name
@@ -59,25 +60,25 @@ class TextData(Checked):
 
     @property
     def sides(self):
-        """Prefixes of a record's fields: of the source and of the target."""
+        """Prefixes of a record's fields for (source, target)."""
         return ("target", "source") if self.reverse else ("source", "target")
 
 
-def unfolded(rows, length):
-    """The sentences of a batch: [R, L] -> [R L / length, length]."""
+def unpack_rows(rows, length):
+    """Reshapes the rows of a batch to sentences: [R, L] -> [R L / length, length]."""
     return tf.reshape(rows, [-1, length])
 
 
 class Sentences:
-    """All pairs of a split in memory, four bytes a token.
+    """All pairs of the training split, in memory, with four bytes a token.
 
     Args:
-        data_dir: folder of a converted data set.
+        data_dir: folder of the converted data set.
         data: `TextData`.
         spec: its `TextSpec`.
 
     Raises:
-        InputError: a data set that is missing, damaged, of another spec or schema; no pair that fits the buckets.
+        InputError: the data set is missing, damaged, or of another spec or schema; no pair fits into a bucket.
     """
 
     def __init__(self, data_dir, data, spec):
@@ -86,27 +87,27 @@ class Sentences:
         records = tf.data.TFRecordDataset(tfrecord.shard_paths(data_dir, manifest)).batch(4096)
         schema = {name: kind for name, kind in tfrecord.SCHEMAS["text"].items() if name.endswith("/ids")}
         with name_damaged_records(data_dir, data.train_split):
-            parts = list(records.map(lambda part: tf.io.parse_example(part, schema)))
+            chunks = list(records.map(lambda chunk: tf.io.parse_example(chunk, schema)))
         self.lengths, self._ids, self._starts = data.lengths, [], []
         sizes = []
         for side in data.sides:
-            ragged = [part[f"{side}/ids"] for part in parts]
-            ids = np.concatenate([part.flat_values.numpy() for part in ragged])
+            ragged = [chunk[f"{side}/ids"] for chunk in chunks]
+            ids = np.concatenate([chunk.flat_values.numpy() for chunk in ragged])
             if ids.size and not 0 <= ids.min() <= ids.max() < spec.num_classes:
-                check_records(data_dir, data.train_split)  # names the record
-            sizes.append(np.concatenate([part.row_lengths().numpy() for part in ragged]))
+                check_records(data_dir, data.train_split)  # raises an error that names the record
+            sizes.append(np.concatenate([chunk.row_lengths().numpy() for chunk in ragged]))
             self._ids.append(ids.astype(np.int32))
             self._starts.append(np.concatenate([[0], np.cumsum(sizes[-1])]))
-        # The bucket of each pair; len(lengths) for those that are too long.
+        # The bucket of each pair; len(lengths) for pairs that are too long.
         self.buckets = np.searchsorted(data.lengths, np.maximum(*sizes))
         self.dropped = int(np.sum(self.buckets == len(data.lengths)))
         if self.dropped == len(self.buckets):
             raise InputError(f"{data_dir}: no pair of {data.train_split!r} has at most {data.lengths[-1]} tokens")
 
     def epoch(self, seed, epoch, rows):
-        """The batches of an epoch, a list of (bucket, numbers of pairs), in a random order that the seed decides.
+        """The batches of an epoch, shuffled by the seed: list of (bucket, indices of pairs).
 
-        Every pair is in one batch. The last batch of a bucket is filled with pairs that are in another one too.
+        Every pair is in a batch. The last batch of a bucket is filled up with pairs of its other batches.
         """
         rng = np.random.default_rng([seed, epoch])
         order, batches = rng.permutation(len(self.buckets)), []
@@ -114,11 +115,11 @@ class Sentences:
             members = order[self.buckets[order] == bucket]
             size = rows * (self.lengths[-1] // length)
             count = -(-len(members) // size)
-            batches += [(bucket, part) for part in np.resize(members, [count, size])]
+            batches += [(bucket, pairs) for pairs in np.resize(members, [count, size])]
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def batch(self, bucket, numbers, rows):
-        """A batch: 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], the same in all."""
+        """A batch: dict of 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], all equal."""
         sides = []
         for ids, starts in zip(self._ids, self._starts):
             table = np.zeros([len(numbers), self.lengths[bucket]], np.int32)
@@ -130,24 +131,24 @@ class Sentences:
 
 
 def training_text(data_dir, data, spec, stream):
-    """An endless stream of a replica's batches from step `first_step` on. A restarted training gets the same ones.
+    """An endless stream of per-replica batches, from the stream's `first_step` on. A resumed run gets the same batches.
 
-    Every host holds all pairs and reads its own batches of them.
+    Every host has all pairs in memory and makes only the batches of its replicas.
 
     Args:
-        data_dir: folder of a converted data set.
+        data_dir: folder of the converted data set.
         data: `TextData`.
-        spec: `TextSpec` that it was converted under.
-        stream: `Stream`. Its batch is the token slots of a step on each side, over all replicas; rounded down to rows
-            of the largest length.
+        spec: the data set's `TextSpec`.
+        stream: `Stream`. Its batch is the global batch size in tokens, padding included, of sources and as many of
+            targets. It is rounded down to whole rows on each replica.
 
     Raises:
-        InputError: see `Sentences`; a batch with less than a row for each replica.
+        InputError: see `Sentences`; the batch has less than a row for each replica.
     """
     (host, hosts), replicas, length = stream.host, stream.replicas, data.lengths[-1]
     rows, least = stream.batch // replicas // length, replicas * length
     if not rows:
-        raise InputError(f"batch {stream.batch}: tokens, at least {least} are needed for a row on each replica")
+        raise InputError(f"batch {stream.batch}: tokens; expected at least {least}, a row on each replica")
     sentences = Sentences(data_dir, data, spec)
     if sentences.dropped:
         left = f"{sentences.dropped} of {len(sentences.buckets)} pairs of {data.train_split!r}"
@@ -155,19 +156,19 @@ def training_text(data_dir, data, spec, stream):
     a_step = replicas // hosts
 
     def batches():
-        epoch, found = 0, sentences.epoch(stream.seed, 0, rows)  # every epoch has as many batches
-        for number in itertools.count(stream.first_step * a_step):  # of this host's batches
-            place = number // a_step * replicas + host * a_step + number % a_step
-            if place // len(found) != epoch:
-                epoch = place // len(found)
-                found = sentences.epoch(stream.seed, epoch, rows)
-            yield sentences.batch(*found[place % len(found)], rows)
+        epoch, order = 0, sentences.epoch(stream.seed, 0, rows)  # all epochs have equally many batches
+        for number in itertools.count(stream.first_step * a_step):  # counts this host's batches
+            index = number // a_step * replicas + host * a_step + number % a_step
+            if index // len(order) != epoch:
+                epoch = index // len(order)
+                order = sentences.epoch(stream.seed, epoch, rows)
+            yield sentences.batch(*order[index % len(order)], rows)
 
     tokens = tf.TensorSpec([rows, length], tf.int32)
     signature = {"source": tokens, "target": tokens, "bucket": tf.TensorSpec([rows], tf.int32)}
     return made_ahead(tf.data.Dataset.from_generator(batches, output_signature=signature), stream.context, 4)
 
 
-def cut(ids, length):
-    """The first `length` ids, whose last is still the end of the sentence: int32 [n] -> [at most length]."""
+def truncate(ids, length):
+    """Truncates ids to `length`, but keeps the end token as the last: int32 [n] -> [at most length]."""
     return tf.cond(tf.size(ids) > length, lambda: tf.concat([ids[: length - 1], ids[-1:]], 0), lambda: ids)

@@ -1,4 +1,4 @@
-"""Translation: scores of translators, and the task, without the training loop. `input_pipeline` has what they see."""
+"""Translation: metrics, prediction writer, evaluator, text server and task."""
 
 import dataclasses
 import functools
@@ -19,15 +19,15 @@ from axial.metrics import bleu
 from axial.models.outputs import LOGITS
 from axial.tasks.base import Description, DistributedPredictor, Evaluator, Inference, Task
 from axial.tasks.metrics import Metrics, PredictionWriter
-from axial.tasks.translation.input_pipeline import TextData, cut, training_text, unfolded
+from axial.tasks.translation.input_pipeline import TextData, training_text, truncate, unpack_rows
 
 
 class TranslationMetrics(Metrics):
-    """The sentences that were scored, and their BLEU.
+    """BLEU and chrF. All translations are kept, as BLEU is a score of the whole split.
 
     Args:
         spec: `TextSpec`.
-        shard: (i, n) if it scores every n-th sentence of the split, from the i-th on.
+        shard: (i, n) to score every n-th sentence of the split, from the i-th on.
     """
 
     def __init__(self, spec, shard=(0, 1)):
@@ -42,16 +42,16 @@ class TranslationMetrics(Metrics):
         return text
 
     def merge(self, other):
-        """Adds another part of the split."""
+        """Adds the scores of another shard."""
         both = sorted(zip(self.photos + other.photos, self.pairs + other.pairs))
         self.photos, self.pairs = [photo for photo, _ in both], [pair for _, pair in both]
 
     def state(self):
-        """The sums in a form that JSON can hold."""
+        """The accumulated scores as a dict for JSON."""
         return {"pairs": self.pairs, "photos": self.photos}
 
     def restore(self, state):
-        """Sets the sums to those of a `state`."""
+        """Sets the scores from a `state`."""
         self.pairs = [(str(text), str(reference)) for text, reference in state["pairs"]]
         self.photos = [[int(number), str(name), float(score)] for number, name, score in state["photos"]]
 
@@ -61,7 +61,7 @@ class TranslationMetrics(Metrics):
 
 
 class TranslatedSentence(schemas.Strict):
-    """A sentence in a translator's results."""
+    """The translation of a sentence in a translator's JSON."""
 
     id: schemas.Count
     source: str
@@ -79,8 +79,8 @@ class TranslationPredictionWriter(PredictionWriter):
         texts = {name: example[name].numpy().decode() for name in ("source", "reference")}
         self.annotations.append({"id": int(example["id"]), **texts, "translation": text})
 
-    def seen(self, index):
-        """What `add` was given for sentence number `index`."""
+    def decoded(self, index):
+        """The translation that `add` was given for sentence number `index`."""
         return self.annotations[index]["translation"]
 
     def close(self):
@@ -90,7 +90,7 @@ class TranslationPredictionWriter(PredictionWriter):
 
 
 class TranslationEvaluator(Evaluator):
-    """The evaluation of translators."""
+    """Evaluator of translation."""
 
     name, labels = "translation", "text"
     one_file = False
@@ -103,16 +103,16 @@ class TranslationEvaluator(Evaluator):
     briefly = ("bleu", "bleu"), ("chrf", "chrf")
 
     def truth(self, record, spec):
-        """The 'id' of a record and its texts, 'source' and 'reference'."""
+        """dict of a record's 'id' and its texts, 'source' and 'reference'."""
         del spec
         return {"id": record["text/id"], "source": record["source/text"], "reference": record["target/text"]}
 
     def given(self, example):
-        """The source of an evaluation example."""
+        """The source sentence of an evaluation example."""
         return example["source"].numpy().decode()
 
     def example(self, given):
-        """An example of a sentence, for `predictions`."""
+        """An example for `predictions`, from a sentence."""
         return {"source": tf.constant(given)}
 
     def predictions(self, signatures, spec, about):
@@ -120,18 +120,18 @@ class TranslationEvaluator(Evaluator):
 
         def run(examples):
             for example in examples:
-                found = signatures["text"](text=tf.constant([self.given(example)]))
-                yield example, {"translation": found["translation"][0].numpy().decode(), "score": found["score"][0]}
+                outputs = signatures["text"](text=tf.constant([self.given(example)]))
+                yield example, {"translation": outputs["translation"][0].numpy().decode(), "score": outputs["score"][0]}
 
         return run
 
     def draw(self, example, text, spec):
-        """A tuple of one picture, uint8 [h, w, 3], of source, reference and translation."""
+        """A tuple of one picture, uint8 [h, w, 3], with the source, the reference and the translation."""
         texts = {"source": self.given(example), "reference": example["reference"].numpy().decode(), "translation": text}
         return (write_lines([f"{name}: {text}" for name, text in texts.items()]),)
 
     def describe(self, text, prediction, spec):
-        """The `Description` of a sentence: its translation."""
+        """The `Description` of a sentence's translation."""
         del spec
         translation = str(prediction["translation"])
         content = {"source": text, "translation": translation, "score": round(float(prediction["score"]), 6)}
@@ -139,7 +139,7 @@ class TranslationEvaluator(Evaluator):
         return Description(content, translation, draw=functools.partial(write_lines, lines))
 
     def classes(self, result):
-        """See `Evaluator.classes`: the scores with their signatures."""
+        """See `Evaluator.classes`. The rows are scores, with sacrebleu's signatures."""
         about = {"tokenized_bleu": "13a tokens, compounds split; "}
         rows = [
             [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
@@ -152,7 +152,7 @@ TRANSLATION = TranslationEvaluator()
 
 
 def write_lines(lines, width=800, size=20):
-    """Lines of text, broken where they are too wide, black on white: uint8 [h, width, 3]."""
+    """A picture of lines of text, wrapped to the width, black on white: uint8 [h, width, 3]."""
     font = ImageFont.load_default(size)
     letters = int((width - size) / font.getlength("n"))
     rows = [row for line in lines for row in textwrap.wrap(plain(line), letters) or [""]]
@@ -161,7 +161,7 @@ def write_lines(lines, width=800, size=20):
     return np.asarray(image)
 
 
-BATCH, AHEAD = 32, 512  # sentences translated on a replica, and read before that, to batch those of one length
+BATCH, AHEAD = 32, 512  # sentences in a replica's batch; sentences read ahead, to batch sentences of one length
 
 
 class BestScores(schemas.Struct):
@@ -173,16 +173,16 @@ class BestScores(schemas.Struct):
 
 
 class TextServer(tf.Module):
-    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, which has its operations.
+    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, for its operations.
 
-    'serving_default', also called 'text', takes texts, string [N], one sentence each. It returns 'translation', string
-    [N], and 'score', float32 [N], the log probability by its length penalty. The sentences are translated one after the
-    other; longer ones than the canvas are cut to it. 'classes' takes nothing. It returns the canvas, (most tokens,),
-    the two languages, and the name of the task's `Evaluator`.
+    'serving_default', also called 'text', takes sentences, string [N]. It returns 'translation', string [N], and
+    'score', float32 [N], the log probability divided by the length penalty. Sentences are translated one by one, and
+    truncated to the canvas. 'classes' has no inputs. It returns the canvas, (largest number of tokens,), the two
+    languages, and the name of the task's `Evaluator`.
 
     Args:
-        task: task with `serve`.
-        model: its model.
+        task: `TranslationTask`.
+        model: the task's model.
     """
 
     def __init__(self, task, model):
@@ -215,20 +215,18 @@ class TextServer(tf.Module):
 
 @dataclasses.dataclass(eq=False)
 class TranslationTask(Task):
-    """What a trainer, an evaluator and an exporter need to know of a translator.
-
-    The values by default are those of Vaswani et al., NeurIPS 2017, Sec. 5.4 and 6.1.
+    """The task of translation. The defaults are from Vaswani et al., NeurIPS 2017, Sec. 5.4 and 6.1.
 
     Args:
         model: `ModelConfig`.
         data: `TextData`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the only ones whose names begin
-            with train and with val take their places.
-        label_smoothing: share of the target that all pieces of the vocabulary get alike.
-        beams: of beam search; 1 for greedy search.
-        alpha: of its length penalty; see `Translator.translate`.
-        longer: how many tokens a translation may have more than its source is padded to.
-        spec: `TextSpec`; by default the one that the training split was converted under.
+        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
+            whose names begin with train and val.
+        label_smoothing: fraction of the target that is spread evenly over the vocabulary.
+        beams: beam size of beam search; 1 for greedy search.
+        alpha: exponent of the length penalty; see `Translator.translate`.
+        longer: largest number of tokens by which a translation may exceed the padded length of its source.
+        spec: `TextSpec`; by default the spec of the converted training split.
 
     Raises:
         InputError: no such data; a model that is not a translator.
@@ -241,7 +239,7 @@ class TranslationTask(Task):
     trained_by = ("label_smoothing",)
     served = (
         ("translation", "string", "[N]", "the sentences in the other language"),
-        ("score", "float32", "[N]", "log probability by the length penalty, at most 0"),
+        ("score", "float32", "[N]", "log probability / length penalty, at most 0"),
     )
     server = TextServer
     counted = branched = True
@@ -260,7 +258,7 @@ class TranslationTask(Task):
         self.settings |= {"lengths": self.data.lengths, "reverse": self.data.reverse}
 
     def main_score(self, scores):
-        """The number by which checkpoints are compared: BLEU."""
+        """The score that compares checkpoints: BLEU."""
         return scores["bleu"]
 
     # === Training ===
@@ -272,45 +270,46 @@ class TranslationTask(Task):
         return training_text(self.data_dir, self.data, self.spec, Stream(batch, seed, first_step, context))
 
     def by_shape(self, compute, batch):
-        """compute(batch) for a batch of sentences of its bucket's own shape: one branch for each bucket."""
+        """Returns compute(batch), with the rows reshaped to sentences. There is a branch for each bucket."""
 
         def branch(length):
-            return lambda: compute({name: unfolded(batch[name], length) for name in ("source", "target")})
+            return lambda: compute({name: unpack_rows(batch[name], length) for name in ("source", "target")})
 
         return tf.switch_case(batch["bucket"][0], [branch(length) for length in self.data.lengths])
 
     def counts(self, model, batch):
-        """dict of what `losses` divides by, here of the number of real tokens of a part of a batch."""
+        """dict of the normaliser of `losses` for a micro-batch: the number of tokens without padding."""
         del model
-        return {"total": tf.reduce_sum(_is_real(batch["target"]))}
+        return {"total": tf.reduce_sum(_token_mask(batch["target"]))}
 
     def losses(self, model, batch, whole=None):
-        """dict of the loss of a training step, 'total', a mean over the real tokens of the whole batch.
+        """dict of the loss of a train step, 'total': the mean over the tokens of the global batch, without padding.
 
         Args:
-            model, batch: of a part of a batch.
-            whole: see `whole_batch`; by default the part is the whole batch.
+            model: a model of `build_model`.
+            batch: a micro-batch.
+            whole: see `whole_batch`; None if the micro-batch is the global batch.
         """
-        counts, parts = whole or (self.counts(model, batch), 1)
+        counts, micro_batches = whole or (self.counts(model, batch), 1)
         target, vocabulary = batch["target"], self.spec.num_classes
         logits = model({"source": batch["source"], "target": target}, training=True)[LOGITS]
-        share = self.label_smoothing / vocabulary
-        wanted = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + share, share)
-        found = tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
-        return {"total": parts * tf.reduce_sum(found * _is_real(target)) / counts["total"]}
+        smoothing = self.label_smoothing / vocabulary
+        labels = tf.one_hot(target, vocabulary, 1 - self.label_smoothing + smoothing, smoothing)
+        entropy = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        return {"total": micro_batches * tf.reduce_sum(entropy * _token_mask(target)) / counts["total"]}
 
     # === Prediction ===
 
     def translate(self, model, source):
-        """Ids and scores of int32 [B, length]; see `Translator.translate`."""
+        """(Ids, scores) of translations of `source`, int32 [B, length]; see `Translator.translate`."""
         length = source.shape[1] + self.longer
         return model.translate(source, length, end=self.spec.end, beams=self.beams, alpha=self.alpha)
 
     def predictions(self, model, inference=Inference()):
-        """A function of examples that yields each with a dict of its 'translation', a text, and its 'score'.
+        """A function that takes examples and yields (example, dict of 'translation', a text, and 'score').
 
-        Each sentence is padded to the first of `lengths` that holds it, so that its translation does not depend on the
-        other sentences.
+        Each sentence is padded to the first of `lengths` that fits it. So a translation does not depend on the other
+        sentences.
         """
         if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip, --multi_scale: for photos; the task is translation")
@@ -323,32 +322,32 @@ class TranslationTask(Task):
             return dict(zip(("ids", "score"), self.translate(model, source)))
 
         def run(examples):
-            for example, found in replicated(examples):
-                translation = self.spec.decode(found["ids"].numpy())
-                yield example, {"translation": translation, "score": found["score"].numpy()}
+            for example, output in replicated(examples):
+                translation = self.spec.decode(output["ids"].numpy())
+                yield example, {"translation": translation, "score": output["score"].numpy()}
 
         replicated = DistributedPredictor(translate, inference.strategy, BATCH, inputs=padded, ahead=AHEAD)
         return run
 
     def look(self, record):
-        """What `predictions` takes of a record, and its texts in the direction of the data."""
+        """The network's input, 'ids', for a record, and its texts in the direction of `data`."""
         source, target = self.data.sides
-        ids = cut(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
+        ids = truncate(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
         return {"ids": ids, "source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
 
     def example(self, text):
-        """A sentence, string [], as `predictions` takes it."""
-        return {"ids": cut(tf.constant(self.spec.encode(text.numpy().decode()), tf.int32), self.canvas[0])}
+        """An example for `predictions`, from a sentence, string []."""
+        return {"ids": truncate(tf.constant(self.spec.encode(text.numpy().decode()), tf.int32), self.canvas[0])}
 
     def serve(self, model, ids):
-        """The translation of one sentence, int32 [n], as ids and its score. A longer one is cut to the canvas."""
-        ids, lengths = cut(ids, self.canvas[0]), tf.constant(self.data.lengths)
+        """(Ids, score) of the translation of one sentence, int32 [n], which is truncated to the canvas."""
+        ids, lengths = truncate(ids, self.canvas[0]), tf.constant(self.data.lengths)
 
         def branch(length):
             def run():
                 source = tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
-                found, score = self.translate(model, source[None])
-                return tf.pad(found[0], [[0, self.data.lengths[-1] - length]]), score[0]
+                translated, score = self.translate(model, source[None])
+                return tf.pad(translated[0], [[0, self.data.lengths[-1] - length]]), score[0]
 
             return run
 
@@ -356,6 +355,6 @@ class TranslationTask(Task):
         return tf.switch_case(bucket, [branch(length) for length in self.data.lengths])
 
 
-def _is_real(tokens):
+def _token_mask(tokens):
     """float32: 1 for a token, 0 for padding."""
     return tf.cast(tokens != 0, tf.float32)

@@ -1,4 +1,4 @@
-"""Accuracy, confusions and calibration error, compared with their definitions."""
+"""Classification metrics, compared with their definitions."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 
 
 def scored(truth, probability):
+    """Scores for true classes [N] and probabilities [N, classes]."""
     scores = ClassificationMetrics(SPEC)
     for number in range(len(truth)):
         example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
@@ -20,11 +21,12 @@ def scored(truth, probability):
 
 @pytest.fixture
 def guesses():
+    """(true classes [300], probabilities [300, 8]). About half of the photos are right; none is of the last class."""
     rng = np.random.default_rng(0)
     logits = 3 * rng.normal(size=[300, 8])
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     truth = np.where(rng.random(300) < 0.5, probability.argmax(1), rng.integers(0, 7, 300))
-    return np.minimum(truth, 6), probability  # no photo is of the last class
+    return np.minimum(truth, 6), probability
 
 
 def test_definitions(guesses):

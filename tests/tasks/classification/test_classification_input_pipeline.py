@@ -1,4 +1,4 @@
-"""What classifiers see: crops and labels."""
+"""Input pipeline of classification: crops and labels."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ SMALL = (16, 16)
 
 
 def batches(folder, count, **options):
+    """The first `count` training batches of four photos. `options` are arguments of `ClassificationData`."""
     data = ClassificationData("train", "val", SMALL, shuffle=16, **options)
     return list(ClassificationTask(ModelConfig("resnet_nano"), data, folder).train_dataset(4, seed=3).take(count))
 
@@ -38,27 +39,27 @@ def test_labels_belong_to_the_photos(colours_dir):
     ids=str,
 )
 def test_options(colours_dir, options):
-    """Each changes the batch, keeps its shape, and leaves labels that sum to 1."""
+    """Each option changes the images, keeps their shape, and gives labels that sum to 1."""
     (plain,), (changed,) = batches(colours_dir, 1), batches(colours_dir, 1, **options)
     assert changed["image"].shape == plain["image"].shape
     assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
     np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
-    found = changed["image"].numpy()
-    if "erase" in options:  # by normal noise, whose mean and deviation are known to five standard errors
-        erased = found[found != plain["image"].numpy()]
+    pixels = changed["image"].numpy()
+    if "erase" in options:  # standard normal noise, up to five standard errors
+        erased = pixels[pixels != plain["image"].numpy()]
         assert erased.size > 100 and abs(erased.mean()) < 5 / erased.size**0.5
         assert abs(erased.std() - 1) < 5 / (2 * erased.size) ** 0.5
     else:
-        assert abs(found).max() <= 1
+        assert abs(pixels).max() <= 1
 
 
 @pytest.mark.parametrize("size", [(16, 24), (24, 16), (16, 16)])
 def test_central_crop_is_central(size):
-    """Of a wide or tall photo, the middle square."""
+    """The centre crop of a wide or tall photo is its middle square."""
     photo = np.random.default_rng(0).integers(0, 256, [*size, 3], np.uint8)
     y, x = ((side - 16) // 2 for side in size)
-    wanted = photo[y : y + 16, x : x + 16] / 127.5 - 1
-    np.testing.assert_allclose(central_crop(tf.constant(photo), SMALL, 1.0), wanted, atol=1e-6)
+    expected = photo[y : y + 16, x : x + 16] / 127.5 - 1
+    np.testing.assert_allclose(central_crop(tf.constant(photo), SMALL, 1.0), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 100)])

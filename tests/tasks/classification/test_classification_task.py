@@ -1,4 +1,4 @@
-"""The classification task: what it refuses, its loss, and a training that learns, resumes and keeps averages."""
+"""The classification task: its loss, a short training run, and errors."""
 
 import json
 
@@ -31,6 +31,7 @@ def run(folder, model_dir, steps, **options):
 
 
 def latest(model_dir):
+    """dict of the tensors of the latest checkpoint."""
     reader = tf.train.load_checkpoint(str(model_dir))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name}
 
@@ -41,7 +42,7 @@ def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):
     assert json.loads((tmp_path / "best" / "scores.json").read_text())["top1"] == 1.0
     last, best = latest(tmp_path), latest(tmp_path / "best")
     kernel = "model/logits/conv/kernel/.ATTRIBUTES/VARIABLE_VALUE"
-    assert relative_error(best[kernel], last[kernel]) > 1e-4  # best/ has the average, not the weights
+    assert relative_error(best[kernel], last[kernel]) > 1e-4  # best/ has the averaged weights
     model = task.build_model()
     restore_model(model, tf.train.latest_checkpoint(str(tmp_path)))
     np.testing.assert_array_equal(model.logits.weights[0], best[kernel])
@@ -49,6 +50,7 @@ def test_it_learns_colours_and_best_has_the_averages(colours_dir, tmp_path):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(colours_dir, smoothing):
+    """For given logits and labels, the loss is the mean cross-entropy with smoothed labels."""
     task = make(colours_dir, label_smoothing=smoothing)
     logits = np.random.default_rng(0).normal(size=[4, 3])
     labels = np.eye(3)[[0, 2, 1, 1]]
@@ -58,8 +60,8 @@ def test_loss(colours_dir, smoothing):
 
     batch = {"image": None, "label": tf.constant(labels, tf.float32)}
     target = labels * (1 - smoothing) + smoothing / 3
-    wanted = -(target * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1).mean()
-    assert float(task.losses(model, batch)["total"]) == pytest.approx(wanted, abs=1e-6)
+    expected = -(target * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1).mean()
+    assert float(task.losses(model, batch)["total"]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_is_refused(colours_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""Scores of detections: truth as predictions, pycocotools' figures, masks, parts of a split, results on disk."""
+"""Detection metrics: ground truth as prediction, comparison with pycocotools, confusions and masks."""
 
 import contextlib
 import io
@@ -29,17 +29,17 @@ SPLIT = "val2017"
 
 @pytest.fixture(scope="module")
 def photos(sample_dir):
-    """The eight sample photos for evaluation, the one with most objects first. Two of these are crowds."""
+    """The eight evaluation examples of the sample. The first has the most objects, and two of these are crowds."""
     assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
-    found = list(DETECTION.examples(sample_dir, SPLIT, COCO))
-    found.sort(key=lambda e: -len(e["object/class"]))
-    crowd = np.arange(len(found[0]["object/class"])) < 2
-    found[0] = {**found[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
-    return found
+    examples = list(DETECTION.examples(sample_dir, SPLIT, COCO))
+    examples.sort(key=lambda e: -len(e["object/class"]))
+    crowd = np.arange(len(examples[0]["object/class"])) < 2
+    examples[0] = {**examples[0], "object/crowd": tf.constant(crowd.astype(np.int64))}
+    return examples
 
 
 def truth(example, masked=False):
-    """The true objects as predicted ones."""
+    """The true objects of an example as predictions with a score of 1."""
     objects = true_objects(example, COCO, masked)
     fields = ("bbox", "segmentation") if masked else ("bbox",)
     return [
@@ -54,9 +54,9 @@ def truth(example, masked=False):
 
 
 def guesses(example, seed):
-    """Moved, dropped and wrongly named objects with scores, some of them equal."""
-    rng, found = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
-    for one in list(found):
+    """Imperfect predictions: boxes are moved, dropped or get a wrong class. Scores are random, with ties."""
+    rng, objects = np.random.default_rng([seed, int(example["image/id"])]), truth(example)
+    for one in list(objects):
         for _ in range(rng.integers(0, 3)):
             x, y, width, height = one["bbox"]
             moved = [
@@ -66,11 +66,12 @@ def guesses(example, seed):
                 height,
             ]
             category = int(rng.choice(COCO.category_ids[:80])) if rng.random() < 0.2 else one["category_id"]
-            found.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
-    return found[len(true_objects(example, COCO)) // 2 :]
+            objects.append({**one, "bbox": moved, "category_id": category, "score": float(rng.integers(1, 20)) / 20})
+    return objects[len(true_objects(example, COCO)) // 2 :]
 
 
 def scored(photos, predict, masked=False):
+    """`DetectionMetrics` of all photos, with predict(example) as their predictions."""
     scores = DetectionMetrics(COCO)
     for example in photos:
         scores.add(example, predict(example), masked)
@@ -79,14 +80,14 @@ def scored(photos, predict, masked=False):
 
 def test_truth_is_perfect_with_crowds(photos):
     result = scored(photos, lambda e: truth(e, masked=True), masked=True).result()
-    for part in ("box", "mask"):
-        assert [result[part][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
+    for kind in ("box", "mask"):
+        assert [result[kind][name] for name in ("ap", "ap50", "ar100")] == pytest.approx([1, 1, 1], abs=1e-12)
     assert all(value == pytest.approx(1) for value in result["per_class"].values() if not np.isnan(value))
     assert not [row for row in result["confusions"] if row[1] == "missed"]
 
 
 def theirs(photos, predict):
-    """The twelve figures of pycocotools, from whole files as its own demonstration has them."""
+    """The twelve scores that pycocotools' own evaluation gives for predict(example)."""
     index, images, annotations = CocoIndex(), [], []
     for example in photos:
         image = int(example["image/id"])
@@ -110,27 +111,28 @@ def theirs(photos, predict):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_moved_boxes_have_pycocotools_figures(photos, seed):
-    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # equal scores are ranked in the order of the photos
+    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # ties are ranked in the order of the photos
     ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
-    wanted = theirs(ordered, lambda e: guesses(e, seed))
+    expected = theirs(ordered, lambda e: guesses(e, seed))
     assert 0.05 < ours["ap"] < 0.95
-    for name, value in zip(FIGURES, wanted):
+    for name, value in zip(FIGURES, expected):
         assert ours[name] == value or (np.isnan(ours[name]) and value == -1), name
 
 
 def test_confusions_name_the_box_that_overlaps_most():
+    """Crowds have no row, and a box below the score threshold does not count."""
     true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
     true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
-    found = [
+    predicted = [
         {"bbox": [0, 0, 10, 9], "category_id": 5, "score": 0.6},
         {"bbox": [0, 0, 10, 10], "category_id": 1, "score": 0.4},
     ]
-    assert list(confusions(true, found, 9)) == [(1, 5), (3, 9)]
+    assert list(confusions(true, predicted, 9)) == [(1, 5), (3, 9)]
     assert list(confusions(true, [], 9)) == [(1, 9), (3, 9)]
 
 
 def test_pasted_masks():
-    """A loop over pixels: the number at a pixel's centre, between the nearest numbers, against one half."""
+    """Compared with a loop over pixels: bilinear interpolation at the pixel's centre, thresholded at 1/2."""
     rng = np.random.default_rng(0)
     mask, (x, y, width, height), size = rng.random([4, 4]), (2.3, 1.7, 9.1, 6.2), (10, 14)
     pasted = paste_mask(mask, (x, y, width, height), size)
@@ -150,13 +152,13 @@ def test_pasted_masks():
 
 
 def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
-    """Its box counts in box AP. A prediction on it is ignored in mask AP, one beside it is wrong as before."""
+    """The object still counts in box AP. In mask AP it may be missed, and a prediction on it is ignored."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
-    pixels, known = (x.numpy() for x in record_masks(example, COCO))
-    assert known.all()
-    own = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
+    pixels, has_mask = (x.numpy() for x in record_masks(example, COCO))
+    assert has_mask.all()
+    boxes = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
     pngs = [png(255 * mask) for mask in pixels]
-    whole = {**example, **own, "box/mask": tf.constant(pngs)}
+    whole = {**example, **boxes, "box/mask": tf.constant(pngs)}
     less = {**whole, "box/mask": tf.constant([png(np.zeros([1, 1])), *pngs[1:]])}
     right = truth(whole, masked=True)
     scores = {}
@@ -166,15 +168,15 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
         ("missed", less, right[1:]),
         ("whole missed", whole, right[1:]),
     ):
-        part = DetectionMetrics(COCO)
-        part.add(one, prediction, masked=True)
-        scores[name] = part.result()
+        metrics = DetectionMetrics(COCO)
+        metrics.add(one, prediction, masked=True)
+        scores[name] = metrics.result()
     for name in ("whole", "less", "missed"):
         assert scores[name]["mask"]["ap"] == pytest.approx(1), name
     assert scores["whole missed"]["mask"]["ap"] < 0.99
     np.testing.assert_equal(scores["less"]["box"], scores["whole"]["box"])
     assert scores["missed"]["box"]["ap"] < 0.99
     nothing = {**whole, "box/mask": tf.constant([], tf.string)}
-    part = DetectionMetrics(COCO)
-    part.add(nothing, right, masked=True)
-    assert "mask" not in part.result()
+    metrics = DetectionMetrics(COCO)
+    metrics.add(nothing, right, masked=True)
+    assert "mask" not in metrics.result()

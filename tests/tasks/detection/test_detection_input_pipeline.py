@@ -1,4 +1,4 @@
-"""What the proposal network learns: which anchors are drawn, and their codes."""
+"""Anchor targets: which anchors are sampled, and their box codes."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ from tests import oracles
 
 
 def drawn(objects, valid_size, canvas, seed=0):
-    """(corners [n, 4], scores [n], codes [n, 4]) of all anchors of a photo."""
+    """(corners [n, 4], target scores [n], target codes [n, 4]) of all n anchors, for the corners of objects."""
     targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), valid_size, canvas, [seed, 0])
-    places = anchors(canvas)
-    parts = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in places.items()))
-    corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in part]) for part in parts)
+    anchor_maps = anchors(canvas)
+    columns = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in anchor_maps.items()))
+    corners, scores, codes = (np.concatenate([x.numpy().ravel() for x in column]) for column in columns)
     return corners.reshape(-1, 4), scores, codes.reshape(-1, 4)
 
 
@@ -27,7 +27,7 @@ def is_inside(corners, valid_size):
     [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))],
 )
 def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
-    """The protocol's sizes, with objects at the edges of the photo."""
+    """For sizes of the study's protocol and objects at the edges of the photo."""
     height, width = valid_size
     objects = [[0, 0, 90, 130], [height - 200, width - 80, height, width], [300, 200, 420, 330], [0, 300, 20, 500]]
     corners, scores, _ = drawn(objects, valid_size, canvas)
@@ -41,23 +41,23 @@ def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
     [
         [],
         [[4, 8, 40, 60]],
-        [[2, 3, 11, 12]],  # no anchor overlaps it by 0.3
+        [[2, 3, 11, 12]],  # smaller than an IoU of 0.3 with any anchor
         [[5, 5, 45, 40], [7, 5, 45, 42], [0, 0, 33, 31], [20, 60, 53, 101]],
-        [[10, 10, 38, 34], [10, 10, 38, 34]],  # twins, which many anchors overlap as much
+        [[10, 10, 38, 34], [10, 10, 38, 34]],  # equal boxes, so ties in IoU
     ],
 )
 @pytest.mark.parametrize("valid_size", [(53, 101), (20, 20)])
 def test_anchors_are_assigned_as_in_the_studys_code(objects, valid_size):
-    """Among the anchors inside a photo; none is inside the smallest one."""
+    """Compared with an oracle for the anchors inside the photo. No anchor is inside the smallest photo."""
     objects = [box for box in objects if box[2] <= valid_size[0] and box[3] <= valid_size[1]]
     corners, scores, codes = drawn(objects, valid_size, (64, 128))
     inside = is_inside(corners, valid_size)
-    wanted = np.full(len(corners), -2)
-    wanted[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
-    of_objects, background = wanted >= 0, wanted == -1
-    positive = min(of_objects.sum(), 128)
-    assert (scores == 1).sum() == positive and (scores == 0).sum() == min(background.sum(), 256 - positive)
-    assert of_objects[scores == 1].all() and background[scores == 0].all()
+    expected = np.full(len(corners), -2)
+    expected[inside] = oracles.assigned(corners[inside], objects, 0.7, 0.3)
+    positive, background = expected >= 0, expected == -1
+    sampled = min(positive.sum(), 128)
+    assert (scores == 1).sum() == sampled and (scores == 0).sum() == min(background.sum(), 256 - sampled)
+    assert positive[scores == 1].all() and background[scores == 0].all()
     assert not codes[scores != 1].any()
     for i in np.flatnonzero(scores == 1):
-        np.testing.assert_allclose(codes[i], oracles.box_code(objects[wanted[i]], corners[i]), 1e-4, 1e-5)
+        np.testing.assert_allclose(codes[i], oracles.box_code(objects[expected[i]], corners[i]), 1e-4, 1e-5)

@@ -1,4 +1,4 @@
-"""The task of detection: where each output goes in the losses, and detections on a photo's own pixels."""
+"""The detection task: losses from network outputs, and detections in the photo's own pixels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def task(sample_dir):
     return DetectionTask(ModelConfig("mask_rcnn_resnet_nano"), data, sample_dir)
 
 
-# Labels of anchors, classes of boxes and classes of boxes with a mask, of four photos. -1 is not drawn.
+# Values of anchor labels, of box classes and of classes of boxes with a mask, in four photos. -1: not sampled.
 CASES = {
     "some of each": ([-1, 0, 1], [-1, 0, 1, 2], [0, 1, 2]),
     "all drawn": ([0, 1], [0, 1, 2], [1, 2]),
@@ -30,7 +30,7 @@ CASES = {
     "nothing drawn": ([-1], [-1], [0]),
     "objects without a mask": ([0, 1], [0, 2], [0]),
 }
-EMPTY = {
+EMPTY = {  # the losses that are 0
     "no object": ["anchor_box", "box", "mask"],
     "nothing drawn": ["anchor_score", "anchor_box", "class", "box", "mask"],
     "objects without a mask": ["mask"],
@@ -38,9 +38,9 @@ EMPTY = {
 
 
 def random_step(labels, kinds, masked):
-    """(batch, outputs) of a detector: maps of odd sizes, and errors on both sides of where a box's loss turns linear.
+    """(batch, outputs) of a detector for four photos, with random values from `labels`, `kinds` and `masked`.
 
-    Photos are as bright as their number.
+    Box errors are in the quadratic and in the linear part of the smooth L1 loss. Image i is filled with the value i.
     """
     rng = np.random.default_rng(0)
 
@@ -63,10 +63,11 @@ def random_step(labels, kinds, masked):
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
+    """Compared with an oracle, for the whole batch and for two micro-batches of one and three photos."""
     batch, outputs = random_step(*CASES[case])
-    wanted = oracles.detector_losses(outputs, batch)
-    assert [name for name, value in wanted.items() if not value] == EMPTY.get(case, [])
-    wanted["total"] = sum(wanted.values())
+    expected = oracles.detector_losses(outputs, batch)
+    assert [name for name, value in expected.items() if not value] == EMPTY.get(case, [])
+    expected["total"] = sum(expected.values())
 
     def constant(x):
         return tf.constant(x, tf.float32 if x.dtype.kind == "f" else tf.int32)
@@ -74,16 +75,16 @@ def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
     def model(image, valid_size, truth, training):
         return tf.nest.map_structure(lambda x: constant(x[image.numpy().astype(int).ravel()]), outputs)
 
-    def part(rows):
+    def micro_batch(rows):
         return {name: constant(x[rows]) for name, x in batch.items()}
 
-    found = task.losses(model, part(range(4)))
-    assert {name: float(found[name]) for name in found} == pytest.approx(wanted, rel=1e-5)
-    parts = [part([0]), part([1, 2, 3])]
-    counts = [task.counts(model, one) for one in parts]
+    actual = task.losses(model, micro_batch(range(4)))
+    assert {name: float(actual[name]) for name in actual} == pytest.approx(expected, rel=1e-5)
+    micro_batches = [micro_batch([0]), micro_batch([1, 2, 3])]
+    counts = [task.counts(model, one) for one in micro_batches]
     counts = {name: counts[0][name] + counts[1][name] for name in counts[0]}
-    found = [task.losses(model, one, whole_batch(counts, 2)) for one in parts]
-    assert {name: float(found[0][name] + found[1][name]) / 2 for name in wanted} == pytest.approx(wanted, rel=1e-5)
+    first, second = (task.losses(model, one, whole_batch(counts, 2)) for one in micro_batches)
+    assert {name: float(first[name] + second[name]) / 2 for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, capsys):
@@ -98,16 +99,16 @@ def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, caps
 
 
 def test_detections_are_on_the_photos_own_pixels(task):
-    """A photo of 200x100 pixels (height x width) that takes 100x25 of the canvas."""
-    found = {
+    """For a photo of 200x100 pixels (height x width) with a valid size of 100x25."""
+    detections = {
         "box": tf.constant([[10.0, 5, 60, 20], [-3, -3, 130, 30]]),  # top, left, bottom, right
         "class": tf.constant([1, len(task.spec.thing_classes)]),
         "score": tf.constant([0.9, 0.8]),
     }
-    ours = task.on_photo(found, tf.constant([100, 25]), tf.constant([200, 100]))
+    ours = task.on_photo(detections, tf.constant([100, 25]), tf.constant([200, 100]))
     np.testing.assert_allclose(ours["box"], [[20, 20, 60, 100], [0, 0, 100, 200]])  # left, top, width, height
     np.testing.assert_array_equal(ours["class"], [task.spec.thing_classes[0], task.spec.thing_classes[-1]])
-    np.testing.assert_array_equal(ours["score"], found["score"])
+    np.testing.assert_array_equal(ours["score"], detections["score"])
 
 
 def test_a_data_set_without_things_is_refused(task, sample_dir):

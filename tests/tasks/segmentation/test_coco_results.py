@@ -1,4 +1,4 @@
-"""Results made elsewhere get the scores of the run that made them. Wrong results get a one-line message."""
+"""Predictions in COCO's format: read back, they have the same scores; bad files get a one-line message."""
 
 import json
 import pathlib
@@ -28,6 +28,7 @@ def examples(sample_dir):
 
 @pytest.fixture(scope="module")
 def written(examples, tmp_path_factory):
+    """(folder of written predictions, their scores)."""
     folder = tmp_path_factory.mktemp("results")
     results = CocoPredictionWriter(str(folder), COCO, "val2017")
     scores = evaluate(examples, shifted, PanopticMetrics(COCO), watch=results.add)
@@ -36,12 +37,13 @@ def written(examples, tmp_path_factory):
 
 
 def read(folder, sample_dir):
+    """`StoredPredictions` of a folder."""
     paths = str(folder / "panoptic_val2017.json"), str(folder / "panoptic_val2017")
     return StoredPredictions(*paths, sample_dir, "val2017", spec=COCO)
 
 
 def unsure(examples):
-    """`shifted` with scores that rank segments, a heat above 1 among them, and with classes where segments are void."""
+    """`shifted` predictions with random scores, some above 1, and with classes in pixels without a segment."""
     for example, prediction in shifted(examples):
         rng = np.random.default_rng(int(example["image/id"]))
         panoptic, semantic = np.asarray(prediction["panoptic"]).copy(), np.asarray(prediction["semantic"]).copy()
@@ -52,40 +54,40 @@ def unsure(examples):
 
 
 def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examples, sample_dir, tmp_path, capsys):
-    """The grouping drops small areas, and votes. mIoU is of the classes before it, AP of the segments' scores."""
+    """The files keep the segments' scores, for AP, and the classes before the grouping, for mIoU."""
     results = CocoPredictionWriter(str(tmp_path), COCO, "val2017", sample_dir)
     scores = evaluate(examples, unsure, PanopticMetrics(COCO), watch=results.add)
     results.close()
     assert evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO)) == scores
     assert not capsys.readouterr().out
     shutil.rmtree(tmp_path / "semantic_val2017")
-    found = evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO))
-    assert found["pq"] == scores["pq"] and found["ap"] == scores["ap"] and found["miou"] != scores["miou"]
+    again = evaluate(examples, read(tmp_path, sample_dir), PanopticMetrics(COCO))
+    assert again["pq"] == scores["pq"] and again["ap"] == scores["ap"] and again["miou"] != scores["miou"]
     assert "8 of 8 images have no map of classes; their mIoU is of the segments" in capsys.readouterr().out
 
 
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir, capsys):
-    """COCO's own files are in this format. A crowd does not count as a matching prediction."""
+    """COCO's ground truth, read as predictions, has a PQ and mIoU of 1, also with crowds."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
     scores = evaluate(examples, StoredPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticMetrics(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
-    assert "no segment has a score; AP takes all of an image as equally sure" in capsys.readouterr().out
+    assert "no segment has a score; AP ranks all segments of an image as equal" in capsys.readouterr().out
 
 
 def test_the_official_evaluator_prints_our_scores(written, tmp_path):
-    """That of cityscapesscripts, which has panopticapi's rule and reads the same files."""
+    """cityscapesscripts' evaluator follows panopticapi and reads the same files."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     truth, (folder, scores) = f"{SAMPLE_DIR}/annotations/panoptic_val2017", written
-    found = str(folder / "panoptic_val2017")
-    theirs = official.evaluatePanoptic(truth + ".json", truth, found + ".json", found, str(tmp_path / "scores.json"))
+    pngs = str(folder / "panoptic_val2017")
+    theirs = official.evaluatePanoptic(truth + ".json", truth, pngs + ".json", pngs, str(tmp_path / "scores.json"))
     for group in ("all", "things", "stuff"):
         for quantity in ("pq", "sq", "rq"):
             np.testing.assert_allclose(scores["pq"][group][quantity], theirs[group.title()][quantity], rtol=1e-12)
     assert 0.2 < scores["pq"]["all"]["pq"] < 1
 
 
-def of_first(folder, content):
-    """The path of the PNG of the first image."""
+def first_png(folder, content):
+    """Path of the first image's PNG."""
     return folder / "panoptic_val2017" / content["annotations"][0]["file_name"]
 
 
@@ -94,24 +96,26 @@ def resize(path):
 
 
 def odd_map(folder, content):
+    """Fills the first image's map of classes with an unknown category."""
     path = folder / content["annotations"][0]["semantic"]
     Image.fromarray(np.full(np.asarray(Image.open(path)).shape, 12, np.uint8)).save(path)  # COCO has no category 12
 
 
-def segments_of(content):
+def first_segments(content):
+    """The segments of the first image."""
     return content["annotations"][0]["segments_info"]
 
 
-BAD = [
+BAD = [  # (function that spoils the files, words of the message)
     (
         lambda folder, c: c["annotations"].pop(),
         r"1 of the split's 8 images, first image \d+ \(\d+\.jpg\)$",
     ),
-    (lambda folder, c: of_first(folder, c).unlink(), r"lacks 1 of the PNGs that .*\.json names, first \d+\.png"),
-    (lambda folder, c: resize(of_first(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
-    (lambda folder, c: segments_of(c).pop(), r"id \d+ is only in the PNG"),
-    (lambda folder, c: segments_of(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
-    (lambda folder, c: segments_of(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
+    (lambda folder, c: first_png(folder, c).unlink(), r"lacks 1 of the PNGs that .*\.json names, first \d+\.png"),
+    (lambda folder, c: resize(first_png(folder, c)), r"30x20 pixels, the photo has \d+x\d+"),
+    (lambda folder, c: first_segments(c).pop(), r"id \d+ is only in the PNG"),
+    (lambda folder, c: first_segments(c).append({"id": 99, "category_id": 1}), "id 99 is only in the JSON"),
+    (lambda folder, c: first_segments(c)[0].update(category_id=999), "category_id 999, which the spec 'coco' does not"),
     (lambda folder, c: c["categories"][0].update(name="weed"), "category 1 is 'weed' .*calls it 'person'"),
     (odd_map, r"semantic_val2017/\d+.png: category 12, which the spec 'coco'"),
 ]
@@ -143,7 +147,7 @@ def test_image_ids_may_be_names_as_in_cityscapesscripts_form(written, examples, 
 
 
 def test_no_two_photos_share_a_result(tmp_path):
-    """Two shards write them, and they score as the run did."""
+    """For names with equal stems, two shards write distinct PNGs, which are read with the same scores."""
     names, pngs = ["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]
     items, source = coco_items(SAMPLE_DIR, "val2017")
     items = [{**item, "name": name} for item, name in zip(items, names)]

@@ -1,4 +1,4 @@
-"""Grouping, compared with DeepLab2's and with loops."""
+"""The grouping, compared with DeepLab2's golden files and with loops."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from tests.conftest import golden_files, jit_values, read_golden
 
 
 def make_spec(classes, things, divisor=1000, ignore=255):
+    """A `DatasetSpec` with so many classes. `things` are the class indices of things."""
     return DatasetSpec(
         "test",
         tuple(f"class {i}" for i in range(classes)),
@@ -23,7 +24,7 @@ def make_spec(classes, things, divisor=1000, ignore=255):
 
 
 def run(maps, spec, config, jit=False):
-    """`postprocess` of a batch of maps, as arrays."""
+    """Applies `postprocess` to a batch of the heads' maps. Returns arrays."""
     semantic = maps[SEMANTIC]
     maps = {k: tf.constant(v, tf.float32) for k, v in maps.items() if k != SEMANTIC}
     maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)
@@ -34,35 +35,36 @@ def run(maps, spec, config, jit=False):
 @pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("name", golden_files("post_*.npz"))
 def test_golden(name, jit):
+    """DeepLab2's maps give DeepLab2's segments, instances, scores and centres."""
     arrays, meta = read_golden(name)
     things = set(arrays["thing_class_ids"].tolist())
     spec = make_spec(arrays["semantic_logits"].shape[-1], things, meta["label_divisor"], meta["void_label"])
     config = PostprocessConfig(
         meta["center_threshold"], meta["nms_kernel"], meta["keep_k_centers"], meta["stuff_area_limit"]
     )
-    batch = 2  # the same image twice: images in a batch must not affect each other
+    batch = 2  # the same image twice, as images must not affect each other
     maps = {
         SEMANTIC: arrays["semantic_logits"],
         CENTER: arrays["center_heatmap"],
         OFFSET: arrays["offsets"],
     }
-    found = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
-    # On a CPU DeepLab2's top-k wrongly drops some centres. The golden file then also has the exact result.
+    actual = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
+    # On CPUs, DeepLab2's top-k wrongly drops some centres. The golden file then has the exact result too.
     dropped = meta["centers_kept"] < min(meta["keep_k_centers"], meta["peaks_after_nms"])
     suffix = "_exact_topk" if dropped else ""
     for i in range(batch):
-        np.testing.assert_array_equal(found["semantic"][i], arrays["semantic"])
-        np.testing.assert_array_equal(found["instance"][i], arrays[f"instance{suffix}"])
-        np.testing.assert_array_equal(found["panoptic"][i], arrays[f"panoptic{suffix}"])
-        scores = np.concatenate([[0], found["center_score"][i]])[found["instance"][i]]
+        np.testing.assert_array_equal(actual["semantic"][i], arrays["semantic"])
+        np.testing.assert_array_equal(actual["instance"][i], arrays[f"instance{suffix}"])
+        np.testing.assert_array_equal(actual["panoptic"][i], arrays[f"panoptic{suffix}"])
+        scores = np.concatenate([[0], actual["center_score"][i]])[actual["instance"][i]]
         if not dropped:
             np.testing.assert_array_equal(scores, arrays["instance_scores"])
     centers, scores, _ = find_centers(tf.constant(arrays["center_heatmap"][None, ..., 0]), config, config.top_k)
     np.testing.assert_array_equal(centers[0].numpy()[scores[0].numpy() > 0], arrays[f"centers{suffix}"].reshape(-1, 2))
 
 
-def peaks_of(heat, config):
-    """The local maxima of a heat map in raster order, pixel by pixel: list of (heat, y, x)."""
+def find_peaks(heat, config):
+    """The local maxima of a heat map [H, W], by a loop over pixels: list of (heat, y, x) in raster order."""
     height, width = heat.shape
     reach = config.nms_kernel // 2
     peaks = []
@@ -79,11 +81,11 @@ def peaks_of(heat, config):
 
 
 def loops(maps, spec, config):
-    """The grouping of one image, pixel by pixel."""
+    """The panoptic labels [H, W] of one image, by loops over pixels."""
     semantic = maps[SEMANTIC].argmax(-1)
     heat = maps[CENTER][..., 0]
     height, width = heat.shape
-    peaks = sorted(sorted(peaks_of(heat, config), key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
+    peaks = sorted(sorted(find_peaks(heat, config), key=lambda p: -p[0])[: config.top_k], key=lambda p: p[1:])
     instance = np.zeros([height, width], int)
     for y in range(height):
         for x in range(width):
@@ -109,26 +111,27 @@ def loops(maps, spec, config):
 
 
 def test_the_knobs_are_those_of_panoptic_deeplab():
-    """Their values on Cityscapes in its code, bowenc0221/panoptic-deeplab."""
+    """The defaults are the values for Cityscapes in bowenc0221/panoptic-deeplab."""
     assert PostprocessConfig() == PostprocessConfig(0.1, 7, 200, 2048, 0)
     with pytest.raises(InputError, match="nms_kernel must be odd: got 4"):
         PostprocessConfig(nms_kernel=4)
 
 
 def test_without_instances_every_class_is_a_segment():
+    """Three photos of 1x4 pixels. Classes with less than `stuff_area` pixels are void."""
     spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
     classes = np.array([[[0, 0, 0, 1]], [[1, 1, 1, 1]], [[0, 0, 1, 1]]], np.int32)
-    found = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
+    actual = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
     void = spec.void
-    np.testing.assert_array_equal(found["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
-    assert found["score"].shape == found["center_score"].shape == [3, 1]
-    assert not found["instance"].numpy().any() and not found["score"].numpy().any()
+    np.testing.assert_array_equal(actual["panoptic"], [[[0, 0, 0, void]], [[10, 10, 10, 10]], [[0, 0, 10, 10]]])
+    assert actual["score"].shape == actual["center_score"].shape == [3, 1]
+    assert not actual["instance"].numpy().any() and not actual["score"].numpy().any()
 
 
 @pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("kernel", [1, 5])
 def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
-    """Without `top_k` none is left out, but what labels have no numbers for. With it the hottest are kept."""
+    """`top_k` keeps the centres with the highest scores. Without it, only the label_divisor limits them."""
     maps = {
         SEMANTIC: np.ones([1, 23, 34, 1], np.float32),
         CENTER: np.zeros([1, 23, 34, 1]),
@@ -137,6 +140,6 @@ def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
     heat = maps[CENTER][0, :: kernel // 2 + 1, :: kernel // 2 + 1, 0]
     heat[:] = np.random.default_rng(0).permutation(heat.size).reshape(heat.shape) / heat.size / 2 + 0.5
     for top_k, divisor, kept in (None, 1000, heat.size), (9, 1000, 9), (None, 30, min(29, heat.size)):
-        found = run(maps, make_spec(1, {0}, divisor), PostprocessConfig(0.1, kernel, top_k), jit)
-        assert found["dropped"] == heat.size - kept and len(np.unique(found["panoptic"])) == kept
-        np.testing.assert_allclose(found["center_score"][0], [x for x in heat.flat if x >= np.sort(heat.flat)[-kept]])
+        actual = run(maps, make_spec(1, {0}, divisor), PostprocessConfig(0.1, kernel, top_k), jit)
+        assert actual["dropped"] == heat.size - kept and len(np.unique(actual["panoptic"])) == kept
+        np.testing.assert_allclose(actual["center_score"][0], [x for x in heat.flat if x >= np.sort(heat.flat)[-kept]])

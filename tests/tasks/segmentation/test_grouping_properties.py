@@ -1,4 +1,4 @@
-"""What holds for the grouping of any maps, and for any photo on its way to the canvas and back."""
+"""Property tests of the grouping and of connected pieces, with random maps."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from scipy.ndimage import label as components
 
 from axial.models.outputs import CENTER, OFFSET, SEMANTIC
-from axial.tasks.segmentation.grouping import PostprocessConfig, of_pieces
-from tests.tasks.segmentation.test_grouping import loops, make_spec, peaks_of, run
+from axial.tasks.segmentation.grouping import PostprocessConfig, apply_pieces
+from tests.tasks.segmentation.test_grouping import find_peaks, loops, make_spec, run
 
 RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 SPEC = make_spec(5, {1, 3})  # its panoptic labels are class x 1000 + instance
-SIZES = [(1, 1), (1, 9), (12, 1), (13, 17)]  # few, because the grouping is compiled for each
+SIZES = [(1, 1), (1, 9), (12, 1), (13, 17)]  # only a few, as the grouping is compiled for each
 KNOBS = st.builds(
     PostprocessConfig,
     center_threshold=st.just(0.25),
@@ -29,7 +29,7 @@ KNOBS = st.builds(
 
 @st.composite
 def network_maps(draw):
-    """Maps of one photo with large blobs of classes. Heats and offsets are multiples of 1/8: many are equal."""
+    """The heads' maps for one photo, with blobs of classes. Heats and offsets are multiples of 1/8, so ties occur."""
     height, width = draw(st.sampled_from(SIZES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     blobs = rng.integers(0, 5, [4, 4])
@@ -45,70 +45,70 @@ def network_maps(draw):
 
 
 def group(maps, config):
-    """`postprocess` of the maps of one photo, as arrays."""
-    found = run({name: x[None] for name, x in maps.items()}, SPEC, config)
-    return {name: x[0] for name, x in found.items()}
+    """Applies `postprocess` to the heads' maps of one photo. Returns arrays."""
+    results = run({name: x[None] for name, x in maps.items()}, SPEC, config)
+    return {name: x[0] for name, x in results.items()}
 
 
 @settings(RUNS, max_examples=15)
 @given(network_maps(), KNOBS)
 def test_the_grouping_is_the_loops(maps, config):
-    """With all ties: of equal pixels the first is the centre, of centres at one distance the first is the nearest."""
-    found = group(maps, config)
-    np.testing.assert_array_equal(found["panoptic"], loops(maps, SPEC, config))
-    peaks = peaks_of(maps[CENTER][..., 0], config)
-    assert found["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
-    there = np.isin(np.arange(1, len(found["score"]) + 1), found["instance"])
-    np.testing.assert_array_equal(found["score"] > 0, there)
+    """Ties: the first of equal pixels is the centre, and a pixel belongs to the first of equally near centres."""
+    actual = group(maps, config)
+    np.testing.assert_array_equal(actual["panoptic"], loops(maps, SPEC, config))
+    peaks = find_peaks(maps[CENTER][..., 0], config)
+    assert actual["dropped"] == max(len(peaks) - (config.top_k or len(peaks)), 0)
+    there = np.isin(np.arange(1, len(actual["score"]) + 1), actual["instance"])
+    np.testing.assert_array_equal(actual["score"] > 0, there)
     probability = tf.nn.softmax(maps[SEMANTIC]).numpy()
     for i in np.flatnonzero(there):
-        mask = found["instance"] == i + 1
+        mask = actual["instance"] == i + 1
         winner = np.bincount(maps[SEMANTIC].argmax(-1)[mask]).argmax()
-        wanted = found["center_score"][i] * probability[..., winner][mask].mean()
-        np.testing.assert_allclose(found["score"][i], wanted, rtol=1e-5)
+        expected = actual["center_score"][i] * probability[..., winner][mask].mean()
+        np.testing.assert_allclose(actual["score"][i], expected, rtol=1e-5)
 
 
 # === Pieces of instances ===
 
 
 def in_pieces(panoptic, config, scale):
-    """`of_pieces`, instance by instance."""
-    found, others = panoptic.copy(), []
+    """`apply_pieces` by a loop over instances, with SciPy's connected components."""
+    labels, others = panoptic.copy(), []
     for label in np.unique(panoptic[panoptic % SPEC.label_divisor > 0]):
-        parts, count = components(panoptic == label)
-        areas = np.bincount(parts.ravel())[1:]
+        pieces, count = components(panoptic == label)
+        areas = np.bincount(pieces.ravel())[1:]
         for i in range(count):
-            mask = parts == i + 1
+            mask = pieces == i + 1
             if areas[i] * scale**2 < config.thing_area or (config.pieces == "largest" and i != areas.argmax()):
-                found[mask] = SPEC.void
+                labels[mask] = SPEC.void
             if i != areas.argmax():
                 others.append((np.flatnonzero(mask)[0], label // SPEC.label_divisor, mask))
     for number, (_, kind, mask) in enumerate(sorted(others, key=lambda one: one[0]), 1):
         new = (panoptic % SPEC.label_divisor).max() + number
-        if config.pieces == "split" and new < SPEC.label_divisor and SPEC.void not in found[mask]:
-            found[mask] = kind * SPEC.label_divisor + new
-    return found
+        if config.pieces == "split" and new < SPEC.label_divisor and SPEC.void not in labels[mask]:
+            labels[mask] = kind * SPEC.label_divisor + new
+    return labels
 
 
 @settings(RUNS, max_examples=25)
 @given(st.data())
 def test_pieces_are_those_of_scipy(data):
-    """Of small maps with few labels, so that they wind; 995 leaves labels for four more instances."""
+    """Small maps with few labels have winding pieces. Instance 995 leaves numbers for four more instances."""
     size = data.draw(st.tuples(*[st.integers(1, 25)] * 2))
     labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     panoptic = rng.choice(labels, size).astype(np.int32)
     config = PostprocessConfig(pieces=data.draw(st.sampled_from(["largest", "split"])), thing_area=int(rng.integers(9)))
-    found = of_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
-    np.testing.assert_array_equal(found, in_pieces(panoptic, config, 1.5))
+    actual = apply_pieces(tf.constant(panoptic), SPEC, config, 1.5).numpy()
+    np.testing.assert_array_equal(actual, in_pieces(panoptic, config, 1.5))
 
 
 def test_a_spiral_is_one_piece():
-    """Whose ends are far apart, along it and in runs."""
+    """Pixels of a spiral are connected over a long path and many runs."""
     panoptic = np.zeros([61, 61], np.int32)
     for i in range(0, 30, 2):
         panoptic[i, max(i - 2, 0) : 61 - i] = panoptic[60 - i, i : 61 - i] = 1001
         panoptic[i : 61 - i, 60 - i] = panoptic[i + 2 : 61 - i, i] = 1001
     assert components(panoptic)[1] == 1
-    found = of_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
-    np.testing.assert_array_equal(found, panoptic)
+    actual = apply_pieces(tf.constant(panoptic), SPEC, PostprocessConfig(pieces="largest"), 1.0)
+    np.testing.assert_array_equal(actual, panoptic)

@@ -1,4 +1,4 @@
-"""Averaging over scales and mirror images."""
+"""The panoptic task: averages over scales and mirror images, options of the model, large batches."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, top_k=20, stuff
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Kernels of 5x5 convolutions to the 8 channels of all heads. They have no mirror symmetry."""
+    """Kernels of a 5x5 convolution to the 8 channels of all heads, without mirror symmetry."""
     return np.random.default_rng(0).normal(0, 0.3, [5, 5, 3, 8]).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def model(kernels):
-    """A single convolution is deep enough to test averaging."""
+    """A network of one convolution: function from images to the heads' maps."""
 
     def heads(images):
         x = tf.tanh(tf.nn.conv2d(images, kernels, 4, "SAME"))
@@ -41,13 +41,14 @@ def model(kernels):
 
 
 def photos():
-    """Two canvases, the second with padding on its right."""
+    """Two canvases, float32 [2, *CANVAS, 3]. The second has padding on its right."""
     images = tf.random.stateless_uniform([2, *CANVAS, 3], [0, 1], -1, 1).numpy()
     images[1, :, WIDTHS[1] :] = 0
     return images
 
 
 def mirror(x, widths=WIDTHS):
+    """Flips the valid columns of each image."""
     x = np.array(x)
     for image, width in zip(x, widths):
         image[:, :width] = image[:, :width][:, ::-1].copy()
@@ -55,12 +56,13 @@ def mirror(x, widths=WIDTHS):
 
 
 def run(model, images, scales=(1.0,), flip=False):
+    """`canvas_maps` as arrays."""
     function = tf.function(lambda x: canvas_maps(model, x, tf.constant(WIDTHS), scales, flip=flip), autograph=False)
     return {k: v.numpy() for k, v in function(tf.constant(images)).items()}
 
 
 def test_a_mirrored_photo_gives_the_mirrored_answer(model):
-    """The answers are equal to the last bit, on the photo's part of the canvas."""
+    """With `flip`, the maps of a mirrored photo are exactly the mirrored maps, in the valid region."""
     images, scales = photos(), (0.5, 1.0, 1.5)
     plain, turned = run(model, images, scales, True), run(model, mirror(images), scales, True)
     for name, x in turned.items():
@@ -69,7 +71,7 @@ def test_a_mirrored_photo_gives_the_mirrored_answer(model):
     results = [postprocess(maps, SPEC, GROUPING)["panoptic"][0] for maps in (plain, turned)]
     classes = [result.numpy() // SPEC.label_divisor for result in results]  # instance numbers follow raster order
     np.testing.assert_array_equal(classes[1][:, ::-1], classes[0])
-    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # without flip there is no symmetry
+    assert np.any(run(model, images, scales)[PROBABILITY] != plain[PROBABILITY])  # `flip` has an effect
 
 
 def test_the_mean_is_over_scales_and_mirror_images(model):
@@ -83,11 +85,11 @@ def test_the_mean_is_over_scales_and_mirror_images(model):
             probability.append(tf.nn.softmax(maps[SEMANTIC]))
             heat.append(maps[CENTER])
             offset.append(maps[OFFSET] * ([1, -1] if flip else 1))
-    found = run(model, images, scales, True)
-    np.testing.assert_allclose(found[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(found[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
-    assert np.mean(found[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
+    actual = run(model, images, scales, True)
+    np.testing.assert_allclose(actual[PROBABILITY], np.mean(probability, 0), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(actual[CENTER], np.mean(heat, 0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(actual[OFFSET], np.mean(offset, 0), rtol=1e-3, atol=1e-3)
+    assert np.mean(actual[CLASS] == np.mean(probability, 0).argmax(-1)) > 0.999
 
 
 def test_canvases_keep_the_grid():
@@ -131,7 +133,7 @@ def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monk
     assert model.backbone.stages[0][0].recompute == recompute
 
 
-@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # in layers; in the loss alone
+@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # kernels in layers; in the loss
 def test_cores_do_not_share_an_image_with_the_kernels(name):
     config = ModelConfig(name, backend="kernel")
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)

@@ -1,4 +1,4 @@
-"""Predictions of photos at their own scale, on canvases of several sizes, by one replica or two."""
+"""Predictions of photos at a fixed scale: canvases of several sizes, tiles, one or two replicas."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ from axial.tasks.segmentation.tiles import Tiled, Tiling, join
 from tests.conftest import make_task, two_replicas
 from tests.tasks.contract import eagerly
 
-SCALE = 0.3  # the sample photos get 63 to 96 pixels a side
+SCALE = 0.3  # the sides of scaled sample photos are 63 to 96 pixels
 MODEL = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}}
 SIDES = (129, 97, 81, 65), (145, 113, 97, 81, 65)
 
@@ -36,15 +36,15 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
-    keras.utils.set_random_seed(2)  # one of those that find instances in every photo
+    keras.utils.set_random_seed(2)  # a seed with instances in every photo
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
+    for head in (model.semantic_head, model.center_head):  # scales the logits, so that predictions differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
 
 def numbered(sizes):
-    """Examples on canvases of such sizes, each filled with its number."""
+    """Examples with canvases of the given sizes. Canvas i is filled with the value i."""
     for number, size in enumerate(sizes):
         yield {"image": tf.fill([*size, 3], float(number)), "valid_size": tf.constant(size), "number": number}
 
@@ -60,8 +60,8 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
     strategy = two_replicas() if replicas == 2 else tf.distribute.get_strategy()
     a, b, c, *others = ((2 + i, 9 - i) for i in range(8))
     sizes = [a, b, a, b, b, a, c, a, a, a, *others, a, b, c]
-    found = list(DistributedPredictor(largest, strategy, batch)(numbered(sizes)))
-    assert [(e["number"], float(r["value"]), tuple(r["valid_size"].numpy())) for e, r in found] == [
+    pairs = list(DistributedPredictor(largest, strategy, batch)(numbered(sizes)))
+    assert [(e["number"], float(r["value"]), tuple(r["valid_size"].numpy())) for e, r in pairs] == [
         (number, number, size) for number, size in enumerate(sizes)
     ]
     assert {shape[0] for shape in traced} <= {1, 2, batch}
@@ -72,63 +72,63 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
 
 @eagerly()
 def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
-    """As the network alone sees them, in the data set's order. A padded canvas is at most the next side of the list."""
+    """Each photo is on the smallest canvas of `SIDES` that fits it, and gets the network's prediction on it."""
     examples, canvases = list(task.eval_dataset().take(4)), set()
-    for (example, found), own in zip(task.predictions(model)(iter(examples)), examples, strict=True):
-        assert example is own
+    for (example, actual), original in zip(task.predictions(model)(iter(examples)), examples, strict=True):
+        assert example is original
         photo = decode_photo(example)
         valid_size = np.round(np.array(photo.shape[:2]) * np.float32(SCALE)).astype(np.int32)
         canvas = [min(s for s in sides if s >= side) for sides, side in zip(SIDES, valid_size)]
         canvases.add(tuple(canvas))
         assert list(example["image"].shape[:2]) == canvas and list(example["valid_size"].numpy()) == list(valid_size)
         image = place_image(photo, tf.constant(valid_size, tf.int32), canvas)
-        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round by a bit
-        wanted = {k: v[0] for k, v in task.segment(task.maps(model, example["image"][None])).items()}
-        wanted = full_size(wanted, valid_size, photo.shape[:2])
-        for name, value in wanted.items():
-            assert np.mean(found[name].numpy() != value) < 1e-3 or name == "score", name
+        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round differently
+        expected = {k: v[0] for k, v in task.segment(task.maps(model, example["image"][None])).items()}
+        expected = full_size(expected, valid_size, photo.shape[:2])
+        for name, value in expected.items():
+            assert np.mean(actual[name].numpy() != value) < 1e-3 or name == "score", name
     assert len(canvases) > 1
 
 
 @pytest.fixture(scope="module")
 def larger(task):
-    """A task of the same network by which photos are larger than the canvas."""
+    """A task with the same network and a larger scale, so that photos are larger than the canvas."""
     data = {"photo_scale": 0.5, "tile_overlap": 48}
     return make_task(task.data_dir, (129, 145), model=MODEL, data=data, grouping=task.grouping)
 
 
 def mixed(task):
-    """Examples of photos that the canvas holds, and of larger ones, in turns."""
+    """An example of a photo that fits on the canvas, and one of a larger photo."""
     for example in task.eval_dataset().take(1):
         yield task.example(decode_photo(example)[:250, :290])
         yield example
 
 
 def joined(task, model, example):
-    """The prediction of a larger photo, from those of its tiles."""
+    """The prediction of a larger photo, joined from separate predictions of its tiles."""
     photo = decode_photo(example)
     tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
     assert len(tiling.boxes) > 1
     tiles = [task.example(photo[box]) for box in tiling.boxes]
-    found = [prediction for _, prediction in task.predictions(model)(tiles)]
-    return join(found, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
+    predictions = [prediction for _, prediction in task.predictions(model)(tiles)]
+    return join(predictions, tiling, spec=task.spec, grouping=task.grouping, scale=0.5)
 
 
 @eagerly()
 def test_larger_photos_are_joined_from_tiles(larger, model):
     examples = list(mixed(larger))
-    found = list(larger.predictions(model)(iter(examples)))
-    assert [e for e, _ in found] == examples
-    for example, prediction in found:
+    pairs = list(larger.predictions(model)(iter(examples)))
+    assert [e for e, _ in pairs] == examples
+    for example, prediction in pairs:
         assert prediction["panoptic"].shape == tuple(example["size"])
         if "image/id" in example:
-            wanted = joined(larger, model, example)
-            assert wanted["score"].size
-            for name, value in wanted.items():
+            expected = joined(larger, model, example)
+            assert expected["score"].size
+            for name, value in expected.items():
                 np.testing.assert_array_equal(value, prediction[name])
     (alone,) = larger.predictions(model)(examples[:1])
-    for name, value in alone[1].items():  # as without larger photos beside it
-        np.testing.assert_array_equal(value, found[0][1][name])
+    for name, value in alone[1].items():  # equal to the prediction beside larger photos
+        np.testing.assert_array_equal(value, pairs[0][1][name])
 
 
 @eagerly()
@@ -136,15 +136,15 @@ def test_sweeps_have_tiles(larger, model):
     examples = list(larger.eval_dataset().take(1))
     groupings = [larger.grouping, PostprocessConfig(center_threshold=0.0, stuff_area=5000)]
     tasks = [dataclasses.replace(larger, grouping=grouping) for grouping in groupings]
-    found = sweep(tasks, model, examples)
-    for task, scores in zip(tasks, found, strict=True):
-        wanted = evaluate(examples, task.predictions(model), PanopticMetrics(larger.spec))
-        assert scores["pq"]["all"] == pytest.approx(wanted["pq"]["all"], abs=1e-3)
-    assert found[0] != found[1]
+    results = sweep(tasks, model, examples)
+    for task, scores in zip(tasks, results, strict=True):
+        expected = evaluate(examples, task.predictions(model), PanopticMetrics(larger.spec))
+        assert scores["pq"]["all"] == pytest.approx(expected["pq"]["all"], abs=1e-3)
+    assert results[0] != results[1]
 
 
 def test_a_class_with_more_instances_than_labels_is_one_line(larger):
-    """Instances of a single pixel."""
+    """1400 predicted instances of a single pixel, with numbers for 999."""
 
     def crowd(examples):
         for example in examples:
@@ -155,7 +155,7 @@ def test_a_class_with_more_instances_than_labels_is_one_line(larger):
     example = next(iter(larger.eval_dataset()))
     words = r"\d{4} instances of 'person' in one photo; the label_divisor 1000 of the spec 'coco' has room for 999$"
     with pytest.raises(InputError, match=f"^{photo_name(example)}: {words}"):
-        list(Tiled.of(larger)(crowd, [example]))
+        list(Tiled.from_task(larger)(crowd, [example]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scoring at the photo's own size, results in COCO's format, and bounded memory."""
+"""Metrics and tables of segmentation, at the photo's own size."""
 
 import numpy as np
 import pytest
@@ -21,18 +21,16 @@ def test_truth_scores_one(examples):
 
 
 def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
-    """No IoU is 1/2 here, so that the counts at 1/2 are those of PQ."""
+    """No IoU is exactly 1/2 here, so the counts at the threshold 1/2 equal the counts of PQ."""
     plain = evaluate(examples, shifted, PanopticMetrics(COCO))
     scores = evaluate(examples, shifted, PanopticMetrics(COCO, thresholds=(0.5, 0.9)))
     matching = scores.pop("matching")
     np.testing.assert_equal(scores, plain)
-    of_things = {
-        name: row for name, row in plain["pq"]["per_class"].items() if COCO.things[COCO.class_names.index(name)]
-    }
-    for name, row in of_things.items():
-        found = matching["0.5"]["per_class"][name]
-        assert [found[k] for k in ("tp", "fp", "fn")] == [row[k] for k in ("tp", "fp", "fn")]
-    counts = {k: sum(row[k] for row in of_things.values()) for k in ("tp", "fp", "fn")}
+    things = {name: row for name, row in plain["pq"]["per_class"].items() if COCO.things[COCO.class_names.index(name)]}
+    for name, row in things.items():
+        matches = matching["0.5"]["per_class"][name]
+        assert [matches[k] for k in ("tp", "fp", "fn")] == [row[k] for k in ("tp", "fp", "fn")]
+    counts = {k: sum(row[k] for row in things.values()) for k in ("tp", "fp", "fn")}
     assert min(counts.values()) > 0
     assert matching["0.5"]["accuracy"] == counts["tp"] / sum(counts.values()) > matching["0.9"]["accuracy"]
     result = {**scores, "matching": matching}
@@ -44,19 +42,19 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
     assert line == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.5={} accuracy@0.9={}".format(*percents)
     header, rows, last = PANOPTIC.classes(result)
     assert header[-2:] == ["accuracy@0.5", "accuracy@0.9"] and {len(row) for row in [*rows, *last]} == {len(header)}
-    of_row = {row[0].split(" (")[0]: row[-2:] for row in last}
-    assert of_row == {"things": percents, "stuff": ["", ""], "all": ["", ""]}
+    accuracies = {row[0].split(" (")[0]: row[-2:] for row in last}
+    assert accuracies == {"things": percents, "stuff": ["", ""], "all": ["", ""]}
 
 
 def test_photos_whose_objects_are_left_out_are_counted(examples):
-    """By parts as by the whole; nothing else changes."""
-    parts = [PanopticMetrics(COCO) for _ in range(2)]
+    """The count is the sum over shards. Without dropped objects, the lines lack it."""
+    shards = [PanopticMetrics(COCO) for _ in range(2)]
     for i, example in enumerate(examples):
-        parts[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
+        shards[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
     whole = PanopticMetrics(COCO)
-    for part in parts:
+    for shard in shards:
         again = PanopticMetrics(COCO)
-        again.restore(part.state())
+        again.restore(shard.state())
         whole.merge(again)
     result, plain = whole.result(), evaluate(examples, perfect, PanopticMetrics(COCO))
     assert result["full_photos"] == sum(i % 4 > 0 for i in range(len(examples)))
@@ -65,6 +63,7 @@ def test_photos_whose_objects_are_left_out_are_counted(examples):
 
 
 def test_scores_of_segments_come_from_their_centres(examples):
+    """A thing has the score of its instance, and stuff has 1."""
     for example in examples:
         prediction = truth_as_prediction(example)
         segments, classes, scores, _ = segment_table(prediction, COCO)
@@ -72,5 +71,5 @@ def test_scores_of_segments_come_from_their_centres(examples):
         for i, category in enumerate(classes):
             owners = np.unique(prediction["instance"][segments == i + 1])
             assert len(owners) == 1
-            wanted = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
-            assert scores[i] == wanted
+            expected = prediction["score"][owners[0] - 1] if COCO.things[category] else 1.0
+            assert scores[i] == expected

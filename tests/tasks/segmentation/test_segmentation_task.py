@@ -1,4 +1,4 @@
-"""The task of semantic segmentation: sliding windows, the auxiliary loss, scales in steps, training and export."""
+"""The task of semantic segmentation: sliding windows, scale steps, loss names, crops and errors."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from axial.tasks.segmentation.canvas_maps import canvas_maps, sliding, window_st
 from axial.tasks.segmentation.input_pipeline import Augmentation, DataConfig, _random_scale, training_example
 from axial.tasks.segmentation.panoptic import PanopticTask, SegmentationTask, segment_each
 from tests.conftest import make_task, relative_error
-from tests.tasks.segmentation.test_segmentation_input_pipeline import record_of
+from tests.tasks.segmentation.test_segmentation_input_pipeline import make_record
 
 
 def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):
@@ -29,33 +29,33 @@ def make(folder, name="ccnet_nano_1111", kind=SegmentationTask, **options):
 def test_windows_cover_an_axis_and_stay_inside(size, overlap):
     window = min(size, 49)
     starts = window_starts(size, window, overlap)
-    seen = np.zeros(size, int)
+    covered = np.zeros(size, int)
     for start in starts:
         assert 0 <= start <= size - window
-        seen[start : start + window] += 1
-    assert seen.all() and len(set(starts)) == len(starts)
+        covered[start : start + window] += 1
+    assert covered.all() and len(set(starts)) == len(starts)
     assert all(b - a <= -(-window * (1 - overlap) // 1) for a, b in itertools.pairwise(starts))
 
 
 def test_sliding_averages_the_logits_of_the_windows():
     images = tf.random.stateless_uniform([2, 7, 11, 3], [0, 0])
 
-    def model(x):  # a result that depends on the place in the window, at half of its size
+    def model(x):  # depends on the position in the window, at half of its size
         return {SEMANTIC: tf.cumsum(x[:, ::2, ::2], 1) * 2.0}
 
-    found = sliding(model, (5, 5), 0.4)(images)[SEMANTIC].numpy()
+    actual = sliding(model, (5, 5), 0.4)(images)[SEMANTIC].numpy()
     total, count = np.zeros(images.shape), np.zeros([7, 11, 1])
     for top in (0, 2):
         for left in (0, 3, 6):
-            part = model(images[:, top : top + 5, left : left + 5])[SEMANTIC]
-            part = tf.raw_ops.ResizeBilinear(images=part, size=[5, 5], align_corners=True).numpy()
-            total[:, top : top + 5, left : left + 5] += part
+            logits = model(images[:, top : top + 5, left : left + 5])[SEMANTIC]
+            logits = tf.raw_ops.ResizeBilinear(images=logits, size=[5, 5], align_corners=True).numpy()
+            total[:, top : top + 5, left : left + 5] += logits
             count[top : top + 5, left : left + 5] += 1
-    assert relative_error(found, total / count) < 1e-6
+    assert relative_error(actual, total / count) < 1e-6
 
 
 def test_a_batch_is_the_images_one_by_one(sample_dir):
-    """And one that fits one window is seen as a whole."""
+    """Images that fit into one window are not divided."""
     task = make(sample_dir)
     model = task.build_model()
     images = tf.random.stateless_uniform([2, 65, 81, 3], [0, 0], -1)
@@ -96,7 +96,7 @@ def test_a_panoptic_network_without_instances_has_the_semantic_branch_alone(samp
 
 
 def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
-    record = record_of(np.full([40, 40, 3], 7, np.uint8), np.uint8([[1] * 20 + [2] * 20] * 40))
+    record = make_record(np.full([40, 40, 3], 7, np.uint8), np.uint8([[1] * 20 + [2] * 20] * 40))
     record |= {"segment/class": tf.constant([1, 0]), "segment/crowd": tf.constant([1, 0])}
     record["segment/id"] = tf.constant([1, 2], tf.int64)
     spec = DatasetSpec("two", ("a", "b"), (1, 2), (True, True))
@@ -105,6 +105,6 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
     whole = training_example(record, [0, 0], spec, data, instances=False)
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
     data = DataConfig("a", "b", (80, 80), plain)
-    part = training_example(record, [0, 0], spec, data, instances=False)
-    np.testing.assert_array_equal(part["semantic"], [[1] * 40 + [0] * 40] * 17)  # the labels are twice as large
-    assert part["image"].shape == (17, 80, 3)
+    crop = training_example(record, [0, 0], spec, data, instances=False)
+    np.testing.assert_array_equal(crop["semantic"], [[1] * 40 + [0] * 40] * 17)  # photos are scaled by 2
+    assert crop["image"].shape == (17, 80, 3)

@@ -1,4 +1,4 @@
-"""Studies of a small real model: sweeps, stored outputs, resolutions and checkpoints."""
+"""Studies of a small network: sweeps, stress tests, and evaluation of checkpoints during training."""
 
 import dataclasses
 
@@ -32,28 +32,29 @@ def task(sample_dir):
 def model(task):
     keras.utils.set_random_seed(0)
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
+    for head in (model.semantic_head, model.center_head):  # scales the logits, so that scores differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
 
-def examples_of(task, count=3):
+def take_examples(task, count=3):
     return list(task.eval_dataset("val2017").take(count))
 
 
 @eagerly()
 def test_a_sweep_is_as_many_evaluations(task, model):
-    examples = examples_of(task)
+    """Each grouping gets the scores of its own evaluation."""
+    examples = take_examples(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
     tasks = [dataclasses.replace(task, grouping=grouping) for grouping in configs]
-    found = sweep(tasks, model, examples)
-    for one, scores in zip(tasks, found, strict=True):
+    results = sweep(tasks, model, examples)
+    for one, scores in zip(tasks, results, strict=True):
         np.testing.assert_equal(scores, evaluate(examples, one.predictions(model), PanopticMetrics(task.spec)))
-    assert len({str(scores["pq"]) for scores in found}) > 1
+    assert len({str(scores["pq"]) for scores in results}) > 1
 
 
-@pytest.mark.slow  # traces a network for each size
+@pytest.mark.slow  # traces the network for each size
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
@@ -61,13 +62,13 @@ def test_stress_at_one_is_the_plain_evaluation(task, model):
     np.testing.assert_equal({k: rows[1][k] for k in PANOPTIC.headline(plain)}, PANOPTIC.headline(plain))
 
 
-def rows_of(*scores):
-    """Rows as `stress_test` makes them, of (ratio, PQ, PQ of things)."""
+def make_rows(*scores):
+    """Rows of `stress_test`, from tuples (ratio, PQ, PQ of things)."""
     return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
 
 
 def test_relative_changes_of_one_run_are_from_ratio_1():
-    rows, others = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3)), rows_of((0.5, 0.2, 0.1))
+    rows, others = make_rows((0.5, 0.2, 0.1), (1.0, 0.4, 0.0), (2.0, 0.5, 0.3)), make_rows((0.5, 0.2, 0.1))
     add_changes([rows])
     add_changes([others])
     assert [row["relative_change"] for row in rows] == pytest.approx([-0.5, 0, 0.25])
@@ -75,8 +76,8 @@ def test_relative_changes_of_one_run_are_from_ratio_1():
 
 
 def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
-    """Fig. 4: PQ, PQ of things and PQ of stuff."""
-    first, second = rows_of((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), rows_of((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
+    """As in Fig. 4 of Axial-DeepLab. The plot is drawn from the same rows."""
+    first, second = make_rows((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), make_rows((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
     add_changes([first, second])
     assert [row["relative_change"] for row in first] == [0, 0]
     assert [row["relative_change"] for row in second] == pytest.approx([0.5, 0.25])
@@ -107,20 +108,20 @@ def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):
 
 
 def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
-    """The training saves three times in an evaluation. What it removes meanwhile is named."""
+    """Training saves three checkpoints during each evaluation, and keeps four. Removed ones are named."""
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), str(tmp_path), 4)
     manager.save(checkpoint_number=10)
-    (tmp_path / "ckpt-15_temp").mkdir()  # being written
+    (tmp_path / "ckpt-15_temp").mkdir()  # a checkpoint that is being written
     (tmp_path / "ckpt-15.index").write_bytes(b"")
-    seen, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
+    steps, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
     for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):
         assert prefix == str(tmp_path / f"ckpt-{step}")
-        seen.append(step)
+        steps.append(step)
         for _ in range(3):
             if number := next(saves, None):
                 manager.save(checkpoint_number=number)
     # After 20 there are 40 to 70, after 40 there are 70 to 100.
-    assert seen == [10, 20, 40, 70, 80, 90, 100]
+    assert steps == [10, 20, 40, 70, 80, 90, 100]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [
         "ckpt-30",

@@ -1,4 +1,4 @@
-"""Submission files for the servers, read with the servers' own evaluators."""
+"""Submission files for the servers of Cityscapes and COCO, scored by cityscapesscripts."""
 
 import json
 import os
@@ -23,7 +23,10 @@ from tests.data.cityscapes_fixture import CityscapesFolder, street
 
 
 def as_prediction(instances, spec):
-    """The prediction that `CityscapesPredictionWriter.add` takes, from instanceIds. Groups and ignored ids are void."""
+    """(`Segments`, class indices [h, w]) for `CityscapesPredictionWriter.add`, from instanceIds [h, w].
+
+    Groups of things and ignored ids are void.
+    """
     segments, classes = np.zeros(instances.shape, np.int32), []
     semantic = np.zeros(instances.shape, np.int32)
     for identity in np.unique(instances):
@@ -40,7 +43,7 @@ def as_prediction(instances, spec):
 
 
 def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
-    """PQ and mIoU are equal also with wrong shapes and classes, groups of things, and void."""
+    """Three photos. Predictions have wrong shapes and classes; the ground truth has groups of things and void."""
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
@@ -93,7 +96,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
 
 @pytest.fixture
 def coco_results(tmp_path):
-    """A converted split, and results for each of its photos that equal the truth."""
+    """Folder of a converted split, in data/, and of its ground truth as predictions in COCO's format."""
     items, source = coco_items(SAMPLE_DIR, "val2017")
     convert_split(Conversion(items, source, COCO, "val2017", str(tmp_path / "data"), progress=False))
     truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")
@@ -145,10 +148,10 @@ def test_a_photos_name_does_not_leave_the_submission(tmp_path, name):
 
 
 def test_a_submission_is_not_written_through_links(tmp_path):
-    home, place = tmp_path / "home", tmp_path / "files" / "instance" / "masks"
+    home, folder = tmp_path / "home", tmp_path / "files" / "instance" / "masks"
     home.mkdir()
-    place.parent.mkdir(parents=True)
-    place.symlink_to(home)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(home)
     with pytest.raises(InputError, match="files/instance/masks.*: a link that leads out of "):
         CityscapesPredictionWriter(str(tmp_path / "files"), CITYSCAPES, "val")
     assert not os.listdir(home)

@@ -11,6 +11,7 @@ SPEC = DatasetSpec("test", ("person", "car", "sky"), (1, 2, 3), (True, True, Fal
 
 
 def oracle(segments, classes, crowd, config):
+    """The targets by loops over pixels; see `panoptic_targets`."""
     height, width = segments.shape
     out = {
         "semantic": np.full([height, width], SPEC.ignore),
@@ -44,7 +45,7 @@ def oracle(segments, classes, crowd, config):
     return out
 
 
-CASES = {
+CASES = {  # segment of each stripe, class of each segment, whether it is a crowd
     "things, stuff, crowd and void": ([0, 1, 2, 3], [0, 2, 1], [0, 0, 1]),
     "two instances": ([1, 2], [0, 0], [0, 0]),
     "nothing": ([0], [], []),
@@ -57,16 +58,16 @@ CASES = {
 )
 @pytest.mark.parametrize("stripes,classes,crowd", CASES.values(), ids=CASES)
 def test_matches_loops(stripes, classes, crowd, config):
-    """Centres are rounded as in DeepLab2, or not rounded, as in Panoptic-DeepLab's code."""
+    """A crop of 40x45 pixels in stripes, with 50 random pixels of other segments."""
     rng = np.random.default_rng(0)
     segments = np.asarray(stripes)[np.arange(45) * len(stripes) // 45][None].repeat(40, 0)
     segments[rng.integers(0, 40, 50), rng.integers(0, 45, 50)] = rng.choice(stripes, 50)
-    found = panoptic_targets(
+    actual = panoptic_targets(
         tf.constant(segments, tf.int32),
         tf.constant(classes, tf.int64),
         tf.constant(crowd, tf.int64),
         spec=SPEC,
         config=config,
     )
-    for key, wanted in oracle(segments, classes, crowd, config).items():
-        np.testing.assert_allclose(found[key], wanted, atol=1e-4, err_msg=key)
+    for key, expected in oracle(segments, classes, crowd, config).items():
+        np.testing.assert_allclose(actual[key], expected, atol=1e-4, err_msg=key)

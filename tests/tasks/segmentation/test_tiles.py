@@ -1,4 +1,4 @@
-"""Joining the tiles of a photo gives back the photo's segments."""
+"""Joined tiles give the segments of the photo."""
 
 import collections
 import itertools
@@ -16,11 +16,11 @@ from tests.tasks.segmentation.test_grouping_properties import RUNS, SPEC
 ALL = PostprocessConfig(stuff_area=0)
 THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.things))
 
-# === Photos whose truth is known, and networks that find it in a tile ===
+# === Photos with ground truth, and simulated predictions of their tiles ===
 
 
 def made_photo(size, rng, *, objects, largest):
-    """(semantic, instance) of a photo: connected objects, at most `largest` pixels long; some touch."""
+    """Ground truth (semantic, instance) of a photo: connected objects of at most `largest` pixels a side."""
     rows, columns = np.ogrid[: size[0], : size[1]]
     drawn = np.zeros(size, int)
     for i in range(1, objects + 1):
@@ -33,15 +33,15 @@ def made_photo(size, rng, *, objects, largest):
         drawn[inside] = i
     instance = np.zeros(size, np.int32)
     for i in range(1, objects + 1):
-        parts = components(drawn == i)[0]
-        instance += np.where(parts > 0, parts + instance.max(), 0).astype(np.int32)
+        pieces = components(drawn == i)[0]
+        instance += np.where(pieces > 0, pieces + instance.max(), 0).astype(np.int32)
     semantic = rng.choice(STUFF, [3, 3])[np.ix_(np.arange(size[0]) * 3 // size[0], np.arange(size[1]) * 3 // size[1])]
     classes = np.concatenate([[0], rng.choice(THINGS, instance.max() + 1)])
     return np.where(instance > 0, classes[instance], semantic).astype(np.int32), instance
 
 
-def seen(semantic, instance, scores, rng):
-    """The prediction of a tile whose instances have other numbers, and some numbers have no pixels."""
+def renumbered(semantic, instance, scores, rng):
+    """A tile's prediction with randomly renumbered instances. Some numbers have no pixels."""
     there = np.unique(instance[instance > 0])
     numbers = np.zeros(len(scores) + 1, int)
     numbers[there] = rng.permutation(len(there) + 3)[: len(there)] + 1
@@ -50,26 +50,26 @@ def seen(semantic, instance, scores, rng):
     return {"semantic": semantic, "instance": numbers[instance], "score": score}
 
 
-def tiles_of(photo, tiling, rng, edges=None):
-    """Yields what a network finds in each tile of (semantic, instance); the score of an instance i is 1 / (i + 1).
+def predict_tiles(photo, tiling, rng, edges=None):
+    """Yields the predictions of the tiles of a photo (semantic, instance). Instance i has the score 1 / (i + 1).
 
-    `edges` is a function that changes (semantic, instance) of a tile, in place, and takes the objects that it cuts.
+    `edges(semantic, instance, cut)` changes a tile in place, as a network would where the tile cuts the objects `cut`.
     """
     scores = 1 / (np.arange(2 * photo[1].max()) + 2)
     for box in tiling.boxes:
         semantic, instance = photo[0][box].copy(), photo[1][box].copy()
         if edges:
             cut = set()
-            for axis, (place, side) in enumerate(zip(box, tiling.size)):
+            for axis, (span, side) in enumerate(zip(box, tiling.size)):
                 lines = np.moveaxis(instance, axis, 0)
-                cut |= {*lines[0]} if place.start else set()
-                cut |= {*lines[-1]} if place.stop < side else set()
+                cut |= {*lines[0]} if span.start else set()
+                cut |= {*lines[-1]} if span.stop < side else set()
             edges(semantic, instance, sorted(cut - {0}))
-        yield seen(semantic, instance, scores, rng)
+        yield renumbered(semantic, instance, scores, rng)
 
 
 def numbered(instance):
-    """(map, order): instances in the raster order of their first pixels, and their old numbers."""
+    """(map with instances numbered in the raster order of their first pixels, their old numbers)."""
     values, first = np.unique(instance, return_index=True)
     order = values[np.argsort(first)]
     order = order[order > 0]
@@ -78,24 +78,25 @@ def numbered(instance):
     return table[instance], order
 
 
-def assert_truth(found, photo):
+def assert_truth(actual, photo):
+    """Checks all maps and scores of a joined prediction against the ground truth."""
     semantic, instance = photo
-    wanted, order = numbered(instance)
-    np.testing.assert_array_equal(found["semantic"], semantic)
-    np.testing.assert_array_equal(found["instance"], wanted)
-    np.testing.assert_allclose(found["score"], 1 / (order + 1), rtol=1e-6)
+    expected, order = numbered(instance)
+    np.testing.assert_array_equal(actual["semantic"], semantic)
+    np.testing.assert_array_equal(actual["instance"], expected)
+    np.testing.assert_allclose(actual["score"], 1 / (order + 1), rtol=1e-6)
     counts, labels = collections.Counter(), [0]
-    for first in np.unique(wanted[wanted > 0], return_index=True)[1]:
-        category = semantic[wanted > 0][first]
+    for first in np.unique(expected[expected > 0], return_index=True)[1]:
+        category = semantic[expected > 0][first]
         counts[category] += 1
         labels.append(category * SPEC.label_divisor + counts[category])
-    panoptic = np.where(wanted > 0, np.array(labels)[wanted], semantic * SPEC.label_divisor)
-    np.testing.assert_array_equal(found["panoptic"], panoptic)
+    panoptic = np.where(expected > 0, np.array(labels)[expected], semantic * SPEC.label_divisor)
+    np.testing.assert_array_equal(actual["panoptic"], panoptic)
 
 
 @st.composite
 def photos_and_tiles(draw):
-    """(truth of a photo, `Tiling`, random numbers)."""
+    """(size of a photo, `Tiling`, random generator)."""
     tile = tuple(draw(st.integers(8, 40)) for _ in range(2))
     overlap = draw(st.integers(2, 3 * min(tile) // 4))
     size = tuple(draw(st.integers(1, 3 * side)) for side in tile)
@@ -105,13 +106,13 @@ def photos_and_tiles(draw):
 
 
 def drop(semantic, instance, cut):
-    """A network that takes what it sees of a cut object for the background."""
+    """A network that predicts background in the visible rest of cut objects."""
     lost = np.isin(instance, cut)
     semantic[lost], instance[lost] = STUFF[0], 0
 
 
 def mix(semantic, instance, cut):
-    """A network that takes all cut objects for one, of another class."""
+    """A network that predicts all cut objects as one object, of another class."""
     mask = np.isin(instance, cut)
     semantic[mask], instance[mask] = THINGS[-1], max(cut, default=0)
 
@@ -125,48 +126,48 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
     size, tiling, _ = case
     counts = np.zeros(size, int)
     for box, core in zip(tiling.boxes, tiling.cores, strict=True):
-        shape = [place.stop - place.start for place in box]
-        assert all(0 <= min(pair) - found < tiling.stride for pair, found in zip(zip(size, tiling.tile), shape))
+        shape = [span.stop - span.start for span in box]
+        assert all(0 <= min(pair) - side < tiling.stride for pair, side in zip(zip(size, tiling.tile), shape))
         assert all(a.start <= b.start < b.stop <= a.stop for a, b in zip(box, core))
         if tiling.stride <= min(tiling.tile) - tiling.overlap:
             multiples = {round(k * tiling.stride) for k in range(max(size) + 1)}
-            assert {place.start for place in box} <= multiples
+            assert {span.start for span in box} <= multiples
         counts[core] += 1
     assert (counts == 1).all()
     for number, box in enumerate(tiling.boxes):
         mask = np.zeros(size, bool)
         mask[box] = True
-        assert tiling.around(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
+        assert tiling.neighbours(number) == [i for i, b in enumerate(tiling.boxes) if mask[b].any() and i != number]
 
 
 @pytest.mark.parametrize("edges", [None, drop, mix])
 @given(case=photos_and_tiles())
 @RUNS
 def test_joined_tiles_are_the_photo(case, edges):
-    """Whatever a network makes of objects that a tile cuts: those smaller than the overlap come back exactly."""
+    """Objects smaller than the overlap are exact, whatever the network predicts for objects that a tile cuts."""
     size, tiling, rng = case
     largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
-    found = join(tiles_of(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    assert_truth(found, photo)
+    actual = join(predict_tiles(photo, tiling, rng, edges), tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    assert_truth(actual, photo)
 
 
 def test_the_outline_of_a_cut_object_goes_with_it():
-    """A tile sees an object that it cuts wider than the next tile sees it."""
+    """A cut object is wider in one tile than in the next, which has it whole."""
     tiling = Tiling((10, 30), (10, 20), 10)
     whole, cut = np.zeros([2, 10, 30], np.int32)
     whole[3:7, 13:22], cut[2:8, 11:22] = 1, 1
     results = [
         {"semantic": 2 + x[box], "instance": x[box], "score": [0.5]} for x, box in zip((cut, whole), tiling.boxes)
     ]
-    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    np.testing.assert_array_equal(found["instance"], whole)
-    np.testing.assert_array_equal(found["semantic"], 2 + whole)
-    np.testing.assert_array_equal(found["score"], [0.5])
+    actual = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(actual["instance"], whole)
+    np.testing.assert_array_equal(actual["semantic"], 2 + whole)
+    np.testing.assert_array_equal(actual["score"], [0.5])
 
 
 def test_scores_are_means_by_pixels_and_classes_by_majority():
-    """An object of 20 pixels, 12 of them in the first core, that no tile has whole."""
+    """An object of 20 pixels that both tiles cut, with a class and a score from each core of 10 pixels."""
     tiling = Tiling((4, 10), (4, 8), 6)
     instance = np.zeros([4, 10], np.int32)
     instance[1:3] = 1
@@ -175,13 +176,13 @@ def test_scores_are_means_by_pixels_and_classes_by_majority():
         for box, category, score in zip(tiling.boxes, (1, 3), (0.2, 0.8))
     ]
     assert [core[1] for core in tiling.cores] == [slice(0, 5), slice(5, 10)]
-    found = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
-    np.testing.assert_array_equal(found["instance"], instance)
-    np.testing.assert_allclose(found["score"], [(0.2 + 0.8) / 2], rtol=1e-6)
+    actual = join(results, tiling, spec=SPEC, grouping=ALL, scale=1.0)
+    np.testing.assert_array_equal(actual["instance"], instance)
+    np.testing.assert_allclose(actual["score"], [(0.2 + 0.8) / 2], rtol=1e-6)
 
 
 def test_least_areas_are_those_of_the_whole_photo():
-    """Sides of the photo are halved on the canvas, so areas there are a quarter."""
+    """At a scale of 1/2, area thresholds on the canvas are a quarter of the photo's areas."""
     semantic, instance = np.zeros([2, 20, 40], np.int32)
     instance[4:12, 8:24] = 1  # 128 pixels, 32 on the canvas
     semantic[instance > 0] = 1
@@ -197,7 +198,7 @@ def test_least_areas_are_those_of_the_whole_photo():
 
 @pytest.mark.parametrize("pieces", ["largest", "split"])
 def test_pieces_are_those_of_the_whole_photo(pieces):
-    """A tile sees two legs of an object that another joins. A speck of it lies apart, in one tile alone."""
+    """A tile sees two separate legs of an object that another tile connects. A speck of it is in one tile only."""
     instance = np.zeros([20, 60], np.int32)
     instance[4:6, 8:50] = instance[12:14, 8:50] = instance[4:14, 46:50] = 1
     speck = np.s_[17:19, 3:6]
@@ -207,8 +208,8 @@ def test_pieces_are_those_of_the_whole_photo(pieces):
         {"semantic": x, "instance": x, "score": [0.5], "dropped": x.sum()}
         for x in map(instance.__getitem__, tiling.boxes)
     )
-    found = join(tiles, tiling, spec=SPEC, grouping=grouping, scale=1.0)
-    wanted = 1001 * instance
-    wanted[speck] = SPEC.void if pieces == "largest" else 1002
-    np.testing.assert_array_equal(found["panoptic"], wanted)
-    assert found["dropped"] == max(instance[box].sum() for box in tiling.boxes)
+    actual = join(tiles, tiling, spec=SPEC, grouping=grouping, scale=1.0)
+    expected = 1001 * instance
+    expected[speck] = SPEC.void if pieces == "largest" else 1002
+    np.testing.assert_array_equal(actual["panoptic"], expected)
+    assert actual["dropped"] == max(instance[box].sum() for box in tiling.boxes)

@@ -1,4 +1,4 @@
-"""The translation task: its loss and the average of checkpoints."""
+"""The translation task: its loss, averages of checkpoints, and errors."""
 
 import numpy as np
 import pytest
@@ -35,27 +35,28 @@ def run(folder, model_dir, steps, **options):
 
 @pytest.fixture(scope="module")
 def trained(texts_dir, tmp_path_factory):
-    """A run of two steps with a checkpoint after each."""
+    """(task, folder) of a run of two steps, with a checkpoint after each step."""
     folder = tmp_path_factory.mktemp("translation")
     with eagerly():
         return run(texts_dir, folder, 2), folder
 
 
 def test_the_loss_is_the_mean_over_real_tokens(trained):
+    """A loop over the tokens of a batch gives the smoothed cross-entropy without padding."""
     task, _ = trained
     model = task.model.build(task.spec.num_classes, task.canvas, changes={"dropout": 0.0})
     batch = next(iter(task.train_dataset(96, seed=0)))
-    found = task.by_shape(lambda part: task.losses(model, part)["total"], batch).numpy()
+    loss = task.by_shape(lambda sentences: task.losses(model, sentences)["total"], batch).numpy()
     length = task.data.lengths[int(batch["bucket"][0])]
     source, target = (batch[name].numpy().reshape(-1, length) for name in ("source", "target"))
     logits = model({"source": source, "target": target})["logits"].numpy().astype(np.float64)
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     losses = []
-    for place in zip(*np.nonzero(target)):
+    for position in zip(*np.nonzero(target)):
         smooth = np.full(task.spec.num_classes, 0.1 / task.spec.num_classes)
-        smooth[target[place]] += 0.9
-        losses.append(-(smooth * logs[place]).sum())
-    assert found == pytest.approx(np.mean(losses), rel=1e-5)
+        smooth[target[position]] += 0.9
+        losses.append(-(smooth * logs[position]).sum())
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_weights_of_checkpoints_are_averaged(trained):
@@ -64,9 +65,9 @@ def test_weights_of_checkpoints_are_averaged(trained):
     model = task.build_model()
     restore_average(model, prefixes)
     key = "model/embedding/.ATTRIBUTES/VARIABLE_VALUE"
-    parts = [tf.train.load_checkpoint(prefix).get_tensor(key) for prefix in prefixes]
-    assert (parts[0] != parts[1]).any()
-    np.testing.assert_allclose(model.embedding, np.mean(parts, 0), rtol=1e-6)
+    embeddings = [tf.train.load_checkpoint(prefix).get_tensor(key) for prefix in prefixes]
+    assert (embeddings[0] != embeddings[1]).any()
+    np.testing.assert_allclose(model.embedding, np.mean(embeddings, 0), rtol=1e-6)
     with pytest.raises(InputError, match=r"--average=9: .* has 2 checkpoints"):
         find_weights(str(folder), 9)
 
