@@ -12,13 +12,13 @@ from axial.io.show import Closed, say
 
 def commands():
     """dict from the names of the commands to what each does: of every module of `axial.cli` with a `main`."""
-    found = {}
+    summaries = {}
     for path in sorted(pathlib.Path(__file__).with_name("cli").glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             sentence = re.split(r"(?<=\.)\s", ast.get_docstring(tree))[0]
-            found[f"axial-{path.stem.replace('_', '-')}"] = " ".join(sentence.split())
-    return found
+            summaries[f"axial-{path.stem.replace('_', '-')}"] = " ".join(sentence.split())
+    return summaries
 
 
 def main():

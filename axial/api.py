@@ -80,14 +80,14 @@ def load(
             raise InputError(f"{source.path}: an export is as it is; features_only, model and arguments are for runs")
         return Exported(configuration.load_export(source))
     if source.kind == "run":
-        task, found = configuration.restore_run(source, arguments=arguments)
+        task, network = configuration.restore_run(source, arguments=arguments)
         check_asked(source.path, task.model.name, task.num_classes, asked)
-        found.know(task.spec, task.scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
+        network.know(task.spec, task.scale, Predictor.of_task(task, network, objects=read_objects(source.folder)))
     else:
-        found, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
+        network, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
-        found.know(spec, card.preprocessing.get(SCALE) if card else None)
-    return Features(found.backbone) if features_only else found
+        network.know(spec, card.preprocessing.get(SCALE) if card else None)
+    return Features(network.backbone) if features_only else network
 
 
 class Exported(keras.Model):
@@ -144,17 +144,17 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
     if model.predictor is None:
         raise InputError(without_recipe(model.name))
     predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
-    several, found = isinstance(photos, (list, tuple)), []
+    several, inputs = isinstance(photos, (list, tuple)), []
     for number, one in enumerate(photos if several else [photos], 1):
         if predictor.evaluator.takes == "text":
-            found.append(_checked_text(predictor, f"text {number}", one))
+            inputs.append(_checked_text(predictor, f"text {number}", one))
         elif isinstance(one, (str, os.PathLike)) and tf.io.gfile.isdir(one):
-            several, found = True, found + find_photos([os.fspath(one)])
+            several, inputs = True, inputs + find_photos([os.fspath(one)])
         else:
-            found.append(_checked_photo(f"photo {number}", one))
-    if not found:
+            inputs.append(_checked_photo(f"photo {number}", one))
+    if not inputs:
         raise InputError(f"no {predictor.evaluator.takes}: the list is empty")
-    results = [_result(predictor, one) for one in found]
+    results = [_result(predictor, one) for one in inputs]
     return results if several else results[0]
 
 

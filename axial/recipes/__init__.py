@@ -43,11 +43,11 @@ def find_file(name):
     for path in (name, os.path.join(root, below)):
         if gfile.exists(path) and not gfile.isdir(path):
             return path
-    known = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
-    raise InputError(f"{name}: no such gin file{nearest(below, known)}")
+    names = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
+    raise InputError(f"{name}: no such gin file{nearest(below, names)}")
 
 
-def _of_run(path):
+def _is_run_config(path):
     """Whether a gin file is one that `configuration.save` has written."""
     folder, name = os.path.split(path)
     return name == "config.gin" and gfile.exists(os.path.join(folder, "spec.json"))
@@ -79,13 +79,13 @@ class Recipe:
         purpose: the first sentence of the comment that the first file begins with.
         bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to their values. It includes
             those of included files.
-        places: dict from the same keys to the file and line, or the flag, of the statement.
+        positions: dict from the same keys to the file and line, or the flag, of the statement.
     """
 
     path: str = ""
     purpose: str = ""
     bindings: dict = dataclasses.field(default_factory=dict)
-    places: dict = dataclasses.field(default_factory=dict)
+    positions: dict = dataclasses.field(default_factory=dict)
 
     def chain(self, key):
         """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
@@ -103,9 +103,9 @@ class Recipe:
 
     def is_own(self, key):
         """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
-        place = self.places[self.chain(key)[-1]]
-        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
-        return place == FLAG or not (recipes in path.parents or _of_run(path))
+        position = self.positions[self.chain(key)[-1]]
+        path, recipes = (pathlib.Path(path).resolve() for path in (position.rpartition(":")[0], experiments_dir()))
+        return position == FLAG or not (recipes in path.parents or _is_run_config(path))
 
     def task(self):
         """The name of the task that is built, or None."""
@@ -130,8 +130,8 @@ class Recipe:
     def settings(self):
         """List of (name, default, meaning) of the settings of the configurables that the recipe names."""
         named = {key.partition(".")[0] for key in self.bindings}.union(*map(names_in, self.bindings.values()))
-        known = [(name, arguments) for name, arguments in read_settings().items() if name in named]
-        return [(f"{name}.{argument}", *about) for name, arguments in known for argument, about in arguments.items()]
+        settings = {name: arguments for name, arguments in read_settings().items() if name in named}
+        return [(f"{name}.{key}", *about) for name, arguments in settings.items() for key, about in arguments.items()]
 
 
 def read_recipes():
@@ -159,8 +159,8 @@ def names_in(value, depth=0):
         raise InputError(_LARGE)
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    parts = value if isinstance(value, (list, tuple)) else ()
-    return [name for part in parts for name in names_in(part, depth + 1)]
+    items = value if isinstance(value, (list, tuple)) else ()
+    return [name for item in items for name in names_in(item, depth + 1)]
 
 
 # === Reading ===
@@ -178,8 +178,8 @@ def read(files, bindings=(), whole=True):
     for binding in bindings:
         reader.text(binding, FLAG)
     values = {key: value for key, value, _ in reader.statements}
-    places = {key: place for key, _, place in reader.statements}
-    recipe = Recipe("", reader.purpose or "", values, places)
+    positions = {key: position for key, _, position in reader.statements}
+    recipe = Recipe("", reader.purpose or "", values, positions)
     if whole:
         _check_macros(reader.statements)
     _check_uses(recipe)
@@ -202,17 +202,17 @@ class _Reader(config_parser.ParserDelegate):
         self._configurables = read_settings(tuple(registry.TASKS) if registry else ())
         self._open, self._size = [], 0
 
-    def file(self, name, place=""):
+    def file(self, name, position=""):
         """Reads a gin file and the files that it includes. `place` is that of the statement that includes it."""
         try:
-            if place and gfile.is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
+            if position and gfile.is_remote(name) and name.split("/")[:3] != position.split("/")[:3]:
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
             path = find_file(name)
             if path in self._open or len(self._open) > DEEPEST:
                 raise InputError(f"{path}, which includes it, or more than {DEEPEST} files are in a row")
             text = read_text(path)
         except InputError as error:
-            raise InputError(f"{place}: includes {error}" if place else error) from None
+            raise InputError(f"{position}: includes {error}" if position else error) from None
         if self.purpose is None:
             self.purpose = first_sentence(re.sub("^# ", "", re.match("(# .*\n)*", text)[0], flags=re.M))
         self._open.append(path)
@@ -226,14 +226,14 @@ class _Reader(config_parser.ParserDelegate):
             raise InputError(
                 f"{where}: at most {LARGEST} characters with what it includes, {MOST_QUOTES} quotes are read"
             )
-        for statement, place in self._parsed(text, where):
+        for statement, position in self._parsed(text, where):
             if isinstance(statement, config_parser.IncludeStatement):
-                self.file(statement.filename, place)
+                self.file(statement.filename, position)
                 continue
             try:
-                self._bind(statement, place)
+                self._bind(statement, position)
             except ValueError as error:
-                raise InputError(f"{place}: {first_line(error)}") from None
+                raise InputError(f"{position}: {first_line(error)}") from None
 
     def _parsed(self, text, where):
         """Yields (statement of gin's parser, its place). Raises InputError for what is not gin's syntax."""
@@ -250,7 +250,7 @@ class _Reader(config_parser.ParserDelegate):
                 ) from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
-    def _bind(self, statement, place):
+    def _bind(self, statement, position):
         """Keeps what a statement binds. Raises ValueError."""
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError("imports are refused; a configuration only binds what axial has")
@@ -260,16 +260,16 @@ class _Reader(config_parser.ParserDelegate):
         if statement.scope:
             raise InputError(f"{statement.scope}/{key}: scopes are refused")
         if argument:
-            name = self._known(key)
+            name = self._configurable(key)
             key = f"{name}.{argument}"
-            if argument not in (known := self._configurables[name]):
-                raise InputError(f"{name} has no argument {argument!r}{nearest(argument, known)}")
+            if argument not in (arguments := self._configurables[name]):
+                raise InputError(f"{name} has no argument {argument!r}{nearest(argument, arguments)}")
         for name in names_in(statement.value):
             if name[0] != "%":
-                self._known(name)
-        self.statements.append((key, statement.value, place))
+                self._configurable(name)
+        self.statements.append((key, statement.value, position))
 
-    def _known(self, selector):
+    def _configurable(self, selector):
         """The name of a configurable. Raises InputError."""
         name = selector.removeprefix("axial.")
         if name not in self._configurables:
@@ -290,32 +290,32 @@ def _check_macros(statements):
 
     The config.gin of a run may hold a macro whose only use another binding has replaced.
     """
-    macros = {key: place for key, _, place in statements if "." not in key}
-    used = {name[1:]: place for _, value, place in statements for name in names_in(value) if name[0] == "%"}
-    for name, place in macros.items():
-        if name not in used and not _of_run(place.rpartition(":")[0]):
-            raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, used)}")
-    for name, place in used.items():
+    macros = {key: position for key, _, position in statements if "." not in key}
+    used = {name[1:]: position for _, value, position in statements for name in names_in(value) if name[0] == "%"}
+    for name, position in macros.items():
+        if name not in used and not _is_run_config(position.rpartition(":")[0]):
+            raise InputError(f"{position}: the macro {name!r} is not used anywhere{nearest(name, used)}")
+    for name, position in used.items():
         if name not in macros:
-            raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
+            raise InputError(f"{position}: the macro {name!r} is not set{nearest(name, macros)}")
 
 
 def _check_uses(recipe):
     """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
-    graph, places = {}, {}
+    graph, positions = {}, {}
     for key, value in recipe.bindings.items():
         name, dot, _ = key.partition(".")
         node = name if dot else f"%{name}"
         graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # more take memory alone
-        places[node] = recipe.places[key]
+        positions[node] = recipe.positions[key]
     uses = {node: _uses(graph, node) for node in graph}
     # What leads to itself comes first: all that leads there has too many references.
     for node, names in sorted(uses.items(), key=lambda item: (item[0] not in item[1], item[0][0] != "%")):
         if node in names:
             what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
-            raise InputError(f"{places[node]}: {what} itself")
+            raise InputError(f"{positions[node]}: {what} itself")
         if len(names) > LARGEST_USES:
-            raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
+            raise InputError(f"{positions[node]}: {node} leads to more than {LARGEST_USES} references")
 
 
 def _uses(graph, node):

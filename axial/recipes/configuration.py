@@ -94,17 +94,17 @@ def bind(recipe: Recipe) -> None:
     gin.clear_config()
     with gin.unlock_config():
         for key, value in recipe.bindings.items():
-            gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _of_gin(value))
+            gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _gin_value(value))
 
 
-def _of_gin(value):
+def _gin_value(value):
     """A value with gin's own references."""
     if isinstance(value, Reference):
         name = f"{value.name[1:]}/gin.macro" if value.name[0] == "%" else value.name
         return gin.config.ConfigurableReference(name, value.called)
     if isinstance(value, dict):
-        return dict(zip(_of_gin([*value]), _of_gin([*value.values()])))
-    return type(value)(map(_of_gin, value)) if isinstance(value, (list, tuple)) else value
+        return dict(zip(_gin_value([*value]), _gin_value([*value.values()])))
+    return type(value)(map(_gin_value, value)) if isinstance(value, (list, tuple)) else value
 
 
 def text() -> str:
@@ -155,7 +155,7 @@ def with_macros(message: str) -> str:
 def query(name: str, default: Any) -> Any:
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
-    return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
+    return _called(_gin_value(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
 def _task():
@@ -217,13 +217,13 @@ def check_splits(task: Task, splits: Sequence[str | None]) -> None:
 
 def _split(task, name):
     """The split that a task takes, and a line if it is not the recipe's. Raises InputError if it is not the user's."""
-    config, of_task = type(task.data).__name__, getattr(task.data, name)
-    bound = query(f"{config}.{name}", of_task)
-    if bound != of_task:
+    config, split = type(task.data).__name__, getattr(task.data, name)
+    bound = query(f"{config}.{name}", split)
+    if bound != split:
         if _loaded[0].is_own(f"{config}.{name}"):
             find_manifest(task.data_dir, bound)
-        say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
-    return of_task
+        say(f"{task.data_dir}: has no split {bound!r} of the recipe; {split!r} takes its place", error=True)
+    return split
 
 
 def task_of_weights(
@@ -248,8 +248,8 @@ def task_of_weights(
     task = build(_task(), data_dir)
     if card and card.num_classes != task.num_classes:
         raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
-    if card and card.spec and (found := field_difference("class_names", card.spec.class_names, task.spec.class_names)):
-        raise InputError(f"{path}: is for other classes than {data_dir}: {found}")
+    if card and card.spec and (text := field_difference("class_names", card.spec.class_names, task.spec.class_names)):
+        raise InputError(f"{path}: is for other classes than {data_dir}: {text}")
     return task
 
 

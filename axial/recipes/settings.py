@@ -68,9 +68,9 @@ class _Module:
         node, module = self.find(name, body) or (None, None)
         if not isinstance(node, ast.Assign):
             return {name: (node, module)} if node else {}
-        names = [part for part in ast.walk(node.value) if isinstance(part, ast.Name)]
-        names.sort(key=lambda part: (part.lineno, part.col_offset))
-        return {found: where for part in names for found, where in module.expanded(part.id).items()}
+        names = [child for child in ast.walk(node.value) if isinstance(child, ast.Name)]
+        names.sort(key=lambda child: (child.lineno, child.col_offset))
+        return {key: definition for child in names for key, definition in module.expanded(child.id).items()}
 
 
 @functools.cache
@@ -83,26 +83,26 @@ def _module(name):
 def _arguments(node, module):
     """dict from the arguments of a function or a constructor to what `read_settings` has of them."""
     said, arguments = _meanings(ast.get_docstring(node) or ""), {}
-    makers = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
-    for part in (part for part in makers if part.name in (node.name, "__init__")):
-        given = [argument for argument in part.args.args if argument.arg != "self"]
-        defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
-        pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
+    makers = [statement for statement in (node, *node.body) if isinstance(statement, ast.FunctionDef)]
+    for statement in (statement for statement in makers if statement.name in (node.name, "__init__")):
+        given = [argument for argument in statement.args.args if argument.arg != "self"]
+        defaults = [None] * (len(given) - len(statement.args.defaults)) + statement.args.defaults
+        pairs = [*zip(given, defaults), *zip(statement.args.kwonlyargs, statement.args.kw_defaults)]
         return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
             arguments |= _arguments(*module.find(base.id))
-    for part in node.body:
-        if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
-            name = part.target.id
-            arguments[name] = part.value and ast.unparse(part.value), arguments.get(name, (None, None))[1]
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation):
+            name = statement.target.id
+            arguments[name] = statement.value and ast.unparse(statement.value), arguments.get(name, (None, None))[1]
     return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
 
 
 def _meanings(docstring):
     """dict from the names in the sections 'Args' and 'Attributes' of a docstring to what each is."""
-    found = {}
+    meanings = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n?|\n)+)", docstring, re.M):
         for names, text in re.findall(r"^ {4}(\w[\w, ]*?): (.*(?:\n {5,}.*)*)", section, re.M):
-            found.update(dict.fromkeys(names.split(", "), first_sentence(text)))
-    return found
+            meanings.update(dict.fromkeys(names.split(", "), first_sentence(text)))
+    return meanings

@@ -61,10 +61,10 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
         if not images:
             raise InputError("--precision=int8: no photos to find the ranges of the activations with")
 
-        def seen():
+        def samples():
             return ({"image": image} for image in progress(images, "ranges of int8", unit="photo"))
 
-        converter.representative_dataset = seen
+        converter.representative_dataset = samples
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")  # TensorFlow's own use

@@ -35,7 +35,7 @@ class Predictor:
         objects: `Objects` of the training photos, to which the photos of a prediction can be compared; None
             where nobody has told it, and of a model that has no scale.
         example: function of what is given that makes an evaluation example of it.
-        examples: function of evaluation examples that yields (example, prediction) for each.
+        predictions: function of evaluation examples that yields (example, prediction) for each.
         task, model: of a model in memory, or of a file (`FileModel`); None of a SavedModel.
     """
 
@@ -45,13 +45,13 @@ class Predictor:
     scale: float | None
     objects: Objects | None
     example: typing.Callable
-    examples: typing.Callable
+    predictions: typing.Callable
     task: Task | None = None
     model: typing.Callable | None = None
 
     def __call__(self, given):
-        ((_, found),) = self.examples([self.example(given)])
-        return {name: np.asarray(value) for name, value in found.items()}
+        ((_, prediction),) = self.predictions([self.example(given)])
+        return {name: np.asarray(value) for name, value in prediction.items()}
 
     @classmethod
     def of_task(cls, task, model, inference=Inference(), objects=None):
@@ -60,7 +60,7 @@ class Predictor:
             *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
             example=lambda given: {**task.evaluator.example(given), **task.example(tf.constant(given))},
-            examples=task.predictions(model, inference),
+            predictions=task.predictions(model, inference),
             task=task,
             model=model,
         )
@@ -86,10 +86,10 @@ class Predictor:
         return cls(
             *(spec, evaluator, canvas, scale, objects),
             example=evaluator.example,
-            examples=predictions,
+            predictions=predictions,
         )
 
-    def photos(self, data_dir, split, *, shard=(0, 1), skip=0):
+    def examples(self, data_dir, split, *, shard=(0, 1), skip=0):
         """The evaluation examples of a converted split; see `Evaluator.examples`."""
         look = self.task and self.task.look
         return self.evaluator.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
@@ -116,11 +116,11 @@ def check_export(what):
     if not tf.io.gfile.exists(hashes):
         say(f"{path}: no {HASHES}: whether the export was changed is not known; export again", error=True)
         return DatasetSpec.read(spec)
-    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
-    for name in sorted({*written, *found}):
-        if written.get(name) != found.get(name):
-            known = {name not in found: "missing", name not in written: "not a file of the export"}
-            raise InputError(f"{os.path.join(path, name)}: {known.get(True, 'changed since the export')}; export again")
+    written, digests = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
+    for name in sorted({*written, *digests}):
+        if written.get(name) != digests.get(name):
+            fault = {name not in digests: "missing", name not in written: "not a file of the export"}
+            raise InputError(f"{os.path.join(path, name)}: {fault.get(True, 'changed since the export')}; export again")
     return DatasetSpec.read(spec)
 
 

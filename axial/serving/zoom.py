@@ -67,13 +67,13 @@ class Zoomed:
         for _ in range(TRIES):
             prediction, width = self._at(image, zoom)
             tries.append((abs(math.log(width / target)) if width else math.inf, prediction))
-            wanted = min(max(zoom * target / width if width else 2 * zoom, least), most)
-            if max(wanted / zoom, zoom / wanted) < NEAR:
+            next_zoom = min(max(zoom * target / width if width else 2 * zoom, least), most)
+            if max(next_zoom / zoom, zoom / next_zoom) < NEAR:
                 break
-            zoom = wanted
+            zoom = next_zoom
         return min(tries, key=lambda one: one[0])[1]
 
-    def examples(self, examples):
+    def predictions(self, examples):
         """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
         return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
@@ -87,8 +87,8 @@ class Zoomed:
                 f"{LARGEST_PIXELS}"
             )
         image = image if scaled == size else Image.fromarray(image).resize(scaled[::-1], Image.Resampling.BILINEAR)
-        found = self._predictor(np.asarray(image))
-        labels, areas = np.unique(found["panoptic"], return_counts=True)
+        prediction = self._predictor(np.asarray(image))
+        labels, areas = np.unique(prediction["panoptic"], return_counts=True)
         areas = areas[np.isin(labels // self.spec.label_divisor, self.spec.thing_classes)]
-        full = {name: np.asarray(value) for name, value in full_size(found, scaled, size).items()}
+        full = {name: np.asarray(value) for name, value in full_size(prediction, scaled, size).items()}
         return {**full, "zoom": round(zoom, 4)}, float(np.median(diameters(areas))) if len(areas) else None

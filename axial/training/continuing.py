@@ -90,8 +90,8 @@ def check_continues(model_dir, settings, change=()):
     Raises:
         InputError: others differ. The message has their values in the run and here.
     """
-    known = _read(model_dir)
-    if known is None:
+    stored = _read(model_dir)
+    if stored is None:
         say(
             f"{model_dir}: has no {FILE}, so nobody knows what the run is trained with; it goes on with what this "
             "command says",
@@ -99,8 +99,8 @@ def check_continues(model_dir, settings, change=()):
         )
         return
     differing = {
-        name: "; ".join(f"{place} is {there!r} in the run and {here!r} here" for place, there, here in parts)
-        for name, parts in _differences(known.settings, settings).items()
+        name: "; ".join(f"{path} is {there!r} in the run and {here!r} here" for path, there, here in changes)
+        for name, changes in _differences(stored.settings, settings).items()
     }
     if refused := [f"of another {name} ({text})" for name, text in differing.items() if name not in change]:
         goes_on = f"--change={','.join(differing)} goes on with what this command says"
@@ -117,12 +117,12 @@ def keep_settings(model_dir, settings, step=None):
         settings: dict of `hyperparameters`.
         step: from which the training goes on; None for a new run.
     """
-    known = None if step is None else _read(model_dir)
-    changes = known.changes if known else []
-    for parts in _differences(known.settings, settings).values() if known else ():
-        changes = [*changes, *(SettingChange(step, *part) for part in parts)]
+    stored = None if step is None else _read(model_dir)
+    changes = stored.changes if stored else []
+    for differences in _differences(stored.settings, settings).values() if stored else ():
+        changes = [*changes, *(SettingChange(step, *difference) for difference in differences)]
     content = TrainingSettings(1, settings, changes)
-    if content != known:
+    if content != stored:
         save_json(os.path.join(model_dir, FILE), content)
 
 
@@ -132,18 +132,18 @@ def _read(model_dir):
     return read_json(path, TrainingSettings)[1] if tf.io.gfile.exists(path) else None
 
 
-def _differences(found, wanted):
-    """dict from the names of settings that differ to lists of (place, value found, value wanted).
+def _differences(stored, current):
+    """dict from the names of settings that differ to lists of (path, stored value, current value).
 
     Names that only one of both has are of another version of axial. `BEFORE` says what some of them stand for.
     """
-    found = {**{name: BEFORE[name] for name in wanted if name in BEFORE}, **found}
+    stored = {**{name: BEFORE[name] for name in current if name in BEFORE}, **stored}
 
-    def parts(place, a, b):
+    def compare(path, a, b):
         if not (isinstance(a, dict) and isinstance(b, dict)):
-            return [(place, a, b)] if a != b else []
+            return [(path, a, b)] if a != b else []
         keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a or key in BEFORE]
-        return [part for key in keys for part in parts(f"{place}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
+        return [row for key in keys for row in compare(f"{path}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
 
-    every = {name: parts(name, found[name], wanted[name]) for name in wanted if name in found}
+    every = {name: compare(name, stored[name], current[name]) for name in current if name in stored}
     return {name: each for name, each in every.items() if each}

@@ -99,9 +99,9 @@ class Evaluations:
         show_hangs(self.config.hang_seconds)
         return scores
 
-    def _decided(self, of_chief):
+    def _decided(self, decide):
         """What a function without arguments returns to the chief, for every worker."""
-        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
+        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and decide()))
 
     def _scores(self, step, watch, writer):
         task, split, pictures = self.task, self.task.data.eval_split, []
@@ -140,13 +140,13 @@ class Evaluations:
     def _identity(self):
         """What the scores depend on beside the weights, as the files have it."""
         task = self.task
-        of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
-        return msgspec.json.decode(msgspec.json.encode(of_scores))
+        identity = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
+        return msgspec.json.decode(msgspec.json.encode(identity))
 
     def _read(self, path):
         """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
-        found = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
-        return found if found and found.evaluation in (None, self._identity) else None
+        evaluated = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
+        return evaluated if evaluated and evaluated.evaluation in (None, self._identity) else None
 
     def _is_best(self, scores):
         """Whether no checkpoint so far has a main score as good as that of these scores."""

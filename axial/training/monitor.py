@@ -103,8 +103,8 @@ class Status(contextlib.AbstractContextManager):
                 "tensorflow": tf.__version__,
                 "python": platform.python_version(),
             }
-            place = {"updated": now, "host": socket.gethostname(), "machine": machine}
-            write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
+            origin = {"updated": now, "host": socket.gethostname(), "machine": machine}
+            write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **origin})
 
 
 class StopRequests:

@@ -13,7 +13,7 @@ from axial.errors import InputError
 from axial.io.check import BelowOne, Checked, Count, Fraction, Natural, NonNegative, Positive
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
-OF_ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalars of its kernel
+ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalars of its kernel
 TABLE = re.compile(r"_table(:\d+)?$")  # of positions
 
 
@@ -149,7 +149,7 @@ class Adam(Rule):
         """Moves the variable and its two moments by TensorFlow's fused kernel."""
         first, second = slots
         return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in OF_ADAM}
+            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in ADAM}
         )
 
 
@@ -398,8 +398,8 @@ class WarmupInverseSqrt(Checked, Schedule):
     warmup: Count = 4000
 
     def __call__(self, step):
-        share = (tf.cast(step, tf.float32) + 1) / self.warmup
-        return self.peak * tf.minimum(share, tf.math.rsqrt(share))
+        progress = (tf.cast(step, tf.float32) + 1) / self.warmup
+        return self.peak * tf.minimum(progress, tf.math.rsqrt(progress))
 
 
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam

@@ -51,9 +51,9 @@ def scored(stream, scores, make, processes=0):
     def added():
         examples, future = waiting.popleft()
         state, seen = future.result()
-        part = make()
-        part.restore(state)
-        scores.merge(part)
+        metrics = make()
+        metrics.restore(state)
+        scores.merge(metrics)
         return list(zip(examples, seen))
 
     try:
@@ -88,6 +88,6 @@ def end_with(parent):
 
 
 def _score(make, shard, photos):
-    part = make(shard)
-    seen = [part.update(example, prediction) for example, prediction in photos]
-    return part.state(), seen
+    metrics = make(shard)
+    seen = [metrics.update(example, prediction) for example, prediction in photos]
+    return metrics.state(), seen

@@ -137,16 +137,16 @@ def save_picture_table(path, blocks, names, title=""):
     rows = max(len(pictures) for _, pictures, _ in blocks)
     figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
     figure.suptitle(drawn(title), fontsize=20)
-    for part, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
-        part.suptitle(drawn(name), fontsize=16)
-        part.supxlabel(drawn(footer), fontsize=18, weight="bold")
-        grid = part.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
+    for panel, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
+        panel.suptitle(drawn(name), fontsize=16)
+        panel.supxlabel(drawn(footer), fontsize=18, weight="bold")
+        grid = panel.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
         for axes, column in zip(grid[0], names):
             axes.set_title(drawn(column))
         for axes in grid.flat:
             axes.set_axis_off()
-        for row, found in zip(grid, pictures):
-            for axes, pixels in zip(row, found):
+        for axes_row, row in zip(grid, pictures):
+            for axes, pixels in zip(axes_row, row):
                 axes.imshow(pixels, interpolation="lanczos")
     figure.savefig(path, dpi=90)
 
@@ -160,18 +160,18 @@ def save_confusion(path, confusion, names):
             then void.
         names: of the C classes.
     """
-    seen = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
-    if not len(seen):
-        seen = np.arange(len(names))
-    columns = [*seen, *range(len(names), confusion.shape[1])]
-    share = confusion[np.ix_(seen, columns)] / np.maximum(confusion.sum(1), 1)[seen, None]
+    classes = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
+    if not len(classes):
+        classes = np.arange(len(names))
+    columns = [*classes, *range(len(names), confusion.shape[1])]
+    fractions = confusion[np.ix_(classes, columns)] / np.maximum(confusion.sum(1), 1)[classes, None]
     side = 3 + 0.2 * min(len(columns), MOST_NAMES)
     figure = Figure([side + 1, side], layout="constrained", facecolor="white")
     axes = figure.subplots()
-    image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1)
+    image = axes.imshow(fractions, cmap="viridis", vmin=0, vmax=1)
     if len(columns) <= MOST_NAMES:
         axes.set_xticks(range(len(columns)), [drawn([*names, "void"][i]) for i in columns], rotation=90)
-        axes.set_yticks(range(len(seen)), [drawn(names[i]) for i in seen])
+        axes.set_yticks(range(len(classes)), [drawn(names[i]) for i in classes])
     axes.set(xlabel="predicted", ylabel="true")
     figure.colorbar(image, label="share of the true class", shrink=0.7)
     figure.savefig(path, dpi=80, format="png")

@@ -34,13 +34,13 @@ class Saver:
 
     def __init__(self, checkpoint, folder, keep, strategy):
         gfile.check_plain(folder)
-        self.folder, self.strategy, self._last, own = folder, strategy, None, folder
+        self.folder, self.strategy, self._last, directory = folder, strategy, None, folder
         if is_chief(strategy):
             _list_checkpoints(folder)
         else:
-            self._own = tempfile.TemporaryDirectory()  # goes with this object
-            own = self._own.name
-        self.manager = tf.train.CheckpointManager(checkpoint, own, keep)
+            self._directory = tempfile.TemporaryDirectory()  # goes with this object
+            directory = self._directory.name
+        self.manager = tf.train.CheckpointManager(checkpoint, directory, keep)
 
     def save(self, step):
         """Writes the checkpoint of a step, unless that was the last one that it wrote.

@@ -255,20 +255,20 @@ def _left(path, shard, problem):
     return InputError(f"{path}: {problem}; evaluate --shard={'/'.join(map(str, shard))} first")
 
 
-def _compare(path, found, wanted):
+def _compare(path, stored, identity):
     """Raises InputError, which names the first difference, unless the identity of a state has all that is wanted.
 
     Thresholds that only the state has are a difference too.
     """
-    wanted = {**wanted, "thresholds": wanted.get("thresholds")}
-    keys, here = [], msgspec.json.decode(msgspec.json.encode(wanted))
-    while isinstance(found, dict) and isinstance(here, dict):
-        key = next((key for key, value in here.items() if found.get(key) != value), None)
+    identity = {**identity, "thresholds": identity.get("thresholds")}
+    keys, here = [], msgspec.json.decode(msgspec.json.encode(identity))
+    while isinstance(stored, dict) and isinstance(here, dict):
+        key = next((key for key, value in here.items() if stored.get(key) != value), None)
         if key is None:
             return
         keys.append(key)
-        found, here = found.get(key), here[key]
+        stored, here = stored.get(key), here[key]
     raise InputError(
-        f"{path}: of another evaluation, its {'.'.join(keys)} is {found!r} and not {here!r}; delete it or choose "
+        f"{path}: of another evaluation, its {'.'.join(keys)} is {stored!r} and not {here!r}; delete it or choose "
         "another --results_dir"
     )

@@ -60,10 +60,10 @@ def _wait_for_servers(tpu):
     """Raises OSError unless somebody listens at each grpc:// address in time. TensorFlow would wait without end."""
     until = time.monotonic() + SERVER_SECONDS
     for address in tpu.split(",") if tpu.startswith("grpc://") else ():
-        place = urllib.parse.urlsplit(address)
+        url = urllib.parse.urlsplit(address)
         while True:
             try:
-                socket.create_connection((place.hostname, place.port or 8470), timeout=5).close()
+                socket.create_connection((url.hostname, url.port or 8470), timeout=5).close()
                 break
             except OSError as error:
                 if time.monotonic() > until:
@@ -182,8 +182,8 @@ def total_over_workers(strategy, value):
         return value
     local = local_replicas(strategy)
 
-    def of_replica(context):  # the first replica of a process gives its number
+    def contribution(context):  # the first replica of a process gives its number
         return tf.constant(0.0 if context.replica_id_in_sync_group % local else float(value), tf.float32)
 
-    values = strategy.experimental_distribute_values_from_function(of_replica)
+    values = strategy.experimental_distribute_values_from_function(contribution)
     return float(strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy())

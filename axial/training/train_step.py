@@ -78,8 +78,8 @@ class TrainStep(orbit.StandardTrainer):
         elif self.strategy.num_replicas_in_sync == 1:
             self.strategy.run(device.compiled(self.replica_step), (batch,))
         else:  # a compiled function of a replica cannot assign variables of which all replicas hold one value
-            found = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
-            self.strategy.run(self.replica_update, found)
+            update = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
+            self.strategy.run(self.replica_update, update)
 
     def replica_step(self, batch):
         """One step of one replica."""
@@ -125,15 +125,15 @@ class TrainStep(orbit.StandardTrainer):
         """
         count, whole = self.config.accumulate, None
         split = {name: tf.split(x, count) for name, x in batch.items()}
-        parts = [{name: x[i] for name, x in split.items()} for i in range(count)]
+        micro_batches = [{name: x[i] for name, x in split.items()} for i in range(count)]
 
-        def counts(i, part):
+        def counts(i, micro_batch):
             with random.seeded(self.config.seed, step * count + i, replica), statistics_kept():
-                return self.task.counts(self.model, part)
+                return self.task.counts(self.model, micro_batch)
 
         if self.task.counted and (count > 1 or self.task.branched):
-            whole = whole_batch(_added(counts, parts), count)
-        total = _added(lambda i, part: self._gradients(part, step * count + i, replica, whole), parts)
+            whole = whole_batch(_added(counts, micro_batches), count)
+        total = _added(lambda i, x: self._gradients(x, step * count + i, replica, whole), micro_batches)
         return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
 
     def _gradients(self, batch, step, replica, whole):
@@ -142,8 +142,8 @@ class TrainStep(orbit.StandardTrainer):
         def compute(batch):
             with tf.GradientTape() as tape:
                 losses = self.task.losses(self.model, batch, whole)
-                share = losses["total"] / self.strategy.num_replicas_in_sync
-            gradients = tape.gradient(share, self.model.trainable_variables)
+                replica_loss = losses["total"] / self.strategy.num_replicas_in_sync
+            gradients = tape.gradient(replica_loss, self.model.trainable_variables)
             return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
         with random.seeded(self.config.seed, step, replica):
@@ -178,14 +178,14 @@ def _split_rows(batch, parts, strategy):
     return {name: split(x) for name, x in batch.items()}
 
 
-def _added(compute, parts):
+def _added(compute, micro_batches):
     """The sum of compute(i, part) over the parts, one after the other, so that memory holds one part."""
     total = None
-    for i, part in enumerate(parts):
+    for i, micro_batch in enumerate(micro_batches):
         with tf.control_dependencies(tf.nest.flatten(total or ())):
-            part = {name: tf.identity(x) for name, x in part.items()}
-        found = compute(i, part)
-        total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+            micro_batch = {name: tf.identity(x) for name, x in micro_batch.items()}
+        terms = compute(i, micro_batch)
+        total = terms if total is None else tf.nest.map_structure(tf.add, total, terms)
     return total
 
 
@@ -199,9 +199,9 @@ def _repeat(task, model, config, step, replicas):
     for replica in range(replicas):
         batch = next(batches)
         for i in range(config.accumulate):
-            part = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
+            micro_batch = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
             with random.seeded(config.seed, step * config.accumulate + i, replica):
-                names = task.by_shape(lambda part: first_non_finite(task, model, part), part)
+                names = task.by_shape(lambda x: first_non_finite(task, model, x), micro_batch)
             if names:
                 return names
     return ["none when the step is repeated operation by operation"]

@@ -267,11 +267,11 @@ def check_batch(config, replicas, row=1):
     """
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
-    share = config.batch // replicas // row
-    if share % config.accumulate:
+    replica_batch = config.batch // replicas // row
+    if replica_batch % config.accumulate:
         unit = "batch" if row == 1 else f"rows of {row} tokens"
         raise InputError(
-            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's {unit}"
+            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {replica_batch}, a replica's {unit}"
         )
 
 

@@ -82,7 +82,7 @@ def test_equal_to_the_evaluator(trained, predictor):
     task, model = trained
     examples = list(task.eval_dataset())
     wanted = [p for _, p in task.predictions(model)(examples)]
-    found = [p for _, p in predictor.examples(examples)]
+    found = [p for _, p in predictor.predictions(examples)]
     things = 0
     for ours, theirs in zip(found, wanted, strict=True):
         for key in ("panoptic", "semantic", "instance"):
@@ -217,7 +217,7 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
     examples = list(one_canvas.eval_dataset())
     assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
     wanted = [p for _, p in one_canvas.predictions(model)(examples)]
-    for ours, theirs in zip(predictor.examples(examples), wanted, strict=True):
+    for ours, theirs in zip(predictor.predictions(examples), wanted, strict=True):
         for key in ("panoptic", "semantic"):
             assert np.mean(ours[1][key].numpy() != theirs[key].numpy()) < 1e-3, key
 
@@ -253,5 +253,5 @@ def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
         "size": photo.shape[:2],
     }
     with pytest.raises(InputError, match=f"^a.png: {words}"):
-        list(predictor.examples([example]))
+        list(predictor.predictions([example]))
     assert predictor(np.zeros([645, 725, 3], np.uint8))["panoptic"].shape == (645, 725)

@@ -13,7 +13,7 @@ from axial.layers import device, random
 from axial.models.registry import ModelConfig
 from axial.tasks.translation.input_pipeline import TextData
 from axial.tasks.translation.task import TranslationTask
-from axial.training import loop as loop_module
+from axial.training import train_step
 from axial.training.optimizers import Adam
 from axial.training.train_step import TrainStep
 from axial.training.trainer import TrainingConfig, check_loop
@@ -48,7 +48,7 @@ def repeat(task, step=3):
     model = keras.Sequential([keras.layers.Dense(1)])
     model(tf.zeros([1, 1]))
     config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
-    return loop_module._repeat(task, model, config, step, replicas=2)
+    return train_step._repeat(task, model, config, step, replicas=2)
 
 
 def test_a_step_is_repeated_in_the_parts_that_memory_held():
@@ -66,7 +66,7 @@ def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
     def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
-    monkeypatch.setattr(loop_module, "_repeat", repeat)
+    monkeypatch.setattr(train_step, "_repeat", repeat)
     loop = unittest.mock.Mock(**{"optimizer.bad_step": tf.Variable(7)})
     with pytest.raises(NonFiniteError, match="step 7: .* not finite; first: not known, there is not enough memory"):
         TrainStep.train_loop_end(loop)
