@@ -208,10 +208,10 @@ def test_runs_and_exports(trained, exported):
     run, export = axial.load(trained), axial.load(exported)
     assert (export.task, export.spec, export.photo_scale) == (run.task, run.spec, None)
     assert isinstance(export, api.Exported) and isinstance(export, tf.Module)
-    found = axial.predict(export, PHOTO)
+    result = axial.predict(export, PHOTO)
     batch = export(np.asarray(Image.open(PHOTO).convert("RGB"))[None])
-    assert batch["panoptic"].shape == (1, *found.panoptic.shape)
-    np.testing.assert_array_equal(batch["semantic"][0], found.prediction["semantic"])
+    assert batch["panoptic"].shape == (1, *result.panoptic.shape)
+    np.testing.assert_array_equal(batch["semantic"][0], result.prediction["semantic"])
     (prefix,) = [path.with_suffix("") for path in trained.glob("ckpt-*.index")]
     again = axial.load(prefix)
     for name, weight in weight_names(run).items():
@@ -228,11 +228,11 @@ def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp
     shutil.copytree(trained, run)
     shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
     hub_of(tmp_path / "repository")
-    found = resolve("hf://me/nano/lite/model.tflite")
-    assert (found.kind, found.file) == ("export", found.path) and not os.path.exists(f"{found.folder}/other.bin")
+    source = resolve("hf://me/nano/lite/model.tflite")
+    assert (source.kind, source.file) == ("export", source.path) and not os.path.exists(f"{source.folder}/other.bin")
     (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
-    found = resolve(f"hf://me/nano/run/best/{checkpoint}")
-    assert found.kind == "run" and found.folder.endswith("/run") and found.file.endswith(f"/run/best/{checkpoint}")
+    source = resolve(f"hf://me/nano/run/best/{checkpoint}")
+    assert source.kind == "run" and source.folder.endswith("/run") and source.file.endswith(f"/run/best/{checkpoint}")
     model = axial.load("hf://me/nano/nuclei/weights.safetensors")
     assert model.photo_scale == 1.5 and model.predictor is not None
     refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
@@ -260,11 +260,11 @@ def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
     result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
     assert result.code == 0, result.err
     card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
-    own, wanted = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
+    shipped, expected = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
     for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):
-        assert getattr(card, name) == getattr(own, name), name
+        assert getattr(card, name) == getattr(shipped, name), name
     assert card.results and card.license
-    assert card.made == [*own.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
-    assert arrays.keys() == wanted.keys()
+    assert card.made == [*shipped.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
+    assert arrays.keys() == expected.keys()
     again = axial.load(tmp_path / "out")
     np.testing.assert_array_equal(again.get_weights()[0], nuclei.get_weights()[0])

@@ -66,23 +66,23 @@ SHARES = (6, 3, 4, 3, 3, 4)  # how often each is drawn: training takes longest
 @pytest.fixture(scope="session")
 def untouched(command, tmp_path_factory):
     """Function of a work and `whole`: the end state of an untouched call, and a `Moment` of each command."""
-    known = {}
+    endings = {}
 
     def find(work, whole):
-        if work not in known:
+        if work not in endings:
             out, moments = tmp_path_factory.mktemp(work.__name__), []
             for call in work(whole, out):
                 moments.append(Moment(out))
                 assert command(*call, meanwhile=moments[-1].follow).code == 0
-            known[work] = state(out), moments
-        return known[work]
+            endings[work] = state(out), moments
+        return endings[work]
 
     return find
 
 
 def state(out):
     """What must be the same: the files, but the tensors of checkpoints, and no summaries or timestamps."""
-    found = {}
+    contents = {}
     for path in sorted(pathlib.Path(out).rglob("*")):
         name = str(path.relative_to(out))
         if path.is_dir() or "tfevents" in name or path.name in NEVER_THE_SAME:
@@ -90,10 +90,10 @@ def state(out):
         if path.suffix == ".index":
             reader = tf.train.load_checkpoint(str(path.with_suffix("")))
             tensors = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
-            found[name] = {key: getattr(value, "tobytes", lambda v=value: v)() for key, value in tensors.items()}
+            contents[name] = {key: getattr(value, "tobytes", lambda v=value: v)() for key, value in tensors.items()}
         elif ".data-" not in name:
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
 # === When ===
@@ -121,8 +121,8 @@ class Moment:
                 self.seconds = sum(process.cpu_times()[:2])
                 if (now := listing(self._out)) != before:
                     before, self.changes = now, self.changes + 1
-                wanted = zip((self.seconds, self.changes), self._until)
-                if any(until is not None and value >= until for value, until in wanted):
+                progress = zip((self.seconds, self.changes), self._until)
+                if any(until is not None and value >= until for value, until in progress):
                     return True
                 time.sleep(0.001)
         return False
@@ -130,14 +130,14 @@ class Moment:
 
 def listing(folder):
     """Names and sizes below a folder."""
-    found = []
+    entries = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             if entry.is_dir():
-                found.append((entry.path, listing(entry.path)))
+                entries.append((entry.path, listing(entry.path)))
             else:
-                found.append((entry.path, entry.stat().st_size))
-    return sorted(found)
+                entries.append((entry.path, entry.stat().st_size))
+    return sorted(entries)
 
 
 # === What happens ===
@@ -239,8 +239,8 @@ def play(command, whole, untouched, *, disk, work, kind, aim, rng):
     for call in calls[number if result.code else number + 1 :]:
         again = command(*call)
         assert again.code == 0, f"{what}\nagain: exit code {again.code}\n{again.err[-3000:]}"
-    found = state(out)
-    names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+    actual = state(out)
+    names = [name for name in sorted({*actual, *expected}) if actual.get(name) != expected.get(name)]
     assert not names, f"{what}\ndifferent: {names}"
     return result.code
 

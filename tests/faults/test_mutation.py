@@ -134,14 +134,14 @@ def material(command, converted, whole, tmp_path_factory):
 @pytest.fixture(scope="session")
 def right(command, material):
     """Function that returns the result of a command on the files as they are."""
-    known = {}
+    results = {}
 
     def find(call):
-        if call not in known:
+        if call not in results:
             done = command(*words(call, material))
             assert done.code == 0, done.err
-            known[call] = take_result(material)
-        return known[call]
+            results[call] = take_result(material)
+        return results[call]
 
     return find
 
@@ -225,24 +225,24 @@ def change_to_pipe(_, path):
 
 def limits(schema):
     """Numbers at and beyond the limits that a schema and the structs in it set."""
-    found, queue, seen = set(), [schema], set()
+    bounds, queue, visited = set(), [schema], set()
     while queue:
         kind = queue.pop()
-        for part in getattr(kind, "__metadata__", ()):
-            found |= {part.ge, part.le, part.gt, part.lt} - {None}
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
-            seen.add(kind)
+        for constraint in getattr(kind, "__metadata__", ()):
+            bounds |= {constraint.ge, constraint.le, constraint.gt, constraint.lt} - {None}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in visited:
+            visited.add(kind)
             queue += typing.get_type_hints(kind, include_extras=True).values()
         queue += typing.get_args(kind)
-    return sorted({limit + step for limit in found for step in (-1, 0, 1)})
+    return sorted({limit + step for limit in bounds for step in (-1, 0, 1)})
 
 
-def places(value, path=()):
+def fields(value, path=()):
     """Paths of all fields and items in a document."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inside:
+    for key, child in inside:
         yield (*path, key)
-        yield from places(part, (*path, key))
+        yield from fields(child, (*path, key))
 
 
 DEEP = "<deep>"  # stands for a list in a list and so on, which Python's own writers of JSON and YAML cannot write
@@ -257,10 +257,10 @@ WRONG = (
 def change_field(rng, path, schema):
     """Removes, renames, doubles or exchanges a field of a document, or sets it to another value."""
     document = yaml.safe_load(path.read_text())  # JSON is YAML
-    every = sorted(places(document), key=str)
-    name = rng.choice(sorted({place[-1] for place in every}, key=str))  # rare fields as often as common ones
-    *parents, last = rng.choice([place for place in every if place[-1] == name])
-    parent = functools.reduce(lambda part, key: part[key], parents, document)
+    every = sorted(fields(document), key=str)
+    name = rng.choice(sorted({field[-1] for field in every}, key=str))  # rare fields as often as common ones
+    *parents, last = rng.choice([field for field in every if field[-1] == name])
+    parent = functools.reduce(lambda node, key: node[key], parents, document)
     what = rng.choice(["delete", "rename", "double", "exchange", "value", "value", "value", "limit"])
     if what == "delete":
         del parent[last]

@@ -81,16 +81,16 @@ def test_equal_to_the_evaluator(trained, predictor):
     """Class and instance maps equal the evaluator's, except for ties."""
     task, model = trained
     examples = list(task.eval_dataset())
-    wanted = [p for _, p in task.predictions(model)(examples)]
-    found = [p for _, p in predictor.predictions(examples)]
+    expected = [p for _, p in task.predictions(model)(examples)]
+    actual = [p for _, p in predictor.predictions(examples)]
     things = 0
-    for ours, theirs in zip(found, wanted, strict=True):
+    for prediction, reference in zip(actual, expected, strict=True):
         for key in ("panoptic", "semantic", "instance"):
-            assert ours[key].shape == theirs[key].shape
-            assert np.mean(ours[key].numpy() != theirs[key].numpy()) < 1e-3, key
-        assert int(ours["dropped"]) == int(theirs["dropped"]) >= 0
-        things += int(np.max(theirs["instance"]) > 0 and theirs["dropped"] > 0)
-        np.testing.assert_allclose(np.sort(ours["score"]), np.sort(theirs["score"]), atol=1e-3)
+            assert prediction[key].shape == reference[key].shape
+            assert np.mean(prediction[key].numpy() != reference[key].numpy()) < 1e-3, key
+        assert int(prediction["dropped"]) == int(reference["dropped"]) >= 0
+        things += int(np.max(reference["instance"]) > 0 and reference["dropped"] > 0)
+        np.testing.assert_allclose(np.sort(prediction["score"]), np.sort(reference["score"]), atol=1e-3)
     assert things  # otherwise nothing was compared
 
 
@@ -98,8 +98,8 @@ def test_equal_to_the_evaluator(trained, predictor):
 def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
     examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
-    ((_, found),) = PANOPTIC.predictions(signatures, None, {})(examples)
-    assert int(found["dropped"]) == dropped
+    ((_, prediction),) = PANOPTIC.predictions(signatures, None, {})(examples)
+    assert int(prediction["dropped"]) == dropped
 
 
 def test_any_photo_size(predictor):
@@ -122,9 +122,9 @@ def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_pat
     assert compiled and len(compiled) < len(functions)
     (example,) = trained[0].eval_dataset().take(1)
     photo = decode_photo(example).numpy()
-    found, wanted = Predictor.of_saved_model(str(path))(photo), predictor(photo)
+    actual, expected = Predictor.of_saved_model(str(path))(photo), predictor(photo)
     for name in ("semantic", "instance"):
-        assert np.mean(found[name] == wanted[name]) > 0.999, name
+        assert np.mean(actual[name] == expected[name]) > 0.999, name
 
 
 def test_what_an_export_says_of_itself(exported, predictor, trained):
@@ -178,14 +178,14 @@ def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, 
     assert predictor.spec.levels == "percentiles"
     for name, data in photos.items():
         (tmp_path / "photo").write_bytes(data)
-        wanted = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
+        expected = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
         try:
-            found = serve(encoded=tf.constant(data))
+            actual = serve(encoded=tf.constant(data))
         except tf.errors.InvalidArgumentError:
             refused.add(name)
             continue
-        for key, value in wanted.items():
-            np.testing.assert_array_equal(found[key], value, str(name))
+        for key, value in expected.items():
+            np.testing.assert_array_equal(actual[key], value, str(name))
     assert refused == {("BMP", "1", "")}
 
 
@@ -216,10 +216,10 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
     one_canvas = dataclasses.replace(task, one_canvas=True)  # the largest, which the export has
     examples = list(one_canvas.eval_dataset())
     assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
-    wanted = [p for _, p in one_canvas.predictions(model)(examples)]
-    for ours, theirs in zip(predictor.predictions(examples), wanted, strict=True):
+    expected = [p for _, p in one_canvas.predictions(model)(examples)]
+    for actual, reference in zip(predictor.predictions(examples), expected, strict=True):
         for key in ("panoptic", "semantic"):
-            assert np.mean(ours[1][key].numpy() != theirs[key].numpy()) < 1e-3, key
+            assert np.mean(actual[1][key].numpy() != reference[key].numpy()) < 1e-3, key
 
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
@@ -227,12 +227,12 @@ def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
     predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
     assert max(photo.shape) * 0.2 > 145  # more than the canvas
-    wanted, found = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
-    assert {name: x.shape for name, x in found.items() if x.ndim == 2} == dict.fromkeys(
+    expected, actual = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
+    assert {name: x.shape for name, x in actual.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
     )
     for key in ("panoptic", "semantic"):
-        assert np.mean(found[key] != wanted[key]) < 0.01, key
+        assert np.mean(actual[key] != expected[key]) < 0.01, key
     with pytest.raises(tf.errors.InvalidArgumentError, match="has no pixel or is larger than the canvas"):
         tf.saved_model.load(path).signatures["image"](image=tf.constant(photo))
 

@@ -53,8 +53,8 @@ def files(network, tmp_path_factory):
 def test_files_have_the_checkpoints_maps(network, files, tmp_path):
     task, model, folded = network
     for form, path in files.items():
-        found = map_differences(task, model, FileModel(str(path)), photos(task))
-        assert len(found) == 3 and 0 < max(found.values()) < 1e-4, (form, found)
+        differences = map_differences(task, model, FileModel(str(path)), photos(task))
+        assert len(differences) == 3 and 0 < max(differences.values()) < 1e-4, (form, differences)
     with pytest.raises(InputError, match="--precision=int8: no photos"):
         write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
 
@@ -82,14 +82,14 @@ def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, request):
     twin = build_model(name, 5, None, **MODELS[name])
     twin(images[:1])
     task = types.SimpleNamespace(build_model=lambda folded: twin)
-    folded, wanted = fold(task, model), model(images[:1])
+    folded, expected = fold(task, model), model(images[:1])
     for precision, bound in (("float32", 1e-4), ("float16", 2e-2), ("int8", 0.5)):
         folder = tmp_path / precision
         write_lite(folded, (65, 65), str(folder / LITE), precision=precision, images=list(images))
-        found = FileModel(str(folder / LITE))(images[:1])
-        assert found.keys() == wanted.keys()
-        for key, value in wanted.items():
-            error = np.abs(found[key] - value).mean() / np.abs(value).mean()
+        actual = FileModel(str(folder / LITE))(images[:1])
+        assert actual.keys() == expected.keys()
+        for key, value in expected.items():
+            error = np.abs(actual[key] - value).mean() / np.abs(value).mean()
             assert error < bound, (precision, key, error)
     float32, float16 = ((tmp_path / precision / LITE).stat().st_size for precision in ("float32", "float16"))
     assert float16 < 0.65 * float32
@@ -108,8 +108,8 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
     x = keras.Input([65, 65, 3])
     model = keras.Model(x, {"map": layer(x)})
     write_lite(model, (65, 65), str(tmp_path / LITE), precision="int8", images=list(images))
-    found, wanted = FileModel(str(tmp_path / LITE))(images[:1])["map"], layer(images[:1])
-    error = np.abs(found - wanted).mean() / np.abs(wanted).mean()
+    actual, expected = FileModel(str(tmp_path / LITE))(images[:1])["map"], layer(images[:1])
+    error = np.abs(actual - expected).mean() / np.abs(expected).mean()
     assert error < 0.1, error
 
 
@@ -150,8 +150,8 @@ def test_commands(command, run, name, tmp_path):
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
     assert result.code == 0, result.err
     (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))
-    share = float(re.search(r"panoptic equal on ([\d.]+) %", line)[1])
-    assert share > 99 and "ms a photo, a SavedModel" in line and "instance equal" not in line
+    percentage = float(re.search(r"panoptic equal on ([\d.]+) %", line)[1])
+    assert percentage > 99 and "ms a photo, a SavedModel" in line and "instance equal" not in line
     assert re.search(r"PQ of its segments against the checkpoint's ([\d.]+|-);", line)
     scores = {}
     for name, source in {"run": f"--model_dir={run}", "file": f"--saved_model={tmp_path}/export"}.items():

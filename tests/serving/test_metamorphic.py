@@ -59,17 +59,17 @@ def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
     noise = tf.random.stateless_uniform([1, *CANVAS, 3], [0, 1], -1, 1)
     maps = task.maps(model, tf.concat([tf.stack([examples[i]["image"] for i in batch]), noise], 0))
     segments = task.segment(maps)
-    for place, number in enumerate(batch):
+    for row, number in enumerate(batch):
         alone = one_by_one[number]
         for name in set(maps) - {CLASS}:
-            np.testing.assert_allclose(maps[name][place], alone[name], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(maps[name][row], alone[name], rtol=1e-3, atol=1e-3)
         best = np.sort(alone[PROBABILITY], -1)
         clear = best[..., -1] - best[..., -2] > 1e-2
         assert clear.mean() > 0.5
-        np.testing.assert_array_equal(maps[CLASS][place][clear], alone[CLASS][clear])
-        again = task.segment({name: x[place : place + 1] for name, x in maps.items()})
+        np.testing.assert_array_equal(maps[CLASS][row][clear], alone[CLASS][clear])
+        again = task.segment({name: x[row : row + 1] for name, x in maps.items()})
         for name, x in again.items():
-            np.testing.assert_array_equal(segments[name][place], x[0])
+            np.testing.assert_array_equal(segments[name][row], x[0])
 
 
 # === Mirrored photos ===

@@ -32,23 +32,23 @@ def renumbered(panoptic):
 
 
 def test_other_numbers_of_instances_are_no_difference():
-    found = prediction_differences(Fixed(STRIPES), Fixed(renumbered(STRIPES)), [0])
-    assert found == {"panoptic": 1.0, "semantic": 1.0, QUALITY: 1.0}
+    differences = prediction_differences(Fixed(STRIPES), Fixed(renumbered(STRIPES)), [0])
+    assert differences == {"panoptic": 1.0, "semantic": 1.0, QUALITY: 1.0}
 
 
 def test_the_worst_photo_and_the_quality_of_all_are_told():
     """Of the second photo a car is lost to the sky: a car, and the sky's IoU of 1/2, are no match."""
     worse = np.where(STRIPES == CAR + 2, SKY, STRIPES)
-    found = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
-    assert found["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
-    assert found["semantic"] == pytest.approx(5 / 6)
+    differences = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
+    assert differences["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
+    assert differences["semantic"] == pytest.approx(5 / 6)
     car, man, sky = 5 / 5.5, 1, 1 / (1 + 0.5 + 0.5)
-    assert found[QUALITY] == pytest.approx((car + man + sky) / 3)
+    assert differences[QUALITY] == pytest.approx((car + man + sky) / 3)
 
 
 def test_a_segment_of_another_class_is_another_segment():
-    found = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
-    assert equal_segments(STRIPES, found, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
+    panoptic = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
+    assert equal_segments(STRIPES, panoptic, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
     assert equal_segments(np.full([4, 4], SPEC.void), np.full([4, 4], SPEC.void), PanopticQuality(SPEC)) == 1
 
 

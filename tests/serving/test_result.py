@@ -75,8 +75,8 @@ def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label
     content = json.loads((folder / "photo.json").read_text())
     names = {key: content.pop(key) for key in WRITTEN if key in content}
     assert content == json.loads(json.dumps(result.json())) and content["photo"] == "folder/photo.jpg"
-    wanted = {**WRITTEN, "label_file_name": {"png": ".labels.png", "tiff": ".labels.tif"}.get(label_image)}
-    assert names == {key: f"photo{ending}" for key, ending in wanted.items() if ending}
+    endings = {**WRITTEN, "label_file_name": {"png": ".labels.png", "tiff": ".labels.tif"}.get(label_image)}
+    assert names == {key: f"photo{ending}" for key, ending in endings.items() if ending}
     assert paths == [str(folder / name) for name in [*names.values(), "photo.json"]]
     assert sorted(os.listdir(folder)) == sorted([*names.values(), "photo.json"])
     color = read(folder, names, "file_name").astype(int)
@@ -148,8 +148,8 @@ def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
 def test_categories_beyond_16_bits_have_no_map(tmp_path):
     spec = DatasetSpec("large", ("cell",), (70000,), (True,))
     one = np.ones([2, 2], int)
-    found = {"panoptic": one, "semantic": 0 * one, "instance": one, "score": np.ones(1)}
-    result_of(found, spec=spec).write(tmp_path / "photo")
+    prediction = {"panoptic": one, "semantic": 0 * one, "instance": one, "score": np.ones(1)}
+    result_of(prediction, spec=spec).write(tmp_path / "photo")
     assert sorted(os.listdir(tmp_path)) == ["photo.json", "photo.overlay.png", "photo.panoptic.png"]
     assert json.loads((tmp_path / "photo.json").read_text())["segments"][0]["category_id"] == 70000
 
@@ -179,13 +179,13 @@ def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, 
 
 def detections(scores, mask=None):
     """A prediction of two cars, 8 x 8 pixels at (0, 0) and (4, 4), on a photo of 12 x 16 pixels."""
-    found = {
+    prediction = {
         "box": np.array([[0, 0, 8, 8], [4, 4, 8, 8]], np.float32),
         "class": np.array([3, 3]),
         "score": np.array(scores, np.float32),
         "count": np.array(2),
     }
-    return {**found, **({} if mask is None else {"mask": np.full([2, 4, 4], mask, np.float32)})}
+    return {**prediction, **({} if mask is None else {"mask": np.full([2, 4, 4], mask, np.float32)})}
 
 
 def test_objects_have_the_keys_of_segments(tmp_path):
@@ -208,12 +208,12 @@ def test_objects_have_the_keys_of_segments(tmp_path):
             "car",
             40,
         )
-    wanted = np.zeros([12, 16], np.uint16)
-    wanted[4:12, 4:12] = 2
-    wanted[:8, :8] = 1  # the better score
+    expected = np.zeros([12, 16], np.uint16)
+    expected[4:12, 4:12] = 2
+    expected[:8, :8] = 1  # the better score
     labels = read(tmp_path, content, "label_file_name")
     assert labels.dtype == np.uint16
-    np.testing.assert_array_equal(labels, wanted)
+    np.testing.assert_array_equal(labels, expected)
 
 
 def test_only_objects_that_are_drawn_have_labels():

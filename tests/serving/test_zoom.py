@@ -46,7 +46,7 @@ def photo_of(diameter, background=0):
     return np.repeat(np.where(truth, 220, background).astype(np.uint8)[..., None], 3, 2), truth
 
 
-def found(result, truth):
+def disc_ious(result, truth):
     """IoU of each true disc with the segment at its centre; their segments must differ."""
     centers = ndimage.center_of_mass(truth > 0, truth, range(1, truth.max() + 1))
     ids = [int(result.panoptic[int(y), int(x)]) for y, x in centers]
@@ -63,9 +63,9 @@ def test_objects_are_found_at_every_magnification(diameter):
         result = Result.of(Zoomed(Discs(), given), photo)
         things = [segment for segment in result.segments if segment["thing"]]
         assert len(things) == 20 and result.panoptic.shape == truth.shape and not result.warnings
-        assert min(found(result, truth)) > (0.6 if diameter < 10 else 0.85)
-        wanted = min(20 / diameter, 2) if given == "auto" else 20 / diameter
-        assert wanted / 1.25 < result.json()["zoom"] < wanted * 1.25
+        assert min(disc_ious(result, truth)) > (0.6 if diameter < 10 else 0.85)
+        expected = min(20 / diameter, 2) if given == "auto" else 20 / diameter
+        assert expected / 1.25 < result.json()["zoom"] < expected * 1.25
         assert all(0.7 < segment["area"] / (np.pi / 4 * diameter**2) < 1.4 for segment in things)
         assert all(abs(segment["box"][2] - diameter) <= max(2, diameter / 10) for segment in things)
 

@@ -48,8 +48,8 @@ class SmallTask(ToyTask):
         def spoil(step, example):
             return {**example, "image": tf.where(first_step + step == self.spoilt, float("inf"), example["image"])}
 
-        found = super().train_dataset(batch, seed, first_step, context, service)
-        return found if self.spoilt is None else found.enumerate().map(spoil)
+        batches = super().train_dataset(batch, seed, first_step, context, service)
+        return batches if self.spoilt is None else batches.enumerate().map(spoil)
 
 
 def small_task(data_dir, width=4, spoilt=None, **data):

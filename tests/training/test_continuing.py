@@ -71,14 +71,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, capsys):
-    of_run, of_task, words = CHANGES[name]
+    config, task_options, words = CHANGES[name]
 
     def settings(task, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
         built = optimizer(WarmupPoly(rate, 50, 5))
         return hyperparameters(task, built, TrainingConfig(steps=10, batch=batch, **config))
 
     keep_settings(str(tmp_path), settings(panoptic_task(sample_dir)))
-    other = settings(panoptic_task(sample_dir, **of_task), **of_run)
+    other = settings(panoptic_task(sample_dir, **task_options), **config)
     with pytest.raises(InputError, match=words) as caught:
         check_continues(str(tmp_path), other)
     assert f"of another {name} " in str(caught.value) and f"--change={name} goes on" in str(caught.value)
@@ -182,13 +182,13 @@ def loop_of(optimizer, value=5.0):
 
 def weights_of_steps(loop, count=12, first=0):
     """[(weight, moving average of it or the weight)] after each of some steps, whose gradients follow from `first`."""
-    found = []
+    values = []
     for step in range(first, first + count):
         loop.optimizer.apply([tf.constant([[np.cos(step)]], tf.float32)], loop.model.trainable_variables)
         with averaged(loop.optimizer, loop.model.trainable_variables):
             average = loop.model.get_weights()[0].item()
-        found.append((loop.model.get_weights()[0].item(), average))
-    return found
+        values.append((loop.model.get_weights()[0].item(), average))
+    return values
 
 
 def save(loop, folder, step):
@@ -220,16 +220,16 @@ def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_p
     weights_of_steps(first, 7)
     save(first, tmp_path, 7)
     value = first.model.get_weights()[0].item()
-    wanted = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
+    expected = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
     second = restored()
     with averaged(second.optimizer, second.model.trainable_variables) if before != after else contextlib.nullcontext():
         assert second.model.get_weights()[0].item() == value  # an evaluation before the first step sees it too
     save(second, tmp_path, 8)  # stopped before its first step
     third = restored()
-    found = weights_of_steps(third, 5)
+    actual = weights_of_steps(third, 5)
     save(third, tmp_path, 12)  # and after five
-    found += weights_of_steps(restored(), 7, first=5)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    actual += weights_of_steps(restored(), 7, first=5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_changed_number_is_the_learning_rate(tmp_path):

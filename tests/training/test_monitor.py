@@ -30,13 +30,13 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
         status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
     monkeypatch.setattr(monitor.Status, "SECONDS", 0)
     status.write("training", 200)
-    found = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
-    assert (found.state, found.step, found.steps) == ("training", 200, 300)
-    times = found.seconds_per_step, found.seconds_per_step_p90, found.seconds_per_step_p99
+    written = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
+    assert (written.state, written.step, written.steps) == ("training", 200, 300)
+    times = written.seconds_per_step, written.seconds_per_step_p90, written.seconds_per_step_p99
     assert times == pytest.approx((50.5, 90.1, 99.01))
-    assert found.images_per_second == pytest.approx(8 / 50.5)
-    assert found.input_bound == pytest.approx(0.25)
-    assert "CPU" in found.machine["devices"] and found.machine["tensorflow"] == tf.__version__
+    assert written.images_per_second == pytest.approx(8 / 50.5)
+    assert written.input_bound == pytest.approx(0.25)
+    assert "CPU" in written.machine["devices"] and written.machine["tensorflow"] == tf.__version__
 
 
 def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch, capfd):
@@ -144,15 +144,15 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     ],
 )
 def test_a_trace_has_the_steps_that_are_asked_for(tmp_path, monkeypatch, folder, steps, calls):
-    found = []
-    monkeypatch.setattr(tf.profiler.experimental, "start", found.append)
-    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: found.append("stop"))
+    called = []
+    monkeypatch.setattr(tf.profiler.experimental, "start", called.append)
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: called.append("stop"))
     monkeypatch.chdir(tmp_path)
     with monitor.Profile(folder, (100, 110)) as profile:
         assert [profile.bound(step, step + 25) for step in (50, 90, 99, 105, 110)] == [75, 99, 110, 110, 135]
         for step in steps:
             profile.at(step)
-    assert found == calls
+    assert called == calls
 
 
 def test_a_profile_is_not_written_through_a_link(tmp_path):

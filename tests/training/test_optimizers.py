@@ -52,11 +52,11 @@ def test_schedules():
     schedule = WarmupPoly(peak=2.0, steps=100, warmup=10, power=0.9)
     for step in (0, 4, 9, 10, 50, 99, 100, 150):
         left = max(1 - step / 100, 0)
-        wanted = 2.0 * min((step + 1) / 10, 1) * left**0.9
-        np.testing.assert_allclose(schedule(step), wanted, rtol=1e-5)
+        expected = 2.0 * min((step + 1) / 10, 1) * left**0.9
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
     assert float(WarmupPoly(2.0, 100, 0)(0)) == 2.0
-    found = [float(WarmupCosine(0.4, 110, 10)(step)) for step in (0, 4, 9, 10, 60, 110, 200)]
-    np.testing.assert_allclose(found, [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0], atol=1e-6)
+    rates = [float(WarmupCosine(0.4, 110, 10)(step)) for step in (0, 4, 9, 10, 60, 110, 200)]
+    np.testing.assert_allclose(rates, [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [None, "0.1", True, -1, float("nan"), WarmupPoly], ids=repr)
@@ -130,8 +130,8 @@ RULES = {  # (optimizer of a rate, oracle of a weight and its decay, decay of po
 @pytest.mark.parametrize("rule,replicas", [*((rule, 1) for rule in RULES), ("radam", 2), ("nesterov", 2)])
 def test_a_rule_is_that_of_its_paper(rule, replicas):
     """Batch-norm scales have no decay, a factor multiplies the learning rate, a stopped step changes nothing."""
-    optimizer, oracle, of_tables = RULES[rule]
-    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": of_tables, "offset_kernel": 0.1}
+    optimizer, oracle, table_decay = RULES[rule]
+    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": table_decay, "offset_kernel": 0.1}
     rng, factors = np.random.default_rng(0), {"offset_kernel": 0.25}
     start = {name: rng.normal(size=[3, 4]) for name in decays}
     strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
@@ -155,10 +155,10 @@ def test_a_rule_is_that_of_its_paper(rule, replicas):
             optimizer.bad_step.assign(-1)
             continue
         for index, (name, one) in enumerate(oracles.items()):
-            wanted = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
+            expected = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
             tolerances = dict(rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}")
             for copy in strategy.experimental_local_results(variables[name]):
-                np.testing.assert_allclose(copy.numpy(), wanted, **tolerances)
+                np.testing.assert_allclose(copy.numpy(), expected, **tolerances)
             if optimizer.averages:
                 np.testing.assert_allclose(optimizer.averages[index].numpy(), one.average, **tolerances)
     assert all(np.abs(variables[name].numpy() - start[name]).max() > 1e-4 for name in start)  # far above the tolerance

@@ -34,13 +34,13 @@ def photos(sample_dir, shard=(0, 1), skip=0):
 def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
     """What was scored before the stop is not predicted again, and the scores have the bits of one process."""
     monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
-    wanted = PanopticMetrics(COCO)
-    wanted_seen = [wanted.update(*pair) for pair in shifted(photos(sample_dir))]
-    total, found_seen, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
+    expected = PanopticMetrics(COCO)
+    expected_seen = [expected.update(*pair) for pair in shifted(photos(sample_dir))]
+    total, actual_seen, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
 
     def stop(example, seen):
-        found_seen.append(seen)
-        if len(found_seen) == 3:
+        actual_seen.append(seen)
+        if len(actual_seen) == 3:
             raise Preempted("stop")
 
     def examples(shard, skip):
@@ -53,10 +53,10 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
 
     with pytest.raises(Preempted):
         run(stop)
-    result = run(lambda _, seen: found_seen.append(seen))
+    result = run(lambda _, seen: actual_seen.append(seen))
     assert skipped[0] == 0 and 3 <= skipped[1] <= 3 + processes.AT_ONCE
-    np.testing.assert_equal(found_seen, wanted_seen[:3] + wanted_seen[skipped[1] :])
-    np.testing.assert_equal(result, wanted.result())
+    np.testing.assert_equal(actual_seen, expected_seen[:3] + expected_seen[skipped[1] :])
+    np.testing.assert_equal(result, expected.result())
     np.testing.assert_equal(run(), result)
     assert len(skipped) == 2  # nothing is read of what is complete
     with pytest.raises(InputError, match="its step is 1 and not 2"):

@@ -67,9 +67,9 @@ def test_killed_and_terminated_runs_go_on_to_the_same_bits(colours_dir, tmp_path
     run(colours_dir, tmp_path)
     assert curve(tmp_path) == curve(uninterrupted)
     for start_of_names in ("model/", "optimizer/"):
-        wanted, found = (weights(folder, start_of_names) for folder in (uninterrupted, tmp_path))
-        assert wanted
-        np.testing.assert_equal(found, wanted)
+        expected, actual = (weights(folder, start_of_names) for folder in (uninterrupted, tmp_path))
+        assert expected
+        np.testing.assert_equal(actual, expected)
 
 
 def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours_dir, uninterrupted, tmp_path):
@@ -87,9 +87,9 @@ def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours
 
 def skips(task):
     """The list of the photos that each call of a task's `eval_dataset` will leave out."""
-    examples, found = task.eval_dataset, []
-    task.eval_dataset = lambda **part: found.append(part.get("skip")) or examples(**part)
-    return found
+    examples, skipped = task.eval_dataset, []
+    task.eval_dataset = lambda **arguments: skipped.append(arguments.get("skip")) or examples(**arguments)
+    return skipped
 
 
 def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tmp_path, monkeypatch):
@@ -221,18 +221,18 @@ def kept(uninterrupted, tmp_path_factory):
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_path, kind, capfd):
     """Or ends in one line. No checkpoint is lost."""
-    changes, wanted = DAMAGED[kind]
+    changes, expected = DAMAGED[kind]
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, changes)
     before = contents(folder)
     capfd.readouterr()
-    if isinstance(wanted, int):
-        assert begin(colours_dir, folder)[0] == wanted
+    if isinstance(expected, int):
+        assert begin(colours_dir, folder)[0] == expected
         lines = [line for line in capfd.readouterr().err.splitlines() if "is taken in its place" in line]
-        assert len(lines) == (10 - wanted) // 2  # a line for each that is not whole
-        assert find_checkpoint(str(folder)).endswith(f"ckpt-{wanted}")
+        assert len(lines) == (10 - expected) // 2  # a line for each that is not whole
+        assert find_checkpoint(str(folder)).endswith(f"ckpt-{expected}")
     else:
-        with pytest.raises(InputError, match=wanted):
+        with pytest.raises(InputError, match=expected):
             run(colours_dir, folder)
     assert contents(folder) == before
 

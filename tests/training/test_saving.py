@@ -39,24 +39,24 @@ def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
 
 def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
     """And before an older one is removed."""
-    own, seen, fsync = saver(tmp_path), [], os.fsync
+    checkpoints, syncs, fsync = saver(tmp_path), [], os.fsync
 
     def synced(handle):
         state = tf.train.get_checkpoint_state(str(tmp_path))
         listed = [os.path.basename(path) for path in (state.all_model_checkpoint_paths if state else ())]
-        seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), listed))
+        syncs.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), listed))
         fsync(handle)
 
     for step in (1, 2, 3):
         before = [f"ckpt-{old}" for old in range(1, step)]
         monkeypatch.setattr(os, "fsync", synced)
-        own.save(step)
+        checkpoints.save(step)
         monkeypatch.setattr(os, "fsync", fsync)
         after = [*before, f"ckpt-{step}"][-2:]
         files = [f"ckpt-{step}.data-00000-of-00001", f"ckpt-{step}.index"]
-        assert sorted(seen[:2]) == [(name, before) for name in files] and seen[2] == (tmp_path.name, before)
-        assert seen[3:] == [("checkpoint", after), (tmp_path.name, after)]
-        seen.clear()
+        assert sorted(syncs[:2]) == [(name, before) for name in files] and syncs[2] == (tmp_path.name, before)
+        assert syncs[3:] == [("checkpoint", after), (tmp_path.name, after)]
+        syncs.clear()
 
 
 def test_no_checkpoint_is_written_through_a_link(tmp_path):

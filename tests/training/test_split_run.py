@@ -25,8 +25,8 @@ from axial.training import split_run
 from axial.training.split_run import SplitRun, merge
 
 
-def converted(folder, split, spec, found, encode=convert.encode_item):
-    convert.convert_split(convert.Conversion(*found, spec, split, folder, encode=encode, progress=False))
+def converted(folder, split, spec, items, encode=convert.encode_item):
+    convert.convert_split(convert.Conversion(*items, spec, split, folder, encode=encode, progress=False))
     return split
 
 
@@ -82,10 +82,10 @@ def evaluated(case, data, split, folder, until=None, **options):
             asked.append(number)
             yield example, predict(example)
 
-    run, found = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
+    run, result = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
     with contextlib.suppress(Stopped):
-        found = run.run(lambda shard, skip: kind.examples(data, split, spec, shard=shard, skip=skip), predictions)
-    return run, found, len(asked)
+        result = run.run(lambda shard, skip: kind.examples(data, split, spec, shard=shard, skip=skip), predictions)
+    return run, result, len(asked)
 
 
 class Stopped(Exception):
@@ -104,21 +104,21 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
     name, colours_dir, texts_dir, tmp_path, monkeypatch
 ):
     """The whole split in the old order, and two shards of the permuted split, which are merged."""
-    data, found, orders = tmp_path / "older", [], []
+    data, outcomes, orders = tmp_path / "older", [], []
     monkeypatch.setattr(convert, "Conversion", functools.partial(convert.Conversion, permutation=None))
     split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
     run, result, _ = evaluated(CASES[name], str(data), split, tmp_path / "whole")
-    found.append((unordered(result), written(tmp_path / "whole")))
+    outcomes.append((unordered(result), written(tmp_path / "whole")))
     orders.append([name for _, name, _ in run.metrics.photos])
     monkeypatch.undo()
     CASES[name][1](str(tmp_path / "permuted"), colours=colours_dir, texts=texts_dir)
     for i in range(2):
         evaluated(CASES[name], str(tmp_path / "permuted"), split, tmp_path / "parts", shard=(i, 2))
     merged = merge(str(tmp_path / "parts"), split, find_evaluator)
-    found.append((unordered(merged.metrics.result()), written(tmp_path / "parts")))
+    outcomes.append((unordered(merged.metrics.result()), written(tmp_path / "parts")))
     orders.append([name for _, name, _ in sorted(merged.metrics.photos)])
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
-    assert found[0] == found[1]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, e
     whole, count = interrupted(tmp_path / "whole")
     assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
     for left in (count - 2, 0):
-        found, predicted = interrupted(tmp_path / "resumed")
-        assert json.dumps(found) == json.dumps(whole) and predicted == left
+        result, predicted = interrupted(tmp_path / "resumed")
+        assert json.dumps(result) == json.dumps(whole) and predicted == left
     assert written(tmp_path / "resumed") == written(tmp_path / "whole")
 
 
@@ -193,8 +193,8 @@ def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
     right, confidences = state["scores"]["bins"]
     state["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
     path.write_text(json.dumps(state))
-    found, left = interrupted(tmp_path / "older")
-    np.testing.assert_equal(found, whole)
+    result, left = interrupted(tmp_path / "older")
+    np.testing.assert_equal(result, whole)
     assert left == count - 2 and written(tmp_path / "older") == written(tmp_path / "whole")
 
 
@@ -219,10 +219,10 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
     whole = named(tmp_path / "whole", thresholds=at)
     assert set(whole["matching"]) == {"0.5", "0.75"} and whole["matching"]["0.5"]["tp"] > 0
     assert named(tmp_path / "whole", thresholds=at) == whole  # from the state, without a prediction
-    parts = [named(tmp_path / "parts", shard=(i, 3), thresholds=at)["matching"] for i in range(3)]
+    shards = [named(tmp_path / "parts", shard=(i, 3), thresholds=at)["matching"] for i in range(3)]
     for threshold, row in whole["matching"].items():
         for name in ("tp", "fp", "fn"):
-            assert row[name] == sum(part[threshold][name] for part in parts)
+            assert row[name] == sum(shard[threshold][name] for shard in shards)
     merged = merge(str(tmp_path / "parts"), "val2017", find_evaluator)
     np.testing.assert_equal(merged.metrics.result(), whole)
     again = merge(str(tmp_path / "parts"), "val2017", find_evaluator)  # from the state of the whole
@@ -247,9 +247,9 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
 
 def written(folder):
     """Dict from the names of the JSON results in a folder to their bytes."""
-    found = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
-    assert found
-    return found
+    contents = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
+    assert contents
+    return contents
 
 
 # === What a state is of ===

@@ -26,11 +26,11 @@ class Recorder:
     """A task whose losses record images and random numbers, and of which some images give NaN."""
 
     def __init__(self, bad):
-        self.bad, self.seen = bad, []
+        self.bad, self.calls = bad, []
 
     def train_dataset(self, batch, seed, first_step, context):
-        share = batch // context.num_replicas_in_sync
-        images = tf.data.Dataset.range(first_step * batch, (first_step + 1) * batch).batch(share)
+        replica_batch = batch // context.num_replicas_in_sync
+        images = tf.data.Dataset.range(first_step * batch, (first_step + 1) * batch).batch(replica_batch)
         return images.map(lambda i: {"image": tf.cast(i, tf.float32)[:, None]})
 
     def by_shape(self, compute, batch):
@@ -38,7 +38,7 @@ class Recorder:
 
     def losses(self, model, batch, whole=None):
         images = batch["image"][:, 0].numpy().astype(int).tolist()
-        self.seen.append((images, float(random.uniform([]))))
+        self.calls.append((images, float(random.uniform([]))))
         spoilt = float("nan") if self.bad in images else 0.0
         return {"total": tf.reduce_sum(model(batch["image"])) + spoilt}
 
@@ -55,9 +55,9 @@ def test_a_step_is_repeated_in_the_parts_that_memory_held():
     """The first part that is not finite ends it."""
     task = Recorder(bad=29)
     assert repeat(task)[0] == "loss total"
-    assert [images for images, _ in task.seen] == [[24, 25], [26, 27], [28, 29]]
-    for (_, drawn), (part, replica) in zip(task.seen, [(0, 0), (1, 0), (0, 1)]):
-        with random.seeded(0, 3 * 2 + part, replica):
+    assert [images for images, _ in task.calls] == [[24, 25], [26, 27], [28, 29]]
+    for (_, drawn), (micro_batch, replica) in zip(task.calls, [(0, 0), (1, 0), (0, 1)]):
+        with random.seeded(0, 3 * 2 + micro_batch, replica):
             assert drawn == float(random.uniform([]))
     assert repeat(Recorder(bad=None)) == ["none when the step is repeated operation by operation"]
 
@@ -80,10 +80,10 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
     model = ModelConfig("transformer_nano", arguments=small)
     task = TranslationTask(model, TextData("train", "val", (16, 48)), texts_dir)
     losses, moves = moved_by_a_step(task, 192, "no")
-    of_parts, found = moved_by_a_step(task, 192, "no", two_replicas() if replicas > 1 else None, accumulate=2)
-    assert losses == pytest.approx(of_parts, rel=1e-4) and all(value > 0 for value in losses.values())
+    mean_losses, mean_moves = moved_by_a_step(task, 192, "no", two_replicas() if replicas > 1 else None, accumulate=2)
+    assert losses == pytest.approx(mean_losses, rel=1e-4) and all(value > 0 for value in losses.values())
     for name, value in moves.items():
-        assert relative_error(found[name], value) < 1e-4 or np.abs(value).max() < 1e-7, name
+        assert relative_error(mean_moves[name], value) < 1e-4 or np.abs(value).max() < 1e-7, name
 
 
 # === Compiled by XLA ===

@@ -93,7 +93,7 @@ def test_mixed_bfloat16_trains(colours_dir, tmp_path):
 
 def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, monkeypatch):
     """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
-    run(colours_dir, tmp_path / "wanted", steps=3)
+    run(colours_dir, tmp_path / "expected", steps=3)
     task, loops, kept = small_task(colours_dir, spoilt=3), [], trainer._run
     monkeypatch.setattr(trainer, "_run", lambda loop, *rest, **more: loops.append(loop) or kept(loop, *rest, **more))
     with pytest.raises(NonFiniteError, match=r"^step 3: the loss or a gradient is not finite; first: input image"):
@@ -104,10 +104,10 @@ def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, m
     assert int(optimizer.iterations) == 3
     tf.train.Checkpoint(model=task.built, optimizer=optimizer).save(str(tmp_path / "state" / "ckpt"))
     for start in ("model/", "optimizer/_variables"):
-        wanted, found = (weights(tmp_path / name, start) for name in ("wanted", "state"))
-        assert found and set(found) == set(wanted)
-        for name, value in found.items():
-            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+        expected, actual = (weights(tmp_path / name, start) for name in ("expected", "state"))
+        assert actual and set(actual) == set(expected)
+        for name, value in actual.items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
 def test_a_checkpoint_of_another_model_is_named(colours_dir, tmp_path):

@@ -40,13 +40,13 @@ app.run({{"": (flags.Flags, main)}})
 def launch(text, count, stdout=None):
     """Processes that run a program, each as one of `count` workers."""
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(count)]}
-    found = []
+    workers = []
     for index in range(count):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
-        found.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, **pipes))
-    return found
+        workers.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, **pipes))
+    return workers
 
 
 def start(data_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
@@ -70,8 +70,8 @@ def wait_for(path, processes):
 def four(colours_dir, tmp_path_factory):
     """The folder of a training of six steps on four workers, with an evaluation and a trace."""
     path = tmp_path_factory.mktemp("four")
-    found = ends(start(colours_dir, path, 4, eval_interval=6, profile=(2, 3)))
-    assert [code for code, _ in found] == [0] * 4, found
+    endings = ends(start(colours_dir, path, 4, eval_interval=6, profile=(2, 3)))
+    assert [code for code, _ in endings] == [0] * 4, endings
     return path
 
 
@@ -101,9 +101,9 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-4.index", processes)
     processes[3].send_signal(signal.SIGTERM)
-    found = ends(processes)
-    assert [code for code, _ in found] == [42] * 4, found
-    assert all("saved at step" in line for _, line in found)
+    endings = ends(processes)
+    assert [code for code, _ in endings] == [42] * 4, endings
+    assert all("saved at step" in line for _, line in endings)
     assert [code for code, _ in ends(start(colours_dir, tmp_path, 4))] == [0] * 4
     whole, parts = weights(four), weights(tmp_path)
     assert whole.keys() == parts.keys()
