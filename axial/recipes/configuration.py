@@ -292,7 +292,7 @@ def load_folded(what: Location) -> tuple[Task, Network]:
     model = task.build_model(folded=True)
     values = fill_scales(model.weights, values)
     if [value.shape for value in values] != [tuple(weight.shape) for weight in model.weights]:
-        raise InputError(f"{path}: its weights are not those of the model in its config.gin; export again")
+        raise InputError(f"{path}: its weights do not fit the model in its config.gin; export again")
     model.set_weights(values)
     return task, model
 

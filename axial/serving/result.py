@@ -179,19 +179,19 @@ def _note(image, segments, objects, zoom):
     widths = diameters([segment["area"] for segment in segments if segment["thing"]]) * (zoom or 1)
     low, median, high = objects.diameter
     dark, grey, bright = objects.level
-    level, parts = grey_level(image), []
+    level, notes = grey_level(image), []
     if not len(widths):
-        parts.append("no object is found")
+        notes.append("no object is found")
     elif not low / FAR_DIAMETER <= np.median(widths) <= high * FAR_DIAMETER:
         scaled = f" at the zoom {zoom:g}" if zoom else ""
-        parts.append(
-            f"the objects found are {np.median(widths):.0f} pixels wide at the median{scaled}, those of the training "
-            f"{median:.0f} ({low:.0f} to {high:.0f})"
+        notes.append(
+            f"its objects are {np.median(widths):.0f} pixels wide at the median{scaled}, the training's {median:.0f} "
+            f"({low:.0f} to {high:.0f})"
         )
     if not dark - FAR_LEVEL <= level <= bright + FAR_LEVEL:
-        parts.append(
-            f"its median grey level is {level:.0f}, that of the training's photos {grey:.0f} ({dark:.0f} to "
+        notes.append(
+            f"its median grey level is {level:.0f}, the median of the training's photos {grey:.0f} ({dark:.0f} to "
             f"{bright:.0f})"
         )
-    advice = ": try --diameter=auto" if parts and not zoom else ""
-    return "; ".join(parts) + advice
+    advice = ": try --diameter=auto" if notes and not zoom else ""
+    return "; ".join(notes) + advice

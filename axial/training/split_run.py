@@ -179,7 +179,7 @@ class SplitRun:
         try:
             scores.restore(state.scores)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
+            raise InputError(f"{path}: scores: not the scores of an evaluation ({error}); delete it") from None
         photos = state.annotations if self.results_dir else scores.photos
         if [number for number, *_ in scores.photos] != [shard[0] + shard[1] * i for i in range(len(photos))]:
             raise InputError(f"{path}: not of the first {len(photos)} photos of the shard; delete it")

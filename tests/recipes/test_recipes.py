@@ -15,15 +15,15 @@ from axial.recipes import configuration
 from axial.recipes.settings import read_settings
 from tests.conftest import ROOT
 
-FOUND = recipes.read_recipes()
+RECIPES = recipes.read_recipes()
 
 
-@pytest.mark.parametrize("recipe", FOUND[:: len(FOUND) - 1], ids=lambda recipe: recipe.path)
+@pytest.mark.parametrize("recipe", RECIPES[:: len(RECIPES) - 1], ids=lambda recipe: recipe.path)
 def test_a_recipe_is_read_as_gin_reads_it(recipe):
     configuration.load([recipe.path])
     for macro, value in recipe.bindings.items():
         if "." not in macro:
-            assert gin.query_parameter(f"{macro}/gin.macro.value") == configuration._of_gin(value), macro
+            assert gin.query_parameter(f"{macro}/gin.macro.value") == configuration._gin_value(value), macro
     assert configuration.query("ModelConfig.name", None) == recipe.model
 
 
@@ -31,10 +31,10 @@ def test_every_leaf_is_a_recipe():
     files = {str(path.relative_to(ROOT / "experiments")) for path in (ROOT / "experiments").glob("*/*.gin")}
     leaves = {name for name in files if not name.startswith(("tasks/", "tiny/"))}
     included = {"panoptic.gin", "classification.gin", "detection.gin", "translation.gin"}
-    for recipe in FOUND:
+    for recipe in RECIPES:
         assert recipe.purpose.endswith((".", ")")) and len(recipe.purpose) < 200, recipe
         assert "axial-train" not in recipe.purpose, recipe
-    assert {recipe.path for recipe in FOUND} == {name for name in leaves if name.split("/")[1] not in included}
+    assert {recipe.path for recipe in RECIPES} == {name for name in leaves if name.split("/")[1] not in included}
 
 
 def test_the_settings_are_those_of_the_signatures():
@@ -74,7 +74,7 @@ def listed(*arguments):
 def test_the_command_lists_recipes_and_settings_quickly():
     output, seconds = listed()
     assert seconds < 10
-    for recipe in FOUND:
+    for recipe in RECIPES:
         assert recipe.path[:40] in output and recipe.model[:40] in output
     output, _ = listed("nuclei/demo.gin")
     assert "TextData.lengths" not in output

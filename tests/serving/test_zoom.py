@@ -77,12 +77,12 @@ def test_what_is_far_from_the_training_is_noted():
 
     assert warnings(20) == warnings(40) == []
     for diameter in (6, 56):
-        text = f"the objects found are {diameter} pixels wide at the median, those of the training 20 (10 to 40)"
+        text = f"its objects are {diameter} pixels wide at the median, the training's 20 (10 to 40)"
         assert warnings(diameter) == [f"{text}: try --diameter=auto"]
     assert warnings(20, background=99) == [
-        "its median grey level is 99, that of the training's photos 5 (0 to 20): try --diameter=auto"
+        "its median grey level is 99, the median of the training's photos 5 (0 to 20): try --diameter=auto"
     ]
-    assert "at the zoom 0.25, those of the training 20" in warnings(20, given=80)[0]
+    assert "at the zoom 0.25, the training's 20" in warnings(20, given=80)[0]
     empty = Result.of(Discs(), np.zeros([50, 60, 3], np.uint8))
     assert empty.json()["warnings"] == empty.warnings == ["no object is found: try --diameter=auto"]
     old = Discs()

@@ -206,7 +206,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path,
         (text[: len(text) // 2], "state.json: not JSON"),
         (json.dumps({**state, "identity": {"thresholds": [0.5]}}), "state.json: of another evaluation"),
         (json.dumps({**state, "annotations": []}), "not of the first 0 photos of the shard; delete it"),
-        (json.dumps({**state, "scores": {}}), "state.json: scores: not those of an evaluation"),
+        (json.dumps({**state, "scores": {}}), "state.json: scores: not the scores of an evaluation"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=words) as error:
