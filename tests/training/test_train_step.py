@@ -1,4 +1,4 @@
-"""The loop of training steps."""
+"""The train step: repeated steps, gradient accumulation, compilation, and steps that are not finite."""
 
 import types
 import unittest.mock
@@ -23,7 +23,7 @@ from tests.training.runs import small_task
 
 
 class Recorder:
-    """A task whose losses record images and random numbers, and of which some images give NaN."""
+    """A task whose losses record their images and random numbers. The loss of the image `bad` is NaN."""
 
     def __init__(self, bad):
         self.bad, self.calls = bad, []
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def repeat(task, step=3):
-    """`_repeat` of a step of eight images on two replicas, each in two parts."""
+    """`_repeat` of a step of eight images on two replicas, with two micro-batches each."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model(tf.zeros([1, 1]))
     config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
@@ -52,7 +52,7 @@ def repeat(task, step=3):
 
 
 def test_a_step_is_repeated_in_the_parts_that_memory_held():
-    """The first part that is not finite ends it."""
+    """The search ends at the first bad micro-batch, and each micro-batch has the random numbers of its train step."""
     task = Recorder(bad=29)
     assert repeat(task)[0] == "loss total"
     assert [images for images, _ in task.calls] == [[24, 25], [26, 27], [28, 29]]
@@ -63,6 +63,8 @@ def test_a_step_is_repeated_in_the_parts_that_memory_held():
 
 
 def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
+    """If the repeated step runs out of memory, the error names the step without tensors."""
+
     def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
@@ -75,7 +77,7 @@ def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
 # The detector has a quick test in `test_detection_task`.
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
-    """Parts have unlike numbers of tokens. Float32 sums in another order."""
+    """Two micro-batches with different numbers of tokens give the whole batch's losses and update up to rounding."""
     small = dict(layers=1, channels=16, inner=16, heads=2, dropout=0.0)
     model = ModelConfig("transformer_nano", arguments=small)
     task = TranslationTask(model, TextData("train", "val", (16, 48)), texts_dir)
@@ -90,7 +92,10 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
 
 
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
-    """Replicas that compile update in a second part. CPUs compile no sums over replicas, so nothing compiles here."""
+    """The two functions of a compiled step on two replicas equal the plain step bit by bit.
+
+    XLA does not sum over replicas on CPUs, so this test replaces compilation by the plain function.
+    """
     task, config = small_task(colours_dir), TrainingConfig(1, 4, jit_compile="yes")
     _, whole = moved_by_a_step(task, 4, "no", two_replicas())
     with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
@@ -112,7 +117,7 @@ def portable():
 
 @pytest.mark.usefixtures("portable")
 def test_a_compiled_step_that_is_not_finite_stops_training_there(colours_dir):
-    """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
+    """Step 2 is in the middle of a loop. Weights, moving statistics, slots and step keep their old values."""
     task = small_task(colours_dir, spoilt=2)
     model = task.build_model()
     optimizer = Adam(0.01).build(model.trainable_variables)

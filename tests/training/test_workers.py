@@ -1,4 +1,4 @@
-"""Trainings on several processes, which find each other by TF_CONFIG, as on several hosts."""
+"""Trainings on several processes that find each other by TF_CONFIG, like several hosts."""
 
 import json
 import os
@@ -38,7 +38,7 @@ app.run({{"": (flags.Flags, main)}})
 
 
 def launch(text, count, stdout=None):
-    """Processes that run a program, each as one of `count` workers."""
+    """Starts `count` processes of a program, each as one worker of a cluster."""
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(count)]}
     workers = []
     for index in range(count):
@@ -50,13 +50,13 @@ def launch(text, count, stdout=None):
 
 
 def start(data_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
-    """The processes of a training on `count` workers."""
+    """Starts a training of the small task on `count` workers. Returns the processes."""
     values = dict(steps=steps, pause=pause, eval_interval=eval_interval, profile=profile)
     return launch(WORKER.format(path=PATH, data=data_dir, model=str(model_dir), **values), count)
 
 
 def ends(processes):
-    """[(exit code, last line of standard error)]."""
+    """Waits for processes. Returns [(exit code, last line of standard error)]."""
     messages = [process.communicate()[1] for process in processes]
     return [(p.returncode, (m.strip().splitlines() or [""])[-1]) for p, m in zip(processes, messages)]
 
@@ -97,7 +97,7 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
     assert lost.wait() == -signal.SIGKILL
     for code, line in ends(others):
         assert code == 42 and "another worker has stopped" in line and str(tmp_path) in line, line
-    # A request to one worker reaches all of them, at the same step.
+    # A request to one worker stops all of them at the same step.
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-4.index", processes)
     processes[3].send_signal(signal.SIGTERM)
@@ -120,6 +120,7 @@ def test_a_wrong_cluster_is_named(text, monkeypatch):
 
 
 def test_two_workers_meet_after_all_imports_of_a_training():
+    """Two workers that import all of a training first connect, and sum 3 and 4 to 7."""
     text = f"""
 import sys
 sys.path[:0] = {PATH!r}
