@@ -1,4 +1,4 @@
-"""What predictions are written as: read back by Pillow, NumPy and pycocotools."""
+"""The files of predictions, read back by Pillow, NumPy and pycocotools."""
 
 import json
 import os
@@ -29,7 +29,7 @@ WRITTEN = {
 
 
 def segmentation(classes, instances):
-    """A prediction from int maps [h, w] of classes, -1 for void, and of instances of things, from 1."""
+    """A panoptic prediction from two int maps [h, w]: classes (-1 for void) and instance numbers (from 1)."""
     things = np.asarray(SPEC.things)[classes] & (classes >= 0)
     instance = np.where(things, instances, 0)
     panoptic = np.where(classes < 0, SPEC.void, classes * SPEC.label_divisor + instance)
@@ -38,15 +38,17 @@ def segmentation(classes, instances):
 
 
 def result_of(prediction, evaluator=PANOPTIC, spec=SPEC, size=None):
+    """The `Result` of a prediction for a grey photo."""
     photo = np.full([*(size or prediction["panoptic"].shape), 3], 90, np.uint8)
     return Result(photo, prediction, evaluator=evaluator, spec=spec, photo="folder/photo.jpg")
 
 
 @st.composite
 def segmentations(draw):
+    """Panoptic predictions of 1x1 to 12x12 pixels, with void and with up to eight instances."""
     height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # some photos have fewer classes, and larger segments
+    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # large segments of few classes
     classes = rough[np.arange(height)[:, None] * 3 // height, np.arange(width) * 3 // width]
     return segmentation(classes, rng.integers(1, draw(st.integers(2, 9)), [height, width]))
 
@@ -57,6 +59,7 @@ def read(folder, content, key):
 
 @pytest.mark.parametrize("dropped", [0, 276])
 def test_objects_that_are_left_out_are_told(tmp_path, dropped):
+    """The JSON has the number of dropped objects, with a warning if it is not 0."""
     prediction = segmentation(np.zeros([2, 3], int), np.ones([2, 3], int))
     result = result_of({**prediction, "dropped": np.int32(dropped)})
     result.write(tmp_path / "photo")
@@ -68,8 +71,9 @@ def test_objects_that_are_left_out_are_told(tmp_path, dropped):
 @given(segmentations(), st.sampled_from(["png", "tiff"]))
 @settings(max_examples=40, deadline=None)
 def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label_image):
+    """Panoptic PNG, semantic PNG, label image, overlay and JSON agree on ids, classes, masks, boxes and scores."""
     folder, result = tmp_path_factory.mktemp("out"), result_of(prediction)
-    if result.labels is None:  # of things without instances
+    if result.labels is None:  # the prediction has no instances
         label_image = None
     paths = result.write(folder / "photo", label_image)
     content = json.loads((folder / "photo.json").read_text())
@@ -126,7 +130,7 @@ def test_a_network_without_instances_has_no_label_image(tmp_path):
 
 
 def instances_of_a_pixel(count):
-    """A prediction of `CELLS` with as many instances of one pixel, and pixels of background around them."""
+    """A prediction for `CELLS` with `count` instances of one pixel each, before pixels of background."""
     ids = np.arange(1, 300 * (count // 300 + 1) + 1).reshape(-1, 300)
     instance = np.where(ids <= count, ids, 0)
     panoptic = np.where(instance > 0, CELLS.label_divisor, 0) + instance
@@ -134,7 +138,7 @@ def instances_of_a_pixel(count):
 
 
 def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
-    """Ids are numbers of segments, so that no label_divisor makes them large. A label image has no room for them."""
+    """65536 instances: a panoptic PNG holds them, as its ids count segments. A label image of 16 bits is refused."""
     result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
     with pytest.raises(InputError, match="^65536 instances in one photo"):
         result.write(tmp_path / "photo", "tiff")
@@ -146,6 +150,7 @@ def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
 
 
 def test_categories_beyond_16_bits_have_no_map(tmp_path):
+    """A category id of 70000 is in the JSON, but no semantic PNG is written."""
     spec = DatasetSpec("large", ("cell",), (70000,), (True,))
     one = np.ones([2, 2], int)
     prediction = {"panoptic": one, "semantic": 0 * one, "instance": one, "score": np.ones(1)}
@@ -156,7 +161,7 @@ def test_categories_beyond_16_bits_have_no_map(tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(5))
 def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, killed_at):
-    """Before each file gets its name, the process ends."""
+    """The process ends before the rename of file number `killed_at`. The next write completes the files."""
     result, replace, left = result_of(instances_of_a_pixel(20), spec=CELLS), os.replace, [killed_at]
 
     def give_name(temporary, path):
@@ -178,7 +183,7 @@ def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, 
 
 
 def detections(scores, mask=None):
-    """A prediction of two cars, 8 x 8 pixels at (0, 0) and (4, 4), on a photo of 12 x 16 pixels."""
+    """A detection of two cars of 8x8 pixels, at (0, 0) and (4, 4) of a photo of 12x16 pixels."""
     prediction = {
         "box": np.array([[0, 0, 8, 8], [4, 4, 8, 8]], np.float32),
         "class": np.array([3, 3]),
@@ -189,6 +194,7 @@ def detections(scores, mask=None):
 
 
 def test_objects_have_the_keys_of_segments(tmp_path):
+    """Two overlapping cars: the JSON has their boxes and masks, and the label image gives the better score priority."""
     result = result_of(detections([0.9, 0.7], mask=1), DETECTION, size=(12, 16))
     result.write(tmp_path / "photo", "png")
     content = json.loads((tmp_path / "photo.json").read_text())
@@ -225,6 +231,7 @@ def test_only_objects_that_are_drawn_have_labels():
 
 
 def test_pictures_of_every_kind_are_saved(tmp_path):
+    """A translation, a classification and a segmentation as PNG, JPEG and TIFF have the overlay's size and pixels."""
     text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, evaluator=TRANSLATION, spec=None)
     probability = np.array([0.1, 0.2, 0.7, 0], np.float32)
     label = result_of({"probability": probability}, CLASSIFICATION, size=(30, 40))
