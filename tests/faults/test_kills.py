@@ -1,4 +1,4 @@
-"""Commands that are killed, stopped or starved at any moment reach, when called again, the state of an untouched call.
+"""A command that is killed, stopped or starved at any moment, and then called again, leaves an untouched call's state.
 
 scripts/test.sh tests/faults                      one round of each fault
 scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses others, rounds.py records them
@@ -26,10 +26,10 @@ TRAINING = (
     *("TrainingConfig.checkpoint_interval = 2", "TrainingConfig.keep = 1"),
 )
 
-NEVER_THE_SAME = ("fingerprint.pb", "checkpoint", "hashes.json", "status.json")  # no two calls write them alike
+NEVER_THE_SAME = ("fingerprint.pb", "checkpoint", "hashes.json", "status.json")  # these differ between any two calls
 EVALUATE = "evaluate --saved_model={0}/export --data_dir={0}/data --results_dir={1}/results --split=val2017"
 
-# === What is disturbed ===
+# === Works: functions of (`whole`, output folder) that return the command lines to disturb ===
 
 
 def convert(whole, out):
@@ -60,12 +60,12 @@ def predict(whole, out):
 
 
 WORKS = (convert, train, evaluate, shards, export, predict)
-SHARES = (6, 3, 4, 3, 3, 4)  # how often each is drawn: training takes longest
+WEIGHTS = (6, 3, 4, 3, 3, 4)  # relative frequency of each work: training takes longest
 
 
 @pytest.fixture(scope="session")
 def untouched(command, tmp_path_factory):
-    """Function of a work and `whole`: the end state of an untouched call, and a `Moment` of each command."""
+    """Function of a work and `whole` that returns (end state of an untouched call, a `Moment` of each command)."""
     endings = {}
 
     def find(work, whole):
@@ -81,7 +81,7 @@ def untouched(command, tmp_path_factory):
 
 
 def state(out):
-    """What must be the same: the files, but the tensors of checkpoints, and no summaries or timestamps."""
+    """dict from names of files to their bytes, or to the tensors of checkpoints. It skips summaries and timestamps."""
     contents = {}
     for path in sorted(pathlib.Path(out).rglob("*")):
         name = str(path.relative_to(out))
@@ -96,16 +96,16 @@ def state(out):
     return contents
 
 
-# === When ===
+# === Moments ===
 
 
 class Moment:
-    """Watches a process and its output until a moment comes or the process ends.
+    """Watches a process and its output until a given moment or the end of the process.
 
     Args:
         out: folder of the output.
-        seconds: CPU seconds of the process; or
-        changes: changes of the output's files.
+        seconds: the moment as CPU seconds of the process, or None.
+        changes: the moment as a number of changes of the output's files, or None.
     """
 
     def __init__(self, out, seconds=None, changes=None):
@@ -113,7 +113,7 @@ class Moment:
         self.seconds = self.changes = 0
 
     def follow(self, pid):
-        """Returns whether the moment has come."""
+        """Waits. Returns whether the moment came before the process ended."""
         before = listing(self._out)
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -129,7 +129,7 @@ class Moment:
 
 
 def listing(folder):
-    """Names and sizes below a folder."""
+    """Nested list of the names and sizes below a folder."""
     entries = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -140,7 +140,7 @@ def listing(folder):
     return sorted(entries)
 
 
-# === What happens ===
+# === Faults: functions of (process id, disk, random generator) ===
 
 
 def send(number):
@@ -161,7 +161,7 @@ def fill(pid, disk, rng):
 def read_only(pid, disk, rng):
     deadline = time.monotonic() + 20
     while remount(disk, "ro") and time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
-        time.sleep(0.001)  # the system refuses it while a file is open for writing
+        time.sleep(0.001)  # the system refuses this while a file is open for writing
 
 
 def no_more_files(pid, disk, rng):
@@ -192,13 +192,13 @@ DEADLY = ("SIGKILL", "SIGTERM", "out of memory", "no more files")  # starved lib
 
 
 def remount(disk, options):
-    """The exit code of mount."""
+    """Changes the options of a file system. Returns the exit code of mount."""
     return subprocess.call(["mount", "-o", f"remount,{options}", disk], stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of its own, in memory."""
+    """The path of a new file system in memory."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", path], stderr=subprocess.DEVNULL):
@@ -211,7 +211,11 @@ def disk(tmp_path):
 
 
 def play(command, whole, untouched, *, disk, work, kind, aim, rng):
-    """One round. Returns the exit code of the disturbed command."""
+    """Plays one round. Returns the exit code of the disturbed command.
+
+    It disturbs one command of the work at a random moment: at a change of its output if `aim` is 'writing', else at a
+    random CPU time. Then it calls the remaining commands, and compares the end state with an untouched call's.
+    """
     (expected, moments), out = untouched(work, whole), disk / "out"
     out.mkdir()
     calls = work(whole, out)
@@ -247,7 +251,7 @@ def play(command, whole, untouched, *, disk, work, kind, aim, rng):
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault(command, untouched, disk, kind):
-    """Of a conversion, which needs no run: the fixture `whole` takes half a minute."""
+    """One round of each fault for a conversion, as the fixture `whole` for other works takes half a minute."""
     rng = random.Random(f"{SEED} {kind}")
     play(command, None, untouched, disk=disk, work=convert, kind=kind, aim="writing", rng=rng)
 
@@ -257,7 +261,7 @@ def test_a_fault(command, untouched, disk, kind):
 def test_many_faults(command, whole, untouched, disk, number):
     rng = random.Random(f"{SEED} {number}")
     kind, aim = list(FAULTS)[number % len(FAULTS)], ("writing", "any moment")[number // len(FAULTS) % 2]
-    (work,) = rng.choices(WORKS, SHARES)
+    (work,) = rng.choices(WORKS, WEIGHTS)
     if rounds.done("faults", kind, number):
         pytest.skip("done before")
     code = play(command, whole, untouched, disk=disk, work=work, kind=kind, aim=aim, rng=rng)
