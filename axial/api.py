@@ -74,14 +74,14 @@ def load(
         >>> features.strides
         {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 16}
     """
-    source, asked = resolve(what), (model, num_classes)
+    source, requested = resolve(what), (model, num_classes)
     if source.kind == "export":
-        if features_only or arguments or asked != (None, None):
+        if features_only or arguments or requested != (None, None):
             raise InputError(f"{source.path}: an export is as it is; features_only, model and arguments are for runs")
         return Exported(configuration.load_export(source))
     if source.kind == "run":
         task, network = configuration.restore_run(source, arguments=arguments)
-        check_asked(source.path, task.model.name, task.num_classes, asked)
+        check_asked(source.path, task.model.name, task.num_classes, requested)
         network.know(task.spec, task.scale, Predictor.of_task(task, network, objects=read_objects(source.folder)))
     else:
         network, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
@@ -106,8 +106,8 @@ class Exported(keras.Model):
         self.task = predictor.evaluator.name
 
     def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
-        rows = [self.predictor(x) for x in given]
+        values = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
+        rows = [self.predictor(x) for x in values]
         return {name: _stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -145,28 +145,28 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         raise InputError(without_recipe(model.name))
     predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
     several, inputs = isinstance(photos, (list, tuple)), []
-    for number, one in enumerate(photos if several else [photos], 1):
+    for number, item in enumerate(photos if several else [photos], 1):
         if predictor.evaluator.takes == "text":
-            inputs.append(_checked_text(predictor, f"text {number}", one))
-        elif isinstance(one, (str, os.PathLike)) and tf.io.gfile.isdir(one):
-            several, inputs = True, inputs + find_photos([os.fspath(one)])
+            inputs.append(_checked_text(predictor, f"text {number}", item))
+        elif isinstance(item, (str, os.PathLike)) and tf.io.gfile.isdir(item):
+            several, inputs = True, inputs + find_photos([os.fspath(item)])
         else:
-            inputs.append(_checked_photo(f"photo {number}", one))
+            inputs.append(_checked_photo(f"photo {number}", item))
     if not inputs:
         raise InputError(f"no {predictor.evaluator.takes}: the list is empty")
-    results = [_result(predictor, one) for one in inputs]
+    results = [_result(predictor, item) for item in inputs]
     return results if several else results[0]
 
 
-def _result(predictor, given):
+def _result(predictor, item):
     """`Result` of a photo, as an array or a path, or of a text."""
-    if predictor.evaluator.takes == "text" or not isinstance(given, str):
-        return Result.of(predictor, given)
-    image = load_photo(given, predictor.spec.levels)
+    if predictor.evaluator.takes == "text" or not isinstance(item, str):
+        return Result.of(predictor, item)
+    image = load_photo(item, predictor.spec.levels)
     try:
-        return Result.of(predictor, image, given)
+        return Result.of(predictor, image, item)
     except InputError as error:  # the photo's size does not suit the scale, or there are too many instances
-        raise InputError(f"{given}: {error}") from None
+        raise InputError(f"{item}: {error}") from None
 
 
 def _checked_photo(where, photo):

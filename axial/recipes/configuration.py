@@ -126,18 +126,18 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
-    made = CONFIGURABLES[name]
-    built = _called(functools.partial(made, spec=spec) if spec else made)
+    configurable = CONFIGURABLES[name]
+    built = _build(functools.partial(configurable, spec=spec) if spec else configurable)
     if name == "experiment":
         for split in ("train_split", "eval_split"):
             _split(built[0], split)
     return built
 
 
-def _called(made):
+def _build(configurable):
     """The result of a gin configurable. Turns its errors into InputError."""
     try:
-        return made()
+        return configurable()
     except InputError as error:
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
@@ -155,7 +155,7 @@ def with_macros(message: str) -> str:
 def query(name: str, default: Any) -> Any:
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
-    return _called(_gin_value(value).scoped_configurable_fn) if isinstance(value, Reference) else value
+    return _build(_gin_value(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
 def _task():

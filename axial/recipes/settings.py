@@ -82,13 +82,13 @@ def _module(name):
 
 def _arguments(node, module):
     """dict from the arguments of a function or a constructor to their entries in `read_settings`."""
-    said, arguments = _meanings(ast.get_docstring(node) or ""), {}
-    makers = [statement for statement in (node, *node.body) if isinstance(statement, ast.FunctionDef)]
-    for statement in (statement for statement in makers if statement.name in (node.name, "__init__")):
-        given = [argument for argument in statement.args.args if argument.arg != "self"]
-        defaults = [None] * (len(given) - len(statement.args.defaults)) + statement.args.defaults
-        pairs = [*zip(given, defaults), *zip(statement.args.kwonlyargs, statement.args.kw_defaults)]
-        return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
+    meanings, arguments = _meanings(ast.get_docstring(node) or ""), {}
+    functions = [statement for statement in (node, *node.body) if isinstance(statement, ast.FunctionDef)]
+    for statement in (statement for statement in functions if statement.name in (node.name, "__init__")):
+        parameters = [argument for argument in statement.args.args if argument.arg != "self"]
+        defaults = [None] * (len(parameters) - len(statement.args.defaults)) + statement.args.defaults
+        pairs = [*zip(parameters, defaults), *zip(statement.args.kwonlyargs, statement.args.kw_defaults)]
+        return {a.arg: (default and ast.unparse(default), meanings.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
             arguments |= _arguments(*module.find(base.id))
@@ -96,7 +96,7 @@ def _arguments(node, module):
         if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation):
             name = statement.target.id
             arguments[name] = statement.value and ast.unparse(statement.value), arguments.get(name, (None, None))[1]
-    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
+    return {name: (default, meanings.get(name, meaning)) for name, (default, meaning) in arguments.items()}
 
 
 def _meanings(docstring):

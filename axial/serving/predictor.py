@@ -50,8 +50,8 @@ class Predictor:
     task: Task | None = None
     model: typing.Callable | None = None
 
-    def __call__(self, given):
-        ((_, prediction),) = self.predictions([self.example(given)])
+    def __call__(self, value):
+        ((_, prediction),) = self.predictions([self.example(value)])
         return {name: np.asarray(value) for name, value in prediction.items()}
 
     @classmethod
@@ -60,7 +60,7 @@ class Predictor:
         return cls(
             *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
-            example=lambda given: {**task.evaluator.example(given), **task.example(tf.constant(given))},
+            example=lambda value: {**task.evaluator.example(value), **task.example(tf.constant(value))},
             predictions=task.predictions(model, inference),
             task=task,
             model=model,

@@ -56,15 +56,15 @@ class Result:
         objects: Objects | None = None,
     ):
         self.image, self.prediction, self.evaluator, self.spec, self.photo = image, prediction, evaluator, spec, photo
-        self._said = evaluator.describe(image, prediction, spec)
-        self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
+        self._description = description = evaluator.describe(image, prediction, spec)
+        self.panoptic, self.segments, self.summary = description.panoptic, description.segments, description.summary
         self._about: dict = {"photo": photo} if photo is not None else {}
         if evaluator.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}  # type: ignore[union-attr]
         if "zoom" in prediction:
             self._about["zoom"] = prediction["zoom"]
         note = _note(image, self.segments, objects, prediction.get("zoom")) if objects else ""
-        self.warnings = [line for line in (self._said.warning, note) if line]
+        self.warnings = [line for line in (description.warning, note) if line]
         if self.warnings:
             self._about["warnings"] = self.warnings
 
@@ -76,11 +76,11 @@ class Result:
 
     def json(self) -> dict:
         """dict of the content of PHOTO.json, without the names of other files."""
-        return {**self._about, **self._said.content}
+        return {**self._about, **self._description.content}
 
     def overlay(self) -> np.ndarray:
         """uint8 [h, w, 3]: the photo with its prediction drawn on it. A classified photo has its class below it."""
-        return self._said.draw()
+        return self._description.draw()
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:
@@ -94,9 +94,9 @@ class Result:
         Raises:
             InputError: there are more instances than 16 bits can number.
         """
-        if self._said.label_image is None:
+        if self._description.label_image is None:
             return None
-        labels = self._said.label_image()
+        labels = self._description.label_image()
         most = np.iinfo(np.uint16).max
         if labels.max(initial=0) > most:
             raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
@@ -133,7 +133,7 @@ class Result:
 
     def _pictures(self, label_image):
         """dict from the pictures' keys in the JSON to (ending of the name, function that returns the pixels)."""
-        categories = self._said.categories
+        categories = self._description.categories
         pictures = {
             "file_name": (".panoptic.png", self.panoptic is not None and (lambda: colors_of(self.panoptic))),
             "semantic_file_name": (
@@ -169,7 +169,8 @@ class Result:
         for key, (ending, pixels) in self._pictures(label_image).items():
             write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
         names = {key: os.path.basename(path) for key, path in paths.items() if key != "json"}
-        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may not be Unicode
+        # json.dumps escapes names that are not Unicode; msgspec would refuse them.
+        content = json.dumps({**self._about, **names, **self._description.content}, indent=1)
         write_text(paths["json"], content + "\n")
         return list(paths.values())
 

@@ -99,7 +99,7 @@ def check_continues(model_dir, settings, change=()):
         )
         return
     differing = {
-        name: "; ".join(f"{path} is {there!r} in the run and {here!r} here" for path, there, here in changes)
+        name: "; ".join(f"{path} is {old!r} in the run and {new!r} here" for path, old, new in changes)
         for name, changes in _differences(stored.settings, settings).items()
     }
     if refused := [f"of another {name} ({text})" for name, text in differing.items() if name not in change]:
@@ -145,5 +145,5 @@ def _differences(stored, current):
         keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a or key in BEFORE]
         return [row for key in keys for row in compare(f"{path}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
 
-    every = {name: compare(name, stored[name], current[name]) for name in current if name in stored}
-    return {name: each for name, each in every.items() if each}
+    differences = {name: compare(name, stored[name], current[name]) for name in current if name in stored}
+    return {name: rows for name, rows in differences.items() if rows}

@@ -73,8 +73,8 @@ class Report:
                 tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluator.pictures[0]}.jpg")
-        return {int(os.path.basename(path).split(".")[0]) for path in there}
+        paths = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluator.pictures[0]}.jpg")
+        return {int(os.path.basename(path).split(".")[0]) for path in paths}
 
     def check(self, photos):
         """Raises InputError if a picture is missing, as when a shard was evaluated without this report."""

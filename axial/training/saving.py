@@ -122,11 +122,11 @@ def checkpoints(model_dir, last_step, timeout):
     """
     last, waiting, until = None, {}, time.monotonic() + timeout
     while last is None or last < last_step():
-        whole = [prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)]
-        there = {int(prefix.rpartition("-")[2]): prefix for prefix in whole}
-        for step in sorted(waiting.keys() - there.keys()):
+        complete = [prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)]
+        available = {int(prefix.rpartition("-")[2]): prefix for prefix in complete}
+        for step in sorted(waiting.keys() - available.keys()):
             removed(waiting[step])
-        waiting = {step: prefix for step, prefix in there.items() if last is None or step > last}
+        waiting = {step: prefix for step, prefix in available.items() if last is None or step > last}
         if waiting:
             last = max(waiting) if last is None else min(waiting)
             yield last, waiting[last]

@@ -97,7 +97,7 @@ class SplitRun:
         for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
             scores, rows, self._complete = self._stored(shard)
             if shards and not self._complete:
-                raise _left(self._path(shard), shard, "not finished")
+                raise _shard_error(self._path(shard), shard, "not finished")
             annotations.update(zip([number for number, *_ in scores.photos], rows))
             self.metrics.merge(scores)
         if self.results_dir:
@@ -221,15 +221,15 @@ def merge(results_dir, split, find_evaluator, report=None):
         InputError: the results exist already; a shard is missing, unfinished or of another evaluation; a picture of the
             report is missing.
     """
-    there = _shards(results_dir, split)
-    if not there:
+    stored = _shards(results_dir, split)
+    if not stored:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
     # A state of the whole split comes from an earlier merge, or from an evaluation without shards.
-    count = 1 if (0, 1) in there else max(n for _, n in there)
+    count = 1 if (0, 1) in stored else max(n for _, n in stored)
     shards = [(i, count) for i in range(count)]
     for shard in shards:
-        if shard not in there:
-            raise _left(state_path(results_dir, split, shard), shard, "missing")
+        if shard not in stored:
+            raise _shard_error(state_path(results_dir, split, shard), shard, "missing")
     path = state_path(results_dir, split, shards[0])
     first = read_json(path, EvaluationState)[1]
     spec = DatasetSpec.from_schema(path, first.spec)
@@ -255,7 +255,7 @@ def _shards(folder, split):
     return [(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match]
 
 
-def _left(path, shard, problem):
+def _shard_error(path, shard, problem):
     return InputError(f"{path}: {problem}; evaluate --shard={'/'.join(map(str, shard))} first")
 
 
@@ -265,14 +265,14 @@ def _compare(path, stored, identity):
     Thresholds that only the stored identity has are a difference too.
     """
     identity = {**identity, "thresholds": identity.get("thresholds")}
-    keys, here = [], msgspec.json.decode(msgspec.json.encode(identity))
-    while isinstance(stored, dict) and isinstance(here, dict):
-        key = next((key for key, value in here.items() if stored.get(key) != value), None)
+    keys, expected = [], msgspec.json.decode(msgspec.json.encode(identity))
+    while isinstance(stored, dict) and isinstance(expected, dict):
+        key = next((key for key, value in expected.items() if stored.get(key) != value), None)
         if key is None:
             return
         keys.append(key)
-        stored, here = stored.get(key), here[key]
+        stored, expected = stored.get(key), expected[key]
     raise InputError(
-        f"{path}: of another evaluation, its {'.'.join(keys)} is {stored!r} and not {here!r}; delete it or choose "
+        f"{path}: of another evaluation, its {'.'.join(keys)} is {stored!r} and not {expected!r}; delete it or choose "
         "another --results_dir"
     )
