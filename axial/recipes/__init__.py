@@ -209,7 +209,7 @@ class _Reader(config_parser.ParserDelegate):
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
             path = find_file(name)
             if path in self._open or len(self._open) > DEEPEST:
-                raise InputError(f"{path}, which includes it, or more than {DEEPEST} files are in a row")
+                raise InputError(f"{path}, which includes it, or which is nested more than {DEEPEST} files deep")
             text = read_text(path)
         except InputError as error:
             raise InputError(f"{position}: includes {error}" if position else error) from None

@@ -59,7 +59,7 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
     if precision == "int8":
         images = [tf.cast(image, tf.float32)[None] for image in images]
         if not images:
-            raise InputError("--precision=int8: no photos to find the ranges of the activations with")
+            raise InputError("--precision=int8: no photos to calibrate the ranges of the activations")
 
         def samples():
             return ({"image": image} for image in progress(images, "ranges of int8", unit="photo"))

@@ -169,7 +169,7 @@ class Result:
         for key, (ending, pixels) in self._pictures(label_image).items():
             write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
         names = {key: os.path.basename(path) for key, path in paths.items() if key != "json"}
-        # json.dumps escapes names that are not Unicode; msgspec would refuse them.
+        # json.dumps escapes names that are not Unicode.
         content = json.dumps({**self._about, **names, **self._description.content}, indent=1)
         write_text(paths["json"], content + "\n")
         return list(paths.values())

@@ -39,8 +39,8 @@ class Zoomed:
         if not self.objects:
             raise InputError(
                 f"diameter={diameter}: the model does {self.evaluator.name} and does not tell the size of its "
-                "training's objects, in an objects.json; a model that scales all photos by one factor has it once the "
-                "axial-train command of its run was called again, and then a new export"
+                "training's objects, as it has no objects.json; if it scales all photos by one factor, run the "
+                "axial-train command of its run again, and export it again"
             )
 
     def __call__(self, image):

@@ -283,12 +283,12 @@ def check_loop(task, model, config, strategy):
     users = (task.model, *model.submodules)
     if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
         raise InputError(
-            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+            f"TrainingConfig.partitions = {config.partitions}: TPU kernels cannot split an image over cores; bind "
             "ModelConfig.backend = 'auto' too"
         )
     if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
         raise InputError(
-            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
+            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA cannot sum over replicas on CPUs; bind 'auto'"
         )
 
 

@@ -98,7 +98,7 @@ def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
     """
     task, config = small_task(colours_dir), TrainingConfig(1, 4, jit_compile="yes")
     _, whole = moved_by_a_step(task, 4, "no", two_replicas())
-    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
+    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA cannot sum over replicas on CPUs"):
         check_loop(task, task.built, config, two_replicas())
     monkeypatch.setattr(device, "compiled", lambda function: function)
     _, parts = moved_by_a_step(task, 4, "yes", two_replicas())
