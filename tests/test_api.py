@@ -34,6 +34,7 @@ def nuclei():
 
 
 def test_import_is_lazy_and_silent():
+    """`import axial` prints nothing and imports no TensorFlow, NumPy or gin. A wrong attribute is named."""
     text = (
         "import sys, axial, axial.layers, axial.models\n"
         "assert 'AxialAttention' in dir(axial.layers)\n"
@@ -110,6 +111,7 @@ def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
 
 
 def test_every_shipped_folder_is_complete_and_small():
+    """Each shipped model has its five files and more than a million weights; all together are below 6 MB."""
     size = 0
     for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
@@ -173,6 +175,7 @@ def test_what_is_no_model_is_refused(what, words):
 
 
 def test_other_models_and_classes_are_refused(nuclei, tmp_path):
+    """Weights of another model or other classes, and a hostile recipe, are refused; without a recipe, maps remain."""
     refused(lambda: axial.load("nuclei", model="axial_resnet_s"), "holds 'axial_deeplab_nano', not 'axial_resnet_s'")
     other = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True))
     task = nuclei.predictor.task

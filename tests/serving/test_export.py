@@ -133,6 +133,7 @@ def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_pat
 
 
 def test_what_an_export_says_of_itself(exported, predictor, trained):
+    """The signature 'classes' and assets.extra have the spec, and no temporary folder is left."""
     spec, extra = trained[0].spec, pathlib.Path(exported, "assets.extra")
     inside = tf.saved_model.load(exported).signatures["classes"]()
     assert [n.decode() for n in inside["class_names"].numpy()] == list(spec.class_names)
@@ -145,6 +146,7 @@ def test_what_an_export_says_of_itself(exported, predictor, trained):
 
 
 def test_an_export_never_overwrites(trained, tmp_path):
+    """An existing folder is refused and stays as it is. A folder that is not an export is not loaded."""
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match="exists"):
         export(*trained, str(tmp_path / "there"))
@@ -156,6 +158,8 @@ def test_an_export_never_overwrites(trained, tmp_path):
 
 
 def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
+    """The check sees a complete export. When it raises, the folder is removed."""
+
     def write(task, folded, folder):
         pathlib.Path(folder, "saved_model.pb").touch()
 

@@ -156,6 +156,7 @@ def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
 
 
 def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
+    """Without training.json the run resumes with other settings and a warning, and then has a training.json."""
     folder, step = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
     assert step == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -61,6 +61,7 @@ def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch
 
 
 def test_a_notice_of_maintenance_is_seen(monkeypatch):
+    """The third read of the metadata has a notice, which becomes the reason to stop."""
     notices = iter(("", "", "maintenance-event TERMINATE"))
     monkeypatch.setattr(monitor.metadata, "host", lambda: "here")
     monkeypatch.setattr(monitor.metadata, "notice", notices.__next__)

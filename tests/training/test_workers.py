@@ -77,6 +77,7 @@ def four(colours_dir, tmp_path_factory):
 
 @pytest.mark.slow  # four processes, minutes
 def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
+    """The losses of four workers equal one process's at the same global batch size; only the chief writes files."""
     run(colours_dir, tmp_path, steps=6, batch=8)
     one, many = curve(tmp_path), curve(four)
     assert set(one) == set(many) == {2, 4, 6}
@@ -90,6 +91,7 @@ def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
 
 @pytest.mark.slow  # twelve processes, many minutes
 def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_path, four):
+    """A killed worker, and a request to one worker, stop all workers. The resumed run equals an untouched one."""
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-2.index", processes)
     processes[2].send_signal(signal.SIGKILL)
@@ -138,6 +140,7 @@ print(strategy.num_replicas_in_sync, int(total))
 
 
 def test_a_worker_that_never_comes_is_named():
+    """The system's alarm ends a worker that waits for another one, with a line that says what to do."""
     text = """
 from axial.training import strategy
 strategy.GATHER_SECONDS = 2
