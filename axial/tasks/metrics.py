@@ -2,6 +2,7 @@
 
 import abc
 import collections
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,13 @@ class Metrics(abc.ABC):
         """The scores as a nested dict that JSON can hold, from 0 to 1. NaN stands for what nothing was scored of."""
 
 
-def evaluate(examples, predictions, scores, total=None, watch=None):
+def evaluate(
+    examples: Iterable[dict],
+    predictions: Callable[[Iterable[dict]], Iterable[tuple[dict, dict]]],
+    scores: Metrics,
+    total: int | None = None,
+    watch: Callable[[dict, Any], None] | None = None,
+) -> dict:
     """Scores a stream of photos. Returns the scores' result. Memory grows only by what the scores keep.
 
     Args:

@@ -7,8 +7,7 @@ import csv
 import dataclasses
 import os
 
-from axial.statements import experiments_dir
-
+from axial.io.paths import experiments_dir
 from axial.io.show import say
 from axial.io.write import write_block
 from axial.models.registry import plain_classifier

@@ -6,9 +6,8 @@ import pytest
 
 from axial.analysis import step_cost
 from axial.recipes import configuration
-from tests.conftest import ROOT
 
-STEPS = step_cost.read_steps(str(ROOT / "experiments/steps.csv"))
+STEPS = step_cost.read_steps()
 
 
 def test_the_rate_is_measured():

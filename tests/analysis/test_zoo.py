@@ -92,7 +92,7 @@ def test_the_other_commands_parse(command, tmp_path):
     assert len(kinds) == 4
     given = {commands(row)[0]: f"{os.path.basename(row.file)}: no such" for row in kinds.values()}
     given[commands(WHOLE[0])[1]] = f"{tmp_path}: no split 'val'"
-    given[commands(BACKBONES[0])[2]] = f"{tmp_path}/RUN/config.gin: no such"
+    given[commands(BACKBONES[0])[2]] = f"{tmp_path}: no split 'val'"
     for text, words in given.items():
         for name, path in {"WEIGHTS": tmp_path / "WEIGHTS", "RUN": tmp_path / "RUN", "DATA": tmp_path}.items():
             text = text.replace(f"={name}", f"={path}")

@@ -34,6 +34,7 @@ gfile = tf.io.gfile
 run("convert", "coco", "--output_dir=ram://bucket/data")
 with gfile.GFile("ram://bucket/my.gin", "w") as file:
     file.write("include 'sample/overfit.gin'\\ninclude 'tiny/panoptic.gin'\\n")
+    file.write("MODEL = 'panoptic_deeplab_resnet_nano'\\n")
     file.write("ModelConfig.arguments = {{'repeats': (1, 0, 0, 0)}}\\n")  # a network of one block is traced sooner
 run("train", "--gin_file=ram://bucket/my.gin", "--data_dir=ram://bucket/data", "--model_dir=ram://bucket/run")
 run("evaluate", "--model_dir=ram://bucket/run", "--results_dir=ram://bucket/results", "--json=ram://bucket/scores.json",

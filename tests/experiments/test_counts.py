@@ -26,6 +26,7 @@ def test_tables_have_every_model_and_are_not_stale():
     assert counts.count_step("resnet_nano", STEPS["resnet_nano"].sides) == STEPS["resnet_nano"]
 
 
+@pytest.mark.slow
 def test_the_page_of_the_zoo_is_not_stale():
     text = (ROOT / "experiments/ZOO.md").read_text()
     assert counts.zoo_markdown(ZOO) == text.partition("<!-- zoo:begin -->\n")[2].partition("\n<!-- zoo:end -->")[0]

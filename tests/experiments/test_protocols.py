@@ -60,7 +60,7 @@ def model_configs(name):
 
 def one_of_each_kind():
     """Every variant. All but the first of each head and backbone are marked slow."""
-    kinds = {(v.head, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
+    kinds = {(v.model, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 
 

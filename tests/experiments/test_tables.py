@@ -42,6 +42,7 @@ def check(results):
             assert abs(result.macs / (MACS[key] * 1e9) - 1) < 0.005, key
 
 
+@pytest.mark.slow
 def test_the_copy_is_not_stale():
     """The page has the current rows, published figures and commands. Our counts of one model are counted again."""
     block = results_block()

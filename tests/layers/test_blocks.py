@@ -108,8 +108,8 @@ def test_recomputing_changes_no_output_gradient_or_statistic(monkeypatch, name, 
         called.append(run)
         return again(run, *inputs)
 
-    again, found = blocks.recompute, []
-    monkeypatch.setattr(blocks, "recompute", recompute)
+    again, found = blocks.rematerialised, []
+    monkeypatch.setattr(blocks, "rematerialised", recompute)
     for value in ("none", "block"):
         block = make(value)
         block(x)

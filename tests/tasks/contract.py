@@ -109,7 +109,7 @@ def compiled_predictions_are_the_plain_ones(task, model, count=2):
     found, examples = [], list(task.eval_dataset().take(count))
     for wish in ("no", "yes"):
         with device.portable():
-            predictions = task.predictions(model, Inference(jit_compile=wish))
+            predictions = task.predictions(model, Inference(compiled=wish == "yes"))
             found.append([prediction for _, prediction in predictions(iter(examples))])
     for plain, compiled in zip(*found, strict=True):
         for name, value in plain.items():

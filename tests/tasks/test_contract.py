@@ -102,6 +102,12 @@ def test_a_killed_run_resumes(name, sample_dir, colours_dir, texts_dir, tmp_path
     contract.run_resumes(task, BATCHES.get(name, 2), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "made_task",
+    # The commands' tests export a detector, and a slow test the toy.
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("detection", "toy"))) for name in MAKERS],
+    indirect=True,
+)
 def test_an_export_holds_to_it_too(made_task, registered, tmp_path):
     task, _, model = made_task
     contract.exports_predict(task, model, next(iter(task.eval_dataset())), tmp_path / "export")

@@ -42,11 +42,11 @@ class ClassNames(PredictionWriter):
         write_json(self.path, sorted(self.annotations, key=lambda one: one["image_id"]))
 
 
-class ToyEvaluation(Evaluator):
+class ToyEvaluator(Evaluator):
     """Its short forms are all of one score."""
 
     name, labels, quality, pictures = "toy", "class", "right", ("photo",)
-    scores, results = RightScores, ClassNames
+    metrics, writer = RightScores, ClassNames
 
     def draw(self, example, seen, spec):
         return (decode_photo(example).numpy(),)
@@ -75,7 +75,7 @@ class ToyTask(Task):
     Args: see `Task`.
     """
 
-    evaluator = ToyEvaluation()
+    evaluator = ToyEvaluator()
     models, configures = ("classification",), (ClassificationData,)
     best_scores = ToyFile
 

@@ -125,7 +125,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
 
 def evaluations_of(task, folder):
     """`Evaluations` of a task whose model is new, with an evaluation after every step."""
-    config = types.SimpleNamespace(eval_interval=1, steps=9, hang_seconds=1e6, jit_compile="no")
+    config = types.SimpleNamespace(eval_interval=1, steps=9, hang_seconds=1e6, is_compiled=lambda: False)
     optimizer = types.SimpleNamespace(averages=())
     about = dict(task=task, config=config, strategy=tf.distribute.get_strategy(), optimizer=optimizer)
     return Evaluations(types.SimpleNamespace(model=task.build_model(), **about), str(folder))
