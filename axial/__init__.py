@@ -1,10 +1,10 @@
 """Position-sensitive axial attention and the systems built on it.
 
-`axial.load` gives a model with its weights, `axial.predict` what it finds on photos; see `axial.api`.
+`axial.load` loads a model with its weights, and `axial.predict` predicts photos with it; see `axial.api`.
 """
 
-# Before TensorFlow: tensorflow-tpu 2.18 brings an OpenSSL of its own, and Python's hashlib crashes when Ubuntu 22.04's
-# is loaded after it (https://github.com/tensorflow/tensorflow/issues/82208).
+# hashlib must load before TensorFlow: tensorflow-tpu 2.18 brings its own OpenSSL, and hashlib crashes if Ubuntu 22.04's
+# OpenSSL is loaded after it (https://github.com/tensorflow/tensorflow/issues/82208).
 import hashlib  # noqa: F401
 import os
 import sys
@@ -12,7 +12,7 @@ import typing
 
 from axial.errors import check_docstrings
 
-if typing.TYPE_CHECKING:  # what `__getattr__` imports
+if typing.TYPE_CHECKING:  # `__getattr__` imports these at run time
     from axial.api import load as load
     from axial.api import predict as predict
 
@@ -20,10 +20,10 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> typing.Any:
-    """`load` and `predict`, which import TensorFlow when they are first named; see PEP 562.
+    """Imports `load` and `predict`, and with them TensorFlow, at their first use; see PEP 562.
 
-    TensorFlow is quiet then, as in commands. A program that imports it first, or that sets TF_CPP_MIN_LOG_LEVEL, keeps
-    its own choice.
+    It also silences TensorFlow's log, like the commands do. A program that imports TensorFlow first, or that sets
+    TF_CPP_MIN_LOG_LEVEL, keeps its own log level.
     """
     if name not in ("load", "predict"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

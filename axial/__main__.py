@@ -11,22 +11,22 @@ from axial.io.show import Closed, say
 
 
 def commands():
-    """dict from the names of the commands to what each does: of every module of `axial.cli` with a `main`."""
-    found = {}
+    """dict from command names to the first sentences of their help, for every module of `axial.cli` with a `main`."""
+    summaries = {}
     for path in sorted(pathlib.Path(__file__).with_name("cli").glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             sentence = re.split(r"(?<=\.)\s", ast.get_docstring(tree))[0]
-            found[f"axial-{path.stem.replace('_', '-')}"] = " ".join(sentence.split())
-    return found
+            summaries[f"axial-{path.stem.replace('_', '-')}"] = " ".join(sentence.split())
+    return summaries
 
 
 def main():
     rows, lines = commands(), [f"axial {axial.__version__}"]
     width = max(map(len, rows)) + 4
-    for name, what in rows.items():
-        lines += textwrap.wrap(what, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
-    with contextlib.suppress(Closed):  # by a reader like head
+    for name, summary in rows.items():
+        lines += textwrap.wrap(summary, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+    with contextlib.suppress(Closed):  # a reader like head may close the pipe
         say(*lines, "Each command explains its flags with --help.")
 
 

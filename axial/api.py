@@ -1,4 +1,4 @@
-"""`axial.load` and `axial.predict`: any model by one call, and its predictions by another. Commands share them."""
+"""`axial.load` and `axial.predict`: one call loads any model, another predicts with it."""
 
 import os
 from typing import Any
@@ -29,7 +29,7 @@ def load(
     features_only: bool = False,
     **arguments,
 ) -> keras.Model:
-    """A model with its weights, and all that `axial.predict` needs to know of it. Nothing in a file is run as code.
+    """Loads a model with its weights and everything that `axial.predict` needs. It runs no code from files.
 
     Args:
         what: name of a model that axial ships, such as 'nuclei'; or the path of
@@ -41,28 +41,28 @@ def load(
               huggingface_hub.
 
             A folder that has a shipped model's name is './NAME'.
-        model: name of the model, of `registry.VARIANTS`. A checkpoint without a card needs it; weights of another model
-            are refused.
-        num_classes: of a checkpoint without a card, by default ImageNet's 1000 or Cityscapes' 19; weights of another
-            number of classes are refused.
-        features_only: returns the backbone's maps in place of the model's; see `weights.restore.Features`.
-        **arguments: of the model; see `build_model`. They replace those that the weights were trained with.
+        model: name of the model, from `registry.VARIANTS`. A checkpoint without a card needs it; weights of another
+            model are refused.
+        num_classes: number of classes, for a checkpoint without a card; the default is ImageNet's 1000 or Cityscapes'
+            19. Weights of another number of classes are refused.
+        features_only: whether to return a model of the backbone's feature maps; see `weights.restore.Features`.
+        **arguments: model arguments that replace those of the weights' training; see `build_model`.
 
     Returns:
-        keras.Model of photos [N, h, w, 3] with values from -1 to 1. It returns a dict of maps: of a classifier
-        'logits'; of a segmentation model 'semantic_logits', 'center_heatmap' and 'offset_map' at stride 4. A translator
-        takes and returns what `Translator` says, an export what `Exported` says. Its attributes:
+        keras.Model. It takes photos [N, h, w, 3] with values from -1 to 1 and returns a dict of maps: 'logits' for a
+        classifier; 'semantic_logits', 'center_heatmap' and 'offset_map' at stride 4 for a segmentation model. See
+        `Translator` for a translator, and `Exported` for an export. Its attributes:
 
             task: 'panoptic', 'segmentation', 'classification', 'detection' or 'translation'.
-            spec: `DatasetSpec` with its classes, `TextSpec` of a translator; None if the weights do not tell them.
-            photo_scale: factor that photos are scaled by; None where they are fitted to the canvas.
-            predictor: what `axial.predict` calls; None where the weights have no recipe (config.gin) beside them.
+            spec: `DatasetSpec` with the classes, or `TextSpec` for a translator; None if the weights have none.
+            photo_scale: factor that scales photos; None if photos are fitted to the canvas.
+            predictor: `Predictor` for `axial.predict`; None if the weights have no recipe (config.gin) beside them.
 
-        With `features_only` it is a `Features`, without these attributes.
+        With `features_only`, a `Features` without these attributes.
 
     Raises:
-        InputError: no such model, none of what is listed above, damaged weights, or weights of another model or of
-            other classes.
+        InputError: there is no such model, the path is none of the above, the weights are damaged, or they are of
+            another model or of other classes.
 
     Example:
         >>> model = load("nuclei")
@@ -74,27 +74,27 @@ def load(
         >>> features.strides
         {'res2': 4, 'res3': 8, 'res4': 16, 'res5': 16}
     """
-    source, asked = resolve(what), (model, num_classes)
+    source, requested = resolve(what), (model, num_classes)
     if source.kind == "export":
-        if features_only or arguments or asked != (None, None):
+        if features_only or arguments or requested != (None, None):
             raise InputError(f"{source.path}: an export is as it is; features_only, model and arguments are for runs")
         return Exported(configuration.load_export(source))
     if source.kind == "run":
-        task, found = configuration.restore_run(source, arguments=arguments)
-        check_asked(source.path, task.model.name, task.num_classes, asked)
-        found.know(task.spec, task.scale, Predictor.of_task(task, found, objects=read_objects(source.folder)))
+        task, network = configuration.restore_run(source, arguments=arguments)
+        check_asked(source.path, task.model.name, task.num_classes, requested)
+        network.know(task.spec, task.scale, Predictor.of_task(task, network, objects=read_objects(source.folder)))
     else:
-        found, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
+        network, card = load_weights(source, model, num_classes=num_classes, arguments=arguments)
         spec = DatasetSpec.from_schema(source.path, card.spec) if card and card.spec else None
-        found.know(spec, card.preprocessing.get(SCALE) if card else None)
-    return Features(found.backbone) if features_only else found
+        network.know(spec, card.preprocessing.get(SCALE) if card else None)
+    return Features(network.backbone) if features_only else network
 
 
 class Exported(keras.Model):
-    """An export as a model, which `load` returns: a call gives the predictions of whole photos, or translations.
+    """An export as a Keras model, which `load` returns. It predicts whole photos, or translates texts.
 
-    It takes uint8 [N, h, w, 3], of a translator string [N]. It returns what the export's signature 'image' or 'text'
-    returns, with the axis N in front. The network is run as it was exported, and cannot be trained.
+    A call takes uint8 [N, h, w, 3], or string [N] for a translator. It returns the outputs of the export's signature
+    'image' or 'text', with the axis N in front. The network cannot be trained.
 
     Args:
         predictor: `Predictor` of the export.
@@ -106,33 +106,33 @@ class Exported(keras.Model):
         self.task = predictor.evaluator.name
 
     def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
-        rows = [self.predictor(x) for x in given]
+        values = [x.decode() if isinstance(x, bytes) else x for x in inputs.numpy()]
+        rows = [self.predictor(x) for x in values]
         return {name: _stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _stack(values):
-    """Tensors of one shape stacked; of several shapes as a ragged tensor."""
+    """Stacks values of equal shapes to a tensor, and values of different shapes to a ragged tensor."""
     alike = len({np.shape(value) for value in values}) == 1
     return tf.stack(values) if alike else tf.ragged.stack(values)
 
 
 def predict(model: keras.Model, photos: Any, diameter: float | str | None = None) -> Any:
-    """What a model finds on photos, or its translations of texts.
+    """Predicts photos, or translates texts.
 
     Args:
-        model: of `load`.
+        model: a model from `load`.
         photos: a photo or a list of photos. A photo is the path of a file, or uint8 [h, w, 3]. The path of a folder
             stands for all photos in it. A translator takes a text or a list of texts.
-        diameter: median diameter of the photos' objects in pixels; 'auto' to find it for each photo. Photos are scaled
-            so that these objects have the size of the training's. None leaves them as they are.
+        diameter: median diameter of the photos' objects in pixels; 'auto' to estimate it for each photo. Photos are
+            scaled until these objects have the size of the training's. None for no scaling.
 
     Returns:
-        `Result` of one photo or text; a list of them for a list or a folder, in the order of their names.
+        `Result` of one photo or text; a list of `Result`s for a list, or for a folder in the order of its file names.
 
     Raises:
-        InputError: not a model of `load`; no photo; a photo that is broken, of another type or of another shape; a text
-            that is longer than the model takes; a diameter for a model that cannot take one, see `Zoomed`.
+        InputError: the model is not from `load`; there is no photo; a photo is damaged, or has another type or shape; a
+            text is too long for the model; the model cannot use a diameter, see `Zoomed`.
 
     Example:
 
@@ -144,33 +144,33 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
     if model.predictor is None:
         raise InputError(without_recipe(model.name))
     predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
-    several, found = isinstance(photos, (list, tuple)), []
-    for number, one in enumerate(photos if several else [photos], 1):
+    several, inputs = isinstance(photos, (list, tuple)), []
+    for number, item in enumerate(photos if several else [photos], 1):
         if predictor.evaluator.takes == "text":
-            found.append(_checked_text(predictor, f"text {number}", one))
-        elif isinstance(one, (str, os.PathLike)) and tf.io.gfile.isdir(one):
-            several, found = True, found + find_photos([os.fspath(one)])
+            inputs.append(_checked_text(predictor, f"text {number}", item))
+        elif isinstance(item, (str, os.PathLike)) and tf.io.gfile.isdir(item):
+            several, inputs = True, inputs + find_photos([os.fspath(item)])
         else:
-            found.append(_checked_photo(f"photo {number}", one))
-    if not found:
+            inputs.append(_checked_photo(f"photo {number}", item))
+    if not inputs:
         raise InputError(f"no {predictor.evaluator.takes}: the list is empty")
-    results = [_result(predictor, one) for one in found]
+    results = [_result(predictor, item) for item in inputs]
     return results if several else results[0]
 
 
-def _result(predictor, given):
-    """`Result` of an array, of the path of a photo, or of a text."""
-    if predictor.evaluator.takes == "text" or not isinstance(given, str):
-        return Result.of(predictor, given)
-    image = load_photo(given, predictor.spec.levels)
+def _result(predictor, item):
+    """`Result` of a photo, as an array or a path, or of a text."""
+    if predictor.evaluator.takes == "text" or not isinstance(item, str):
+        return Result.of(predictor, item)
+    image = load_photo(item, predictor.spec.levels)
     try:
-        return Result.of(predictor, image, given)
-    except InputError as error:  # its size does not suit the scale, or it has too many instances
-        raise InputError(f"{given}: {error}") from None
+        return Result.of(predictor, image, item)
+    except InputError as error:  # the photo's size does not suit the scale, or there are too many instances
+        raise InputError(f"{item}: {error}") from None
 
 
 def _checked_photo(where, photo):
-    """A path as text, or uint8 [h, w, 3]. Raises InputError."""
+    """A photo's path as str, or its array, uint8 [h, w, 3]. Raises InputError."""
     if isinstance(photo, (str, os.PathLike)):
         path = os.fspath(photo)
         if not tf.io.gfile.exists(path):
@@ -194,7 +194,7 @@ def _checked_text(predictor, where, text):
 
 
 def _described(value):
-    """A value for a message: its type, and of an array its shape."""
+    """A value for a message: dtype and shape of an array, else its type and the beginning of its text."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"{type(value).__name__} {str(value)[:40]!r}"

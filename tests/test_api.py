@@ -1,4 +1,4 @@
-"""`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports and weights; bad input."""
+"""`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports, weights, and bad input."""
 
 import json
 import os
@@ -34,6 +34,7 @@ def nuclei():
 
 
 def test_import_is_lazy_and_silent():
+    """`import axial` prints nothing and imports no TensorFlow, NumPy or gin. A wrong attribute is named."""
     text = (
         "import sys, axial, axial.layers, axial.models\n"
         "assert 'AxialAttention' in dir(axial.layers)\n"
@@ -77,7 +78,7 @@ print(quality.result()["all"]["pq"])
 
 
 def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
-    """In a fresh process, without data, in silence, and without packages that import for seconds."""
+    """In a fresh process, the PQ on test photos is above 0.75, nothing is printed, and no slow package is imported."""
     photos = [str(path) for path in PHOTOS[::16]]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     result = subprocess.run(
@@ -96,7 +97,7 @@ def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
 
 @pytest.mark.slow
 def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
-    """Its spec.json says nothing of them. The shipped model has percentiles, so a hot pixel makes no photo black."""
+    """A 16-bit photo with a hot pixel: a run without 'levels' divides by 256, the shipped model uses percentiles."""
     shutil.copytree(shipped_folder("nuclei"), tmp_path / "run")
     spec = json.loads((tmp_path / "run" / "spec.json").read_text())
     assert spec.pop("levels") == nuclei.spec.levels == "percentiles"
@@ -110,6 +111,7 @@ def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
 
 
 def test_every_shipped_folder_is_complete_and_small():
+    """Each shipped model has its five files and more than a million weights; all together are below 6 MB."""
     size = 0
     for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
@@ -129,6 +131,7 @@ def test_every_shipped_folder_is_complete_and_small():
 
 
 def test_photos_come_as_paths_arrays_lists_and_folders(nuclei, tmp_path):
+    """One photo of 64x48 pixels as an array, a path, a list or a folder has the same panoptic map."""
     array = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[:64, :48]
     Image.fromarray(array).save(tmp_path / "a.png")
     one = axial.predict(nuclei, array)
@@ -149,6 +152,7 @@ def test_arguments_and_feature_maps(nuclei):
 
 
 def refused(call, *words):
+    """Expects that `call` raises an InputError of one line with all words."""
     with pytest.raises(InputError) as error:
         call()
     text = str(error.value)
@@ -171,6 +175,7 @@ def test_what_is_no_model_is_refused(what, words):
 
 
 def test_other_models_and_classes_are_refused(nuclei, tmp_path):
+    """Weights of another model or other classes, and a hostile recipe, are refused; without a recipe, maps remain."""
     refused(lambda: axial.load("nuclei", model="axial_resnet_s"), "holds 'axial_deeplab_nano', not 'axial_resnet_s'")
     other = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True))
     task = nuclei.predictor.task
@@ -204,14 +209,14 @@ def test_what_is_no_photo_is_refused(nuclei, photos, words):
 
 
 def test_runs_and_exports(trained, exported):
-    """A run, its checkpoint and its export are one model."""
+    """A run, its checkpoint and its export have the same task, spec and weights, and the export predicts batches."""
     run, export = axial.load(trained), axial.load(exported)
     assert (export.task, export.spec, export.photo_scale) == (run.task, run.spec, None)
     assert isinstance(export, api.Exported) and isinstance(export, tf.Module)
-    found = axial.predict(export, PHOTO)
+    result = axial.predict(export, PHOTO)
     batch = export(np.asarray(Image.open(PHOTO).convert("RGB"))[None])
-    assert batch["panoptic"].shape == (1, *found.panoptic.shape)
-    np.testing.assert_array_equal(batch["semantic"][0], found.prediction["semantic"])
+    assert batch["panoptic"].shape == (1, *result.panoptic.shape)
+    np.testing.assert_array_equal(batch["semantic"][0], result.prediction["semantic"])
     (prefix,) = [path.with_suffix("") for path in trained.glob("ckpt-*.index")]
     again = axial.load(prefix)
     for name, weight in weight_names(run).items():
@@ -220,7 +225,7 @@ def test_runs_and_exports(trained, exported):
 
 
 def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
-    """A TFLite file with the classes of its export, weights with their recipe, a checkpoint with its run's."""
+    """A TFLite file comes with its export's spec, weights with their recipe, and a checkpoint with its run's files."""
     lite, run = tmp_path / "repository" / "lite", tmp_path / "repository" / "run"
     (lite / "assets.extra").mkdir(parents=True)
     for name in ("model.tflite", "assets.extra/spec.json", "other.bin"):
@@ -228,18 +233,18 @@ def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp
     shutil.copytree(trained, run)
     shutil.copytree(ROOT / "axial" / "shipped" / "nuclei", tmp_path / "repository" / "nuclei")
     hub_of(tmp_path / "repository")
-    found = resolve("hf://me/nano/lite/model.tflite")
-    assert (found.kind, found.file) == ("export", found.path) and not os.path.exists(f"{found.folder}/other.bin")
+    source = resolve("hf://me/nano/lite/model.tflite")
+    assert (source.kind, source.file) == ("export", source.path) and not os.path.exists(f"{source.folder}/other.bin")
     (checkpoint,) = (path.stem for path in (trained / "best").glob("*.index"))
-    found = resolve(f"hf://me/nano/run/best/{checkpoint}")
-    assert found.kind == "run" and found.folder.endswith("/run") and found.file.endswith(f"/run/best/{checkpoint}")
+    source = resolve(f"hf://me/nano/run/best/{checkpoint}")
+    assert source.kind == "run" and source.folder.endswith("/run") and source.file.endswith(f"/run/best/{checkpoint}")
     model = axial.load("hf://me/nano/nuclei/weights.safetensors")
     assert model.photo_scale == 1.5 and model.predictor is not None
     refused(lambda: axial.load("hf://me/nano/models"), "models: no model or file has this name")
 
 
 def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
-    """--saved_model=nuclei means the folder here, as it did before axial shipped models; --model=nuclei does not."""
+    """--saved_model=nuclei still means a local folder; --model=nuclei means the shipped model."""
     shutil.copytree(exported, tmp_path / "nuclei")
     monkeypatch.chdir(tmp_path)
     assert resolve(flags.as_path("nuclei")) == Source("export", "./nuclei", "./nuclei")
@@ -256,15 +261,15 @@ def test_axial_predict_takes_the_name(command, tmp_path):
 
 
 def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):
-    """Its scores, training data and licence are those of the shipped file."""
+    """The export's card has the shipped card's scores, training data and licence."""
     result = command("export", "--model_dir=nuclei", f"--output_dir={tmp_path}/out", "--format=safetensors")
     assert result.code == 0, result.err
     card, arrays = read_safetensors(str(tmp_path / "out" / "axial_deeplab_nano.safetensors"))
-    own, wanted = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
+    shipped, expected = read_safetensors(f"{shipped_folder('nuclei')}/weights.safetensors")
     for name in ("scores", "scored_split", "scored_photos", "results", "trained", "license", "input", "weights"):
-        assert getattr(card, name) == getattr(own, name), name
+        assert getattr(card, name) == getattr(shipped, name), name
     assert card.results and card.license
-    assert card.made == [*own.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
-    assert arrays.keys() == wanted.keys()
+    assert card.made == [*shipped.made, "axial-export --model_dir=RUN --output_dir=FOLDER --format=safetensors"]
+    assert arrays.keys() == expected.keys()
     again = axial.load(tmp_path / "out")
     np.testing.assert_array_equal(again.get_weights()[0], nuclei.get_weights()[0])

@@ -80,7 +80,7 @@ class Model:
 
     def predictions(self, split):
         diameter = self.given.diameter
-        return self.predictor.examples if diameter is None else Zoomed(self.predictor, diameter).examples
+        return self.predictor.predictions if diameter is None else Zoomed(self.predictor, diameter).predictions
 
 
 class Run(Model):
@@ -166,7 +166,7 @@ class Export(Model):
         self.identity = {"files": files, "diameter": given.diameter}
 
     def examples(self, split, shard, skip):
-        return self.predictor.photos(self.data_dir, split, shard=shard, skip=skip)
+        return self.predictor.examples(self.data_dir, split, shard=shard, skip=skip)
 
 
 class Results:

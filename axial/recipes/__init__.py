@@ -1,7 +1,7 @@
-"""The one reader of gin: files and bindings become a checked `Recipe`. Nothing is imported or built.
+"""Reads gin files and bindings into a checked `Recipe`. It imports and builds nothing.
 
-`settings` says what gin may bind. `configuration` binds and builds a recipe; it imports TensorFlow, which takes longer
-than all that is done here.
+`settings` lists what gin may bind. `configuration` binds and builds a recipe. Only `configuration` imports TensorFlow,
+which takes longer than all work of this module.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from axial.io.read import first_line, read_text
 from axial.models.names import check_model_name
 from axial.recipes.settings import first_sentence, read_settings
 
-LARGEST = 2**17  # characters of a configuration, with all that it includes; axial's own have a few thousand
-LARGEST_USES = 100  # references that a value leads to, each as often as it is used: gin builds every use anew
-MOST_QUOTES = 2000  # in a text, as gin's parser takes quadratic time for strings in a row
-DEEPEST = 50  # brackets or files, each within the one before
-FLAG = "--gin_binding"  # the place of a binding that no file has
+LARGEST = 2**17  # characters of a configuration with its included files; axial's own have a few thousand
+LARGEST_USES = 100  # references that a value leads to, counted once for each use: gin builds every use anew
+MOST_QUOTES = 2000  # quotes in a text: gin's parser takes quadratic time for adjacent strings
+DEEPEST = 50  # nested brackets or files
+FLAG = "--gin_binding"  # the position of a binding from the command line
 LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
 _LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
 _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
@@ -34,21 +34,21 @@ _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a
 
 
 def find_file(name):
-    """Path of a gin file from its path on disk or its name in `experiments_dir`.
+    """Path of a gin file, from its path on disk or its name in `experiments_dir`.
 
     Raises:
-        InputError: there is no such file; names the nearest.
+        InputError: there is no such file. The message suggests the nearest name.
     """
     root, below = experiments_dir(), name.removeprefix("experiments/")
     for path in (name, os.path.join(root, below)):
         if gfile.exists(path) and not gfile.isdir(path):
             return path
-    known = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
-    raise InputError(f"{name}: no such gin file{nearest(below, known)}")
+    names = [str(path.relative_to(root)) for path in pathlib.Path(root).rglob("*.gin")]
+    raise InputError(f"{name}: no such gin file{nearest(below, names)}")
 
 
-def _of_run(path):
-    """Whether a gin file is one that `configuration.save` has written."""
+def _is_run_config(path):
+    """Whether `configuration.save` has written this gin file."""
     folder, name = os.path.split(path)
     return name == "config.gin" and gfile.exists(os.path.join(folder, "spec.json"))
 
@@ -56,12 +56,12 @@ def _of_run(path):
 # === Recipes ===
 
 COLUMNS = ("recipe", "model", "data", "steps", "batch", "canvas", "what it is")
-_NO_LEAVES = ("tasks/", "tiny/")  # folders of what recipes include, and of what is laid over a leaf
+_NO_LEAVES = ("tasks/", "tiny/")  # folders of files that recipes include, and of files that override a recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A configurable or a macro in a value: `name` is 'WarmupPoly' or '%STEPS'. gin calls what is `called`."""
+    """A reference in a value: `name` is a configurable, 'WarmupPoly', or a macro, '%STEPS'. `called` marks '()'."""
 
     name: str
     called: bool
@@ -72,23 +72,23 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What gin files and bindings say.
+    """The content of gin files and bindings.
 
     Attributes:
-        path: of a recipe of axial, below experiments/.
-        purpose: the first sentence of the comment that the first file begins with.
-        bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to their values. It includes
-            those of included files.
-        places: dict from the same keys to the file and line, or the flag, of the statement.
+        path: path below experiments/ of one of axial's recipes.
+        purpose: first sentence of the comment at the beginning of the first file.
+        bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to their values, with those of
+            included files.
+        positions: dict from the same keys to the file and line, or the flag, of the statement.
     """
 
     path: str = ""
     purpose: str = ""
     bindings: dict = dataclasses.field(default_factory=dict)
-    places: dict = dataclasses.field(default_factory=dict)
+    positions: dict = dataclasses.field(default_factory=dict)
 
     def chain(self, key):
-        """Keys of the bindings of an argument, of the macro that it is, of the macro that this one is, and so on."""
+        """List of keys that lead to a value: the argument, the macro it is bound to, the macro of that macro, ..."""
         chain = []
         while key in self.bindings and key not in chain:
             chain.append(key)
@@ -97,18 +97,18 @@ class Recipe:
         return chain
 
     def value(self, key, default=None):
-        """What an argument is bound to, through macros that are set; the default if it is not bound."""
+        """The value that an argument is bound to, also through macros; the default if it is not bound."""
         keys = self.chain(key)
         return self.bindings[keys[-1]] if keys else default
 
-    def is_own(self, key):
-        """Whether the user has set a bound argument: by a flag, or in a gin file that is no recipe of axial or run."""
-        place = self.places[self.chain(key)[-1]]
-        path, recipes = (pathlib.Path(path).resolve() for path in (place.rpartition(":")[0], experiments_dir()))
-        return place == FLAG or not (recipes in path.parents or _of_run(path))
+    def is_set_by_user(self, key):
+        """Whether the user has bound an argument, by a flag or in a file that is neither axial's nor a run's."""
+        position = self.positions[self.chain(key)[-1]]
+        path, recipes = (pathlib.Path(path).resolve() for path in (position.rpartition(":")[0], experiments_dir()))
+        return position == FLAG or not (recipes in path.parents or _is_run_config(path))
 
     def task(self):
-        """The name of the task that is built, or None."""
+        """Name of the recipe's task, or None."""
         task = self.value("experiment.task")
         return task.name if isinstance(task, Reference) else None
 
@@ -118,7 +118,7 @@ class Recipe:
 
     @property
     def canvas(self):
-        """(height, width) of the photos, or None for texts and detectors, whose photos have several sizes."""
+        """(height, width) of the canvas; None for texts, and for detectors, whose canvases have several sizes."""
         return self.bindings.get("CANVAS") or self.bindings.get("IMAGE")
 
     def cells(self):
@@ -128,14 +128,14 @@ class Recipe:
         return self.path, self.model, os.path.dirname(self.path), *numbers, canvas, self.purpose
 
     def settings(self):
-        """List of (name, default, meaning) of the settings of the configurables that the recipe names."""
+        """List of (name, default, meaning) of all settings of the configurables that the recipe names."""
         named = {key.partition(".")[0] for key in self.bindings}.union(*map(names_in, self.bindings.values()))
-        known = [(name, arguments) for name, arguments in read_settings().items() if name in named]
-        return [(f"{name}.{argument}", *about) for name, arguments in known for argument, about in arguments.items()]
+        settings = {name: arguments for name, arguments in read_settings().items() if name in named}
+        return [(f"{name}.{key}", *about) for name, arguments in settings.items() for key, about in arguments.items()]
 
 
 def read_recipes():
-    """List of all `Recipe`s: every file of experiments/ that has a MODEL, itself or by what it includes."""
+    """List of all `Recipe`s: the files of experiments/ that set MODEL, directly or in an included file."""
     leaves = sorted(pathlib.Path(experiments_dir()).glob("*/*.gin"))
     recipes = [read_recipe(f"{leaf.parent.name}/{leaf.name}") for leaf in leaves]
     return [recipe for recipe in recipes if "MODEL" in recipe.bindings and not recipe.path.startswith(_NO_LEAVES)]
@@ -150,7 +150,7 @@ def names_in(value, depth=0):
     """List of the names that a value refers to, once for each use.
 
     Raises:
-        ValueError: a part of the value is too large, or no file can hold it: half a surrogate pair of UTF-16.
+        ValueError: an item of the value is too large, or is text that no file can hold (half a surrogate pair).
     """
     if isinstance(value, Reference):
         return [value.name]
@@ -159,15 +159,15 @@ def names_in(value, depth=0):
         raise InputError(_LARGE)
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    parts = value if isinstance(value, (list, tuple)) else ()
-    return [name for part in parts for name in names_in(part, depth + 1)]
+    items = value if isinstance(value, (list, tuple)) else ()
+    return [name for item in items for name in names_in(item, depth + 1)]
 
 
 # === Reading ===
 
 
 def read(files, bindings=(), whole=True):
-    """The `Recipe` of gin files and bindings; without `whole` others are added later, which may set their macros.
+    """The `Recipe` of gin files and bindings. `whole=False` allows macros that a later file would set.
 
     Raises:
         InputError: see `configuration.load`.
@@ -178,8 +178,8 @@ def read(files, bindings=(), whole=True):
     for binding in bindings:
         reader.text(binding, FLAG)
     values = {key: value for key, value, _ in reader.statements}
-    places = {key: place for key, _, place in reader.statements}
-    recipe = Recipe("", reader.purpose or "", values, places)
+    positions = {key: position for key, _, position in reader.statements}
+    recipe = Recipe("", reader.purpose or "", values, positions)
     if whole:
         _check_macros(reader.statements)
     _check_uses(recipe)
@@ -189,30 +189,30 @@ def read(files, bindings=(), whole=True):
 
 
 class _Reader(config_parser.ParserDelegate):
-    """Collects what gin's parser reads, text by text. Checks that every name in it exists.
+    """Collects the statements of gin's parser, and checks that every name in them exists.
 
     Attributes:
-        purpose: of the `Recipe`.
-        statements: list of (key, value, place).
+        purpose: `purpose` of the `Recipe`.
+        statements: list of (key, value, position).
     """
 
     def __init__(self):
         self.purpose, self.statements = None, []
-        registry = sys.modules.get("axial.tasks.registry")  # to which a program may have added tasks
+        registry = sys.modules.get("axial.tasks.registry")  # a program may have added tasks there
         self._configurables = read_settings(tuple(registry.TASKS) if registry else ())
         self._open, self._size = [], 0
 
-    def file(self, name, place=""):
-        """Reads a gin file and the files that it includes. `place` is that of the statement that includes it."""
+    def file(self, name, position=""):
+        """Reads a gin file and its included files. `position` is the including statement's position."""
         try:
-            if place and gfile.is_remote(name) and name.split("/")[:3] != place.split("/")[:3]:
+            if position and gfile.is_remote(name) and name.split("/")[:3] != position.split("/")[:3]:
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
             path = find_file(name)
             if path in self._open or len(self._open) > DEEPEST:
-                raise InputError(f"{path}, which includes it, or more than {DEEPEST} files are in a row")
+                raise InputError(f"{path}, which includes it, or which is nested more than {DEEPEST} files deep")
             text = read_text(path)
         except InputError as error:
-            raise InputError(f"{place}: includes {error}" if place else error) from None
+            raise InputError(f"{position}: includes {error}" if position else error) from None
         if self.purpose is None:
             self.purpose = first_sentence(re.sub("^# ", "", re.match("(# .*\n)*", text)[0], flags=re.M))
         self._open.append(path)
@@ -220,23 +220,23 @@ class _Reader(config_parser.ParserDelegate):
         self._open.pop()
 
     def text(self, text, where):
-        """Reads statements. `where` is their file or flag in messages. Raises InputError."""
+        """Reads statements. `where` names their file or flag in messages. Raises InputError."""
         self._size += len(text)
         if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
             raise InputError(
                 f"{where}: at most {LARGEST} characters with what it includes, {MOST_QUOTES} quotes are read"
             )
-        for statement, place in self._parsed(text, where):
+        for statement, position in self._parsed(text, where):
             if isinstance(statement, config_parser.IncludeStatement):
-                self.file(statement.filename, place)
+                self.file(statement.filename, position)
                 continue
             try:
-                self._bind(statement, place)
+                self._bind(statement, position)
             except ValueError as error:
-                raise InputError(f"{place}: {first_line(error)}") from None
+                raise InputError(f"{position}: {first_line(error)}") from None
 
     def _parsed(self, text, where):
-        """Yields (statement of gin's parser, its place). Raises InputError for what is not gin's syntax."""
+        """Yields (statement of gin's parser, its position). Raises InputError for a syntax error."""
         line = "" if where == FLAG else ":{}"
         try:
             for statement in config_parser.ConfigParser(text, self):
@@ -250,26 +250,26 @@ class _Reader(config_parser.ParserDelegate):
                 ) from None
             raise InputError(f"{where}: not gin's syntax ({first_line(error)})") from None
 
-    def _bind(self, statement, place):
-        """Keeps what a statement binds. Raises ValueError."""
+    def _bind(self, statement, position):
+        """Adds the binding of a statement. Raises ValueError."""
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError("imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.BlockDeclaration):
-            return  # its bindings follow, each with its name
+            return  # the block's bindings follow as statements of their own
         key, argument = statement.selector, statement.arg_name
         if statement.scope:
             raise InputError(f"{statement.scope}/{key}: scopes are refused")
         if argument:
-            name = self._known(key)
+            name = self._configurable(key)
             key = f"{name}.{argument}"
-            if argument not in (known := self._configurables[name]):
-                raise InputError(f"{name} has no argument {argument!r}{nearest(argument, known)}")
+            if argument not in (arguments := self._configurables[name]):
+                raise InputError(f"{name} has no argument {argument!r}{nearest(argument, arguments)}")
         for name in names_in(statement.value):
             if name[0] != "%":
-                self._known(name)
-        self.statements.append((key, statement.value, place))
+                self._configurable(name)
+        self.statements.append((key, statement.value, position))
 
-    def _known(self, selector):
+    def _configurable(self, selector):
         """The name of a configurable. Raises InputError."""
         name = selector.removeprefix("axial.")
         if name not in self._configurables:
@@ -277,51 +277,51 @@ class _Reader(config_parser.ParserDelegate):
         return name
 
     def configurable_reference(self, scoped_name, evaluate):
-        """What gin's parser makes of `@Name` and `@Name()`."""
+        """The value of `@Name` and `@Name()`, which gin's parser asks for."""
         return Reference(scoped_name.removeprefix("axial."), evaluate)
 
     def macro(self, scoped_name):
-        """What gin's parser makes of `%NAME`."""
+        """The value of `%NAME`, which gin's parser asks for."""
         return Reference(f"%{scoped_name}", True)
 
 
 def _check_macros(statements):
-    """Raises InputError unless every macro that is set is used, and every macro that is used is set.
+    """Raises InputError unless all set macros are used and all used macros are set.
 
-    The config.gin of a run may hold a macro whose only use another binding has replaced.
+    The config.gin of a run may set an unused macro, because a later binding may have replaced its only use.
     """
-    macros = {key: place for key, _, place in statements if "." not in key}
-    used = {name[1:]: place for _, value, place in statements for name in names_in(value) if name[0] == "%"}
-    for name, place in macros.items():
-        if name not in used and not _of_run(place.rpartition(":")[0]):
-            raise InputError(f"{place}: the macro {name!r} is not used anywhere{nearest(name, used)}")
-    for name, place in used.items():
+    macros = {key: position for key, _, position in statements if "." not in key}
+    used = {name[1:]: position for _, value, position in statements for name in names_in(value) if name[0] == "%"}
+    for name, position in macros.items():
+        if name not in used and not _is_run_config(position.rpartition(":")[0]):
+            raise InputError(f"{position}: the macro {name!r} is not used anywhere{nearest(name, used)}")
+    for name, position in used.items():
         if name not in macros:
-            raise InputError(f"{place}: the macro {name!r} is not set{nearest(name, macros)}")
+            raise InputError(f"{position}: the macro {name!r} is not set{nearest(name, macros)}")
 
 
 def _check_uses(recipe):
-    """Raises InputError for a value that leads to itself, or to so many references that gin never ends."""
-    graph, places = {}, {}
+    """Raises InputError for a value that leads to itself, or to so many references that gin takes for ever."""
+    graph, positions = {}, {}
     for key, value in recipe.bindings.items():
         name, dot, _ = key.partition(".")
         node = name if dot else f"%{name}"
-        graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # more take memory alone
-        places[node] = recipe.places[key]
+        graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # more would only take memory
+        positions[node] = recipe.positions[key]
     uses = {node: _uses(graph, node) for node in graph}
-    # What leads to itself comes first: all that leads there has too many references.
+    # Cycles come first, because everything that leads to a cycle has too many references too.
     for node, names in sorted(uses.items(), key=lambda item: (item[0] not in item[1], item[0][0] != "%")):
         if node in names:
             what = f"the macro {node[1:]!r} is set to" if node[0] == "%" else f"{node} is an argument of"
-            raise InputError(f"{places[node]}: {what} itself")
+            raise InputError(f"{positions[node]}: {what} itself")
         if len(names) > LARGEST_USES:
-            raise InputError(f"{places[node]}: {node} leads to more than {LARGEST_USES} references")
+            raise InputError(f"{positions[node]}: {node} leads to more than {LARGEST_USES} references")
 
 
 def _uses(graph, node):
-    """The references that a node leads to, each as often as it is used, until they are too many."""
+    """List of the references that a node leads to, once for each use. It ends early if they are too many."""
     uses = [*graph[node]]
-    for name in uses:  # which grows
+    for name in uses:  # the list grows meanwhile
         uses += graph.get(name, [])
         if len(uses) > LARGEST_USES:
             break

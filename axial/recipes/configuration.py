@@ -1,4 +1,4 @@
-"""gin: the builders that it configures, and checks that gin itself does not make.
+"""Builds tasks, trainings and runs from gin, with checks that gin itself does not make.
 
 No other module uses gin or its decorators. This module registers everything that gin may configure.
 """
@@ -44,12 +44,12 @@ def experiment(task: Task, training: TrainingConfig, optimizer: Any) -> tuple[Ta
     """The root of a configuration.
 
     Args:
-        task: what is trained.
-        training: how it is trained, a `TrainingConfig`.
-        optimizer: of `OPTIMIZERS`.
+        task: the `Task` to train.
+        training: the `TrainingConfig`.
+        optimizer: the optimizer, one of `OPTIMIZERS`.
 
     Raises:
-        InputError: an argument is none of these.
+        InputError: an argument has another type.
     """
     expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
     for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
@@ -89,22 +89,22 @@ def load(files: list[str], bindings: Sequence[str] = ()) -> None:
 
 
 def bind(recipe: Recipe) -> None:
-    """Makes a `Recipe` gin's global configuration, in place of the configuration before."""
+    """Replaces gin's global configuration by a `Recipe`."""
     _loaded[0] = recipe
     gin.clear_config()
     with gin.unlock_config():
         for key, value in recipe.bindings.items():
-            gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _of_gin(value))
+            gin.bind_parameter(key if "." in key else f"{key}/gin.macro.value", _gin_value(value))
 
 
-def _of_gin(value):
-    """A value with gin's own references."""
+def _gin_value(value):
+    """A value whose `Reference`s are replaced by gin's own references."""
     if isinstance(value, Reference):
         name = f"{value.name[1:]}/gin.macro" if value.name[0] == "%" else value.name
         return gin.config.ConfigurableReference(name, value.called)
     if isinstance(value, dict):
-        return dict(zip(_of_gin([*value]), _of_gin([*value.values()])))
-    return type(value)(map(_of_gin, value)) if isinstance(value, (list, tuple)) else value
+        return dict(zip(_gin_value([*value]), _gin_value([*value.values()])))
+    return type(value)(map(_gin_value, value)) if isinstance(value, (list, tuple)) else value
 
 
 def text() -> str:
@@ -116,9 +116,9 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
     """Builds a configurable of the loaded configuration; by default (task, training, optimizer).
 
     Args:
-        name: of `CONFIGURABLES`.
-        data_dir: replaces the task's own.
-        spec: of a task, in place of that of its data.
+        name: name of the configurable, a key of `CONFIGURABLES`.
+        data_dir: replaces the task's own data_dir.
+        spec: replaces the spec of the task's data.
 
     Raises:
         InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
@@ -126,18 +126,18 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
     if data_dir:
         with gin.unlock_config():
             gin.bind_parameter(f"{_task()}.data_dir", data_dir)
-    made = CONFIGURABLES[name]
-    built = _called(functools.partial(made, spec=spec) if spec else made)
+    configurable = CONFIGURABLES[name]
+    built = _build(functools.partial(configurable, spec=spec) if spec else configurable)
     if name == "experiment":
         for split in ("train_split", "eval_split"):
             _split(built[0], split)
     return built
 
 
-def _called(made):
-    """What gin builds. Raises InputError."""
+def _build(configurable):
+    """The result of a gin configurable. Turns its errors into InputError."""
     try:
-        return made()
+        return configurable()
     except InputError as error:
         raise InputError(str(error).split(_GIN_ADDS)[0]) from None
     except TypeError as error:
@@ -145,7 +145,7 @@ def _called(made):
 
 
 def with_macros(message: str) -> str:
-    """A message with the macros of the loaded configuration that set the arguments it names, where macros do."""
+    """A message, with the macros of the loaded configuration that set the arguments which the message names."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
     chains = {name: _loaded[0].chain(name) for name in names}
     remarks = "; ".join(f"{name} is the macro {keys[-1]}" for name, keys in chains.items() if len(keys) > 1)
@@ -155,7 +155,7 @@ def with_macros(message: str) -> str:
 def query(name: str, default: Any) -> Any:
     """The value that the loaded configuration gives an argument like 'TrainingConfig.steps', or the default."""
     value = _loaded[0].value(name, default)
-    return _called(_of_gin(value).scoped_configurable_fn) if isinstance(value, Reference) else value
+    return _build(_gin_value(value).scoped_configurable_fn) if isinstance(value, Reference) else value
 
 
 def _task():
@@ -179,14 +179,13 @@ def restore_run(
     """(task, model) of a run of axial-train, with the run's weights. The run's data is not needed.
 
     Args:
-        what: the run, what axial-export --format=safetensors wrote of one, or the name of a shipped model; see
-            `resolve`.
-        checkpoint: prefix of one checkpoint, or a safetensors file; by default see `find_weights`.
+        what: the run, its export by axial-export --format=safetensors, or the name of a shipped model; see `resolve`.
+        checkpoint: prefix of one checkpoint, or a safetensors file; the default is `find_weights`' choice.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
-        arguments: dict of arguments of the model, which replace the run's own.
-        splits: of the run's data, which must be there; None for the one that the run evaluates.
+        arguments: dict of model arguments that replace the run's own.
+        splits: splits that the run's data must have; None in it stands for the run's evaluation split.
 
     Raises:
         InputError: there is no such run or split, or the checkpoint does not fit.
@@ -210,51 +209,51 @@ def restore_run(
 
 
 def check_splits(task: Task, splits: Sequence[str | None]) -> None:
-    """Raises InputError unless the task's data has these splits; None is the one that it evaluates."""
+    """Raises InputError unless the task's data has these splits; None stands for its evaluation split."""
     for split in splits:
         read_manifest(task.data_dir, split or _split(task, "eval_split"))
 
 
 def _split(task, name):
-    """The split that a task takes, and a line if it is not the recipe's. Raises InputError if it is not the user's."""
-    config, of_task = type(task.data).__name__, getattr(task.data, name)
-    bound = query(f"{config}.{name}", of_task)
-    if bound != of_task:
-        if _loaded[0].is_own(f"{config}.{name}"):
+    """The split that a task uses. A line tells if the data lacks the recipe's split, an InputError if the user's."""
+    config, split = type(task.data).__name__, getattr(task.data, name)
+    bound = query(f"{config}.{name}", split)
+    if bound != split:
+        if _loaded[0].is_set_by_user(f"{config}.{name}"):
             find_manifest(task.data_dir, bound)
-        say(f"{task.data_dir}: has no split {bound!r} of the recipe; {of_task!r} takes its place", error=True)
-    return of_task
+        say(f"{task.data_dir}: has no split {bound!r} of the recipe; {split!r} takes its place", error=True)
+    return split
 
 
 def task_of_weights(
     files: list[str], card: WeightsCard | None, data_dir: str | None = None, bindings: Sequence[str] = (), *, path: str
 ) -> Task:
-    """The task of a recipe with the network that weights are of.
+    """The task of a recipe, with the network of some weights.
 
     Args:
         files: gin files of the recipe.
-        card: `WeightsCard`, whose network takes the place of the recipe's; None for the recipe's own.
+        card: `WeightsCard` with the network; None for the recipe's own network.
         data_dir: replaces the recipe's own data.
-        bindings: gin bindings over the recipe and the card.
-        path: of the weights, for messages.
+        bindings: gin bindings that override the recipe and the card.
+        path: path of the weights, for messages.
 
     Raises:
-        InputError: the recipe does not fit; no data; weights of other classes than the data's.
+        InputError: the recipe does not fit, there is no data, or the classes of weights and data differ.
     """
     load(files, [*([gin_text(card)] if card else []), *bindings])
-    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # as recipes of the sample have it
+    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # recipes of the sample data set it
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
     task = build(_task(), data_dir)
     if card and card.num_classes != task.num_classes:
         raise InputError(f"{path}: has {card.num_classes} classes, {data_dir} has {task.num_classes}")
-    if card and card.spec and (found := field_difference("class_names", card.spec.class_names, task.spec.class_names)):
-        raise InputError(f"{path}: is for other classes than {data_dir}: {found}")
+    if card and card.spec and (text := field_difference("class_names", card.spec.class_names, task.spec.class_names)):
+        raise InputError(f"{path}: is for other classes than {data_dir}: {text}")
     return task
 
 
 def load_export(what: Location) -> Predictor:
-    """The `Predictor` of what axial-export wrote, a SavedModel or a file; see `resolve`. Raises InputError."""
+    """The `Predictor` of a SavedModel or a file of axial-export; see `resolve`. Raises InputError."""
     source = resolve(what)
     if not source.file:
         return Predictor.of_saved_model(source)
@@ -268,7 +267,7 @@ def load_export(what: Location) -> Predictor:
 
 
 def exported(task: Task) -> Task:
-    """The task of an export, where photos at their own scale all go on one canvas."""
+    """The task as an export has it: all photos use one canvas, also if the task scales photos by one factor."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
@@ -276,7 +275,7 @@ def load_folded(what: Location) -> tuple[Task, Network]:
     """(task, folded model with its weights) of a SavedModel of axial-export; see `resolve`.
 
     Raises:
-        InputError: the folder is not a SavedModel of axial-export, or its weights are not those of its configuration.
+        InputError: the folder is not a SavedModel of axial-export, or its weights do not fit its configuration.
     """
     source = resolve(what)
     path, spec = source.folder, check_export(source)
@@ -286,14 +285,14 @@ def load_folded(what: Location) -> tuple[Task, Network]:
         text_operations()
     try:
         values = [weight.numpy() for weight in tf.saved_model.load(path).weights]
-    except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
+    except Exception as error:  # TensorFlow raises many types for a damaged graph or damaged variables
         raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
     load([os.path.join(source.extra, "config.gin")])
     task = build(_task(), spec=spec)
     model = task.build_model(folded=True)
     values = fill_scales(model.weights, values)
     if [value.shape for value in values] != [tuple(weight.shape) for weight in model.weights]:
-        raise InputError(f"{path}: its weights are not those of the model in its config.gin; export again")
+        raise InputError(f"{path}: its weights do not fit the model in its config.gin; export again")
     model.set_weights(values)
     return task, model
 
@@ -301,8 +300,8 @@ def load_folded(what: Location) -> tuple[Task, Network]:
 def save(folder: str, spec: Spec, objects: Objects | None = None) -> None:
     """Writes the configuration of a run or an export into its folder.
 
-    'config.gin' is the whole configuration. 'operative_config.gin' is the part that was used, with all defaults.
-    'spec.json' is the `DatasetSpec`, and 'objects.json' the `Objects` if there are some.
+    'config.gin' is the whole configuration. 'operative_config.gin' has only the used settings, with all defaults.
+    'spec.json' is the `DatasetSpec`. 'objects.json' is the `Objects`, if given.
     """
     write_text(os.path.join(folder, "config.gin"), gin.config_str())
     write_text(os.path.join(folder, "operative_config.gin"), gin.operative_config_str())

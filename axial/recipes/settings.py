@@ -1,6 +1,6 @@
-"""What gin may bind, read from the text of our own modules: nothing is imported.
+"""Lists what gin may bind, from the source text of axial's modules. It imports none of them.
 
-`configuration` builds it. It needs TensorFlow, whose import takes longer than all that is done here.
+`configuration` builds these configurables. It imports TensorFlow, which takes longer than all work of this module.
 """
 
 import ast
@@ -15,14 +15,14 @@ from axial.io.paths import PACKAGE
 
 @functools.cache
 def read_settings(tasks=()):
-    """What a gin binding may set.
+    """All settings that a gin binding may set.
 
     Args:
-        tasks: further tasks, which a program has added.
+        tasks: further task classes that a program has added.
 
     Returns:
         dict from the names of configurables, in the order of `configuration._BUILDERS`, to dicts from the names of
-        their arguments to (text of the default or None, first sentence of what the docstring says or None).
+        their arguments to (source text of the default or None, first sentence of its description or None).
     """
     configurables = _module("axial.recipes.configuration").expanded("_BUILDERS")
     for task in tasks:
@@ -50,9 +50,9 @@ class _Module:
         self.body = ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
 
     def find(self, name, body=None):
-        """(statement that defines a name, its `_Module`), also of a name that is imported; None where there is none.
+        """(statement that defines a name, its `_Module`), also if the name is imported; None if nothing defines it.
 
-        `body` is that of a class whose attribute it is.
+        `body` is the class body to search, for an attribute of a class.
         """
         for node in body or self.body:
             match node:
@@ -64,45 +64,45 @@ class _Module:
         return None
 
     def expanded(self, name, body=None):
-        """dict from the names of the classes and functions that a variable lists to what `find` says of each."""
+        """dict from each class or function that a variable lists to its result of `find`."""
         node, module = self.find(name, body) or (None, None)
         if not isinstance(node, ast.Assign):
             return {name: (node, module)} if node else {}
-        names = [part for part in ast.walk(node.value) if isinstance(part, ast.Name)]
-        names.sort(key=lambda part: (part.lineno, part.col_offset))
-        return {found: where for part in names for found, where in module.expanded(part.id).items()}
+        names = [child for child in ast.walk(node.value) if isinstance(child, ast.Name)]
+        names.sort(key=lambda child: (child.lineno, child.col_offset))
+        return {key: definition for child in names for key, definition in module.expanded(child.id).items()}
 
 
 @functools.cache
 def _module(name):
-    """The `_Module` of one of our modules."""
+    """The `_Module` of one of axial's modules."""
     path = os.path.join(PACKAGE, *name.split(".")[1:])
     return _Module(os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py")
 
 
 def _arguments(node, module):
-    """dict from the arguments of a function or a constructor to what `read_settings` has of them."""
-    said, arguments = _meanings(ast.get_docstring(node) or ""), {}
-    makers = [part for part in (node, *node.body) if isinstance(part, ast.FunctionDef)]
-    for part in (part for part in makers if part.name in (node.name, "__init__")):
-        given = [argument for argument in part.args.args if argument.arg != "self"]
-        defaults = [None] * (len(given) - len(part.args.defaults)) + part.args.defaults
-        pairs = [*zip(given, defaults), *zip(part.args.kwonlyargs, part.args.kw_defaults)]
-        return {a.arg: (default and ast.unparse(default), said.get(a.arg)) for a, default in pairs}
+    """dict from the arguments of a function or a constructor to their entries in `read_settings`."""
+    meanings, arguments = _meanings(ast.get_docstring(node) or ""), {}
+    functions = [statement for statement in (node, *node.body) if isinstance(statement, ast.FunctionDef)]
+    for statement in (statement for statement in functions if statement.name in (node.name, "__init__")):
+        parameters = [argument for argument in statement.args.args if argument.arg != "self"]
+        defaults = [None] * (len(parameters) - len(statement.args.defaults)) + statement.args.defaults
+        pairs = [*zip(parameters, defaults), *zip(statement.args.kwonlyargs, statement.args.kw_defaults)]
+        return {a.arg: (default and ast.unparse(default), meanings.get(a.arg)) for a, default in pairs}
     for base in node.bases:
         if isinstance(base, ast.Name):
             arguments |= _arguments(*module.find(base.id))
-    for part in node.body:
-        if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
-            name = part.target.id
-            arguments[name] = part.value and ast.unparse(part.value), arguments.get(name, (None, None))[1]
-    return {name: (default, said.get(name, meaning)) for name, (default, meaning) in arguments.items()}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation):
+            name = statement.target.id
+            arguments[name] = statement.value and ast.unparse(statement.value), arguments.get(name, (None, None))[1]
+    return {name: (default, meanings.get(name, meaning)) for name, (default, meaning) in arguments.items()}
 
 
 def _meanings(docstring):
-    """dict from the names in the sections 'Args' and 'Attributes' of a docstring to what each is."""
-    found = {}
+    """dict from the names in a docstring's sections 'Args' and 'Attributes' to their descriptions' first sentences."""
+    meanings = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n?|\n)+)", docstring, re.M):
         for names, text in re.findall(r"^ {4}(\w[\w, ]*?): (.*(?:\n {5,}.*)*)", section, re.M):
-            found.update(dict.fromkeys(names.split(", "), first_sentence(text)))
-    return found
+            meanings.update(dict.fromkeys(names.split(", "), first_sentence(text)))
+    return meanings

@@ -1,4 +1,4 @@
-"""Exports of trained models. A SavedModel takes photos of any size."""
+"""Exports trained models. A SavedModel takes photos of any size."""
 
 import contextlib
 import functools
@@ -13,35 +13,35 @@ from axial.layers import device
 from axial.weights.card import PAGE
 
 SPEC = os.path.join("assets.extra", "spec.json")
-HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of every other file of an export but its card
+HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of each other file of an export, except its card
 
 
 class Server(tf.Module):
-    """The signatures of an export for photos.
+    """The signatures of an export that takes photos.
 
-    'serving_default' takes an encoded photo, string [], and turns it upright as its EXIF tag says. What it cannot
-    decode as axial-predict does, it refuses; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both return what the
-    task's `served` lists. h x w is the size of the upright photo.
+    'serving_default' takes an encoded photo, string [], and turns it upright by its EXIF tag. It refuses a photo that
+    it cannot decode like axial-predict; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both return the outputs
+    that the task's `served` lists. h x w is the size of the upright photo.
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
     label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluator`. It also returns
-    what the task's `about` has.
+    the entries of the task's `about`.
 
     Args:
         task: task with `serve`.
-        model: its folded model.
-        compiled: whether XLA compiles the network where the export runs. The task's `Evaluator` has `one_file`.
+        model: the task's folded model.
+        compiled: whether XLA compiles the network where the export runs. The task's `Evaluator` must have `one_file`.
     """
 
     def __init__(self, task, model, *, compiled=False):
         super().__init__()
-        self.weights = model.weights  # and not the model, with which TensorFlow would store a graph of every layer
+        self.weights = model.weights  # instead of the model: TensorFlow would store a graph of every layer
         self._task = task
         self._serve = functools.partial(task.serve, device.compiled(model) if compiled else model)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, 3], tf.uint8, "image")])
     def image(self, image):
-        return self._serve(tf.ensure_shape(image, [None, None, 3]))  # in words, before something fails inside
+        return self._serve(tf.ensure_shape(image, [None, None, 3]))  # for a clear error message
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.string, "encoded")])
     def encoded(self, encoded):
@@ -69,7 +69,7 @@ class Server(tf.Module):
 def write_saved_model(task, folded, folder, compiled=False):
     """Writes the SavedModel of a folded model.
 
-    If it is `compiled`, its network has the accelerators' forms, and XLA compiles it when it is first called.
+    With `compiled`, the network uses the accelerators' ops, and XLA compiles it at the first call.
     """
     with device.portable() if compiled else contextlib.nullcontext():
         server = Server(task, folded, compiled=True) if compiled else (task.server or Server)(task, folded)
@@ -81,11 +81,12 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
 
     Args:
         task: the task.
-        model: its trained model.
-        path: folder that does not exist yet.
+        model: the task's trained model.
+        path: a folder that does not exist yet.
         write: function of (task, folded model, folder) that writes the network.
-        extra: function that writes further files into the folder that it is given, the export's assets.extra.
-        check: function of the folder, before it gets its name; if it raises, no export is left. It may add the card.
+        extra: function of the export's folder assets.extra that writes further files into it.
+        check: function of the export's folder that runs before the folder gets its final name. If it raises, no export
+            is left. It may add the card.
 
     Raises:
         InputError: `path` exists.
@@ -101,7 +102,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
 
 
 def folded_model(task, model):
-    """`fold` in float32, whatever the precision of the training."""
+    """`fold` in float32, also after a training in mixed precision."""
     policy = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy("float32")
     try:
@@ -113,12 +114,12 @@ def folded_model(task, model):
 def fold(task, model):
     """A float32 model without batch norms that equals `model` in inference up to rounding.
 
-    The scale of a batch norm goes into the kernel of its convolution, and its shift becomes a bias.
+    The kernel of a convolution takes the scale of its batch norm, and a bias takes the shift.
     `Attention.folded_weights` explains how attention is folded.
 
     Args:
-        task: the task that made the model.
-        model: its model.
+        task: the task that built the model.
+        model: the model.
     """
     twin = task.build_model(folded=True)
     for folded, source in zip(twin.folding_units(), model.folding_units(), strict=True):

@@ -1,6 +1,6 @@
-"""Networks in one file, TFLite or ONNX. A file maps a canvas to the network's maps; the task does the rest.
+"""Networks in one file, TFLite or ONNX. A file maps a canvas to the network's output maps; the task does the rest.
 
-The network of a file is folded and takes one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1, as 'image'.
+The network is folded. Its input 'image' is one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1.
 """
 
 import logging
@@ -19,12 +19,12 @@ from axial.io.write import write_bytes
 from axial.layers import device
 from axial.weights.source import LITE
 
-LARGEST = 2**31  # bytes; both formats are protocol or flat buffers, which end there
-_OPSET = 17  # of ONNX, from 2022; every runtime since then has it
+LARGEST = 2**31  # bytes, the limit of protocol buffers and flat buffers, which hold both formats
+_OPSET = 17  # ONNX's operator set of 2022, which every later runtime has
 
 
 def _network(model, canvas):
-    """A `tf.function` of one canvas that returns a dict of the model's maps in float32."""
+    """A `tf.function` that maps one canvas to a dict of the model's output maps in float32."""
     signature = [tf.TensorSpec([1, *canvas, 3], tf.float32, "image")]
 
     def run(image):
@@ -41,14 +41,14 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
 
     Args:
         model: folded float32 model.
-        canvas: (height, width) of its input.
-        path: of the file.
-        precision: 'float32'; 'float16', whose weights take half the space; or 'int8', whose weights and activations
-            take a quarter. Input and output are float32 in all.
-        images: canvases [H, W, 3] like those that will be seen. 'int8' needs them for the ranges of the activations.
+        canvas: (height, width) of the model's input.
+        path: path of the file.
+        precision: 'float32'; 'float16' for weights of half the size; or 'int8' for weights and activations of a quarter
+            of the size. Inputs and outputs are always float32.
+        images: typical canvases [H, W, 3]. 'int8' needs them to calibrate the ranges of the activations.
 
     Raises:
-        InputError: 'int8' without images, or TFLite has no form of an operation of the model.
+        InputError: 'int8' has no images, or TFLite lacks an op of the model.
     """
     network = _network(model, canvas)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([network.get_concrete_function()], model)
@@ -59,15 +59,15 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
     if precision == "int8":
         images = [tf.cast(image, tf.float32)[None] for image in images]
         if not images:
-            raise InputError("--precision=int8: no photos to find the ranges of the activations with")
+            raise InputError("--precision=int8: no photos to calibrate the ranges of the activations")
 
-        def seen():
+        def samples():
             return ({"image": image} for image in progress(images, "ranges of int8", unit="photo"))
 
-        converter.representative_dataset = seen
+        converter.representative_dataset = samples
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")  # TensorFlow's own use
+            warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")  # from TensorFlow
             data = converter.convert()
     except ConverterError as error:
         lacking = sorted(set(re.findall(r"'(tf\.\w+)' op is neither", str(error))))
@@ -76,13 +76,13 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
 
 
 def write_onnx(model, canvas, path):
-    """Writes an ONNX file in float32; see `write_lite`. Raises InputError where tf2onnx is missing."""
+    """Writes an ONNX file in float32; see `write_lite`. Raises InputError if tf2onnx is not installed."""
     check_installed("ONNX needs", "onnx", "tf2onnx")
     import tf2onnx
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     network = _network(model, canvas)
-    with device.portable():  # tf2onnx rounds TensorFlow's own resizing to another size
+    with device.portable():  # tf2onnx converts TensorFlow's resizing to other output sizes
         proto, _ = tf2onnx.convert.from_function(network, network.input_signature, opset=_OPSET)
     write_bytes(path, proto.SerializeToString())
 
@@ -91,19 +91,20 @@ def write_onnx(model, canvas, path):
 
 
 class FileModel:
-    """The network of a file, which tasks take in the place of a model.
+    """The network of a file, which tasks use in place of a model.
 
-    Calling it with images, float32 [N, H, W, 3], returns its dict of maps. It runs one canvas at a time.
+    A call with images, float32 [N, H, W, 3], returns a dict of output maps. It runs one canvas at a time.
 
     Attributes:
-        path, canvas: of the file, and (height, width) of its input.
-        shapes: dict from the names of its maps to their shapes.
+        path: path of the file.
+        canvas: (height, width) of the input.
+        shapes: dict from the names of the output maps to their shapes.
 
     Args:
-        path: of a TFLite or ONNX file that axial-export wrote.
+        path: path of a TFLite or ONNX file that axial-export wrote.
 
     Raises:
-        InputError: no such file, a damaged one, or a missing package.
+        InputError: the file is missing or damaged, or a package is not installed.
     """
 
     def __init__(self, path):
@@ -114,7 +115,7 @@ class FileModel:
             self.canvas, self.shapes, self._run = open_file(data)
         except InputError:
             raise
-        except Exception as error:  # whatever the runtimes raise for damaged files
+        except Exception as error:  # the runtimes raise many types for damaged files
             raise InputError(f"{self.path}: not a whole file of axial-export ({first_line(error)})") from None
 
     def __call__(self, images):
@@ -125,13 +126,13 @@ class FileModel:
             return [np.concatenate([row[name] for row in rows]) for name in names]
 
         values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
-        values = tf.nest.flatten(values)  # eager code gets one map without a list around it
+        values = tf.nest.flatten(values)  # eager code returns a single map without a list
         batch = images.shape[0]
         return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
 
 
 def _open_lite(data):
-    """(canvas, dict of the maps' shapes, function of a canvas) of a TFLite file."""
+    """(canvas, dict of the maps' shapes, function that maps a canvas to a dict of maps) of a TFLite file."""
     try:
         from ai_edge_litert.interpreter import Interpreter  # comes with TensorFlow, but not on TPU workers
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How an export differs from the checkpoint that it was made of."""
+"""Measures how an export differs from its checkpoint."""
 
 import time
 
@@ -8,12 +8,12 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.metrics.panoptic_quality import PanopticQuality, split_segments
 
-QUALITY = "segment_quality"  # PQ of the one's segments, with the other's as the truth
-NUMBERS = ("probability", "box", "mask")  # predictions whose difference is a number; the others are labels
+QUALITY = "segment_quality"  # PQ of one predictor's segments, with the other's as ground truth
+NUMBERS = ("probability", "box", "mask")  # predictions that are numbers; the others are labels
 
 
 def map_differences(task, model, other, images):
-    """dict from the names of the network's maps to the largest difference of two models, by the largest value.
+    """dict from the names of the output maps to the largest difference of two models, relative to the largest value.
 
     Args:
         task: the task.
@@ -26,71 +26,71 @@ def map_differences(task, model, other, images):
     largest = {}
     for image in images:
         canvas = task.example(tf.constant(image))["image"][None]
-        wanted, found = model(canvas), other(canvas)
-        for name, value in wanted.items():
-            value, ours = np.asarray(tf.cast(value, tf.float32)), np.asarray(found[name])
+        expected, actual = model(canvas), other(canvas)
+        for name, value in expected.items():
+            value, ours = np.asarray(tf.cast(value, tf.float32)), np.asarray(actual[name])
             _check_finite(name, value, ours)
             difference = np.abs(ours - value).max() / max(np.abs(value).max(), 1e-12)
             largest[name] = max(largest.get(name, 0.0), float(difference))
     return largest
 
 
-def prediction_differences(wanted, found, images):
-    """How two predictors differ over photos.
+def prediction_differences(reference, predictor, images):
+    """Differences of two predictors over photos or texts.
 
-    Numbers of instances are no labels: one centre less renumbers all that follow. So panoptic maps are compared segment
-    by segment (`equal_segments`), and maps of instances are not compared.
+    Panoptic maps are compared segment by segment (`equal_segments`), and instance maps are not compared: one missing
+    centre renumbers all later instances.
 
     Args:
-        wanted, found: `Predictor`s, or other functions of a photo or a text that return a dict of arrays and that have
-            a `spec`.
+        reference, predictor: `Predictor`s, or other functions that map a photo or a text to a dict of arrays and have a
+            `spec`.
         images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from the names that both return to the share of equal pixels or texts in the photo where it is least, or to
-        the largest difference; with panoptic maps also from `QUALITY`, to PQ over all photos.
+        dict from the names that both return to the fraction of equal pixels or texts in the worst photo or text, or to
+        the largest difference of numbers. With panoptic maps, `QUALITY` is the PQ over all photos.
 
     Raises:
         InputError: a number is NaN or infinite.
     """
     values, quality = {}, None
     for image in images:
-        ours, theirs = wanted(image), found(image)
-        names = ours.keys() & theirs.keys()
+        expected, actual = reference(image), predictor(image)
+        names = expected.keys() & actual.keys()
         if "panoptic" in names:
             names -= {"panoptic", "instance"}
-            quality = quality or PanopticQuality(wanted.spec)
-            share = equal_segments(ours["panoptic"], theirs["panoptic"], quality)
-            values.setdefault("panoptic", []).append(share)
+            quality = quality or PanopticQuality(reference.spec)
+            fraction = equal_segments(expected["panoptic"], actual["panoptic"], quality)
+            values.setdefault("panoptic", []).append(fraction)
         for name in sorted(names):
-            a, b = np.asarray(ours[name]), np.asarray(theirs[name])
+            a, b = np.asarray(expected[name]), np.asarray(actual[name])
             _check_finite(name, a, b)
             if a.dtype.kind in "iuU":  # labels or text
                 values.setdefault(name, []).append(np.mean(a == b))
-            elif name != "score":  # one for each instance; instances may differ
+            elif name != "score":  # scores belong to instances, which may differ
                 values.setdefault(name, []).append(-np.abs(a - b).max())
-    least = {name: float(abs(min(found))) for name, found in values.items()}
+    least = {name: float(abs(min(agreements))) for name, agreements in values.items()}
     return {**least, QUALITY: quality.result()["all"]["pq"]} if quality else least
 
 
-def _check_finite(name, wanted, found):
-    """Raises InputError where numbers of the checkpoint or of its export are NaN or infinite: no comparison holds."""
-    for whose, x in (("the checkpoint", wanted), ("the export", found)):
+def _check_finite(name, expected, actual):
+    """Raises InputError if a number of the checkpoint or of the export is NaN or infinite, as none can be compared."""
+    for whose, x in (("the checkpoint", expected), ("the export", actual)):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
-            share = 100 * np.mean(~np.isfinite(x))
-            raise InputError(f"{name} of {whose}: {share:.3g} % of its numbers are NaN or infinite on a photo")
+            percentage = 100 * np.mean(~np.isfinite(x))
+            raise InputError(f"{name} of {whose}: {percentage:.3g} % of its numbers are NaN or infinite on a photo")
 
 
-def equal_segments(wanted, found, quality):
-    """The share of pixels that two panoptic maps give to the same segment, or both to none.
+def equal_segments(reference, panoptic, quality):
+    """Fraction of pixels that two panoptic maps both assign to the same segment, or both to none.
 
-    Two segments are the same if they have one class and an IoU above 0.5, which only one pair of each segment can have.
+    Two segments are the same if their classes are equal and their IoU is above 0.5. Each segment has at most one match.
 
     Args:
-        wanted, found: int [h, w] of class x label_divisor + number.
-        quality: `PanopticQuality` that `found` is added to, with `wanted` as its truth.
+        reference, panoptic: int [h, w] of class x label_divisor + number.
+        quality: `PanopticQuality`, which is updated with `panoptic` as prediction and `reference` as ground truth.
     """
-    sides = [split_segments(np.asarray(x), quality.spec) for x in (wanted, found)]
+    sides = [split_segments(np.asarray(x), quality.spec) for x in (reference, panoptic)]
     quality.update(*sides)
     a, b = (side.ids for side in sides)
     a_classes, b_classes = (np.concatenate([[quality.spec.ignore], side.classes]) for side in sides)
@@ -102,7 +102,7 @@ def equal_segments(wanted, found, quality):
 
 
 def latency(predict, image, runs=5):
-    """Seconds that a photo takes, the median of some calls after the first."""
+    """Median seconds per photo over `runs` calls, after a first call that is not counted."""
     predict(image)
     seconds = []
     for _ in range(runs):

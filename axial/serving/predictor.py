@@ -1,4 +1,4 @@
-"""Predictions of a model, or of an export, for photos and texts."""
+"""Predicts photos and texts with a model or an export."""
 
 import dataclasses
 import os
@@ -24,19 +24,20 @@ from axial.weights.source import resolve
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-    """What predicts photos or texts: a call takes one, uint8 [h, w, 3] or text, and returns a dict of arrays.
+    """Predicts photos or texts. A call takes a photo, uint8 [h, w, 3], or a text, and returns a dict of arrays.
 
-    `of_task` makes it of a model in memory, `of_saved_model` of an export. A call raises InputError where photos are
-    scaled by one factor that does not suit this one; see `Tiled`.
+    `of_task` makes a predictor of a task and its model, `of_saved_model` of an export. A call raises InputError if the
+    model scales photos by one factor and the photo's size does not suit it; see `Tiled`.
 
     Attributes:
-        spec, evaluation: `DatasetSpec` or `TextSpec`, and `Evaluator`, of what is predicted.
+        spec: `DatasetSpec` or `TextSpec` of the predictions.
+        evaluator: `Evaluator` of the predictions.
         canvas, scale: see `Task`.
-        objects: `Objects` of the training photos, to which the photos of a prediction can be compared; None
-            where nobody has told it, and of a model that has no scale.
-        example: function of what is given that makes an evaluation example of it.
-        examples: function of evaluation examples that yields (example, prediction) for each.
-        task, model: of a model in memory, or of a file (`FileModel`); None of a SavedModel.
+        objects: `Objects` of the training photos, for comparison with predicted photos; None if they are unknown or if
+            the model has no scale.
+        example: function that maps a photo or a text to an evaluation example.
+        predictions: function that maps evaluation examples to an iterator of (example, prediction).
+        task, model: the task and its model or `FileModel`; None for a SavedModel.
     """
 
     spec: DatasetSpec | TextSpec
@@ -45,29 +46,29 @@ class Predictor:
     scale: float | None
     objects: Objects | None
     example: typing.Callable
-    examples: typing.Callable
+    predictions: typing.Callable
     task: Task | None = None
     model: typing.Callable | None = None
 
-    def __call__(self, given):
-        ((_, found),) = self.examples([self.example(given)])
-        return {name: np.asarray(value) for name, value in found.items()}
+    def __call__(self, value):
+        ((_, prediction),) = self.predictions([self.example(value)])
+        return {name: np.asarray(value) for name, value in prediction.items()}
 
     @classmethod
     def of_task(cls, task, model, inference=Inference(), objects=None):
-        """The one of a task and its model; see `Task.predictions`. `objects` are those of its training photos."""
+        """The predictor of a task and its model; see `Task.predictions`. `objects` describe its training photos."""
         return cls(
             *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
-            example=lambda given: {**task.evaluator.example(given), **task.example(tf.constant(given))},
-            examples=task.predictions(model, inference),
+            example=lambda value: {**task.evaluator.example(value), **task.example(tf.constant(value))},
+            predictions=task.predictions(model, inference),
             task=task,
             model=model,
         )
 
     @classmethod
     def of_saved_model(cls, what):
-        """The one of a SavedModel of axial-export; see `resolve`. Raises InputError for anything else."""
+        """The predictor of a SavedModel of axial-export; see `resolve`. Raises InputError for anything else."""
         source = resolve(what)
         path, spec = source.folder, check_export(source)
         gfile.check_plain(path)
@@ -81,33 +82,34 @@ class Predictor:
             scale = float(about[SCALE]) if SCALE in about else None
             predictions = evaluator.predictions(loaded.signatures, spec, about)
             objects = read_objects(source.extra) if scale else None
-        except Exception as error:  # whatever TensorFlow raises for a damaged graph or damaged variables
+        except Exception as error:  # TensorFlow raises many types for a damaged graph or damaged variables
             raise InputError(f"{path}: not a whole SavedModel of axial-export ({first_line(error)})") from None
         return cls(
             *(spec, evaluator, canvas, scale, objects),
             example=evaluator.example,
-            examples=predictions,
+            predictions=predictions,
         )
 
-    def photos(self, data_dir, split, *, shard=(0, 1), skip=0):
+    def examples(self, data_dir, split, *, shard=(0, 1), skip=0):
         """The evaluation examples of a converted split; see `Evaluator.examples`."""
         look = self.task and self.task.look
         return self.evaluator.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
 
     def copied(self, model):
-        """The one of a copy of its model."""
+        """A predictor like this one, but with a copy of its model."""
         return Predictor.of_task(self.task, model, objects=self.objects)
 
 
 def check_export(what):
-    """The `DatasetSpec` of an export.
+    """Checks the files of an export against its hashes. Returns its `DatasetSpec` or `TextSpec`.
+
+    An old export has no hashes, so that a change cannot be detected; a line on standard error says so.
 
     Args:
         what: see `resolve`.
 
     Raises:
-        InputError: not an export, or a file without the bytes that were exported. Old exports have no hashes, which it
-            says on standard error: without them, a change is not seen.
+        InputError: it is not an export, or a file has changed since the export.
     """
     source = resolve(what)
     path, spec, hashes = source.folder, os.path.join(source.extra, "spec.json"), os.path.join(source.folder, HASHES)
@@ -116,16 +118,16 @@ def check_export(what):
     if not tf.io.gfile.exists(hashes):
         say(f"{path}: no {HASHES}: whether the export was changed is not known; export again", error=True)
         return DatasetSpec.read(spec)
-    written, found = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
-    for name in sorted({*written, *found}):
-        if written.get(name) != found.get(name):
-            known = {name not in found: "missing", name not in written: "not a file of the export"}
-            raise InputError(f"{os.path.join(path, name)}: {known.get(True, 'changed since the export')}; export again")
+    written, digests = read_json(hashes, dict[str, str])[1], folder_digests(path, leave=(HASHES, PAGE))
+    for name in sorted({*written, *digests}):
+        if written.get(name) != digests.get(name):
+            fault = {name not in digests: "missing", name not in written: "not a file of the export"}
+            raise InputError(f"{os.path.join(path, name)}: {fault.get(True, 'changed since the export')}; export again")
     return DatasetSpec.read(spec)
 
 
 def check_length(predictor, where, text):
-    """Raises InputError, which begins with `where`, for a text that a translator would cut."""
+    """Raises InputError for a text that a translator would cut. The message begins with `where`."""
     tokens = len(predictor.spec.encode(text))
     if tokens > predictor.canvas[0]:
         raise InputError(f"{where}: {tokens} tokens, at most {predictor.canvas[0]} are translated; split it")

@@ -1,4 +1,4 @@
-"""What is predicted of one photo or text, and the files that it is written as."""
+"""The prediction of one photo or text, and the files that store it."""
 
 import functools
 import json
@@ -15,34 +15,34 @@ from axial.io.write import write_image, write_text
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Evaluator
 
-# A `Result` warns of a median diameter and a median grey level beyond the training's 5th or 95th percentile, by more
-# than this ratio and this difference.
+# A `Result` warns if the median diameter or the median grey level is beyond the training's 5th or 95th percentile by
+# more than this ratio or this difference.
 FAR_DIAMETER, FAR_LEVEL = 1.2, 64
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
-LONGEST_JPEG = 65500  # pixels along a side, of libjpeg
-LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # endings of a label image's name
+LONGEST_JPEG = 65500  # pixels along a side, libjpeg's limit
+LABEL_IMAGES = {"png": ".labels.png", "tiff": ".labels.tif"}  # format -> ending of a label image's name
 
 
 class Result:
-    """What is predicted of one photo or text.
+    """The prediction of one photo or text.
 
     Args:
         image: uint8 [h, w, 3], or the text.
-        prediction: what a predictor returns of it.
-        evaluation: `Evaluator` of the predictor.
-        spec: `DatasetSpec` of the predictor.
-        photo: name of the photo, for the JSON; None for no name.
-        objects: `Objects` of the training, to compare with; None for no comparison.
+        prediction: dict that a predictor returns for it.
+        evaluator: `Evaluator` of the predictor.
+        spec: `DatasetSpec` or `TextSpec` of the predictor.
+        photo: name of the photo for the JSON; None for no name.
+        objects: `Objects` of the training photos, for comparison; None for no comparison.
 
     Attributes:
-        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None but for segmentations.
-        segments: list of dicts of the segments or objects, as the JSON has them; None where there are none to tell.
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None if the task is not a segmentation.
+        segments: list of dicts of the segments or objects, as in the JSON; None if the task has no segments or objects.
         summary: a short text.
-        warnings: list of lines, to follow the photo's name: on objects that the prediction lacks, and on objects or a
-            photo that are far from the training's.
+        warnings: list of texts that complete the photo's name to a warning: the prediction lacks objects, or the
+            objects or the photo are unlike the training's.
 
     Raises:
-        InputError: more segments than a panoptic PNG has numbers.
+        InputError: there are more segments than a panoptic PNG has ids.
     """
 
     def __init__(
@@ -56,57 +56,57 @@ class Result:
         objects: Objects | None = None,
     ):
         self.image, self.prediction, self.evaluator, self.spec, self.photo = image, prediction, evaluator, spec, photo
-        self._said = evaluator.describe(image, prediction, spec)
-        self.panoptic, self.segments, self.summary = self._said.panoptic, self._said.segments, self._said.summary
+        self._description = description = evaluator.describe(image, prediction, spec)
+        self.panoptic, self.segments, self.summary = description.panoptic, description.segments, description.summary
         self._about: dict = {"photo": photo} if photo is not None else {}
         if evaluator.takes == "photo":
             self._about |= {"height": image.shape[0], "width": image.shape[1]}  # type: ignore[union-attr]
         if "zoom" in prediction:
             self._about["zoom"] = prediction["zoom"]
         note = _note(image, self.segments, objects, prediction.get("zoom")) if objects else ""
-        self.warnings = [line for line in (self._said.warning, note) if line]
+        self.warnings = [line for line in (description.warning, note) if line]
         if self.warnings:
             self._about["warnings"] = self.warnings
 
     @classmethod
     def of(cls, predictor: Predictor, image: np.ndarray | str, photo: str | None = None) -> "Result":
-        """The one of a predictor's prediction of a photo or text."""
+        """The `Result` of calling a predictor with a photo or a text."""
         evaluator, spec, objects = predictor.evaluator, predictor.spec, predictor.objects
         return cls(image, predictor(image), evaluator=evaluator, spec=spec, objects=objects, photo=photo)
 
     def json(self) -> dict:
-        """dict of what PHOTO.json holds, but for the names of other files."""
-        return {**self._about, **self._said.content}
+        """dict of the content of PHOTO.json, without the names of other files."""
+        return {**self._about, **self._description.content}
 
     def overlay(self) -> np.ndarray:
-        """uint8 [h, w, 3]: the photo with what is predicted drawn on it. Below a classified photo is its class."""
-        return self._said.draw()
+        """uint8 [h, w, 3]: the photo with its prediction drawn on it. A classified photo has its class below it."""
+        return self._description.draw()
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:
         """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
 
-        Instances are the segments of things. Of detected objects they are the masks of those that are drawn; where
-        masks overlap, a pixel is of the object with the better score.
+        In a segmentation, the instances are the segments of things. In a detection, they are the masks of the drawn
+        objects; where masks overlap, a pixel belongs to the object with the better score.
 
-        None if the network finds no instances, or no pixels of them.
+        None if the network predicts no instances, or no masks of them.
 
         Raises:
-            InputError: there are more instances than 16 bits have numbers for.
+            InputError: there are more instances than 16 bits can number.
         """
-        if self._said.label_image is None:
+        if self._description.label_image is None:
             return None
-        labels = self._said.label_image()
+        labels = self._description.label_image()
         most = np.iinfo(np.uint16).max
         if labels.max(initial=0) > most:
             raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
         return labels.astype(np.uint16)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the `overlay` as a picture, whole or not at all. The suffix of the path says the format.
+        """Writes the `overlay` as a picture, whole or not at all. The suffix of the path chooses the format.
 
         Raises:
-            InputError: a suffix of no picture.
+            InputError: the suffix is not in `FORMATS`, or the picture is too large for JPEG.
         """
         path = os.fspath(path)
         format = FORMATS.get(os.path.splitext(path)[1].lower())
@@ -118,10 +118,10 @@ class Result:
         write_image(path, Image.fromarray(pixels), format)
 
     def paths(self, stem: str | os.PathLike, label_image: str | None = None) -> dict[str, str]:
-        """The paths that `write` writes: a dict from their keys in the JSON. That of the JSON is 'json', the last.
+        """dict from keys in the JSON to the paths that `write` writes. The last key is 'json', for the JSON itself.
 
         Raises:
-            InputError: there is no label image, or one of too many instances.
+            InputError: the prediction has no label image, or too many instances for one.
         """
         if label_image is not None:
             if label_image not in LABEL_IMAGES:
@@ -132,8 +132,8 @@ class Result:
         return {**pictures, "json": f"{os.fspath(stem)}.json"}
 
     def _pictures(self, label_image):
-        """dict from the keys of the pictures in the JSON to (ending of the name, function that returns the pixels)."""
-        categories = self._said.categories
+        """dict from the pictures' keys in the JSON to (ending of the name, function that returns the pixels)."""
+        categories = self._description.categories
         pictures = {
             "file_name": (".panoptic.png", self.panoptic is not None and (lambda: colors_of(self.panoptic))),
             "semantic_file_name": (
@@ -146,14 +146,14 @@ class Result:
         return {key: (ending, pixels) for key, (ending, pixels) in pictures.items() if pixels}
 
     def write(self, stem: str | os.PathLike, label_image: str | None = None) -> list[str]:
-        """Writes the files that axial-predict writes, each whole or not at all. The JSON names the others, and is last.
+        """Writes the files that axial-predict writes, each whole or not at all. The JSON comes last.
 
-        - STEM.panoptic.png of a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
-        - STEM.semantic.png of a segmentation: the category id of each pixel, before pixels are grouped to segments.
-          There is none if the data's numbers need more than 16 bits.
-        - STEM.labels.png or STEM.labels.tif, if wished: `labels`.
-        - STEM.overlay.png of a segmentation or detection: `overlay`.
-        - STEM.json: `json` and the names of the others.
+        - STEM.panoptic.png, for a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
+        - STEM.semantic.png, for a segmentation: the category id of each pixel, before pixels are grouped to segments.
+          It is not written if a category id needs more than 16 bits.
+        - STEM.labels.png or STEM.labels.tif, on request: `labels`.
+        - STEM.overlay.png, for a segmentation or a detection: `overlay`.
+        - STEM.json: `json` and the names of the other files.
 
         Args:
             stem: path without suffix.
@@ -163,35 +163,36 @@ class Result:
             list of the paths.
 
         Raises:
-            InputError: see `paths`. Nothing is written then.
+            InputError: see `paths`. Then no file is written.
         """
         paths = self.paths(stem, label_image)
         for key, (ending, pixels) in self._pictures(label_image).items():
             write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
         names = {key: os.path.basename(path) for key, path in paths.items() if key != "json"}
-        content = json.dumps({**self._about, **names, **self._said.content}, indent=1)  # names may be no Unicode
+        # json.dumps escapes names that are not Unicode.
+        content = json.dumps({**self._about, **names, **self._description.content}, indent=1)
         write_text(paths["json"], content + "\n")
         return list(paths.values())
 
 
 def _note(image, segments, objects, zoom):
-    """One of `Result.warnings`, or ''. The zoom is the factor that the photo was scaled by; None for none."""
+    """A warning if objects or photo are unlike the training's, else ''. `zoom` is the photo's scale factor, or None."""
     widths = diameters([segment["area"] for segment in segments if segment["thing"]]) * (zoom or 1)
     low, median, high = objects.diameter
     dark, grey, bright = objects.level
-    level, parts = grey_level(image), []
+    level, notes = grey_level(image), []
     if not len(widths):
-        parts.append("no object is found")
+        notes.append("no object is found")
     elif not low / FAR_DIAMETER <= np.median(widths) <= high * FAR_DIAMETER:
         scaled = f" at the zoom {zoom:g}" if zoom else ""
-        parts.append(
-            f"the objects found are {np.median(widths):.0f} pixels wide at the median{scaled}, those of the training "
-            f"{median:.0f} ({low:.0f} to {high:.0f})"
+        notes.append(
+            f"its objects are {np.median(widths):.0f} pixels wide at the median{scaled}, the training's {median:.0f} "
+            f"({low:.0f} to {high:.0f})"
         )
     if not dark - FAR_LEVEL <= level <= bright + FAR_LEVEL:
-        parts.append(
-            f"its median grey level is {level:.0f}, that of the training's photos {grey:.0f} ({dark:.0f} to "
+        notes.append(
+            f"its median grey level is {level:.0f}, the median of the training's photos {grey:.0f} ({dark:.0f} to "
             f"{bright:.0f})"
         )
-    advice = ": try --diameter=auto" if parts and not zoom else ""
-    return "; ".join(parts) + advice
+    advice = ": try --diameter=auto" if notes and not zoom else ""
+    return "; ".join(notes) + advice

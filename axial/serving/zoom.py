@@ -1,6 +1,6 @@
-"""Photos at another zoom than those of the training: they are scaled so that their objects have the size of those.
+"""Predicts photos of another magnification: scales each photo until its objects have the size of the training's.
 
-The zoom of a photo is the factor of its sides that does so. It comes before the model's own scale of photos.
+The zoom of a photo is the factor of its sides. It is applied before the model's own scale of photos.
 """
 
 import math
@@ -14,22 +14,22 @@ from axial.errors import InputError
 from axial.io.check import AUTO, convert_diameter
 from axial.io.images import LARGEST_PIXELS
 
-# Zooms that `AUTO` tries: the first, which takes a 16th of the time, and limits.
+# The search of `AUTO`: its first zoom (which takes a 16th of the time), its smallest and largest, and its tries.
 FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5
-NEAR = 1.25  # ratio of two zooms that make no difference: networks are trained on crops at scales that differ more
-MOST_PIXELS = 2**24  # of a photo at a zoom that `AUTO` tries
+NEAR = 1.25  # ratio of two zooms that count as equal: the scales of training crops vary more
+MOST_PIXELS = 2**24  # largest size of a scaled photo that `AUTO` tries
 
 
 class Zoomed:
-    """A predictor of photos whose objects have another size in pixels than those of the training.
+    """A predictor for photos whose objects have another size in pixels than the training's.
 
     Args:
         predictor: `Predictor`.
-        diameter: median diameter of the photos' objects in pixels, or `AUTO`, which finds the zoom of each photo by
-            what the network finds at several.
+        diameter: median diameter of the photos' objects in pixels, or `AUTO` to search each photo's zoom by predictions
+            at several zooms.
 
     Raises:
-        InputError: no such diameter; a model that has no zoom, or does not tell the size of its training's objects.
+        InputError: the diameter is not valid, or the model does not have the size of its training's objects.
     """
 
     def __init__(self, predictor, diameter):
@@ -39,26 +39,26 @@ class Zoomed:
         if not self.objects:
             raise InputError(
                 f"diameter={diameter}: the model does {self.evaluator.name} and does not tell the size of its "
-                "training's objects, in an objects.json; a model that scales all photos by one factor has it once the "
-                "axial-train command of its run was called again, and then a new export"
+                "training's objects, as it has no objects.json; if it scales all photos by one factor, run the "
+                "axial-train command of its run again, and export it again"
             )
 
     def __call__(self, image):
-        """The prediction of a photo, uint8 [h, w, 3], at the photo's own size, and its 'zoom'.
+        """The prediction of a photo, uint8 [h, w, 3], at the photo's own size, with its zoom as 'zoom'.
 
         Raises:
-            InputError: at that zoom the photo has no pixel, or too many.
+            InputError: the scaled photo has no pixel or too many pixels.
         """
         if self._diameter == AUTO:
             return self._searched(image)
         return self._at(image, self.objects.diameter[1] / self._diameter)[0]
 
     def _searched(self, image):
-        """The prediction whose objects' median diameter is nearest to that of the training's objects.
+        """The prediction whose objects' median diameter is nearest to the training's.
 
-        A try at a zoom tells the next zoom, by the size of what is found there. Where nothing is found, the next zoom
-        is twice as large. The first zoom is small: a network that sees objects larger than the training's may cut them
-        into pieces, which have the training's size.
+        The size of the objects at one zoom gives the next zoom. If there are no objects, the next zoom is twice as
+        large. The first zoom is small, because a network may cut objects that are larger than the training's into
+        pieces of the training's size.
         """
         size, target, tries = image.shape[:2], self.objects.diameter[1], []
         least = min(1.0, max(LEAST, LEAST_TILE / min(size)))
@@ -67,18 +67,18 @@ class Zoomed:
         for _ in range(TRIES):
             prediction, width = self._at(image, zoom)
             tries.append((abs(math.log(width / target)) if width else math.inf, prediction))
-            wanted = min(max(zoom * target / width if width else 2 * zoom, least), most)
-            if max(wanted / zoom, zoom / wanted) < NEAR:
+            next_zoom = min(max(zoom * target / width if width else 2 * zoom, least), most)
+            if max(next_zoom / zoom, zoom / next_zoom) < NEAR:
                 break
-            zoom = wanted
-        return min(tries, key=lambda one: one[0])[1]
+            zoom = next_zoom
+        return min(tries, key=lambda attempt: attempt[0])[1]
 
-    def examples(self, examples):
-        """Yields (example, prediction) for evaluation examples, in the form that the evaluator takes."""
+    def predictions(self, examples):
+        """Iterator of (example, prediction) for evaluation examples."""
         return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
     def _at(self, image, zoom):
-        """(prediction at the photo's own size, median diameter of the objects at the zoom; None without objects)."""
+        """(prediction at the photo's own size, median diameter of the objects in the scaled photo, None if none)."""
         size = image.shape[:2]
         scaled = tuple(round(side * zoom) for side in size)
         if not 0 < math.prod(scaled) <= LARGEST_PIXELS:
@@ -87,8 +87,8 @@ class Zoomed:
                 f"{LARGEST_PIXELS}"
             )
         image = image if scaled == size else Image.fromarray(image).resize(scaled[::-1], Image.Resampling.BILINEAR)
-        found = self._predictor(np.asarray(image))
-        labels, areas = np.unique(found["panoptic"], return_counts=True)
+        prediction = self._predictor(np.asarray(image))
+        labels, areas = np.unique(prediction["panoptic"], return_counts=True)
         areas = areas[np.isin(labels // self.spec.label_divisor, self.spec.thing_classes)]
-        full = {name: np.asarray(value) for name, value in full_size(found, scaled, size).items()}
+        full = {name: np.asarray(value) for name, value in full_size(prediction, scaled, size).items()}
         return {**full, "zoom": round(zoom, 4)}, float(np.median(diameters(areas))) if len(areas) else None

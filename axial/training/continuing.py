@@ -1,4 +1,4 @@
-"""What a run is trained with. Its folder keeps it, so that a resumed training is the same one."""
+"""The hyperparameters of a run. Its folder keeps them, so that a resumed training uses the same ones."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from axial.io.show import say
 from axial.training.saving import save_json
 
 FILE = "training.json"
-# What runs were trained with before their files had these settings.
+# Values of settings that older versions neither had nor wrote: such runs were trained with these.
 BEFORE = {
     "photo_scale": None,
     "quarter_turns": False,
@@ -25,12 +25,12 @@ BEFORE = {
     "decay_tables": False,
     "loss_rule": "tf-models-official",  # of detectors
 }
-# Arguments of data that are in the fingerprint, or of evaluations.
-OF_SPLITS = ("train_split", "eval_split", "central", "tile_overlap")
+# Fields of a task's data that the fingerprint covers or that only evaluations use.
+NO_HYPERPARAMETERS = ("train_split", "eval_split", "central", "tile_overlap")
 
 
 class SettingChange(Strict):
-    """A setting that a resumed training has changed from that step on."""
+    """A setting that a resumed training changed, and the step from which the new value holds."""
 
     step: Count
     setting: Text
@@ -39,7 +39,7 @@ class SettingChange(Strict):
 
 
 class TrainingSettings(Strict):
-    """training.json of a run: what it is trained with."""
+    """training.json of a run: its hyperparameters and their changes."""
 
     format: typing.Literal[1]
     settings: dict[str, typing.Any]
@@ -47,60 +47,60 @@ class TrainingSettings(Strict):
 
 
 def hyperparameters(task, optimizer, config):
-    """dict for JSON of all that decides a run's weights, but how long it is trained and on which devices.
+    """dict for JSON of all settings that decide a run's weights, except its number of steps and its devices.
 
     Args:
-        task: a `Task`. Its `trained_by` names the arguments that its losses depend on.
+        task: a `Task`. Its `trained_by` names the fields that its losses depend on.
         optimizer: `Rule` of `axial.training.optimizers`.
         config: `TrainingConfig`.
     """
-    data, rate = vars(task.data), optimizer.learning_rate  # a number has 32 bits
+    data, rate = vars(task.data), optimizer.learning_rate  # the optimizer keeps a constant rate in float32
     settings = {
         "data": fingerprint(task.data_dir, task.data.train_split),
         "model": task.model.settings(),
         **{name: getattr(task, name) for name in task.trained_by},
-        **{name: value for name, value in data.items() if name not in OF_SPLITS},
+        **{name: value for name, value in data.items() if name not in NO_HYPERPARAMETERS},
         **{name: getattr(config, name) for name in ("batch", "accumulate", "seed", "precision", "clip_norm")},
         "optimizer": {name: value for name, value in _arguments(optimizer).items() if name != "learning_rate"},
         "learning_rate": _arguments(rate) if dataclasses.is_dataclass(rate) else float(str(np.float32(rate))),
     }
-    return msgspec.json.decode(msgspec.json.encode(settings))  # as the file has them
+    return msgspec.json.decode(msgspec.json.encode(settings))  # with the types that the file gives back
 
 
 def _arguments(built):
-    """What a dataclass was made with, and its name."""
+    """dict of a dataclass's fields, and its class's name as 'name'."""
     return {"name": type(built).__name__, **dataclasses.asdict(built)}
 
 
 def check_names(change, settings):
-    """Raises InputError, which names the nearest, unless `settings` has all names in `change`."""
+    """Raises InputError unless `settings` has all names in `change`. The message suggests the nearest name."""
     for name in change:
         if name not in settings:
             raise InputError(f"--change={name}: expected one of {', '.join(settings)}{nearest(name, settings)}")
 
 
 def check_continues(model_dir, settings, change=()):
-    """Raises InputError unless a training goes on with the settings of its run. Prints what it changes.
+    """Raises InputError unless a training continues with the settings of its run. Prints the allowed differences.
 
     Args:
         model_dir: folder of a run with a checkpoint.
         settings: dict of `hyperparameters`.
-        change: names of settings that may differ.
+        change: names of settings that may differ from the run's.
 
     Raises:
-        InputError: others differ. The message has their values in the run and here.
+        InputError: another setting differs. The message has its value in the run and its value here.
     """
-    known = _read(model_dir)
-    if known is None:
+    stored = _read(model_dir)
+    if stored is None:
         say(
-            f"{model_dir}: has no {FILE}, so nobody knows what the run is trained with; it goes on with what this "
+            f"{model_dir}: has no {FILE}, so the run's hyperparameters are unknown; it goes on with what this "
             "command says",
             error=True,
         )
         return
     differing = {
-        name: "; ".join(f"{place} is {there!r} in the run and {here!r} here" for place, there, here in parts)
-        for name, parts in _differences(known.settings, settings).items()
+        name: "; ".join(f"{path} is {old!r} in the run and {new!r} here" for path, old, new in changes)
+        for name, changes in _differences(stored.settings, settings).items()
     }
     if refused := [f"of another {name} ({text})" for name, text in differing.items() if name not in change]:
         goes_on = f"--change={','.join(differing)} goes on with what this command says"
@@ -110,40 +110,40 @@ def check_continues(model_dir, settings, change=()):
 
 
 def keep_settings(model_dir, settings, step=None):
-    """Writes the settings of a run into its folder, and notes which of them changed.
+    """Writes the settings of a run into its folder, with a list of those that changed.
 
     Args:
         model_dir: folder of the run.
         settings: dict of `hyperparameters`.
-        step: from which the training goes on; None for a new run.
+        step: the step that the training resumes from; None for a new run.
     """
-    known = None if step is None else _read(model_dir)
-    changes = known.changes if known else []
-    for parts in _differences(known.settings, settings).values() if known else ():
-        changes = [*changes, *(SettingChange(step, *part) for part in parts)]
+    stored = None if step is None else _read(model_dir)
+    changes = stored.changes if stored else []
+    for differences in _differences(stored.settings, settings).values() if stored else ():
+        changes = [*changes, *(SettingChange(step, *difference) for difference in differences)]
     content = TrainingSettings(1, settings, changes)
-    if content != known:
+    if content != stored:
         save_json(os.path.join(model_dir, FILE), content)
 
 
 def _read(model_dir):
-    """`TrainingSettings` of a run, or None if an older version of axial has made it."""
+    """`TrainingSettings` of a run; None if an older version of axial wrote it."""
     path = os.path.join(model_dir, FILE)
     return read_json(path, TrainingSettings)[1] if tf.io.gfile.exists(path) else None
 
 
-def _differences(found, wanted):
-    """dict from the names of settings that differ to lists of (place, value found, value wanted).
+def _differences(stored, current):
+    """dict from each setting that differs to its list of (path, stored value, current value).
 
-    Names that only one of both has are of another version of axial. `BEFORE` says what some of them stand for.
+    A name that only one side has comes from another version of axial and is skipped, unless `BEFORE` has its value.
     """
-    found = {**{name: BEFORE[name] for name in wanted if name in BEFORE}, **found}
+    stored = {**{name: BEFORE[name] for name in current if name in BEFORE}, **stored}
 
-    def parts(place, a, b):
+    def compare(path, a, b):
         if not (isinstance(a, dict) and isinstance(b, dict)):
-            return [(place, a, b)] if a != b else []
+            return [(path, a, b)] if a != b else []
         keys = ["name"] if a.get("name") != b.get("name") else [key for key in b if key in a or key in BEFORE]
-        return [part for key in keys for part in parts(f"{place}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
+        return [row for key in keys for row in compare(f"{path}.{key}", a.get(key, BEFORE.get(key)), b.get(key))]
 
-    every = {name: parts(name, found[name], wanted[name]) for name in wanted if name in found}
-    return {name: each for name, each in every.items() if each}
+    differences = {name: compare(name, stored[name], current[name]) for name in current if name in stored}
+    return {name: rows for name, rows in differences.items() if rows}

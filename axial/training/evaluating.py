@@ -1,4 +1,4 @@
-"""The evaluations of a training: their scores, pictures and summaries, and the best checkpoint so far."""
+"""Evaluation during training: its scores, pictures and summaries, and the best checkpoint so far."""
 
 import contextlib
 import faulthandler
@@ -23,13 +23,13 @@ from axial.training.saving import Saver, save_json
 from axial.training.split_run import SplitRun
 from axial.training.strategy import is_chief, total_over_workers
 
-PICTURES = 4  # of an evaluation
+PICTURES = 4  # summaries of each evaluation
 
 
 class Evaluated(Struct):
-    """evaluated.json: the last step whose evaluation was finished; also of best/scores.json.
+    """evaluated.json: the last step whose evaluation was finished. best/scores.json has these fields too.
 
-    `evaluator` is what the scores depend on beside the weights. Older versions did not write it.
+    `evaluation` holds what the scores depend on besides the weights. Older versions did not write it.
     """
 
     step: Count
@@ -37,7 +37,7 @@ class Evaluated(Struct):
 
 
 class Evaluations:
-    """Evaluates during training. Of several workers the chief evaluates, and the others wait for it.
+    """Evaluates during training. If there are several workers, the chief evaluates and the others wait for it.
 
     Args:
         loop: the `TrainStep` of the training.
@@ -62,17 +62,17 @@ class Evaluations:
         return self._decided(lambda: (done := self._read(self.done_path)) is not None and done.step >= step)
 
     def run(self, step, requests, writer=tf.summary.create_noop_writer):
-        """Evaluates the averages of the weights, if there are any, and saves them if no score was better.
+        """Evaluates the weights, or their moving averages if there are any. Saves them if no earlier score is better.
 
-        Each photo shows that the chief does not hang. The others wait for it, as long as it takes.
+        Each scored example restarts the chief's hang timer. The other workers wait without a time limit.
 
         Args:
-            step: of the training.
-            requests: `StopRequests`. A run that goes on after one scores the photos that are left.
+            step: the current training step.
+            requests: `StopRequests`. After a stop, the resumed run scores only the remaining examples.
             writer: function without arguments that returns a writer of summaries.
 
         Returns:
-            the scores; of several workers only to the chief.
+            dict of the scores; empty for workers other than the chief.
 
         Raises:
             Preempted: this process was asked to stop.
@@ -99,9 +99,9 @@ class Evaluations:
         show_hangs(self.config.hang_seconds)
         return scores
 
-    def _decided(self, of_chief):
-        """What a function without arguments returns to the chief, for every worker."""
-        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and of_chief()))
+    def _decided(self, decide):
+        """The chief's result of `decide`, a function without arguments, as a bool for every worker."""
+        return bool(total_over_workers(self.strategy, is_chief(self.strategy) and decide()))
 
     def _scores(self, step, watch, writer):
         task, split, pictures = self.task, self.task.data.eval_split, []
@@ -113,14 +113,14 @@ class Evaluations:
                 with for_people("a picture"):
                     pictures[-1] = np.concatenate(task.evaluator.draw(example, decoded, task.spec), 1)[None]
 
-        index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # it holds a checksum of every tensor
+        index = os.path.join(self.model_dir, f"ckpt-{step}.index")  # the index holds a checksum of every tensor
         weights = file_digest(index)[1] if tf.io.gfile.exists(index) else None
         identity = {"step": step, "weights": weights, **self._identity}
         run = SplitRun(task.evaluator, task.spec, split, identity, state_dir=self.state_dir)
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()
-            except InputError:  # that of another step or training, or damaged
+            except InputError:  # the state is damaged, or of another step or training
                 remove_folder(self.state_dir)
             total = read_manifest(task.data_dir, split)["examples"]
             scores = run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), self._predict, total, draw)
@@ -138,18 +138,18 @@ class Evaluations:
 
     @functools.cached_property
     def _identity(self):
-        """What the scores depend on beside the weights, as the files have it."""
+        """dict of what the scores depend on besides the weights, with the types that the files give back."""
         task = self.task
-        of_scores = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
-        return msgspec.json.decode(msgspec.json.encode(of_scores))
+        identity = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
+        return msgspec.json.decode(msgspec.json.encode(identity))
 
     def _read(self, path):
-        """`Evaluated` of a file, or None: there is no such file, or it is of other data or another way to evaluate."""
-        found = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
-        return found if found and found.evaluation in (None, self._identity) else None
+        """`Evaluated` of a file; None if the file is missing, or if its data or its evaluation settings differ."""
+        evaluated = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
+        return evaluated if evaluated and evaluated.evaluation in (None, self._identity) else None
 
     def _is_best(self, scores):
-        """Whether no checkpoint so far has a main score as good as that of these scores."""
+        """Whether the main score of `scores` is better than the best checkpoint's."""
         if not self._read(self.best_path):
             return True
         best = self.task.main_score(msgspec.to_builtins(read_json(self.best_path, self.task.best_scores)[1]))

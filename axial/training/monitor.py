@@ -1,4 +1,4 @@
-"""What watches a training: its status for others, requests to stop, steps that hang, and a trace."""
+"""Monitoring of a training: its status file, requests to stop, steps that hang, and a profiler trace."""
 
 import collections
 import contextlib
@@ -27,31 +27,31 @@ from axial.io.write import output_folder, write_json
 
 @contextlib.contextmanager
 def for_people(what):
-    """Says on standard error why something that only people look at was not made. A training goes on without it."""
+    """Turns an error into a line on standard error: a training goes on without what only people look at."""
     try:
         yield
-    except Exception as error:  # of any file system, of what draws, and of the profiler
+    except Exception as error:  # file systems, drawing and the profiler raise many types
         say(f"{what}: not written ({first_line(error)}); the training goes on", error=True)
 
 
 def write_scalar(name, value, step):
-    """Writes a summary. TensorFlow keeps every Python number that becomes a tensor for good, but no array."""
+    """Writes a scalar summary. It passes an array, as TensorFlow caches every Python number without end."""
     tf.summary.scalar(name, np.asarray(value, np.float32), step)
 
 
 class Status(contextlib.AbstractContextManager):
-    """status.json in the folder of a run: how far the training is and how fast.
+    """status.json in the folder of a run: the progress and the speed of the training.
 
-    A file system that fails does not end the training. As a context it writes at the end how the training has ended.
+    A failing file system does not end the training. On exit, the context writes how the training ended.
 
     Args:
-        path: of the folder; None to write nothing.
-        steps: of the whole training.
-        batch: images in a step.
-        step: from which it goes on.
+        path: the run's folder; None to write nothing.
+        steps: number of steps of the whole training.
+        batch: global batch size.
+        step: the step that the training starts from.
     """
 
-    SECONDS = 15  # between two attempts to write, as one to a bucket takes half a second
+    SECONDS = 15  # between two attempts to write: a write to a bucket takes half a second
 
     def __init__(self, path, steps, batch, step=0):
         self.path, self.steps, self.batch, self._step = path, steps, batch, step
@@ -63,13 +63,13 @@ class Status(contextlib.AbstractContextManager):
             self.write(state, self._step)
 
     def add_loop(self, steps, seconds, waited):
-        """Counts a loop: its steps, its seconds, and the seconds of them in which it waited for its input."""
+        """Adds a loop: its number of steps, its seconds, and how many of these seconds it waited for its input."""
         self._loops.append((seconds / steps, waited / seconds))
 
     def speed(self):
-        """dict of seconds a step (median, 90th and 99th percentile of the loops), images a second, and input's share.
+        """dict of seconds per step (median, 90th and 99th percentile over loops), images per second, and 'input_bound'.
 
-        It is empty before the first loop.
+        'input_bound' is the mean fraction of a loop that waits for input. The dict is empty before the first loop.
         """
         if not self._loops:
             return {}
@@ -84,11 +84,11 @@ class Status(contextlib.AbstractContextManager):
         }
 
     def write(self, state, step):
-        """Writes the file, unless only the step is new and the last attempt was just before.
+        """Writes the file. Skips it if the state is unchanged and the last attempt is less than `SECONDS` ago.
 
         Args:
             state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
-            step: of the training.
+            step: the current training step.
         """
         self._step, seconds = step, time.monotonic()
         if not self.path or (state == self._state and seconds - self._tried < self.SECONDS):
@@ -103,26 +103,26 @@ class Status(contextlib.AbstractContextManager):
                 "tensorflow": tf.__version__,
                 "python": platform.python_version(),
             }
-            place = {"updated": now, "host": socket.gethostname(), "machine": machine}
-            write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **place})
+            origin = {"updated": now, "host": socket.gethostname(), "machine": machine}
+            write_json(path, {"state": state, "step": int(step), "steps": self.steps, **self.speed(), **origin})
 
 
 class StopRequests:
-    """Notes SIGTERM, SIGINT, and on Google Cloud the notice of a maintenance or a preemption.
+    """Records SIGTERM, SIGINT, and on Google Cloud a notice of maintenance or preemption.
 
-    A second SIGINT, as of Ctrl-C, ends the process at once, even while a step or a write hangs.
+    A second SIGINT (Ctrl-C) ends the process at once, even while a step or a write hangs.
 
     Attributes:
-        reason: of the request, as text; '' while there is none.
+        reason: text of the request; '' while there is none.
     """
 
-    SECONDS = 2  # between two looks at the metadata
-    INTERRUPTED = 130  # exit code, as of a shell
+    SECONDS = 2  # between two reads of the metadata
+    INTERRUPTED = 130  # the exit code that shells give for SIGINT
 
     def __enter__(self):
         self.reason, self._over = "", threading.Event()
         self._old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        # The handlers above run when TensorFlow returns to Python. The system writes to the pipe at once.
+        # Python runs the handlers only when TensorFlow returns to it. The operating system writes to the pipe at once.
         receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         self._old_sender = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
@@ -132,7 +132,7 @@ class StopRequests:
         return self
 
     def stop(self, step):
-        """Raises Preempted, after a checkpoint of this step was saved."""
+        """Raises Preempted. The caller has saved a checkpoint of this step."""
         reason = self.reason or "a request to another worker"
         raise Preempted(f"{reason}: saved at step {step}; the same command resumes")
 
@@ -153,7 +153,7 @@ class StopRequests:
 
     def _watch(self):
         while not self._over.wait(self.SECONDS) and not self.reason:
-            self.reason = metadata.notice() or self.reason  # a signal may have come meanwhile
+            self.reason = metadata.notice() or self.reason  # a signal may have set it meanwhile
 
     def __exit__(self, *_):
         self._over.set()
@@ -164,24 +164,24 @@ class StopRequests:
 
 
 def show_hangs(seconds):
-    """Writes the stack of every thread to standard error each time that so many seconds pass without another call.
+    """Starts a timer that writes the stack of every thread to standard error every `seconds`.
 
-    `faulthandler.cancel_dump_traceback_later` ends it.
+    Another call restarts it. `faulthandler.cancel_dump_traceback_later` ends it.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
-        # The system's clock takes no more seconds than this.
+        # The timer overflows for much longer times.
         faulthandler.dump_traceback_later(min(seconds, 1e9), repeat=True, file=sys.__stderr__)
 
 
 class Profile(contextlib.AbstractContextManager):
-    """A trace of some steps, which TensorBoard's profiler shows.
+    """A trace of some steps for TensorBoard's profiler.
 
     Args:
-        path: folder of the run; None for a worker that writes no trace.
-        steps: (first, last) of the trace; None to trace nothing.
+        path: the run's folder; None for a worker that writes no trace.
+        steps: (first, last) step of the trace; None for no trace.
 
     Raises:
-        InputError: the trace would leave the folder by a link.
+        InputError: a link would lead the trace out of the folder.
     """
 
     def __init__(self, path, steps):
@@ -190,14 +190,14 @@ class Profile(contextlib.AbstractContextManager):
             output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
 
     def bound(self, step, target):
-        """The end of a loop that begins at `step`, so that the trace begins and ends between two loops.
+        """The end of a loop that begins at `step`: `target`, or the trace's next edge if that comes first.
 
-        It is the same for all workers: they end their loops together.
+        So a trace begins and ends between two loops. All workers get the same end.
         """
         return min([target, *(edge for edge in self.edges if edge > step)])
 
     def at(self, step):
-        """Begins or ends the trace between two loops. A resumed run traces what is left of the steps."""
+        """Begins or ends the trace between two loops. A resumed run traces the remaining steps."""
         first, last = self.edges
         if not first <= step < last:
             self.__exit__()

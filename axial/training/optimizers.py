@@ -1,4 +1,4 @@
-"""The optimizers and their learning rate schedules: of segmentation, of classification, and of translation."""
+"""Optimizers and learning rate schedules for segmentation, classification, detection and translation."""
 
 import contextlib
 import dataclasses
@@ -13,24 +13,25 @@ from axial.errors import InputError
 from axial.io.check import BelowOne, Checked, Count, Fraction, Natural, NonNegative, Positive
 
 NO_DECAY = re.compile(r"(gamma|beta|bias)(:\d+)?$")
-OF_ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalars of its kernel
-TABLE = re.compile(r"_table(:\d+)?$")  # of positions
+ADAM = "lr", "epsilon", "beta1", "beta2", "beta1_power", "beta2_power"  # scalar inputs of TensorFlow's fused kernel
+TABLE = re.compile(r"_table(:\d+)?$")  # position tables
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """Moves variables by a `Rule`, until a step is not finite. That step and those after it change nothing.
+    """Updates variables by a `Rule` until a step is not finite. That step and all later steps change nothing.
 
-    A variable's attribute `learning_rate_factor` multiplies its learning rate: its whole update, weight decay included.
+    A variable's attribute `learning_rate_factor` multiplies its learning rate, and so its whole update with its weight
+    decay.
 
     Args:
         rule: `Rule`.
-        variables: what it moves.
+        variables: the variables to update.
 
     Attributes:
-        averages: the moving averages of the variables, in their order; empty of a rule without any.
+        averages: moving averages of the variables, in the same order; empty if the rule has none.
         bad_step: the first step that was not finite, or -1.
-        first_step: the step at which the slots began: 0, or where a resumed training took another optimizer. What
-            depends on the age of the slots counts from there.
+        first_step: the step at which the slots started: 0, or the step at which a resumed training changed the
+            optimizer. Bias corrections and similar terms count from this step.
     """
 
     def __init__(self, rule, variables):
@@ -52,12 +53,12 @@ class Optimizer(keras.optimizers.Optimizer):
         return self.bad_step >= 0
 
     def apply(self, gradients, variables, finite=True):
-        """Makes a step of the sums of the gradients over all replicas, on one of these.
+        """Applies one step in the context of a replica.
 
         Args:
-            gradients: of all variables that it was made for, in their order.
-            variables: these.
-            finite: whether the step is.
+            gradients: gradients of all variables, in their order, summed over all replicas.
+            variables: the variables that the optimizer was made for.
+            finite: bool tensor: whether loss and gradients are finite.
         """
         step = tf.where(finite | self.is_stopped(), self.bad_step, self.iterations)
         self.bad_step.assign(step)
@@ -65,12 +66,12 @@ class Optimizer(keras.optimizers.Optimizer):
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars):
-        """One step, of all replicas together where the strategy can."""
+        """One step in the cross-replica context, which Keras calls."""
         stopped, count, now = self.is_stopped(), len(grads_and_vars), {}
         scalars = self.rule.scalars(self.iterations - self.first_step, tf.identity(self.learning_rate), stopped)
         for i, (gradient, variable) in enumerate(grads_and_vars):
             factor = getattr(variable, "learning_rate_factor", 1.0)
-            if factor not in now:  # once for a step and a factor, not once for each variable
+            if factor not in now:  # variables with the same factor share their scalars
                 now[factor] = {k: factor * x if k in ("lr", "decay") else x for k, x in scalars.items()}
             slots, decays = self._variables[i + 1 :: count], self.rule.decays(variable.name)
             arguments = gradient, slots, now[factor], decays
@@ -79,20 +80,20 @@ class Optimizer(keras.optimizers.Optimizer):
 
 
 class Rule(Checked):
-    """How an optimizer moves a variable, with the hyperparameters that a recipe sets.
+    """An optimizer's update rule, with the hyperparameters that a recipe sets.
 
-    A subclass has `scalars(step, rate, stopped)`, which returns a dict of the scalars that the updates of all variables
-    share: of the number of steps before this one, int64, of the learning rate, and of whether the step changes nothing,
-    where all gradients are zeros. Its `move(variable, gradient, slots, now, decays)` moves a variable and its slots by
-    these scalars, `now`, whose rate and decay the variable's learning rate factor has multiplied.
+    A subclass defines two methods. `scalars(step, rate, stopped)` returns a dict of scalars that the updates of all
+    variables share. Its arguments are the number of earlier steps (int64), the learning rate, and whether the step
+    changes nothing; all gradients are then zero. `move(variable, gradient, slots, now, decays)` updates a variable and
+    its slots. `now` is the dict of scalars, with 'lr' and 'decay' multiplied by the variable's learning rate factor.
 
     Attributes:
         learning_rate: number or schedule.
-        slots: names of the variables that a variable has beside it.
-        average: decay of a moving average of the variables, a further slot; 0 for none.
+        slots: names of the slot variables of each variable.
+        average: decay of the moving average of each variable, a further slot; 0 for none.
 
     Raises:
-        InputError: a learning rate that is neither a schedule nor a finite number from 0.
+        InputError: the learning rate is neither a schedule nor a finite number >= 0.
     """
 
     slots = ()
@@ -107,11 +108,11 @@ class Rule(Checked):
             raise InputError(f"{name} = {rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
 
     def build(self, variables):
-        """The `Optimizer` of some variables, made under the strategy's scope."""
+        """The `Optimizer` of some variables. The strategy's scope must be active."""
         return Optimizer(self, variables)
 
     def decays(self, name):
-        """Whether the variable of a name has weight decay."""
+        """Whether the variable called `name` has weight decay."""
         return not NO_DECAY.search(name) and not TABLE.search(name)
 
 
@@ -119,13 +120,13 @@ class Rule(Checked):
 class Adam(Rule):
     """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
 
-    With m and v the moments at step t, a weight moves by -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) +
-    epsilon), the form at the end of Kingma and Ba's Sec. 2.
+    m and v are the moments at step t. The update of a weight is -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m /
+    (sqrt(v) + epsilon), the form at the end of Kingma and Ba's Sec. 2.
 
     Args:
         learning_rate: number or schedule.
-        beta_1, beta_2: of the moments.
-        epsilon: see above.
+        beta_1, beta_2: decay rates of the first and the second moment.
+        epsilon: number in the denominator, see above.
     """
 
     learning_rate: typing.Any = 1e-3
@@ -146,10 +147,10 @@ class Adam(Rule):
         }
 
     def move(self, variable, gradient, slots, now, decays):
-        """Moves the variable and its two moments by TensorFlow's fused kernel."""
+        """Updates the variable and its two moments by TensorFlow's fused kernel."""
         first, second = slots
         return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in OF_ADAM}
+            var=variable.handle, m=first.handle, v=second.handle, grad=gradient, **{name: now[name] for name in ADAM}
         )
 
 
@@ -157,19 +158,19 @@ class Adam(Rule):
 class RAdamLookahead(Adam):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
-    With t the step, m and v Adam's moments, rho_inf = 2 / (1 - beta_2) - 1 and
-    rho_t = rho_inf - 2 t beta_2^t / (1 - beta_2^t): the update is
+    t is the step, m_hat and v_hat are Adam's bias-corrected moments, rho_inf = 2 / (1 - beta_2) - 1, and
+    rho_t = rho_inf - 2 t beta_2^t / (1 - beta_2^t). The update, times the learning rate, is
 
         r_t m_hat / (sqrt(v_hat) + epsilon)   if rho_t > 4, else m_hat,
         r_t^2 = (rho_t - 4)(rho_t - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho_t).
 
-    Every `sync_period` steps the slow weights move `slow_step` of the way to the fast ones, and the fast ones start
-    again from there.
+    Every `sync_period` steps the slow weights move by the fraction `slow_step` towards the fast weights, and the fast
+    weights restart from them.
 
     Args:
         learning_rate: number or schedule.
-        beta_1, beta_2, epsilon: of Adam.
-        sync_period, slow_step: of Lookahead.
+        beta_1, beta_2, epsilon: Adam's decay rates of the moments, and its epsilon.
+        sync_period, slow_step: Lookahead's number of steps between two synchronisations, and its step size.
         decay: decoupled weight decay, scaled by the learning rate. Batch norms, biases and position tables have none.
     """
 
@@ -187,8 +188,8 @@ class RAdamLookahead(Adam):
         rho_inf = 2 / (1 - self.beta_2) - 1
         rho = rho_inf - 2 * step * power_2 / (1 - power_2)
         ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
-        # TensorFlow's fused kernel moves a variable by lr m / (sqrt(v) + epsilon). The first steps use the plain m_hat.
-        # An epsilon far above sqrt(v), and an lr that is larger by the same factor, give it.
+        # TensorFlow's fused kernel updates by lr m / (sqrt(v) + epsilon). The first steps need the plain m_hat instead:
+        # an epsilon far above sqrt(v), and an lr that is larger by the same factor, give it.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
         plain = tf.cast(rate, tf.float64) / (1 - power_1)
@@ -199,7 +200,7 @@ class RAdamLookahead(Adam):
             "lr": moves * tf.cast(tf.where(rho > 4, rectified, plain * huge), tf.float32),
             "epsilon": tf.cast(tf.where(rho > 4, self.epsilon * root, huge), tf.float32),
             "decay": moves * self.decay * rate,
-            "beta1_power": tf.zeros([]),  # the rate has the corrections
+            "beta1_power": tf.zeros([]),  # 'lr' holds the bias corrections
             "beta2_power": tf.zeros([]),
             "beta1": tf.where(stopped, 1.0, self.beta_1),
             "beta2": tf.where(stopped, 1.0, self.beta_2),
@@ -227,17 +228,17 @@ class RAdamLookahead(Adam):
 class NesterovMomentum(Rule):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
-    With g the gradient plus decay x weight: v <- momentum v - rate g, and the weight moves by momentum v - rate g, or
-    with plain momentum by v. At step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)), as
-    TensorFlow's ExponentialMovingAverage does with num_updates.
+    g is the gradient plus decay x weight, and v <- momentum v - rate g. The update of the weight is momentum v -
+    rate g, or v with plain momentum. At step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)),
+    like TensorFlow's ExponentialMovingAverage with num_updates.
 
     Args:
         learning_rate: number or schedule.
-        momentum: of the velocity v.
-        decay: factor of the squared weights in the loss, halved. Batch norms and biases have none.
+        momentum: decay rate of the velocity v.
+        decay: L2 weight decay: the loss has decay / 2 times the squared weights. Batch norms and biases have none.
         average: decay of the moving average of the weights; 0 for none. Evaluations and exports use the average.
-        nesterov: False for plain momentum.
-        decay_tables: whether the decay is of position tables too.
+        nesterov: whether the momentum is Nesterov's; False for plain momentum.
+        decay_tables: whether position tables have weight decay too.
     """
 
     learning_rate: typing.Any = 0.1
@@ -274,9 +275,9 @@ class NesterovMomentum(Rule):
 
 @contextlib.contextmanager
 def averaged(optimizer, variables):
-    """Within this context, the variables that an optimizer was built for have their moving averages as values.
+    """A context in which an optimizer's variables hold their moving averages.
 
-    Nothing changes if the optimizer keeps no averages.
+    It changes nothing if the optimizer keeps no averages.
     """
     pairs = list(zip(variables, optimizer.averages))
     held = [tf.identity(variable) for variable, _ in pairs]
@@ -290,19 +291,19 @@ def averaged(optimizer, variables):
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that is a function of the step and of the arguments that it was made with."""
+    """A learning rate as a function of the step, with the warm-up that all schedules share."""
 
     def ramp(self, step, start=0.0):
-        """The share of the peak in the warm-up: a line from `start`, at step 0, to 1."""
+        """Fraction of the peak during the warm-up: it rises linearly from `start`, at step 0, to 1."""
         return start + (1 - start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
 @dataclasses.dataclass(eq=False)
 class WarmupPoly(Checked, Schedule):
-    """A learning rate of peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
+    """The learning rate peak x (1 - step / steps)^power, times a ramp from 0 to 1 over the first `warmup` steps.
 
     Args:
-        peak: learning rate without warm-up and decay.
+        peak: learning rate before the decay.
         steps: steps of the whole training.
         warmup: steps of the warm-up.
         power: power of the decay.
@@ -323,7 +324,7 @@ class WarmupPoly(Checked, Schedule):
 
 @dataclasses.dataclass(eq=False)
 class WarmupCosine(Checked, Schedule):
-    """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls to 0 as half a cosine after them.
+    """A learning rate that rises from 0 to `peak` over `warmup` steps, and then falls to 0 along half a cosine.
 
     Args:
         peak: the largest learning rate.
@@ -350,14 +351,14 @@ class WarmupCosine(Checked, Schedule):
 
 @dataclasses.dataclass(eq=False)
 class WarmupSteps(Checked, Schedule):
-    """A learning rate that falls by `factor` at some steps, after a linear rise.
+    """A learning rate that rises linearly to `peak`, and is multiplied by `factor` at each of some steps.
 
     Args:
         peak: the largest learning rate.
-        drops: steps at which it falls, in rising order.
-        factor: what it is multiplied by at each of them.
-        warmup: steps of the rise.
-        start: share of the peak at which the rise begins.
+        drops: steps at which the rate falls, in rising order.
+        factor: factor of each fall.
+        warmup: steps of the warm-up.
+        start: fraction of the peak at step 0.
 
     Raises:
         InputError: an argument of another type, or out of range.
@@ -382,9 +383,9 @@ class WarmupSteps(Checked, Schedule):
 
 @dataclasses.dataclass(eq=False)
 class WarmupInverseSqrt(Checked, Schedule):
-    """A learning rate that rises from 0 to `peak` over `warmup` steps, and falls as 1 / sqrt(step) after them.
+    """A learning rate that rises from 0 to `peak` over `warmup` steps, and then falls as 1 / sqrt(step).
 
-    Vaswani et al., NeurIPS 2017, Eq. 3, where the peak is 1 / sqrt(channels x warmup).
+    This is Eq. 3 of Vaswani et al., NeurIPS 2017, whose peak is 1 / sqrt(channels x warmup).
 
     Args:
         peak: the largest learning rate.
@@ -398,8 +399,8 @@ class WarmupInverseSqrt(Checked, Schedule):
     warmup: Count = 4000
 
     def __call__(self, step):
-        share = (tf.cast(step, tf.float32) + 1) / self.warmup
-        return self.peak * tf.minimum(share, tf.math.rsqrt(share))
+        progress = (tf.cast(step, tf.float32) + 1) / self.warmup
+        return self.peak * tf.minimum(progress, tf.math.rsqrt(progress))
 
 
 OPTIMIZERS = RAdamLookahead, NesterovMomentum, Adam

@@ -1,4 +1,4 @@
-"""Scores photos in other processes, so that a device does not wait for the scores."""
+"""Computes metrics in other processes, so that the accelerator does not wait for them."""
 
 import collections
 import itertools
@@ -11,35 +11,35 @@ from joblib.externals import loky
 
 from axial.layers import device
 
-FEW = 500  # photos, which are scored before other processes have imported TensorFlow
-AT_ONCE = 8  # photos that a process is given at a time
+FEW = 500  # examples: one process scores them before the others have imported TensorFlow
+AT_ONCE = 8  # examples of one call to another process
 MOST = 16  # processes
-WAITING = 128  # photos: some seconds of them, while the processes start, in 3.2 GB if they have 2048x1024 pixels
+WAITING = 128  # examples in the queue: some seconds of work while processes start; 3.2 GB for 2048x1024 pixels
 
-# A device belongs to the process that has opened it.
+# Only the process that opened an accelerator may use it.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TPU_LOAD_LIBRARY": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def number_of(photos):
-    """How many other processes score this number of photos: one for each core but that which feeds the device.
+def number_of(examples):
+    """Number of other processes that score this number of examples: one per core, except the core of this process.
 
-    Beside a network on the CPU one is enough: a photo takes that longer than its scores do.
+    If the network runs on the CPU, one process is enough, as a prediction takes longer than its scores.
     """
     most = 1 if device.on_cpu() else MOST
-    return min(most, (os.cpu_count() or 1) - 1) if photos > FEW else 0
+    return min(most, (os.cpu_count() or 1) - 1) if examples > FEW else 0
 
 
 def scored(stream, scores, make, processes=0):
-    """Adds a stream of photos to scores, while the stream goes on.
+    """Adds a stream of predictions to metrics while the stream goes on.
 
     Args:
         stream: iterable of (example, prediction).
-        scores: `Metrics` of the photos so far.
-        make: function of a shard (i, n) that returns empty `Metrics` of its photos; it can be pickled.
-        processes: how many other processes score; 0 for this one.
+        scores: `Metrics` of the examples so far.
+        make: picklable function that maps a shard (i, n) to empty `Metrics`.
+        processes: number of other processes that score; 0 to score in this process.
 
     Yields:
-        list of (example, what `Metrics.update` returns for it) of a few photos that were added, in order.
+        lists of (example, what `Metrics.update` returns for it), in the stream's order.
     """
     if not processes:
         for example, prediction in stream:
@@ -51,17 +51,17 @@ def scored(stream, scores, make, processes=0):
     def added():
         examples, future = waiting.popleft()
         state, decoded = future.result()
-        part = make()
-        part.restore(state)
-        scores.merge(part)
+        metrics = make()
+        metrics.restore(state)
+        scores.merge(metrics)
         return list(zip(examples, decoded))
 
     try:
-        while photos := list(itertools.islice(stream, AT_ONCE)):
-            examples, predictions = zip(*photos)
+        while pairs := list(itertools.islice(stream, AT_ONCE)):
+            examples, predictions = zip(*pairs)
             labelled = [*zip(map(_labels, examples), predictions)]
             waiting.append((examples, pool.submit(_score, make, (number, step), labelled)))
-            number += step * len(photos)
+            number += step * len(pairs)
             while waiting and (waiting[0][1].done() or len(waiting) * AT_ONCE >= WAITING):
                 yield added()
         while waiting:
@@ -71,23 +71,23 @@ def scored(stream, scores, make, processes=0):
 
 
 def _labels(example):
-    """An example without the network's input, which no score needs."""
+    """An example without the network's input, which no metric needs."""
     return {name: value for name, value in example.items() if name != "image"}
 
 
 def _start(parent):
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process that waits for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
 
 
 def end_with(parent):
-    """Ends this process soon after the one that started it, which may be killed."""
+    """Ends this process soon after its parent process has ended, even if the parent was killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _score(make, shard, photos):
-    part = make(shard)
-    decoded = [part.update(example, prediction) for example, prediction in photos]
-    return part.state(), decoded
+def _score(make, shard, pairs):
+    metrics = make(shard)
+    decoded = [metrics.update(example, prediction) for example, prediction in pairs]
+    return metrics.state(), decoded

@@ -1,4 +1,4 @@
-"""What people look at of scores: an HTML page with the worst and the best photos, tables of pictures, confusions."""
+"""Reports for people: an HTML page with the worst and the best photos, tables of pictures, confusion matrices."""
 
 import os
 
@@ -13,39 +13,39 @@ from axial.io.page import figure, page, table
 from axial.io.show import drawn, html, percent, url
 from axial.io.write import make_folder, output_file, output_folder, write_image, write_text, write_whole
 
-MOST_NAMES = 200  # that a matrix of confusions has room for
+MOST_NAMES = 200  # class names that fit the axes of a confusion matrix
 
 
 class Report:
-    """The page 'SPLIT.html' of one split and its pictures, 'SPLIT/NUMBER.NAME.jpg', in a folder.
+    """The page 'SPLIT.html' of one split, and its pictures 'SPLIT/NUMBER.NAME.jpg'.
 
     Args:
-        evaluation: `Evaluator`.
-        folder: where they go.
+        evaluator: `Evaluator`.
+        folder: folder of the page and of the folder of its pictures.
         split: name of the split.
         spec: `DatasetSpec`.
-        caption: a line under the title.
-        count: number of the worst and of the best photos.
+        caption: text below the title.
+        count: number of worst photos, and of best photos.
     """
 
     def __init__(self, evaluator, folder, split, spec, *, caption="", count=20):
         self.evaluator, self.folder, self.split, self.spec = evaluator, folder, split, spec
         self.caption, self.count = caption, count
         self.pictures = output_folder(folder, split, "--split")
-        self._drawn = {}  # the extremes so far, by number
+        self._drawn = {}  # photo number -> entry, of the worst and best so far
 
     def extremes(self, photos):
-        """The worst of the scores' `photos`, with the worst first, and the best, with the best first."""
+        """(worst, best) of the metrics' `photos`: two lists, the first with the worst first, the other the best."""
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
     def add(self, example, decoded, photo):
-        """Draws a photo if it is among the extremes so far. Removes the pictures of the one whose place it takes.
+        """Draws a photo if it is among the worst or best so far, and removes the pictures of the photo it displaces.
 
         Args:
-            example: of the photo.
-            decoded: what the scores' `update` returned for it.
-            photo: its entry in the scores' `photos`.
+            example: the photo's evaluation example.
+            decoded: what the metrics' `update` returned for it.
+            photo: its entry in the metrics' `photos`.
         """
         chosen = self._chosen([*self._drawn.values(), photo])
         if photo[0] in chosen:
@@ -57,7 +57,7 @@ class Report:
         self._drawn = chosen
 
     def _chosen(self, photos):
-        """dict from the numbers of the extremes to them."""
+        """dict from photo numbers to the entries of the worst and best photos."""
         worst, best = self.extremes(photos)
         return {photo[0]: photo for photo in worst + best}
 
@@ -73,11 +73,11 @@ class Report:
                 tf.io.gfile.remove(self._path(number, name))
 
     def _numbers_drawn(self):
-        there = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluator.pictures[0]}.jpg")
-        return {int(os.path.basename(path).split(".")[0]) for path in there}
+        paths = gfile.glob(os.path.join(self.pictures, ""), f"*.{self.evaluator.pictures[0]}.jpg")
+        return {int(os.path.basename(path).split(".")[0]) for path in paths}
 
     def check(self, photos):
-        """Raises InputError unless every picture is there: a shard may have been evaluated without this report."""
+        """Raises InputError if a picture is missing, as when a shard was evaluated without this report."""
         missing = self._chosen(photos).keys() - self._numbers_drawn()
         if missing:
             raise InputError(
@@ -88,7 +88,7 @@ class Report:
     def write(self, scores):
         """Writes the page of the scores and removes the pictures of other photos. Returns the page's path.
 
-        A shard leaves the pictures of other shards: the whole split's page shows the extremes of all of them.
+        A shard keeps the pictures of other shards: the page of the merged split shows photos of all shards.
         """
         result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos).keys()
         make_folder(self.pictures)
@@ -129,49 +129,49 @@ def save_picture_table(path, blocks, names, title=""):
     """Draws blocks of pictures side by side.
 
     Args:
-        path: of the picture. Its ending decides between PNG and JPEG.
-        blocks: list of (name, rows, footer). Each row has a picture, uint8 [h, w, 3], for each of the names.
-        names: of the columns.
-        title: title of the whole picture.
+        path: path of the file. Its suffix chooses PNG or JPEG.
+        blocks: list of (name, rows, footer). Each row has a picture, uint8 [h, w, 3], for each column.
+        names: titles of the columns.
+        title: title of the whole figure.
     """
     rows = max(len(pictures) for _, pictures, _ in blocks)
     figure = Figure([2.5 * len(names) * len(blocks), 1.9 * rows + 1.4], layout="constrained", facecolor="white")
     figure.suptitle(drawn(title), fontsize=20)
-    for part, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
-        part.suptitle(drawn(name), fontsize=16)
-        part.supxlabel(drawn(footer), fontsize=18, weight="bold")
-        grid = part.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
+    for panel, (name, pictures, footer) in zip(figure.subfigures(1, len(blocks), squeeze=False)[0], blocks):
+        panel.suptitle(drawn(name), fontsize=16)
+        panel.supxlabel(drawn(footer), fontsize=18, weight="bold")
+        grid = panel.subplots(rows, len(names), squeeze=False, gridspec_kw=dict(wspace=0, hspace=0))
         for axes, column in zip(grid[0], names):
             axes.set_title(drawn(column))
         for axes in grid.flat:
             axes.set_axis_off()
-        for row, found in zip(grid, pictures):
-            for axes, pixels in zip(row, found):
+        for axes_row, row in zip(grid, pictures):
+            for axes, pixels in zip(axes_row, row):
                 axes.imshow(pixels, interpolation="lanczos")
     figure.savefig(path, dpi=90)
 
 
 def save_confusion(path, confusion, names):
-    """Draws a confusion matrix as a PNG: the share of each true class that is predicted as each class.
+    """Draws a confusion matrix as a PNG: the fraction of each true class that is predicted as each class.
 
     Args:
-        path: of the picture.
+        path: path of the file.
         confusion: int [C, C] or [C, C + 1], in pixels or photos. Rows are true classes. Columns are predicted classes,
             then void.
-        names: of the C classes.
+        names: names of the C classes.
     """
-    seen = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
-    if not len(seen):
-        seen = np.arange(len(names))
-    columns = [*seen, *range(len(names), confusion.shape[1])]
-    share = confusion[np.ix_(seen, columns)] / np.maximum(confusion.sum(1), 1)[seen, None]
+    classes = np.flatnonzero(confusion.any(1) | confusion[:, : len(names)].any(0))
+    if not len(classes):
+        classes = np.arange(len(names))
+    columns = [*classes, *range(len(names), confusion.shape[1])]
+    fractions = confusion[np.ix_(classes, columns)] / np.maximum(confusion.sum(1), 1)[classes, None]
     side = 3 + 0.2 * min(len(columns), MOST_NAMES)
     figure = Figure([side + 1, side], layout="constrained", facecolor="white")
     axes = figure.subplots()
-    image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1)
+    image = axes.imshow(fractions, cmap="viridis", vmin=0, vmax=1)
     if len(columns) <= MOST_NAMES:
         axes.set_xticks(range(len(columns)), [drawn([*names, "void"][i]) for i in columns], rotation=90)
-        axes.set_yticks(range(len(seen)), [drawn(names[i]) for i in seen])
+        axes.set_yticks(range(len(classes)), [drawn(names[i]) for i in classes])
     axes.set(xlabel="predicted", ylabel="true")
-    figure.colorbar(image, label="share of the true class", shrink=0.7)
+    figure.colorbar(image, label="fraction of the true class", shrink=0.7)
     figure.savefig(path, dpi=80, format="png")

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written by one or several processes, and taken in order while a training writes them."""
+"""Checkpoints of a run: one or several processes write them, and an evaluation follows them in order."""
 
 import functools
 import glob
@@ -18,37 +18,37 @@ from axial.weights.checkpoint import is_unfinished, run_checkpoints
 class Saver:
     """Writes the checkpoints of a `tf.train.Checkpoint` to a folder, and removes the oldest ones.
 
-    Of several workers only the chief's checkpoints stay. The others must take part, because moving statistics are means
-    over all replicas.
+    If there are several workers, only the chief's checkpoints stay. The others must save too, because moving statistics
+    are means over all replicas.
 
-    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written one is never restored
-    (see `latest_checkpoint`), on file systems that rename and on those that do not. In a local folder its bytes are on
-    the disk before the list `checkpoint` names it, and before the oldest one is removed; see `io.write`.
+    TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written checkpoint is never
+    restored (see `latest_checkpoint`), whether or not the file system can rename. In a local folder, the bytes are on
+    disk before the list `checkpoint` names them and before the oldest checkpoint is removed; see `io.write`.
 
     Args:
         checkpoint: `tf.train.Checkpoint`.
-        folder: where the checkpoints go.
-        keep: number of latest ones that stay.
+        folder: folder of the checkpoints.
+        keep: number of latest checkpoints to keep.
         strategy: `tf.distribute` strategy.
     """
 
     def __init__(self, checkpoint, folder, keep, strategy):
         gfile.check_plain(folder)
-        self.folder, self.strategy, self._last, own = folder, strategy, None, folder
+        self.folder, self.strategy, self._last, directory = folder, strategy, None, folder
         if is_chief(strategy):
             _list_checkpoints(folder)
         else:
-            self._own = tempfile.TemporaryDirectory()  # goes with this object
-            own = self._own.name
-        self.manager = tf.train.CheckpointManager(checkpoint, own, keep)
+            self._directory = tempfile.TemporaryDirectory()  # removed together with this object
+            directory = self._directory.name
+        self.manager = tf.train.CheckpointManager(checkpoint, directory, keep)
 
     def save(self, step):
-        """Writes the checkpoint of a step, unless that was the last one that it wrote.
+        """Writes the checkpoint of a step, unless the last call wrote this step.
 
-        It is tried again after growing waits while the file system fails.
+        It retries after growing waits while the file system fails.
 
         Raises:
-            InputError: it has failed to the end.
+            InputError: the last retry has failed too.
         """
 
         def attempt():
@@ -57,7 +57,7 @@ class Saver:
                 self._write(step)
             except gfile.passing_errors() as caught:
                 error = caught
-            if total_over_workers(self.strategy, error is not None):  # they all try again, or none
+            if total_over_workers(self.strategy, error is not None):  # either all workers retry or none
                 raise error or tf.errors.UnavailableError(None, None, "another worker could not write")
 
         if step != self._last:
@@ -74,7 +74,7 @@ class Saver:
             if os.path.islink(path):
                 os.remove(path)  # TensorFlow would write through it
 
-        def sync_files(prefix):  # when they have their names, and the list does not name them yet
+        def sync_files(prefix):  # TensorFlow calls it after the rename, before the list names the checkpoint
             for path in (*glob.glob(f"{files}.*"), folder):
                 sync(path)
 
@@ -85,15 +85,15 @@ class Saver:
 
 
 def save_json(path, value):
-    """`write_json` of a file that a resumed training needs. It is tried again while the file system fails."""
+    """`write_json` of a file that a resumed training needs. It retries while the file system fails."""
     retried(path, functools.partial(write_json, path, value))
 
 
 def _list_checkpoints(folder):
-    """Writes TensorFlow's list of the checkpoints that are in a folder.
+    """Writes TensorFlow's list `checkpoint` from the checkpoints that are in a folder.
 
-    A `tf.train.CheckpointManager` believes the list, and removes the oldest ones of it. Of a run that was copied the
-    list may be missing, or name other files.
+    A `tf.train.CheckpointManager` trusts the list, and removes its oldest entries. In a copied run the list may be
+    missing or name other files.
     """
     path, names = os.path.join(folder, "checkpoint"), [os.path.basename(prefix) for prefix in run_checkpoints(folder)]
     if not names and tf.io.gfile.exists(path):
@@ -101,19 +101,19 @@ def _list_checkpoints(folder):
     elif names:
         lines = [f'model_checkpoint_path: "{names[-1]}"']
         lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
-        # The manager leaves checkpoints of the time 0 alone.
+        # The manager never removes checkpoints whose timestamp is 0.
         lines += [f"all_model_checkpoint_timestamps: {number}" for number in range(1, len(names) + 1)]
         retried(path, functools.partial(write_text, path, "\n".join(lines) + "\n"))
 
 
-# === The checkpoints of a running training, in order ===
+# === Following a running training ===
 
 
 def checkpoints(model_dir, last_step, timeout):
-    """Yields (step, prefix) of the latest checkpoint of a run, then of every newer one in order, until its last step.
+    """Yields (step, prefix) of a run's latest checkpoint, then of every newer one in order, until its last step.
 
-    A checkpoint that the training removes before its turn is named on standard error. TensorFlow's
-    `checkpoints_iterator` yields the latest one each time, and leaves out those between.
+    It prints each checkpoint that the training removes before its turn. TensorFlow's `checkpoints_iterator` skips
+    checkpoints instead, as it always yields the latest one.
 
     Args:
         model_dir: folder of the run.
@@ -122,11 +122,11 @@ def checkpoints(model_dir, last_step, timeout):
     """
     last, waiting, until = None, {}, time.monotonic() + timeout
     while last is None or last < last_step():
-        whole = [prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)]
-        there = {int(prefix.rpartition("-")[2]): prefix for prefix in whole}
-        for step in sorted(waiting.keys() - there.keys()):
+        complete = [prefix for prefix in run_checkpoints(model_dir) if not is_unfinished(prefix)]
+        available = {int(prefix.rpartition("-")[2]): prefix for prefix in complete}
+        for step in sorted(waiting.keys() - available.keys()):
             removed(waiting[step])
-        waiting = {step: prefix for step, prefix in there.items() if last is None or step > last}
+        waiting = {step: prefix for step, prefix in available.items() if last is None or step > last}
         if waiting:
             last = max(waiting) if last is None else min(waiting)
             yield last, waiting[last]
@@ -139,5 +139,5 @@ def checkpoints(model_dir, last_step, timeout):
 
 
 def removed(prefix):
-    """Says that a checkpoint was removed before it was evaluated."""
+    """Prints that a checkpoint was removed before it was evaluated."""
     say(f"{prefix}: was removed before its turn; a larger TrainingConfig.keep keeps more of them", error=True)

@@ -1,4 +1,4 @@
-"""Evaluates one split. It resumes, can be shared by several processes, and writes results and a report."""
+"""Evaluates one split: it resumes, several processes can share it, and it writes results and a report."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ from axial.io.write import output_file, write_bytes
 from axial.training.monitor import for_people
 from axial.training.processes import number_of, scored
 
-INTERVAL = 30  # seconds between two writes of the state, at least
-RARELY = 20  # times as long as the last write of the state, at least, between two of them
+INTERVAL = 30  # least number of seconds between two writes of the state
+RARELY = 20  # least time between two writes of the state, as a multiple of the time that the last write took
 
 
 class EvaluationState(Struct):
-    """The state of an evaluation that goes on. Its annotations are those of `PredictionWriter`."""
+    """The stored state of an unfinished or finished evaluation, with the annotations of its `PredictionWriter`."""
 
     identity: dict[str, typing.Any]
     complete: bool
@@ -38,27 +38,28 @@ class EvaluationState(Struct):
 
 @dataclasses.dataclass(eq=False)
 class SplitRun:
-    """The evaluation of a split: its scores so far, its results, and the photos of its report.
+    """The evaluation of a split: its metrics so far, its results, and the photos of its report.
 
-    With a folder, its state is written to a hidden file there now and then, and at the end. Another run of the same
-    identity goes on from it.
+    With a folder, it writes its state to a hidden file there from time to time and at the end. Another run with the
+    same identity resumes from that file.
 
     Args:
-        evaluation: `Evaluator`.
+        evaluator: `Evaluator`.
         spec: `DatasetSpec`.
         split: name of the split.
-        identity: dict that differs between different evaluations. Its `thresholds`, if it has any, are those of the
-            scores; see `PanopticMetrics`. Only an evaluator whose `studies` have them takes any.
-        results_dir: folder of the evaluation's results, or None.
-        state_dir: folder of the state alone, of an evaluation without results, which goes on if it cannot be written.
+        identity: dict of what the scores depend on; a state with another identity is refused. Its 'thresholds', if any,
+            are passed to the metrics; see `PanopticMetrics`. Only an evaluator with that study takes thresholds.
+        results_dir: folder of the results and the state, or None.
+        state_dir: folder of the state for an evaluation without results. The evaluation goes on if the state cannot be
+            written.
         report: `Report`, or None.
-        data_dir: folder of the converted split, for the names of the results.
-        shard: (i, n) for every n-th photo, from the i-th on.
-        model: what is evaluated, for people; two evaluations of the same weights may call them otherwise.
+        data_dir: folder of the converted split, whose names the results use.
+        shard: (i, n) to evaluate every n-th example from the i-th on.
+        model: name of the model for people. Two evaluations of the same weights may use different names.
 
     Attributes:
-        metrics: those of the photos so far; None before `restore`.
-        writer: what writes the predictions; None without any.
+        metrics: `Metrics` of the examples so far; None before `restore`.
+        writer: `PredictionWriter`; None without results.
     """
 
     evaluator: typing.Any
@@ -76,24 +77,27 @@ class SplitRun:
     _complete = False
 
     def __post_init__(self):
-        thresholds = self.identity.get("thresholds")  # of what makes empty scores, of a spec and a shard
+        thresholds = self.identity.get("thresholds")
         studied = {} if thresholds is None else {"thresholds": tuple(thresholds)}
         self._make = functools.partial(self.evaluator.metrics, self.spec, **studied)
 
     def restore(self, shards=None):
-        """Goes on from the state of an earlier run, if there is one, or takes those of complete shards (i, n).
+        """Restores the state of an earlier run if there is one, or merges the states of complete shards.
+
+        Args:
+            shards: list of (i, n) to merge; None to resume this run's own shard.
 
         Raises:
-            InputError: results that exist; the state of another evaluation, or of a shard that is not finished.
+            InputError: the results exist already; a state is of another evaluation, or of an unfinished shard.
         """
         self.metrics, annotations = self._make(self.shard), {}
         path, whole = self._path(self.shard), self._path((0, 1))
-        if path != whole and tf.io.gfile.exists(whole):  # `merge` would take it for the whole of the shards
+        if path != whole and tf.io.gfile.exists(whole):  # refuses another evaluation's state, which `merge` would use
             self._read((0, 1))
         for shard in shards or ([self.shard] if path and tf.io.gfile.exists(path) else []):
             scores, rows, self._complete = self._stored(shard)
             if shards and not self._complete:
-                raise _left(self._path(shard), shard, "not finished")
+                raise _shard_error(self._path(shard), shard, "not finished")
             annotations.update(zip([number for number, *_ in scores.photos], rows))
             self.metrics.merge(scores)
         if self.results_dir:
@@ -104,19 +108,19 @@ class SplitRun:
             self.writer.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Iterator of the decoded predictions of the photos that an earlier run has scored, in order."""
+        """Iterator of what `Metrics.update` returned for each example that an earlier run has scored, in order."""
         return map(self.writer.decoded, range(len(self.metrics.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
-        """Scores the photos that are left, many of them in other processes. Returns the result of all.
+        """Scores the remaining examples, in other processes if there are many. Returns the result over all examples.
 
-        At the end of a whole split it writes the JSON of the results, and removes the states of shards. With a report,
-        or something that watches, it draws the photos again that an earlier run has scored.
+        At the end of a whole split it writes the results' JSON, and removes the states of shards. With a report or
+        `watch`, it also shows them the examples that an earlier run has scored.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
-            predictions: function of the examples that yields (example, prediction).
-            total: photos of the shard; None if that is unknown.
+            predictions: function that maps examples to an iterator of (example, prediction).
+            total: number of examples in the shard; None if unknown.
             watch: function that is called with each example and what `Metrics.update` returns for it.
         """
         if self.metrics is None:
@@ -131,14 +135,14 @@ class SplitRun:
             try:
                 self._score(stream, number_of((total or 0) - done), watch)
             except Preempted:
-                if not self.writer:  # those of a photo may be half written
+                if not self.writer:  # the results of the last example may be half written
                     self._write()
                 raise
         self._complete = True
         self._write()
         if self.writer and self.shard[1] == 1:
             self.writer.close()
-            for shard in set(_shards(self.results_dir, self.split)) - {(0, 1)}:  # the state of the whole split stays
+            for shard in set(_shards(self.results_dir, self.split)) - {(0, 1)}:  # keeps the state of the whole split
                 tf.io.gfile.remove(self._path(shard))
         return self.metrics.result()
 
@@ -166,23 +170,23 @@ class SplitRun:
         return folder and state_path(folder, self.split, shard)
 
     def _stored(self, shard):
-        """(scores, annotations, whether it is complete) of the state of a shard (i, n).
+        """(metrics, annotations, whether it is complete) from the state of a shard (i, n).
 
         Raises:
-            InputError: the state of another evaluation, or not of the shard's first photos.
+            InputError: the state is of another evaluation, or does not hold the shard's first examples.
         """
         path, scores, state = self._path(shard), self._make(shard), self._read(shard)
         try:
             scores.restore(state.scores)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{path}: scores: not those of an evaluation ({error}); delete it") from None
+            raise InputError(f"{path}: scores: not the scores of an evaluation ({error}); delete it") from None
         photos = state.annotations if self.results_dir else scores.photos
         if [number for number, *_ in scores.photos] != [shard[0] + shard[1] * i for i in range(len(photos))]:
             raise InputError(f"{path}: not of the first {len(photos)} photos of the shard; delete it")
         return scores, state.annotations, state.complete
 
     def _read(self, shard):
-        """The `EvaluationState` of a shard (i, n). Raises InputError for another evaluation."""
+        """The `EvaluationState` of a shard (i, n). Raises InputError if it is of another evaluation."""
         path = self._path(shard)
         state = read_json(path, EvaluationState)[1]
         _compare(path, state.identity, self.identity)
@@ -208,24 +212,24 @@ def merge(results_dir, split, find_evaluator, report=None):
     """Merges all shards of a split into one `SplitRun`, and writes its results.
 
     Args:
-        results_dir: folder that the shards were evaluated with.
+        results_dir: the --results_dir of the shards.
         split: name of the split.
-        find_evaluation: function of a name and a place, for messages, that returns the `Evaluator` of the name.
-        report: function of a `Evaluator` and a `DatasetSpec` that returns a `Report`, or None.
+        find_evaluator: function that maps a name, and its position for messages, to an `Evaluator`.
+        report: function of an `Evaluator` and a `DatasetSpec` that returns a `Report`; None for no report.
 
     Raises:
-        InputError: results that exist; a shard that is missing, unfinished or of another evaluation; a picture of the
-            report that is missing.
+        InputError: the results exist already; a shard is missing, unfinished or of another evaluation; a picture of the
+            report is missing.
     """
-    there = _shards(results_dir, split)
-    if not there:
+    stored = _shards(results_dir, split)
+    if not stored:
         raise InputError(f"{results_dir}: no shard of {split!r} was evaluated with this --results_dir")
-    # A state of the whole is of an earlier merge, or of an evaluation without shards.
-    count = 1 if (0, 1) in there else max(n for _, n in there)
+    # A state of the whole split comes from an earlier merge, or from an evaluation without shards.
+    count = 1 if (0, 1) in stored else max(n for _, n in stored)
     shards = [(i, count) for i in range(count)]
     for shard in shards:
-        if shard not in there:
-            raise _left(state_path(results_dir, split, shard), shard, "missing")
+        if shard not in stored:
+            raise _shard_error(state_path(results_dir, split, shard), shard, "missing")
     path = state_path(results_dir, split, shards[0])
     first = read_json(path, EvaluationState)[1]
     spec = DatasetSpec.from_schema(path, first.spec)
@@ -234,7 +238,7 @@ def merge(results_dir, split, find_evaluator, report=None):
     whole = SplitRun(evaluator, spec, split, first.identity, results_dir=results_dir, report=report, model=model)
     whole.restore(shards)
     if report:
-        report.check(whole.metrics.photos)  # while the states of the shards are there, from which they draw
+        report.check(whole.metrics.photos)  # while shards can still draw from their states
     whole.run(None, None)
     return whole
 
@@ -251,24 +255,24 @@ def _shards(folder, split):
     return [(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match]
 
 
-def _left(path, shard, problem):
+def _shard_error(path, shard, problem):
     return InputError(f"{path}: {problem}; evaluate --shard={'/'.join(map(str, shard))} first")
 
 
-def _compare(path, found, wanted):
-    """Raises InputError, which names the first difference, unless the identity of a state has all that is wanted.
+def _compare(path, stored, identity):
+    """Raises InputError, which names the first difference, unless a stored identity has all values of `identity`.
 
-    Thresholds that only the state has are a difference too.
+    Thresholds that only the stored identity has are a difference too.
     """
-    wanted = {**wanted, "thresholds": wanted.get("thresholds")}
-    keys, here = [], msgspec.json.decode(msgspec.json.encode(wanted))
-    while isinstance(found, dict) and isinstance(here, dict):
-        key = next((key for key, value in here.items() if found.get(key) != value), None)
+    identity = {**identity, "thresholds": identity.get("thresholds")}
+    keys, expected = [], msgspec.json.decode(msgspec.json.encode(identity))
+    while isinstance(stored, dict) and isinstance(expected, dict):
+        key = next((key for key, value in expected.items() if stored.get(key) != value), None)
         if key is None:
             return
         keys.append(key)
-        found, here = found.get(key), here[key]
+        stored, expected = stored.get(key), expected[key]
     raise InputError(
-        f"{path}: of another evaluation, its {'.'.join(keys)} is {found!r} and not {here!r}; delete it or choose "
+        f"{path}: of another evaluation, its {'.'.join(keys)} is {stored!r} and not {expected!r}; delete it or choose "
         "another --results_dir"
     )

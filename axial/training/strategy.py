@@ -1,4 +1,4 @@
-"""The devices of a training or an evaluation, and the processes that share it."""
+"""The devices of a training or an evaluation, and its worker processes."""
 
 import contextlib
 import math
@@ -15,21 +15,21 @@ from axial.io.read import first_line
 from axial.io.show import say
 from axial.layers.device import local_replicas
 
-SERVER_SECONDS = 120  # in which all servers of a slice must have come
+SERVER_SECONDS = 120  # time limit for all servers of a slice to answer
 
 
 def make_strategy(name="default", tpu="local", partitions=1):
-    """A `tf.distribute` strategy. Several workers of one training need it before any other use of TensorFlow.
+    """A `tf.distribute` strategy. If a training has several workers, they call this before any other TensorFlow code.
 
     Args:
-        name: 'default' is one device: the first GPU, or the CPU if there is no GPU. 'mirrored' is all GPUs of this
-            machine or, if it has no GPU, its logical CPUs, at least two. Where the environment variable TF_CONFIG
-            names several workers, 'mirrored' is all GPUs, or one CPU, of each of them. 'tpu' is a TPU.
+        name: 'default' uses one device: the first GPU, or the CPU if there is no GPU. 'mirrored' uses all GPUs of this
+            machine or, if it has none, its logical CPUs, at least two. If the environment variable TF_CONFIG names
+            several workers, 'mirrored' uses all GPUs, or one CPU, of each worker. 'tpu' uses a TPU.
         tpu: 'local' for a TPU VM, otherwise the name or address of a TPU.
-        partitions: TPU cores of each replica; see `TrainingConfig`.
+        partitions: TPU cores per replica; see `TrainingConfig`.
 
     Raises:
-        InputError: no such device; a TF_CONFIG that is not a cluster of workers.
+        InputError: there is no such device, or TF_CONFIG does not describe a cluster of workers.
         Preempted: another worker has stopped.
     """
     workers = cluster_workers()
@@ -57,13 +57,13 @@ def make_strategy(name="default", tpu="local", partitions=1):
 
 
 def _wait_for_servers(tpu):
-    """Raises OSError unless somebody listens at each grpc:// address in time. TensorFlow would wait without end."""
+    """Raises OSError unless a server answers at each grpc:// address in time. TensorFlow would wait without end."""
     until = time.monotonic() + SERVER_SECONDS
     for address in tpu.split(",") if tpu.startswith("grpc://") else ():
-        place = urllib.parse.urlsplit(address)
+        url = urllib.parse.urlsplit(address)
         while True:
             try:
-                socket.create_connection((place.hostname, place.port or 8470), timeout=5).close()
+                socket.create_connection((url.hostname, url.port or 8470), timeout=5).close()
                 break
             except OSError as error:
                 if time.monotonic() > until:
@@ -73,7 +73,7 @@ def _wait_for_servers(tpu):
 
 
 def _shared(topology, partitions):
-    """Arguments of a `tf.distribute.TPUStrategy` whose replicas have `partitions` neighbouring cores each."""
+    """Keyword arguments of a `tf.distribute.TPUStrategy` with `partitions` neighbouring cores per replica."""
     if partitions == 1:
         return {}
     cores = topology.num_tasks * topology.num_tpus_per_task
@@ -86,7 +86,7 @@ def _shared(topology, partitions):
 
 
 def block_of(mesh, count):
-    """Sides of a block of `count` cores in a mesh with the given sides. Cores of a chip come first, then neighbours.
+    """Sides of a block of `count` cores in a mesh with the given sides. It takes the cores of a chip first.
 
     Raises:
         InputError: no such block fits.
@@ -101,7 +101,7 @@ def block_of(mesh, count):
 
 
 def check_partitions(partitions, strategy):
-    """Raises InputError if cores shall share images, and the strategy is of no TPU."""
+    """Raises InputError if a replica has several cores and the strategy is not a TPU's."""
     if partitions > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         raise InputError(f"TrainingConfig.partitions = {partitions}: only with --strategy=tpu")
 
@@ -110,7 +110,7 @@ def cluster_workers():
     """Number of workers in the environment variable TF_CONFIG; 1 without it.
 
     Raises:
-        InputError: it is not a cluster of workers.
+        InputError: TF_CONFIG does not describe a cluster of workers.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
@@ -125,20 +125,20 @@ def cluster_workers():
     return max(sum(map(len, jobs.values())), 1)
 
 
-# What TensorFlow raises when another process is gone, or answers too late.
+# TensorFlow raises these when another process has ended or answers too late.
 LOST = tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError, tf.errors.UnavailableError
-GATHER_SECONDS = 900  # in which all workers must have come. TensorFlow itself waits for an hour
+GATHER_SECONDS = 900  # time limit for all workers to connect. TensorFlow itself waits for an hour
 
 
 @contextlib.contextmanager
 def name_lost_workers(strategy=None, model_dir=None):
-    """Preempted in place of what TensorFlow raises when another worker, or another host of the TPU, has stopped.
+    """A context that raises Preempted when another worker, or another host of the TPU, has stopped.
 
-    With one process, the file system or the device has given up a request.
+    With a single process, the same TensorFlow errors mean that the file system or the device aborted a request.
 
     Args:
-        strategy: `tf.distribute` strategy; None while the workers come.
-        model_dir: folder of a run that goes on from its last checkpoint; None before there is one.
+        strategy: `tf.distribute` strategy; None while the workers connect.
+        model_dir: folder of the run, whose last checkpoint the message names; None before there is one.
     """
     try:
         yield
@@ -153,7 +153,7 @@ def name_lost_workers(strategy=None, model_dir=None):
 def _workers(count):
     wait = f"ends if not all of its {count} workers come in {GATHER_SECONDS} s"
     say(f"TF_CONFIG: {wait}; then start the same command again on all of them", error=True)
-    signal.alarm(GATHER_SECONDS)  # by the system, as TensorFlow holds Python's lock while it waits
+    signal.alarm(GATHER_SECONDS)  # the system ends the process, as TensorFlow holds Python's lock while it waits
     try:
         with name_lost_workers():
             return tf.distribute.MultiWorkerMirroredStrategy()
@@ -163,27 +163,27 @@ def _workers(count):
         signal.alarm(0)
 
 
-# === One process of several ===
+# === Workers ===
 
 
 def is_chief(strategy):
-    """Whether this process writes checkpoints, summaries and status: the first worker, or the only process."""
+    """Whether this process is the first worker or the only process. The chief writes checkpoints and summaries."""
     return bool(strategy.extended.should_checkpoint)
 
 
 def workers(strategy):
-    """How many processes run the same program, each with its own replicas."""
+    """Number of worker processes. Each runs the same program on its own replicas."""
     return strategy.num_replicas_in_sync // local_replicas(strategy)
 
 
 def total_over_workers(strategy, value):
-    """Sum of a number over the processes. All of them must call it."""
+    """Sum of a number over all workers. Every worker must call it."""
     if workers(strategy) == 1:
         return value
     local = local_replicas(strategy)
 
-    def of_replica(context):  # the first replica of a process gives its number
+    def contribution(context):  # the first replica of each worker gives its number
         return tf.constant(0.0 if context.replica_id_in_sync_group % local else float(value), tf.float32)
 
-    values = strategy.experimental_distribute_values_from_function(of_replica)
+    values = strategy.experimental_distribute_values_from_function(contribution)
     return float(strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy())

@@ -1,4 +1,4 @@
-"""The training steps of a task, as loops of orbit that run without the host."""
+"""The train step of a task. orbit runs several steps as one loop without the host."""
 
 import time
 import unittest.mock
@@ -17,12 +17,12 @@ from axial.training.strategy import total_over_workers, workers
 
 
 class TrainStep(orbit.StandardTrainer):
-    """Runs training steps of one task: losses, gradients and update. Reports the means of the losses over a loop.
+    """Runs the train steps of one task: losses, gradients and update. It keeps the mean losses between two reports.
 
     Args:
         task, config, strategy: see `axial.training.trainer.train`.
-        model: of the task.
-        optimizer: `Optimizer` of its weights.
+        model: the task's model.
+        optimizer: `Optimizer` of the model's weights.
         service: see `RunOptions`.
     """
 
@@ -30,19 +30,19 @@ class TrainStep(orbit.StandardTrainer):
         super().__init__(None, orbit.StandardTrainerOptions(use_tf_while_loop=True, use_tf_function=True))
         self.task, self.model, self.optimizer = task, model, optimizer
         self.config, self.strategy, self.service = config, strategy, service
-        self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds, for the next batch
+        self.waited = tf.Variable(0.0, False, dtype=tf.float64)  # seconds of waiting for batches
         with strategy.scope():
             names = (*task.loss_names, "gradient_norm")
             self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
-        # A function of its own. In the graph of a loop TensorFlow chooses between two gradients of the maximum pool by
-        # the order of addresses, and they round in different ways. A TPU's programs are compiled whole.
+        # The step is a function of its own: in the graph of a loop, TensorFlow picks one of two gradients of max
+        # pooling by the order of addresses, and the two round differently. A TPU compiles the whole loop at once.
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         alone = tf.function(self._step, autograph=False, experimental_attributes={"_noinline": True})
         self._step_function = self._step if on_tpu else alone
 
     @property
     def train_dataset(self):
-        """The batches from the optimizer's step on, which orbit asks for at the first loop."""
+        """The batches from the optimizer's step on. orbit reads this property at its first loop."""
         config, step = self.config, int(self.optimizer.iterations.numpy())
         return self.strategy.distribute_datasets_from_function(
             lambda context: self.task.train_dataset(config.batch, config.seed, step, context, service=self.service)
@@ -52,7 +52,7 @@ class TrainStep(orbit.StandardTrainer):
         """Runs `count` steps.
 
         Returns:
-            the seconds that they took, of several workers a mean; those of them in which they waited for their input.
+            (seconds, waited): the duration, averaged over workers, and how many of these seconds the input took.
 
         Raises:
             InputError: a damaged record.
@@ -77,16 +77,16 @@ class TrainStep(orbit.StandardTrainer):
             self.strategy.run(self.replica_step, (batch,))
         elif self.strategy.num_replicas_in_sync == 1:
             self.strategy.run(device.compiled(self.replica_step), (batch,))
-        else:  # a compiled function of a replica cannot assign variables of which all replicas hold one value
-            found = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
-            self.strategy.run(self.replica_update, found)
+        else:  # a compiled function of one replica cannot assign mirrored variables
+            update = self.strategy.run(device.compiled(self.replica_gradients), (batch,))
+            self.strategy.run(self.replica_update, update)
 
     def replica_step(self, batch):
         """One step of one replica."""
         self.replica_update(*self.replica_gradients(batch))
 
     def replica_gradients(self, batch):
-        """What `replica_update` takes, from the batch of one replica. Updates the moving statistics."""
+        """The arguments of `replica_update`, from the batch of one replica. It also updates the moving statistics."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch = _split_rows(batch, self.config.partitions, self.strategy)
         statistics = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
@@ -97,12 +97,12 @@ class TrainStep(orbit.StandardTrainer):
         return losses, gradients, total, statistics
 
     def replica_update(self, losses, gradients, total, statistics):
-        """Updates the weights, unless the loss or a gradient is not finite, and the means of the losses on one replica.
+        """Updates the weights if loss and gradients are finite, and adds to the mean losses, on one replica.
 
         Args:
-            losses: of this replica.
-            gradients, total: gradients and loss of the whole batch.
-            statistics: the moving statistics before the step. A step that is not finite brings them back.
+            losses: dict of this replica's losses.
+            gradients, total: gradients and loss of the global batch.
+            statistics: the moving statistics before the step. A step that is not finite restores them.
         """
         with tf.name_scope("optimizer"):
             norm = tf.linalg.global_norm(gradients)
@@ -117,47 +117,47 @@ class TrainStep(orbit.StandardTrainer):
                 self.sums[name].update_state(value)
 
     def _accumulated(self, batch, step, replica):
-        """Means of the losses and gradients over the parts of a replica's batch.
+        """Mean losses and gradients over the micro-batches of a replica's batch.
 
-        The counts that losses divide by come first where they depend on the whole batch. Those of a detector depend on
-        the boxes that it proposes, so its parts are computed once more, without gradients. A batch that is not split
-        has none of this. Losses in branches cannot add up over replicas, so their counts come first.
+        Some losses divide by counts over the global batch, so these counts are computed first. A detector's counts
+        depend on its proposals, so an extra forward pass computes them. A batch of one micro-batch skips this, unless
+        the losses are in branches (`by_shape`): sums over replicas are not possible there.
         """
         count, whole = self.config.accumulate, None
         split = {name: tf.split(x, count) for name, x in batch.items()}
-        parts = [{name: x[i] for name, x in split.items()} for i in range(count)]
+        micro_batches = [{name: x[i] for name, x in split.items()} for i in range(count)]
 
-        def counts(i, part):
+        def counts(i, micro_batch):
             with random.seeded(self.config.seed, step * count + i, replica), statistics_kept():
-                return self.task.counts(self.model, part)
+                return self.task.counts(self.model, micro_batch)
 
         if self.task.counted and (count > 1 or self.task.branched):
-            whole = whole_batch(_added(counts, parts), count)
-        total = _added(lambda i, part: self._gradients(part, step * count + i, replica, whole), parts)
+            whole = whole_batch(_added(counts, micro_batches), count)
+        total = _added(lambda i, x: self._gradients(x, step * count + i, replica, whole), micro_batches)
         return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
 
     def _gradients(self, batch, step, replica, whole):
-        """(dict of losses, list of this replica's share of the gradients)."""
+        """(dict of losses, list of the gradients of this replica's term of the mean loss)."""
 
         def compute(batch):
             with tf.GradientTape() as tape:
                 losses = self.task.losses(self.model, batch, whole)
-                share = losses["total"] / self.strategy.num_replicas_in_sync
-            gradients = tape.gradient(share, self.model.trainable_variables)
+                replica_loss = losses["total"] / self.strategy.num_replicas_in_sync
+            gradients = tape.gradient(replica_loss, self.model.trainable_variables)
             return losses, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
         with random.seeded(self.config.seed, step, replica):
             return self.task.by_shape(compute, batch)
 
     def take_means(self):
-        """dict of the means since the last call, and the learning rate."""
+        """dict of the mean losses since the last call, and the learning rate."""
         means = {name: float(metric.result()) for name, metric in self.sums.items()}
         for metric in self.sums.values():
             metric.reset_states()
         return {**means, "learning_rate": float(self.optimizer.learning_rate.numpy())}
 
     def train_loop_end(self):
-        """If a step was not finite, repeats it and raises NonFiniteError with the names of the first such tensors."""
+        """If a step was not finite, repeats it and raises NonFiniteError with the names of the first bad tensors."""
         if (step := int(self.optimizer.bad_step.numpy())) < 0:
             return
         try:
@@ -167,25 +167,25 @@ class TrainStep(orbit.StandardTrainer):
         raise NonFiniteError(f"step {step}: the loss or a gradient is not finite; first: {', '.join(names)}")
 
 
-def _split_rows(batch, parts, strategy):
-    """The batch of a replica, whose maps are cut into rows for its devices."""
+def _split_rows(batch, partitions, strategy):
+    """The batch of a replica, with the rows of its images and maps split over the replica's devices."""
 
     def split(x):
-        if parts == 1 or x.shape.rank < 3:  # no map
+        if partitions == 1 or x.shape.rank < 3:  # not an image or a map
             return x
-        return strategy.experimental_split_to_logical_devices(x, [1, parts] + [1] * (x.shape.rank - 2))
+        return strategy.experimental_split_to_logical_devices(x, [1, partitions] + [1] * (x.shape.rank - 2))
 
     return {name: split(x) for name, x in batch.items()}
 
 
-def _added(compute, parts):
-    """The sum of compute(i, part) over the parts, one after the other, so that memory holds one part."""
+def _added(compute, micro_batches):
+    """The sum of compute(i, micro_batch) over the micro-batches, in sequence, so that memory holds only one."""
     total = None
-    for i, part in enumerate(parts):
+    for i, micro_batch in enumerate(micro_batches):
         with tf.control_dependencies(tf.nest.flatten(total or ())):
-            part = {name: tf.identity(x) for name, x in part.items()}
-        found = compute(i, part)
-        total = found if total is None else tf.nest.map_structure(tf.add, total, found)
+            micro_batch = {name: tf.identity(x) for name, x in micro_batch.items()}
+        terms = compute(i, micro_batch)
+        total = terms if total is None else tf.nest.map_structure(tf.add, total, terms)
     return total
 
 
@@ -193,24 +193,24 @@ def _added(compute, parts):
 
 
 def _repeat(task, model, config, step, replicas):
-    """`first_non_finite` of a step, part by part as memory held it. Of several hosts it sees the first one's."""
+    """`first_non_finite` of a step, one micro-batch after the other. It sees only the first host's batches."""
     context = tf.distribute.InputContext(1, 0, replicas)
     batches = iter(task.train_dataset(config.batch, config.seed, step, context))
     for replica in range(replicas):
         batch = next(batches)
         for i in range(config.accumulate):
-            part = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
+            micro_batch = {name: tf.split(x, config.accumulate)[i] for name, x in batch.items()}
             with random.seeded(config.seed, step * config.accumulate + i, replica):
-                names = task.by_shape(lambda part: first_non_finite(task, model, part), part)
+                names = task.by_shape(lambda x: first_non_finite(task, model, x), micro_batch)
             if names:
                 return names
     return ["none when the step is repeated operation by operation"]
 
 
 def first_non_finite(task, model, batch, count=5):
-    """Names of the first `count` tensors that are not finite, in the order of their computation; [] if all are.
+    """Names of the first `count` tensors that are not finite, in the order of their computation; [] if all are finite.
 
-    Weights come first, then inputs, outputs of layers, losses and gradients. The model is left as it was.
+    Weights come first, then inputs, outputs of layers, losses and gradients. The call does not change the model.
     """
     names, call = [], keras.layers.Layer.__call__
 

@@ -1,4 +1,4 @@
-"""The training of a task from its first to its last step: loops, reports, checkpoints, evaluations and stops."""
+"""Trains a task from its first to its last step: loops, reports, checkpoints, evaluations and stops."""
 
 import contextlib
 import dataclasses
@@ -41,20 +41,21 @@ class TrainingConfig(Checked):
     """How long and how a task is trained.
 
     Attributes:
-        steps: steps of the whole training; 0 makes a run of the weights of init_checkpoint as they are.
-        batch: images in a step, over all replicas; of text, tokens of sources and as many of targets.
-        accumulate: parts of each replica's images that are computed one after the other, to save memory. Their
-            gradients are averaged: those of the whole batch, but for batch norms, which see a part at a time
-            (experiments/results/checks.md has the difference). A detector counts the boxes of all parts first, for a
-            third more work.
-        partitions: TPU cores that share each image, a part of its rows each, for models that do not fit one.
-        seed: decides the initial weights, the order of the photos, augmentation and dropout.
+        steps: number of steps of the whole training; 0 writes a run that has the weights of init_checkpoint.
+        batch: global batch size: images, or source tokens.
+        accumulate: gradient accumulation steps. Each replica computes its batch in so many micro-batches, one after the
+            other, to save memory. The averaged gradients equal the whole batch's, except that a batch norm sees one
+            micro-batch at a time (experiments/results/checks.md has the difference). A detector counts the boxes of all
+            micro-batches first, for a third more work.
+        partitions: cores per replica (model parallelism over the image). Each TPU core of a replica holds some of the
+            rows of each image, for models that do not fit one core.
+        seed: seed of the initial weights, the order of the examples, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
-        clip_norm: largest norm of all gradients together; those of a larger one are scaled down to it. 0 for none.
-        steps_per_loop: steps between two reports of the mean losses. At most so many run without a return to the host.
-        seconds_per_loop: after so many seconds the host looks for a request to stop, at the end of the running step. A
+        clip_norm: largest global norm of the gradients. Larger gradients are scaled down to it. 0 for no clipping.
+        steps_per_loop: steps between two reports of the mean losses, and the most steps that run without the host.
+        seconds_per_loop: seconds after which the host checks for a request to stop, at the end of the running step. A
             preempted machine has about 30 seconds in all.
-        hang_seconds: if no loop ends for so many seconds, the stack of every thread goes to standard error.
+        hang_seconds: seconds without the end of a loop after which the stack of every thread goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
@@ -91,14 +92,14 @@ class TrainingConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a process is given for a training beside its configuration. None of it decides a weight.
+    """Options of a training that are not in its configuration and do not change its weights.
 
     Attributes:
         strategy: `tf.distribute` strategy.
-        when_ready: function without arguments. It is called before the first step, after the checkpoint is restored.
-        profile: (first, last) steps of a trace for TensorBoard's profiler; None for no trace.
-        service: `Service` that makes the batches; None for this process. See `axial.data.service`.
-        change: names of `hyperparameters` whose values may be others than those of the run that is resumed.
+        when_ready: function without arguments that is called after the checkpoint is restored, before the first step.
+        profile: (first, last) step of a trace for TensorBoard's profiler; None for no trace.
+        service: `Service` that makes the batches; None to make them in this process. See `axial.data.service`.
+        change: hyperparameters that may differ from the resumed run's.
     """
 
     strategy: tf.distribute.Strategy = dataclasses.field(default_factory=tf.distribute.get_strategy)
@@ -109,30 +110,31 @@ class RunOptions:
 
 
 def train(task, model_dir, optimizer, config, options=None):
-    """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir`, if there is one.
+    """Trains a task up to step `config.steps`. It resumes from the latest checkpoint in `model_dir` if there is one.
 
-    The folder keeps what the run is trained with (`hyperparameters`). A resumed training goes on with the same.
+    The folder keeps the run's `hyperparameters`. A resumed training must use the same ones.
 
-    Several workers (see `make_strategy`) all call it. The first of them writes into `model_dir`, which all can read.
+    With several workers (see `make_strategy`), each of them calls it. The chief writes into `model_dir`, which all
+    workers must be able to read.
 
     Args:
         task: a `Task`.
         model_dir: folder of checkpoints, summaries, status and scores.
         optimizer: `Rule`, such as `RAdamLookahead`.
         config: `TrainingConfig`.
-        options: `RunOptions`; by default on the strategy of this scope.
+        options: `RunOptions`; the default uses the strategy of the current scope.
 
     Returns:
         dict of the last evaluation's scores; empty without an evaluation.
 
     Raises:
-        InputError: a batch that cannot be shared equally by the replicas; a split without any label; a run that is
-            trained with something else; a checkpoint of another model; a run without a whole checkpoint; frozen weights
-            that no checkpoint gives; a file system that takes no checkpoint.
-        Preempted: on SIGTERM, SIGINT or a notice of maintenance, after a checkpoint was saved; or another worker has
+        InputError: the batch does not divide equally over the replicas; a split has no label; the run's hyperparameters
+            differ; the checkpoint is of another model; the run has no whole checkpoint; no checkpoint gives the frozen
+            weights; the checkpoint cannot be written.
+        Preempted: after a checkpoint was saved on SIGTERM, SIGINT or a notice of maintenance; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
-            that step and leaves weights, optimizer and moving statistics as they were before it.
+            that step, and weights, optimizer and moving statistics keep their values from before it.
     """
     options = options or RunOptions()
     strategy = options.strategy
@@ -150,7 +152,7 @@ def train(task, model_dir, optimizer, config, options=None):
             "run again, or choose another --model_dir"
         )
     if config.eval_interval:
-        task.eval_dataset()  # names a split that does not exist before the model is built
+        task.eval_dataset()  # refuses a missing split before the model is built
     for split in (task.data.train_split, task.data.eval_split)[: 2 if config.eval_interval else 1]:
         if not is_labelled(task.data_dir, split):
             raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
@@ -163,7 +165,7 @@ def train(task, model_dir, optimizer, config, options=None):
         with strategy.scope():
             keras.utils.set_random_seed(config.seed)
             model = task.build_model()
-            tf.random.set_seed(None)  # a global seed would change the order of the data
+            tf.random.set_seed(None)  # a global seed would also change the order of the data
             optimizer = optimizer.build(model.trainable_variables)
         check_loop(task, model, config, strategy)
         loop = TrainStep(task, model, optimizer, config, strategy=strategy, service=options.service)
@@ -191,7 +193,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
         while True:
             show_hangs(config.hang_seconds)
             trace.at(step)
-            # === Evaluate, also what a kill has interrupted ===
+            # === Evaluate: at this step's interval, or again if a kill interrupted the evaluation ===
             if evaluations.is_due(step) and (step > first or not evaluations.is_done(step)):
                 status.write("evaluating", step)
                 scores = evaluations.run(step, requests, summaries.summary_writer)
@@ -200,12 +202,12 @@ def _run(loop, model_dir, latest, *, start, settings, options):
             if step >= config.steps:
                 break
 
-            # === Steps: a loop ends where something is to be done, and in time for a request to stop ===
+            # === Run steps: a loop ends at the next interval, or earlier to answer requests to stop in time ===
             report = _next(config, step, config.steps_per_loop, config.eval_interval)
             end = trace.bound(step, min(report, _next(config, step, config.checkpoint_interval), step + length))
             with working("compiling the first step") if step == first and folder else contextlib.nullcontext():
                 seconds, waited = loop.run(end - step)
-            if step > first:  # the first loop has one step and compiles, so its time tells nothing
+            if step > first:  # the first loop is one step and includes the compilation
                 status.add_loop(end - step, seconds, waited)
                 length = _length(config, length, seconds / (end - step))
                 bar.update(end - bar.n)
@@ -234,12 +236,12 @@ def _run(loop, model_dir, latest, *, start, settings, options):
 
 
 def _tell(bar, text):
-    """Says a line on standard error, above the bar if there is one."""
+    """Prints a line on standard error, above the progress bar if there is one."""
     bar.write(plain(text), sys.stderr) if bar else say(plain(text), error=True)
 
 
 def _begin(model_dir, settings, step, options):
-    """Says that the run begins, keeps its settings, and removes what a kill has left half written."""
+    """Calls `when_ready`, writes the run's settings, and removes checkpoints that a kill left half written."""
     if options.when_ready:
         options.when_ready()
     keep_settings(model_dir, settings, step)
@@ -253,53 +255,53 @@ def _next(config, step, *intervals):
 
 
 def _length(config, length, seconds):
-    """Steps of the next loop, at most twice as many as of this one. `seconds` is how long a step of it took."""
+    """Number of steps of the next loop, at most twice this loop's `length`. `seconds` is this loop's time per step."""
     return int(min(max(config.seconds_per_loop / seconds, 1), 2 * length, config.steps_per_loop))
 
 
 def check_batch(config, replicas, row=1):
-    """Raises InputError unless the replicas can share a batch equally, in equal parts.
+    """Raises InputError unless the global batch divides equally into replicas and micro-batches.
 
     Args:
         config: `TrainingConfig`.
-        replicas: how many there are.
-        row: of text, the tokens of a row: a batch is divided into rows. 1 for images.
+        replicas: number of replicas.
+        row: number of tokens in a row of text, as a batch of text is divided by rows; 1 for images.
     """
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
-    share = config.batch // replicas // row
-    if share % config.accumulate:
+    replica_batch = config.batch // replicas // row
+    if replica_batch % config.accumulate:
         unit = "batch" if row == 1 else f"rows of {row} tokens"
         raise InputError(
-            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {share}, a replica's {unit}"
+            f"TrainingConfig.accumulate = {config.accumulate}: does not divide {replica_batch}, a replica's {unit}"
         )
 
 
 def check_loop(task, model, config, strategy):
-    """Raises InputError if cores share an image and the TPU kernels are used, or if several CPUs shall compile."""
-    # The loss has the backend of `ModelConfig`, which not all models take.
+    """Raises InputError for several cores per replica with TPU kernels, and for XLA on several CPU replicas."""
+    # The losses use the backend of `ModelConfig` even if the model has no backend.
     users = (task.model, *model.submodules)
     if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
         raise InputError(
-            f"TrainingConfig.partitions = {config.partitions}: the TPU kernels do not share an image; bind "
+            f"TrainingConfig.partitions = {config.partitions}: TPU kernels cannot split an image over cores; bind "
             "ModelConfig.backend = 'auto' too"
         )
     if config.is_compiled() and strategy.num_replicas_in_sync > 1 and on_cpu():
         raise InputError(
-            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA sums over no replicas on CPUs; bind 'auto'"
+            f"TrainingConfig.jit_compile = {config.jit_compile!r}: XLA cannot sum over replicas on CPUs; bind 'auto'"
         )
 
 
 def _restored(loop, latest, start):
-    """`tf.train.Checkpoint` of all that a resumed training needs, restored.
+    """`tf.train.Checkpoint` of model, optimizer and averages, after they are restored or initialised.
 
     Args:
         loop: `TrainStep`.
-        latest: prefix of the run's latest checkpoint, or None.
-        start: the weights that a run without one begins with, of `find_weights`; None for random ones.
+        latest: prefix of the run's latest checkpoint; None for a new run.
+        start: the result of `find_weights` for the weights that a new run starts from; None for random weights.
     """
     model, optimizer, config = loop.model, loop.optimizer, loop.config
-    # `restore_model` looks for these names.
+    # `restore_model` depends on these names.
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, averages=optimizer.averages)
     if latest:
         check_fits(model, latest)
@@ -316,12 +318,12 @@ def _restored(loop, latest, start):
 
 
 def _restored_slots(checkpoint, optimizer, latest):
-    """Restores all, but the slots of another optimizer: they mean something else. Returns False where they begin."""
+    """Restores model and optimizer. Returns False if another optimizer wrote the slots, which then start anew."""
     stored, step = stored_optimizer(latest)
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
         checkpoint.restore(latest)
-        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # a variable, which the checkpoint has too
+        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # the checkpoint has set the old constant
             optimizer.learning_rate.assign(rate)
         return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)

@@ -1,4 +1,4 @@
-"""What the campaigns disturb."""
+"""The folder that the campaigns of faults disturb."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from axial.data.converters.coco import SAMPLE_DIR
 
 @pytest.fixture(scope="session")
 def whole(command, sample_dir, tmp_path_factory):
-    """A folder with what the campaigns disturb: data, a run, an export and photos."""
+    """A folder with a data set, a tiny run, its export and two photos."""
     tiny = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"
     root = tmp_path_factory.mktemp("whole")
     shutil.copytree(sample_dir, root / "data")

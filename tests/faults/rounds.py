@@ -1,6 +1,6 @@
-"""The campaigns' record, and its table.
+"""Records the rounds of the campaigns, and writes their table.
 
-AXIAL_ROUNDS=rounds.jsonl scripts/test.sh -m slow tests/faults            rounds that the file has are skipped
+AXIAL_ROUNDS=rounds.jsonl scripts/test.sh -m slow tests/faults            skips the rounds that the file has
 python tests/faults/rounds.py rounds.jsonl experiments/results/checks.md    writes the table
 """
 
@@ -20,7 +20,7 @@ def done(campaign, kind, number):
 
 
 def end(campaign, kind, number, code):
-    """Writes that a round was passed, and the exit code of its command."""
+    """Records a passed round and the exit code of its command."""
     if FILE:
         with open(FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps([campaign, kind, number, code]) + "\n")
@@ -34,7 +34,7 @@ def read(path):
 
 
 def table(rows):
-    """Markdown of how many rounds of each kind ended in which way."""
+    """Markdown table of the number of rounds of each kind and outcome. `rows`: see `end`."""
     counts = collections.Counter((campaign, kind, CODES.get(code, "died")) for campaign, kind, _, code in rows)
     columns = *CODES.values(), "died"
     lines = [f"| campaign | kind | rounds | {' | '.join(columns)} |", f"| {' | '.join(['---'] * 7)} |"]

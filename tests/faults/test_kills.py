@@ -1,4 +1,4 @@
-"""Commands that are killed, stopped or starved at any moment reach, when called again, the state of an untouched call.
+"""A command that is killed, stopped or starved at any moment, and then called again, leaves an untouched call's state.
 
 scripts/test.sh tests/faults                      one round of each fault
 scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses others, rounds.py records them
@@ -26,10 +26,10 @@ TRAINING = (
     *("TrainingConfig.checkpoint_interval = 2", "TrainingConfig.keep = 1"),
 )
 
-NEVER_THE_SAME = ("fingerprint.pb", "checkpoint", "hashes.json", "status.json")  # no two calls write them alike
+NEVER_THE_SAME = ("fingerprint.pb", "checkpoint", "hashes.json", "status.json")  # these differ between any two calls
 EVALUATE = "evaluate --saved_model={0}/export --data_dir={0}/data --results_dir={1}/results --split=val2017"
 
-# === What is disturbed ===
+# === Works: functions of (`whole`, output folder) that return the command lines to disturb ===
 
 
 def convert(whole, out):
@@ -60,29 +60,29 @@ def predict(whole, out):
 
 
 WORKS = (convert, train, evaluate, shards, export, predict)
-SHARES = (6, 3, 4, 3, 3, 4)  # how often each is drawn: training takes longest
+WEIGHTS = (6, 3, 4, 3, 3, 4)  # relative frequency of each work: training takes longest
 
 
 @pytest.fixture(scope="session")
 def untouched(command, tmp_path_factory):
-    """Function of a work and `whole`: the end state of an untouched call, and a `Moment` of each command."""
-    known = {}
+    """Function of a work and `whole` that returns (end state of an untouched call, a `Moment` of each command)."""
+    endings = {}
 
     def find(work, whole):
-        if work not in known:
+        if work not in endings:
             out, moments = tmp_path_factory.mktemp(work.__name__), []
             for call in work(whole, out):
                 moments.append(Moment(out))
                 assert command(*call, meanwhile=moments[-1].follow).code == 0
-            known[work] = state(out), moments
-        return known[work]
+            endings[work] = state(out), moments
+        return endings[work]
 
     return find
 
 
 def state(out):
-    """What must be the same: the files, but the tensors of checkpoints, and no summaries or timestamps."""
-    found = {}
+    """dict from names of files to their bytes, or to the tensors of checkpoints. It skips summaries and timestamps."""
+    contents = {}
     for path in sorted(pathlib.Path(out).rglob("*")):
         name = str(path.relative_to(out))
         if path.is_dir() or "tfevents" in name or path.name in NEVER_THE_SAME:
@@ -90,22 +90,22 @@ def state(out):
         if path.suffix == ".index":
             reader = tf.train.load_checkpoint(str(path.with_suffix("")))
             tensors = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
-            found[name] = {key: getattr(value, "tobytes", lambda v=value: v)() for key, value in tensors.items()}
+            contents[name] = {key: getattr(value, "tobytes", lambda v=value: v)() for key, value in tensors.items()}
         elif ".data-" not in name:
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
-# === When ===
+# === Moments ===
 
 
 class Moment:
-    """Watches a process and its output until a moment comes or the process ends.
+    """Watches a process and its output until a given moment or the end of the process.
 
     Args:
         out: folder of the output.
-        seconds: CPU seconds of the process; or
-        changes: changes of the output's files.
+        seconds: the moment as CPU seconds of the process, or None.
+        changes: the moment as a number of changes of the output's files, or None.
     """
 
     def __init__(self, out, seconds=None, changes=None):
@@ -113,7 +113,7 @@ class Moment:
         self.seconds = self.changes = 0
 
     def follow(self, pid):
-        """Returns whether the moment has come."""
+        """Waits. Returns whether the moment came before the process ended."""
         before = listing(self._out)
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -121,26 +121,26 @@ class Moment:
                 self.seconds = sum(process.cpu_times()[:2])
                 if (now := listing(self._out)) != before:
                     before, self.changes = now, self.changes + 1
-                wanted = zip((self.seconds, self.changes), self._until)
-                if any(until is not None and value >= until for value, until in wanted):
+                progress = zip((self.seconds, self.changes), self._until)
+                if any(until is not None and value >= until for value, until in progress):
                     return True
                 time.sleep(0.001)
         return False
 
 
 def listing(folder):
-    """Names and sizes below a folder."""
-    found = []
+    """Nested list of the names and sizes below a folder."""
+    entries = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             if entry.is_dir():
-                found.append((entry.path, listing(entry.path)))
+                entries.append((entry.path, listing(entry.path)))
             else:
-                found.append((entry.path, entry.stat().st_size))
-    return sorted(found)
+                entries.append((entry.path, entry.stat().st_size))
+    return sorted(entries)
 
 
-# === What happens ===
+# === Faults: functions of (process id, disk, random generator) ===
 
 
 def send(number):
@@ -161,7 +161,7 @@ def fill(pid, disk, rng):
 def read_only(pid, disk, rng):
     deadline = time.monotonic() + 20
     while remount(disk, "ro") and time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
-        time.sleep(0.001)  # the system refuses it while a file is open for writing
+        time.sleep(0.001)  # the system refuses this while a file is open for writing
 
 
 def no_more_files(pid, disk, rng):
@@ -192,13 +192,13 @@ DEADLY = ("SIGKILL", "SIGTERM", "out of memory", "no more files")  # starved lib
 
 
 def remount(disk, options):
-    """The exit code of mount."""
+    """Changes the options of a file system. Returns the exit code of mount."""
     return subprocess.call(["mount", "-o", f"remount,{options}", disk], stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of its own, in memory."""
+    """The path of a new file system in memory."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", path], stderr=subprocess.DEVNULL):
@@ -211,7 +211,11 @@ def disk(tmp_path):
 
 
 def play(command, whole, untouched, *, disk, work, kind, aim, rng):
-    """One round. Returns the exit code of the disturbed command."""
+    """Plays one round. Returns the exit code of the disturbed command.
+
+    It disturbs one command of the work at a random moment: at a change of its output if `aim` is 'writing', else at a
+    random CPU time. Then it calls the remaining commands, and compares the end state with an untouched call's.
+    """
     (expected, moments), out = untouched(work, whole), disk / "out"
     out.mkdir()
     calls = work(whole, out)
@@ -239,15 +243,15 @@ def play(command, whole, untouched, *, disk, work, kind, aim, rng):
     for call in calls[number if result.code else number + 1 :]:
         again = command(*call)
         assert again.code == 0, f"{what}\nagain: exit code {again.code}\n{again.err[-3000:]}"
-    found = state(out)
-    names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+    actual = state(out)
+    names = [name for name in sorted({*actual, *expected}) if actual.get(name) != expected.get(name)]
     assert not names, f"{what}\ndifferent: {names}"
     return result.code
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault(command, untouched, disk, kind):
-    """Of a conversion, which needs no run: the fixture `whole` takes half a minute."""
+    """One round of each fault for a conversion, as the fixture `whole` for other works takes half a minute."""
     rng = random.Random(f"{SEED} {kind}")
     play(command, None, untouched, disk=disk, work=convert, kind=kind, aim="writing", rng=rng)
 
@@ -257,7 +261,7 @@ def test_a_fault(command, untouched, disk, kind):
 def test_many_faults(command, whole, untouched, disk, number):
     rng = random.Random(f"{SEED} {number}")
     kind, aim = list(FAULTS)[number % len(FAULTS)], ("writing", "any moment")[number // len(FAULTS) % 2]
-    (work,) = rng.choices(WORKS, SHARES)
+    (work,) = rng.choices(WORKS, WEIGHTS)
     if rounds.done("faults", kind, number):
         pytest.skip("done before")
     code = play(command, whole, untouched, disk=disk, work=work, kind=kind, aim=aim, rng=rng)

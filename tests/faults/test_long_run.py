@@ -1,4 +1,4 @@
-"""3,000 steps of the tiny model: memory does not grow, and the folder keeps no more files than it should.
+"""3,000 steps of the tiny model: memory does not grow, and the folder has no superfluous files.
 
 scripts/test.sh -n 0 -m slow tests/faults/test_long_run.py    prints the figures
 
@@ -22,7 +22,7 @@ from tests.faults.rounds import TINY
 STEPS, WARM, KEEP, EVALUATES = 3000, 500, 3, 250
 BINDINGS = {
     "STEPS": STEPS,
-    "TrainingConfig.steps_per_loop": 2,  # more often than usual, so that it shows what a loop leaves behind
+    "TrainingConfig.steps_per_loop": 2,  # shorter loops than usual, to show what a loop leaves behind
     "TrainingConfig.checkpoint_interval": 50,
     "TrainingConfig.eval_interval": EVALUATES,
     "TrainingConfig.keep": KEEP,
@@ -31,14 +31,14 @@ MB = 1e6
 
 
 def size(paths):
-    """MB of files."""
+    """Total size of files in MB."""
     return sum(path.stat().st_size for path in paths if path.is_file()) / MB
 
 
 def memory_of_training(data_dir, run, log):
-    """dict from steps to the resident MB of a process that trains to its end."""
-    # By default every thread takes memory from a heap of its own, which keeps what is freed. So resident memory
-    # wanders by 20 MB and hides a leak.
+    """Trains in another process. Returns a dict from steps to its resident memory in MB."""
+    # By default every thread has its own heap, which keeps freed memory. So resident memory varies by 20 MB, which
+    # would hide a leak.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
     bindings = [f"--gin_binding={name} = {value}" for name, value in BINDINGS.items()]
     script = os.path.join(sysconfig.get_path("scripts"), "axial-train")
@@ -48,8 +48,8 @@ def memory_of_training(data_dir, run, log):
         while one.poll() is None:
             status = run / "status.json"
             step = json.loads(status.read_text())["step"] if status.exists() else 0
-            memory[step] = one.memory_info().rss / MB  # the last of each step, so that evaluations do not weigh more
-            assert len(list(run.glob("ckpt-*.index"))) <= KEEP + 1  # the oldest goes when the newest is whole
+            memory[step] = one.memory_info().rss / MB  # one value for each step, so that slow steps do not weigh more
+            assert len(list(run.glob("ckpt-*.index"))) <= KEEP + 1  # a save writes before it removes the oldest one
             time.sleep(0.5)
     assert one.returncode == 0, log.read_text(errors="replace")[-3000:]
     return {step: resident for step, resident in memory.items() if resident}

@@ -1,11 +1,11 @@
-"""Mutated files: each ends in the right result, or in one line and exit code 2.
+"""A command that reads a mutated file gives the right result, or one line and exit code 2.
 
 scripts/test.sh tests/faults                      a sample
 scripts/test.sh -n 0 -m slow tests/faults         2,275 mutations; AXIAL_SEED chooses others, rounds.py records them
 
-Bytes of every kind of file are changed at random, and files become links or pipes. Images become images of other
-formats. JSON and YAML are also changed field by field, to values around the limits of their schemas, and so are
-records, whose names also lead out of their folder. Nothing is written or removed but in the folder of the output.
+Mutations change random bytes, replace files by links or pipes, and images by other formats. In JSON, YAML and records
+they also change single fields, to values around the limits of their schemas; records also get names that lead out of
+their folder. The commands may write and remove files only in their output folders.
 """
 
 import copy
@@ -42,15 +42,16 @@ SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Files that are mutated.
+    """A kind of files to mutate.
 
     Attributes:
         files: pattern below the folder of `material`.
-        call: the command that reads them.
+        call: the command that reads the files.
         rounds: number of mutations.
-        schema: of their fields; None for other files.
-        free: whether a mutation that no format can notice may change the result.
-        change: function of a random generator and a path that changes the file and returns what it did.
+        schema: msgspec type of the files' fields; None for files without fields.
+        free: whether a mutation may change the result, because no check of the format can detect it.
+        change: function of a random generator and a path that changes the file and returns a description; None for
+            `change_bytes`.
     """
 
     files: str
@@ -87,7 +88,7 @@ PATHS = (
 
 
 def change_name(rng, path):
-    """Gives a record another name. The shard and its manifest are whole."""
+    """Gives a random record a hostile name. Shard and manifest stay valid."""
     name = rng.choice(PATHS)
     name = name if isinstance(name, bytes) else name.encode()
     records = len(list(tf.data.TFRecordDataset(str(path))))
@@ -99,7 +100,7 @@ def change_name(rng, path):
 
 @pytest.fixture(scope="session")
 def converted(command, tmp_path_factory):
-    """A folder with data sets, and one of them converted."""
+    """A folder with data sets in COCO's format and as label images, and with the first one converted."""
     root = tmp_path_factory.mktemp("converted")
     coco = CocoFolder(root / "coco")
     coco.add(1, stripes(40, 60, [0, 3, 300]), {3: 1, 300: 187})
@@ -122,7 +123,7 @@ def converted(command, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def material(command, converted, whole, tmp_path_factory):
-    """A folder with the files of every kind."""
+    """A folder with the files of every `Kind`."""
     root = shutil.copytree(converted, tmp_path_factory.mktemp("material") / "root")
     for name in ("run", "export", "photos"):
         shutil.copytree(whole / name, root / name)
@@ -133,21 +134,21 @@ def material(command, converted, whole, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def right(command, material):
-    """Function that returns the result of a command on the files as they are."""
-    known = {}
+    """Function that returns the result of a command on the unchanged files."""
+    results = {}
 
     def find(call):
-        if call not in known:
+        if call not in results:
             done = command(*words(call, material))
             assert done.code == 0, done.err
-            known[call] = take_result(material)
-        return known[call]
+            results[call] = take_result(material)
+        return results[call]
 
     return find
 
 
 def take_result(root):
-    """What the command has written, which is then removed."""
+    """Reads the result of a command, and removes its output."""
     path, folder = root / "result", root / "out"
     result = json.loads(path.read_text()) if path.exists() else None
     path.unlink(missing_ok=True)
@@ -165,7 +166,7 @@ def flipped(rng, data, count=1):
 
 
 def spliced(rng, data, inside=None):
-    """The data with a part moved to the end, or replaced."""
+    """The data with a random slice moved to the end, or with `inside` in place of 64 bytes."""
     a, b = sorted(rng.randrange(len(data)) for _ in range(2))
     return data[:a] + data[b:] + data[a:b] if inside is None else data[:a] + inside + data[a + 64 :]
 
@@ -182,7 +183,7 @@ BYTES = {
 
 
 def change_bytes(rng, path):
-    """Changes the bytes of a file. Returns what it did."""
+    """Changes random bytes of a file, deletes it, or replaces it by a link. Returns the kind of the change."""
     kind = rng.choice([*BYTES, "delete", "link"])
     if kind == "delete":
         path.unlink()
@@ -195,7 +196,7 @@ def change_bytes(rng, path):
 
 
 def change_record_field(rng, path):
-    """Changes a field of a record; the shard and its manifest are whole."""
+    """Changes a random field of a random record. Shard and manifest stay valid. Returns a description."""
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
     number, change = rng.randrange(len(records)), rng.choice(CHANGES)
     features = tf.train.Example.FromString(records[number]).features.feature
@@ -205,7 +206,7 @@ def change_record_field(rng, path):
 
 
 def change_format(rng, path):
-    """Writes an image as another format that Pillow knows, under its old name. Of some of them only the beginning."""
+    """Writes an image in another format under its old name, and sometimes cuts it. Returns the format."""
     formats = [*FORMATS, "EPS", "PDF", "ICO", "JPEG2000", "PPM", "TGA", "AVIF", "DDS", "PCX", "SGI", "IM", "QOI"]
     with Image.open(path) as image:
         format, image = rng.choice(sorted({*formats} & {*Image.SAVE})), image.convert("RGB")
@@ -224,28 +225,28 @@ def change_to_pipe(_, path):
 
 
 def limits(schema):
-    """Numbers at and beyond the limits that a schema and the structs in it set."""
-    found, queue, seen = set(), [schema], set()
+    """Sorted numbers at, below and above the limits of a schema and of its nested structs."""
+    bounds, queue, visited = set(), [schema], set()
     while queue:
         kind = queue.pop()
-        for part in getattr(kind, "__metadata__", ()):
-            found |= {part.ge, part.le, part.gt, part.lt} - {None}
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
-            seen.add(kind)
+        for constraint in getattr(kind, "__metadata__", ()):
+            bounds |= {constraint.ge, constraint.le, constraint.gt, constraint.lt} - {None}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in visited:
+            visited.add(kind)
             queue += typing.get_type_hints(kind, include_extras=True).values()
         queue += typing.get_args(kind)
-    return sorted({limit + step for limit in found for step in (-1, 0, 1)})
+    return sorted({limit + step for limit in bounds for step in (-1, 0, 1)})
 
 
-def places(value, path=()):
-    """Paths of all fields and items in a document."""
+def fields(value, path=()):
+    """Yields the paths of all fields and items in a document."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inside:
+    for key, child in inside:
         yield (*path, key)
-        yield from places(part, (*path, key))
+        yield from fields(child, (*path, key))
 
 
-DEEP = "<deep>"  # stands for a list in a list and so on, which Python's own writers of JSON and YAML cannot write
+DEEP = "<deep>"  # placeholder for 3,000 nested lists, which Python's writers of JSON and YAML cannot write
 WRONG = (
     DEEP,
     *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
@@ -255,12 +256,12 @@ WRONG = (
 
 
 def change_field(rng, path, schema):
-    """Removes, renames, doubles or exchanges a field of a document, or sets it to another value."""
+    """Deletes, renames, doubles or exchanges a field of a document, or sets it to a wrong value."""
     document = yaml.safe_load(path.read_text())  # JSON is YAML
-    every = sorted(places(document), key=str)
-    name = rng.choice(sorted({place[-1] for place in every}, key=str))  # rare fields as often as common ones
-    *parents, last = rng.choice([place for place in every if place[-1] == name])
-    parent = functools.reduce(lambda part, key: part[key], parents, document)
+    every = sorted(fields(document), key=str)
+    name = rng.choice(sorted({field[-1] for field in every}, key=str))  # rare fields as often as common ones
+    *parents, last = rng.choice([field for field in every if field[-1] == name])
+    parent = functools.reduce(lambda node, key: node[key], parents, document)
     what = rng.choice(["delete", "rename", "double", "exchange", "value", "value", "value", "limit"])
     if what == "delete":
         del parent[last]
@@ -317,7 +318,10 @@ assert sum(kind.rounds for kind in KINDS.values()) == 2275
 
 
 def check(command, material, right, *, tmp_path, kind, change):
-    """One round: `change`, a function of the generator's file, and then the command. Returns its exit code."""
+    """Plays one round: copies the files, changes one, and runs the command. Returns its exit code.
+
+    `change` is a function of the copy's folder that returns (path of the changed file, description).
+    """
     root = tmp_path / "copy"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(material, root)
@@ -337,7 +341,7 @@ def check(command, material, right, *, tmp_path, kind, change):
 
 
 def listing(folder):
-    """dict from all that is below a folder, but for what commands write, to the sizes and times of files."""
+    """dict from paths below a folder to sizes and times of files. It skips the outputs of commands."""
     written = [folder / "copy" / name for name in ("out", "result", "results")]
     kept = [path for path in folder.rglob("*") if not any(map(path.is_relative_to, written))]
     statuses = {path: path.lstat() for path in kept}
@@ -345,7 +349,7 @@ def listing(folder):
 
 
 def run(command, material, right, *, tmp_path, name, count):
-    """Half of the rounds change fields, if the files have some, the others change bytes."""
+    """Plays `count` rounds of a kind. If its files have a schema, every second round changes a field."""
     kind = KINDS[name]
     for number in range(count):
         if rounds.done("mutations", name, number):
@@ -362,7 +366,7 @@ def run(command, material, right, *, tmp_path, name, count):
         rounds.end("mutations", name, number, code)
 
 
-# The others need a run and an export, which take half a minute. Quick tests of their own damage those.
+# The other kinds need a run and an export, which take half a minute. Quick tests of their own rooms damage those files.
 QUICK = "COCO's JSON", "field of a record to check"
 
 

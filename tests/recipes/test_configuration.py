@@ -1,4 +1,4 @@
-"""Every gin file parses, and every leaf trains one step together with a file of tiny/."""
+"""Every gin file parses, every recipe trains one step with a file of tiny/, and hostile gin is refused."""
 
 import codecs
 import os
@@ -19,8 +19,8 @@ from axial.recipes.settings import read_settings
 ROOT = pathlib.Path(experiments_dir())
 ARGUMENTS = read_settings()
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# The recipes that leaves include have these names. Of each such file:
-# a leaf of another folder, and the model of its tiny twin.
+# Leaves, the recipes with a model, include files of these names. name -> (a leaf that includes such a file, the model
+# of the file of this name in tiny/).
 RECIPES = {
     "panoptic": ("sample/overfit.gin", "axial_deeplab_nano"),
     "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),
@@ -32,7 +32,7 @@ LEAVES = [name for name in FILES if pathlib.Path(name).stem not in RECIPES]
 
 
 def recipe_of(name):
-    """Which of `RECIPES` a file is, or a leaf includes, maybe by another leaf."""
+    """The key of `RECIPES` for a file: its own name, or the name of the recipe that it includes."""
     if pathlib.Path(name).stem in RECIPES:
         return pathlib.Path(name).stem
     return recipe_of(re.search("^include '(.+)'$", (ROOT / name).read_text(), re.M)[1])
@@ -40,7 +40,7 @@ def recipe_of(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
-    # A recipe lacks the macros that its leaves set. So it is loaded after a leaf, as are the files of tiny/.
+    # Included recipes and files of tiny/ lack the macros that leaves set, so they are loaded after a leaf.
     configuration.load([RECIPES[recipe_of(name)][0], name] if name not in LEAVES else [name])
 
 
@@ -87,7 +87,7 @@ def test_wrong_values_are_named(binding, sample_dir):
 
 
 def chain(number, end, value="%A{0}"):
-    """Macros, each of which is set to the next."""
+    """`number` macros, each set to the next, as text that ends with `end`."""
     macros = (f"A{n} = {value.format(n + 1)}" for n in range(number))
     return "\n".join(["TrainingConfig.partitions = %A0", *macros, end])
 
@@ -103,7 +103,7 @@ def chain(number, end, value="%A{0}"):
     ],
 )
 def test_no_text_takes_long(text, words):
-    """Each of these once took minutes or for ever."""
+    """Each of these texts once took minutes or longer. Now it is refused within 20 seconds."""
     started = time.monotonic()
     with pytest.raises(InputError, match=words):
         recipes.read([], [text], whole=False)
@@ -111,7 +111,7 @@ def test_no_text_takes_long(text, words):
 
 
 VALUES = ("'x'", "7", "None", "[1, 'a']", "@BatchNormConfig()")
-# Recipes of the builders that the recipe of panoptic segmentation lacks.
+# Configurables that the recipe of panoptic segmentation does not build -> a recipe that builds them.
 RECIPE_OF = {
     **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
     **dict.fromkeys(("DetectionTask", "DetectionData"), "detection"),
@@ -122,7 +122,7 @@ RECIPE_OF = {
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
-    """Nothing that gin binds is another exception, whatever its type."""
+    """For each argument, five values of different types either build or raise InputError, and nothing else."""
     recipe = RECIPE_OF.get(name, "panoptic")
     data = {"classification": "colours_dir", "translation": "texts_dir"}
     data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
@@ -154,6 +154,7 @@ def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
     ],
 )
 def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words):
+    """A hostile gin file, with imports, remote files, devices or itself in includes, is refused."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.gin").write_bytes(text)
     os.mkfifo("fifo")
@@ -163,6 +164,7 @@ def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
 def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
+    """Files with a byte order mark, and with Unix or Windows line ends, are read."""
     lines = [b"TrainingConfig.steps = 7", b"include 'b.gin'"]
     (tmp_path / "a.gin").write_bytes(codecs.BOM_UTF8 + ends.join(lines).replace(b"b.gin", bytes(tmp_path / "b.gin")))
     (tmp_path / "b.gin").write_bytes(codecs.BOM_UTF8 + b"TrainingConfig.seed = 5" + ends)
@@ -171,6 +173,7 @@ def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
 
 
 def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
+    """30 files that each include the next one twice would be read 2^30 times."""
     monkeypatch.chdir(tmp_path)
     for number in range(30):
         (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n" * 2)
@@ -179,9 +182,9 @@ def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
         configuration.load(["0.gin"])
 
 
-# === What is checked is what gin parses ===
+# === Our reader and gin's own parser agree ===
 
-# A text of each way in which quotes, lines that go on and comments may hide a statement, or seem to.
+# Texts in which quotes, continued lines and comments hide a statement, or seem to hide one.
 TEXTS = (
     "STEPS = 'include'",
     "STEPS = '''\ninclude 'part.gin'\n'''",
@@ -202,7 +205,7 @@ REFUSED = (
     "include 'missing.gin'",
 )
 FILES_OF = {"part.gin": "BATCH = 7\n", "other.gin": "include 'part.gin'\nRATE = 1e-3\n"}
-# Every macro is set and used, so that few texts are refused for their names.
+# Sets and uses every macro, so that few texts are refused for the names of their macros.
 NAMES = "STEPS = 1\nBATCH = 2\nRATE = 3\nModelConfig.name = [%STEPS, %BATCH, %RATE, @TrainingConfig()]\n"
 
 
@@ -216,7 +219,7 @@ def _refuse_import(*_):
 
 @pytest.mark.parametrize("text", [*TEXTS, *REFUSED])
 def test_gin_reads_the_same_statements(text):
-    """Whatever `load` accepts, gin's own reader takes as the same configuration, and imports nothing for it."""
+    """gin's own reader takes every text that `load` accepts for the same configuration, and imports nothing."""
     files = {"main.gin": NAMES + text, **FILES_OF}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "find_file", lambda name: name if name in files else refuse(name))
@@ -237,7 +240,7 @@ def test_gin_reads_the_same_statements(text):
 
 
 def parse(text):
-    gin.parse_config(text)  # the reader that `load` is compared with
+    gin.parse_config(text)  # gin's own reader
 
 
 def refuse(name):
@@ -245,7 +248,7 @@ def refuse(name):
 
 
 def test_only_a_run_may_have_a_macro_without_a_use(sample_dir, tmp_path):
-    """Another binding replaces the only use of MODEL."""
+    """A binding replaces the only use of MODEL. A run's config.gin still loads, a user's file of this text does not."""
     configuration.load(["sample/overfit.gin"], ["ModelConfig.name = 'axial_deeplab_nano'"])
     configuration.save(str(tmp_path), NUCLEI)
     path = tmp_path / "config.gin"
@@ -257,6 +260,7 @@ def test_only_a_run_may_have_a_macro_without_a_use(sample_dir, tmp_path):
 
 
 def test_splits_of_a_recipe_are_replaced_aloud(sample_dir, capsys):
+    """The data lacks the recipe's splits 'train' and 'val': others replace them, and a line for each says so."""
     configuration.load(["own/axial_deeplab_nano.gin"])
     task, *_ = configuration.build(data_dir=sample_dir)
     assert (task.data.train_split, task.data.eval_split) == ("train2017", "val2017")
@@ -267,6 +271,7 @@ def test_splits_of_a_recipe_are_replaced_aloud(sample_dir, capsys):
 
 @pytest.mark.parametrize("macro,split", [("TRAIN_SPLIT", "train2071"), ("DataConfig.eval_split", "val2071")])
 def test_splits_of_the_user_are_never_replaced(sample_dir, tmp_path, macro, split):
+    """A split that the user binds, in a file or by a flag, is refused if the data lacks it."""
     (tmp_path / "mine.gin").write_text(f"include 'own/axial_deeplab_nano.gin'\n{macro} = '{split}'\n")
     for given in ([str(tmp_path / "mine.gin")], []), (["own/axial_deeplab_nano.gin"], [f"{macro} = '{split}'"]):
         configuration.load(*given)

@@ -1,4 +1,4 @@
-"""axial-analyze recipes: what it reads from the text of files is what gin and Python make of them."""
+"""axial-analyze recipes: the values that it reads from the text of files equal gin's and Python's."""
 
 import inspect
 import subprocess
@@ -15,30 +15,32 @@ from axial.recipes import configuration
 from axial.recipes.settings import read_settings
 from tests.conftest import ROOT
 
-FOUND = recipes.read_recipes()
+RECIPES = recipes.read_recipes()
 
 
-@pytest.mark.parametrize("recipe", FOUND[:: len(FOUND) - 1], ids=lambda recipe: recipe.path)
+@pytest.mark.parametrize("recipe", RECIPES[:: len(RECIPES) - 1], ids=lambda recipe: recipe.path)
 def test_a_recipe_is_read_as_gin_reads_it(recipe):
+    """Every macro of the recipe has the value that gin gives it."""
     configuration.load([recipe.path])
     for macro, value in recipe.bindings.items():
         if "." not in macro:
-            assert gin.query_parameter(f"{macro}/gin.macro.value") == configuration._of_gin(value), macro
+            assert gin.query_parameter(f"{macro}/gin.macro.value") == configuration._gin_value(value), macro
     assert configuration.query("ModelConfig.name", None) == recipe.model
 
 
 def test_every_leaf_is_a_recipe():
+    """`read_recipes` lists the gin files of experiments/ that are not only included, each with a short purpose."""
     files = {str(path.relative_to(ROOT / "experiments")) for path in (ROOT / "experiments").glob("*/*.gin")}
     leaves = {name for name in files if not name.startswith(("tasks/", "tiny/"))}
     included = {"panoptic.gin", "classification.gin", "detection.gin", "translation.gin"}
-    for recipe in FOUND:
+    for recipe in RECIPES:
         assert recipe.purpose.endswith((".", ")")) and len(recipe.purpose) < 200, recipe
         assert "axial-train" not in recipe.purpose, recipe
-    assert {recipe.path for recipe in FOUND} == {name for name in leaves if name.split("/")[1] not in included}
+    assert {recipe.path for recipe in RECIPES} == {name for name in leaves if name.split("/")[1] not in included}
 
 
 def test_the_settings_are_those_of_the_signatures():
-    """Names and order; defaults as Python evaluates them; each with a meaning."""
+    """Settings have the names, order and defaults of the builders' signatures, and each has a meaning."""
     settings = read_settings()
     assert list(settings) == list(configuration.CONFIGURABLES)
     for builder in configuration._BUILDERS:
@@ -58,7 +60,7 @@ def test_the_models_are_those_of_the_module():
 
 
 def listed(*arguments):
-    """Output of the command in a process of its own, which does not import TensorFlow, and its seconds."""
+    """(output, seconds) of the command in a new process, which must not import TensorFlow."""
     code = (
         "import sys; from axial.cli import analyze\n"
         f"sys.argv = ['axial-analyze', 'recipes', *{arguments}]\n"
@@ -72,9 +74,10 @@ def listed(*arguments):
 
 
 def test_the_command_lists_recipes_and_settings_quickly():
+    """The list has every recipe within 10 seconds. A recipe's page has its own settings with defaults and values."""
     output, seconds = listed()
     assert seconds < 10
-    for recipe in FOUND:
+    for recipe in RECIPES:
         assert recipe.path[:40] in output and recipe.model[:40] in output
     output, _ = listed("nuclei/demo.gin")
     assert "TextData.lengths" not in output

@@ -1,4 +1,4 @@
-"""Exports equal their models on every kind of photo, and have no batch norm."""
+"""Exports equal their models on photos of every kind, and have no batch norm."""
 
 import dataclasses
 import functools
@@ -29,15 +29,15 @@ from tests.io.image_fixture import samples
 
 @pytest.fixture(scope="module")
 def trained(sample_dir):
-    """A task and its model, with weights and statistics like those after some training."""
+    """(task, model) with random biases and scales, and moving statistics of a batch, as after a training."""
     task = make_task(
         sample_dir,
         model={"norm": BatchNormConfig(momentum=0.0), "arguments": {"repeats": (1, 0, 0, 0)}},
         grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4, top_k=4, pieces="split"),
     )
-    keras.utils.set_random_seed(0)  # some networks find no instance, or have ties
+    keras.utils.set_random_seed(0)  # with some seeds the network finds no instance, or has ties
     model = task.build_model()
-    tf.random.set_seed(None)  # a global seed would change the order of the data
+    tf.random.set_seed(None)  # a global seed would also change the order of the data
     rng = np.random.default_rng(0)
     for weight in model.weights:
         if weight.name.endswith(("gamma:0", "beta:0", "bias:0")):
@@ -49,6 +49,7 @@ def trained(sample_dir):
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
+    """The path of an export of the model, with a note in its assets.extra."""
     path = str(tmp_path_factory.mktemp("export") / "model")
     export(*trained, path, extra=lambda folder: pathlib.Path(folder, "note.txt").write_text("x"))
     return path
@@ -60,6 +61,7 @@ def predictor(exported):
 
 
 def test_folding_keeps_the_function(trained):
+    """On three photos, the folded model's maps equal the model's up to 1e-4."""
     task, model = trained
     folded = fold(task, model)
     images = tf.stack([e["image"] for e in task.eval_dataset().take(3)])
@@ -69,6 +71,7 @@ def test_folding_keeps_the_function(trained):
 
 
 def test_no_batch_norm_is_left(exported):
+    """No op of the export's graphs and no weight belongs to a batch norm."""
     loaded = tf.saved_model.load(exported)
     for signature in loaded.signatures.values():
         graph = signature.graph.as_graph_def()
@@ -78,31 +81,33 @@ def test_no_batch_norm_is_left(exported):
 
 
 def test_equal_to_the_evaluator(trained, predictor):
-    """Class and instance maps equal the evaluator's, except for ties."""
+    """The export's maps of the sample photos equal the model's, except for 0.1 % of the pixels at ties."""
     task, model = trained
     examples = list(task.eval_dataset())
-    wanted = [p for _, p in task.predictions(model)(examples)]
-    found = [p for _, p in predictor.examples(examples)]
+    expected = [p for _, p in task.predictions(model)(examples)]
+    actual = [p for _, p in predictor.predictions(examples)]
     things = 0
-    for ours, theirs in zip(found, wanted, strict=True):
+    for prediction, reference in zip(actual, expected, strict=True):
         for key in ("panoptic", "semantic", "instance"):
-            assert ours[key].shape == theirs[key].shape
-            assert np.mean(ours[key].numpy() != theirs[key].numpy()) < 1e-3, key
-        assert int(ours["dropped"]) == int(theirs["dropped"]) >= 0
-        things += int(np.max(theirs["instance"]) > 0 and theirs["dropped"] > 0)
-        np.testing.assert_allclose(np.sort(ours["score"]), np.sort(theirs["score"]), atol=1e-3)
-    assert things  # otherwise nothing was compared
+            assert prediction[key].shape == reference[key].shape
+            assert np.mean(prediction[key].numpy() != reference[key].numpy()) < 1e-3, key
+        assert int(prediction["dropped"]) == int(reference["dropped"]) >= 0
+        things += int(np.max(reference["instance"]) > 0 and reference["dropped"] > 0)
+        np.testing.assert_allclose(np.sort(prediction["score"]), np.sort(reference["score"]), atol=1e-3)
+    assert things  # some photos have instances, and some of them are dropped
 
 
 @pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
 def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
+    """An older export has no count of dropped instances: it is 1 if the last score is above 0, else 0."""
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
     examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
-    ((_, found),) = PANOPTIC.predictions(signatures, None, {})(examples)
-    assert int(found["dropped"]) == dropped
+    ((_, prediction),) = PANOPTIC.predictions(signatures, None, {})(examples)
+    assert int(prediction["dropped"]) == dropped
 
 
 def test_any_photo_size(predictor):
+    """Photos of 1x1, 3x500 and 333x77 pixels have int32 maps of the same size."""
     for size in ((1, 1), (3, 500), (333, 77)):
         result = predictor(np.zeros([*size, 3], np.uint8))
         for key in ("panoptic", "semantic", "instance"):
@@ -111,7 +116,7 @@ def test_any_photo_size(predictor):
 
 @pytest.mark.slow
 def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_path):
-    """XLA compiles its network, and nothing around it."""
+    """XLA compiles only the network. The maps equal the plain export's on 99.9 % of the pixels."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     path = tmp_path / "model"
@@ -122,12 +127,13 @@ def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_pat
     assert compiled and len(compiled) < len(functions)
     (example,) = trained[0].eval_dataset().take(1)
     photo = decode_photo(example).numpy()
-    found, wanted = Predictor.of_saved_model(str(path))(photo), predictor(photo)
+    actual, expected = Predictor.of_saved_model(str(path))(photo), predictor(photo)
     for name in ("semantic", "instance"):
-        assert np.mean(found[name] == wanted[name]) > 0.999, name
+        assert np.mean(actual[name] == expected[name]) > 0.999, name
 
 
 def test_what_an_export_says_of_itself(exported, predictor, trained):
+    """The signature 'classes' and assets.extra have the spec, and no temporary folder is left."""
     spec, extra = trained[0].spec, pathlib.Path(exported, "assets.extra")
     inside = tf.saved_model.load(exported).signatures["classes"]()
     assert [n.decode() for n in inside["class_names"].numpy()] == list(spec.class_names)
@@ -140,6 +146,7 @@ def test_what_an_export_says_of_itself(exported, predictor, trained):
 
 
 def test_an_export_never_overwrites(trained, tmp_path):
+    """An existing folder is refused and stays as it is. A folder that is not an export is not loaded."""
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match="exists"):
         export(*trained, str(tmp_path / "there"))
@@ -151,6 +158,8 @@ def test_an_export_never_overwrites(trained, tmp_path):
 
 
 def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
+    """The check sees a complete export. When it raises, the folder is removed."""
+
     def write(task, folded, folder):
         pathlib.Path(folder, "saved_model.pb").touch()
 
@@ -171,27 +180,27 @@ def test_an_export_without_hashes_is_said_to_be_of_unknown_bytes(exported, tmp_p
 
 
 def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, tmp_path):
-    """In shape and values, of every format that TensorFlow decodes, wherever the photo says its orientation."""
+    """'serving_default' and the predictor give equal outputs for every image format and EXIF orientation."""
     serve = tf.saved_model.load(exported).signatures["serving_default"]
     photos = {**{name: data for name, data in samples().items() if name[0] != "TIFF"}, **placed(6), **more_photos()}
     refused = set()
     assert predictor.spec.levels == "percentiles"
     for name, data in photos.items():
         (tmp_path / "photo").write_bytes(data)
-        wanted = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
+        expected = predictor(load_photo(str(tmp_path / "photo"), predictor.spec.levels))
         try:
-            found = serve(encoded=tf.constant(data))
+            actual = serve(encoded=tf.constant(data))
         except tf.errors.InvalidArgumentError:
             refused.add(name)
             continue
-        for key, value in wanted.items():
-            np.testing.assert_array_equal(found[key], value, str(name))
+        for key, value in expected.items():
+            np.testing.assert_array_equal(actual[key], value, str(name))
     assert refused == {("BMP", "1", "")}
 
 
 @pytest.fixture(scope="module")
 def scaled(sample_dir, tmp_path_factory):
-    """(task, model, its export) of photos at a fifth of their own scale, 67 to 128 pixels a side."""
+    """(task, model, path of its export) for photos at a scale of 0.2, which gives sides of 67 to 128 pixels."""
     task = make_task(
         sample_dir,
         (129, 145),
@@ -209,35 +218,38 @@ def scaled(sample_dir, tmp_path_factory):
 
 
 def test_an_export_scales_photos_as_the_run_does(scaled):
+    """The export's maps of the sample photos, on the largest canvas, equal the model's except at ties."""
     task, model, path = scaled
     inside = tf.saved_model.load(path).signatures["classes"]()
     assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
     predictor = Predictor.of_saved_model(path)
-    one_canvas = dataclasses.replace(task, one_canvas=True)  # the largest, which the export has
+    one_canvas = dataclasses.replace(task, one_canvas=True)  # the largest canvas, which the export uses
     examples = list(one_canvas.eval_dataset())
     assert {tuple(example["image"].shape) for example in examples} == {(129, 145, 3)}
-    wanted = [p for _, p in one_canvas.predictions(model)(examples)]
-    for ours, theirs in zip(predictor.examples(examples), wanted, strict=True):
+    expected = [p for _, p in one_canvas.predictions(model)(examples)]
+    for actual, reference in zip(predictor.predictions(examples), expected, strict=True):
         for key in ("panoptic", "semantic"):
-            assert np.mean(ours[1][key].numpy() != theirs[key].numpy()) < 1e-3, key
+            assert np.mean(actual[1][key].numpy() != reference[key].numpy()) < 1e-3, key
 
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
+    """A photo of 4x4 sample photos is larger than the canvas: the export's maps equal the model's on 99 %."""
     task, model, path = scaled
     predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
     assert max(photo.shape) * 0.2 > 145  # more than the canvas
-    wanted, found = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
-    assert {name: x.shape for name, x in found.items() if x.ndim == 2} == dict.fromkeys(
+    expected, actual = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
+    assert {name: x.shape for name, x in actual.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
     )
     for key in ("panoptic", "semantic"):
-        assert np.mean(found[key] != wanted[key]) < 0.01, key
+        assert np.mean(actual[key] != expected[key]) < 0.01, key
     with pytest.raises(tf.errors.InvalidArgumentError, match="has no pixel or is larger than the canvas"):
         tf.saved_model.load(path).signatures["image"](image=tf.constant(photo))
 
 
 def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
+    """A batch, a photo without a pixel after scaling, and a photo beyond the canvas have clear messages."""
     *_, path = scaled
     predictor, serve = Predictor.of_saved_model(path), tf.saved_model.load(path).signatures["image"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[1,90,90,3\] .* expected shape \[.,.,3\]"):
@@ -253,5 +265,5 @@ def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
         "size": photo.shape[:2],
     }
     with pytest.raises(InputError, match=f"^a.png: {words}"):
-        list(predictor.examples([example]))
+        list(predictor.predictions([example]))
     assert predictor(np.zeros([645, 725, 3], np.uint8))["panoptic"].shape == (645, 725)

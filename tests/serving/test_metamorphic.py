@@ -1,4 +1,4 @@
-"""What may not change a prediction: the other photos of a batch or a stream, their order, and which side is left."""
+"""Changes that must not change a prediction: other photos of the batch, their order, and mirroring."""
 
 import functools
 
@@ -20,7 +20,7 @@ MAPS = ("panoptic", "semantic", "instance")
 
 @functools.cache
 def make_network(sample_dir, name):
-    """A task, its model and the sample photos. The model finds many classes and instances in them."""
+    """(task, model, examples of the sample photos). The model predicts many classes and instances for them."""
     grouping = PostprocessConfig(center_threshold=0.02, stuff_area=4)
     task = make_task(sample_dir, CANVAS, model={"name": name, "norm": BatchNormConfig(momentum=0.0)}, grouping=grouping)
     examples = list(task.eval_dataset())
@@ -43,33 +43,33 @@ def network(sample_dir):
 
 @pytest.fixture(scope="module")
 def one_by_one(network):
-    """The maps of each sample photo in a batch of its own."""
+    """List of the maps of each sample photo, predicted in a batch of one."""
     task, model, examples = network
     return [{name: x[0] for name, x in task.maps(model, e["image"][None]).items()} for e in examples]
 
 
 def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
-    """A batch has a photo that occurs twice, and noise as padding.
+    """A batch of two photos, one of them twice, and noise as padding gives the predictions of single photos.
 
-    The maps are equal up to rounding: a library may add up in another order if the batch has another size. Classes are
-    equal where the best is clearly ahead. The grouping has no such freedom: equal maps give equal segments.
+    The maps are equal up to rounding, because libraries may sum in another order for another batch size. Classes are
+    equal where the best one is clearly ahead. The grouping is exact: equal maps give equal segments.
     """
     task, model, examples = network
     batch = [3, 0, 3]
     noise = tf.random.stateless_uniform([1, *CANVAS, 3], [0, 1], -1, 1)
     maps = task.maps(model, tf.concat([tf.stack([examples[i]["image"] for i in batch]), noise], 0))
     segments = task.segment(maps)
-    for place, number in enumerate(batch):
+    for row, number in enumerate(batch):
         alone = one_by_one[number]
         for name in set(maps) - {CLASS}:
-            np.testing.assert_allclose(maps[name][place], alone[name], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(maps[name][row], alone[name], rtol=1e-3, atol=1e-3)
         best = np.sort(alone[PROBABILITY], -1)
         clear = best[..., -1] - best[..., -2] > 1e-2
         assert clear.mean() > 0.5
-        np.testing.assert_array_equal(maps[CLASS][place][clear], alone[CLASS][clear])
-        again = task.segment({name: x[place : place + 1] for name, x in maps.items()})
+        np.testing.assert_array_equal(maps[CLASS][row][clear], alone[CLASS][clear])
+        again = task.segment({name: x[row : row + 1] for name, x in maps.items()})
         for name, x in again.items():
-            np.testing.assert_array_equal(segments[name][place], x[0])
+            np.testing.assert_array_equal(segments[name][row], x[0])
 
 
 # === Mirrored photos ===
@@ -77,7 +77,7 @@ def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
 
 @pytest.fixture(scope="module")
 def two_sided(network):
-    """What --flip runs."""
+    """The predictor of --flip, which averages the maps of a photo and its mirror image."""
     task, model, _ = network
     return Predictor.of_task(task, model, Inference(flip=True))
 
@@ -90,7 +90,7 @@ def small_photos(network):
 
 
 def test_flip_of_a_mirrored_photo_is_the_mirrored_result(two_sided, small_photos):
-    """Photos as large as the canvas are not resampled, so both sides show the same pixels, and classes are equal."""
+    """The class map of a mirrored photo is the mirrored class map. Photos of the canvas's size are not resampled."""
     for photo in small_photos[:2]:
         turned, plain = two_sided(photo[:, ::-1]), two_sided(photo)
         np.testing.assert_array_equal(turned["semantic"][:, ::-1], plain["semantic"])

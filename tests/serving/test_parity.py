@@ -1,4 +1,4 @@
-"""What is said of an export tells how good it is."""
+"""The measured differences of an export tell how good it is."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ STRIPES = np.array([[CAR + 1, CAR + 2, CAR + 3, MAN + 1, SKY, SPEC.void]]).repea
 
 
 class Fixed:
-    """A predictor that returns the given maps, one for each photo."""
+    """A predictor that returns given panoptic maps. A photo is the number of its map."""
 
     spec = SPEC
 
@@ -27,28 +27,29 @@ class Fixed:
 
 
 def renumbered(panoptic):
-    """The same segments: a first car, of which nothing is left, has pushed the numbers of all others."""
+    """The same segments with instance numbers larger by one, as after one more centre without pixels."""
     return np.where(panoptic % SPEC.label_divisor > 0, panoptic + 1, panoptic)
 
 
 def test_other_numbers_of_instances_are_no_difference():
-    found = prediction_differences(Fixed(STRIPES), Fixed(renumbered(STRIPES)), [0])
-    assert found == {"panoptic": 1.0, "semantic": 1.0, QUALITY: 1.0}
+    differences = prediction_differences(Fixed(STRIPES), Fixed(renumbered(STRIPES)), [0])
+    assert differences == {"panoptic": 1.0, "semantic": 1.0, QUALITY: 1.0}
 
 
 def test_the_worst_photo_and_the_quality_of_all_are_told():
-    """Of the second photo a car is lost to the sky: a car, and the sky's IoU of 1/2, are no match."""
+    """In the second photo a car is predicted as sky. Neither this car nor the sky, of IoU 1/2, has a match."""
     worse = np.where(STRIPES == CAR + 2, SKY, STRIPES)
-    found = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
-    assert found["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
-    assert found["semantic"] == pytest.approx(5 / 6)
+    differences = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
+    assert differences["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
+    assert differences["semantic"] == pytest.approx(5 / 6)
     car, man, sky = 5 / 5.5, 1, 1 / (1 + 0.5 + 0.5)
-    assert found[QUALITY] == pytest.approx((car + man + sky) / 3)
+    assert differences[QUALITY] == pytest.approx((car + man + sky) / 3)
 
 
 def test_a_segment_of_another_class_is_another_segment():
-    found = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
-    assert equal_segments(STRIPES, found, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
+    """One of six stripes has another class: 5/6 of the pixels are equal. Two void maps are equal."""
+    panoptic = np.where(STRIPES == MAN + 1, CAR + 4, STRIPES)
+    assert equal_segments(STRIPES, panoptic, PanopticQuality(SPEC)) == pytest.approx(5 / 6)
     assert equal_segments(np.full([4, 4], SPEC.void), np.full([4, 4], SPEC.void), PanopticQuality(SPEC)) == 1
 
 
@@ -62,6 +63,7 @@ class Canvas:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("whose", ["the export", "the checkpoint"])
 def test_numbers_that_are_none_fail_the_comparison(wrong, whose):
+    """A NaN or infinity on the second photo raises InputError, which says whether checkpoint or export has it."""
     good, bad = np.ones([1, 5], np.float32), np.array([[1, 1, 1, 1, wrong]], np.float32)
     photos = [np.zeros([4, 4, 3], np.uint8)] * 2
     maps = [iter([good, bad]), iter([good, good])]

@@ -1,4 +1,4 @@
-"""What predictions are written as: read back by Pillow, NumPy and pycocotools."""
+"""The files of predictions, read back by Pillow, NumPy and pycocotools."""
 
 import json
 import os
@@ -29,7 +29,7 @@ WRITTEN = {
 
 
 def segmentation(classes, instances):
-    """A prediction from int maps [h, w] of classes, -1 for void, and of instances of things, from 1."""
+    """A panoptic prediction from two int maps [h, w]: classes (-1 for void) and instance numbers (from 1)."""
     things = np.asarray(SPEC.things)[classes] & (classes >= 0)
     instance = np.where(things, instances, 0)
     panoptic = np.where(classes < 0, SPEC.void, classes * SPEC.label_divisor + instance)
@@ -38,15 +38,17 @@ def segmentation(classes, instances):
 
 
 def result_of(prediction, evaluator=PANOPTIC, spec=SPEC, size=None):
+    """The `Result` of a prediction for a grey photo."""
     photo = np.full([*(size or prediction["panoptic"].shape), 3], 90, np.uint8)
     return Result(photo, prediction, evaluator=evaluator, spec=spec, photo="folder/photo.jpg")
 
 
 @st.composite
 def segmentations(draw):
+    """Panoptic predictions of 1x1 to 12x12 pixels, with void and with up to eight instances."""
     height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # some photos have fewer classes, and larger segments
+    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # large segments of few classes
     classes = rough[np.arange(height)[:, None] * 3 // height, np.arange(width) * 3 // width]
     return segmentation(classes, rng.integers(1, draw(st.integers(2, 9)), [height, width]))
 
@@ -57,6 +59,7 @@ def read(folder, content, key):
 
 @pytest.mark.parametrize("dropped", [0, 276])
 def test_objects_that_are_left_out_are_told(tmp_path, dropped):
+    """The JSON has the number of dropped objects, with a warning if it is not 0."""
     prediction = segmentation(np.zeros([2, 3], int), np.ones([2, 3], int))
     result = result_of({**prediction, "dropped": np.int32(dropped)})
     result.write(tmp_path / "photo")
@@ -68,15 +71,16 @@ def test_objects_that_are_left_out_are_told(tmp_path, dropped):
 @given(segmentations(), st.sampled_from(["png", "tiff"]))
 @settings(max_examples=40, deadline=None)
 def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label_image):
+    """Panoptic PNG, semantic PNG, label image, overlay and JSON agree on ids, classes, masks, boxes and scores."""
     folder, result = tmp_path_factory.mktemp("out"), result_of(prediction)
-    if result.labels is None:  # of things without instances
+    if result.labels is None:  # the prediction has no instances
         label_image = None
     paths = result.write(folder / "photo", label_image)
     content = json.loads((folder / "photo.json").read_text())
     names = {key: content.pop(key) for key in WRITTEN if key in content}
     assert content == json.loads(json.dumps(result.json())) and content["photo"] == "folder/photo.jpg"
-    wanted = {**WRITTEN, "label_file_name": {"png": ".labels.png", "tiff": ".labels.tif"}.get(label_image)}
-    assert names == {key: f"photo{ending}" for key, ending in wanted.items() if ending}
+    endings = {**WRITTEN, "label_file_name": {"png": ".labels.png", "tiff": ".labels.tif"}.get(label_image)}
+    assert names == {key: f"photo{ending}" for key, ending in endings.items() if ending}
     assert paths == [str(folder / name) for name in [*names.values(), "photo.json"]]
     assert sorted(os.listdir(folder)) == sorted([*names.values(), "photo.json"])
     color = read(folder, names, "file_name").astype(int)
@@ -87,13 +91,17 @@ def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label
         read(folder, names, "semantic_file_name"), np.array(SPEC.category_ids)[prediction["semantic"]]
     )
     np.testing.assert_array_equal(read(folder, names, "overlay_file_name"), result.overlay())
-    labels = read(folder, names, "label_file_name") if label_image else np.zeros(ids.shape, np.uint16)
-    assert labels.dtype == np.uint16
-    numbers = [segment["id"] for segment in content["segments"]]
-    assert len(set(numbers)) == len(numbers) and {*numbers, 0} == {*np.unique(ids), 0}
+    labels = read(folder, names, "label_file_name") if label_image else None
+    assert labels is None or (labels.dtype == np.uint16 and not labels[ids == 0].any())
     assert content["segments"] == result.segments
-    things = np.zeros(ids.shape, bool)
-    for segment in content["segments"]:
+    check_segments(content["segments"], ids, labels, prediction)
+
+
+def check_segments(segments, ids, labels, prediction):
+    """Checks the JSON's segments against the prediction and the maps of ids and labels, int [h, w] (labels or None)."""
+    numbers = [segment["id"] for segment in segments]
+    assert len(set(numbers)) == len(numbers) and {*numbers, 0} == {*np.unique(ids), 0}
+    for segment in segments:
         mask = ids == segment["id"]
         np.testing.assert_array_equal(masks.decode(segment["segmentation"]), mask)
         (owner,) = np.unique(prediction["panoptic"][mask])
@@ -105,15 +113,13 @@ def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label
         score = prediction["score"][instance - 1] if segment["thing"] else 1.0
         assert segment["score"] == pytest.approx(score, abs=1e-4)
         assert ("label" in segment) == segment["thing"]
-        if segment["thing"] and label_image:
-            assert (labels[mask] == segment["label"]).all()
-            things |= mask
-    np.testing.assert_array_equal(labels > 0, things)
-    numbers = [segment["label"] for segment in content["segments"] if "label" in segment]
+        assert labels is None or (labels[mask] == segment.get("label", 0)).all()
+    numbers = [segment["label"] for segment in segments if "label" in segment]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_a_network_without_instances_has_no_label_image(tmp_path):
+    """A prediction whose things have no instance numbers: a label image is refused, and nothing is written."""
     classes = np.repeat([[1, 1, 2, 3]], 4, 0)
     merged = segmentation(classes, np.zeros([4, 4], int))
     result = result_of({**merged, "score": np.zeros(3)})
@@ -126,7 +132,7 @@ def test_a_network_without_instances_has_no_label_image(tmp_path):
 
 
 def instances_of_a_pixel(count):
-    """A prediction of `CELLS` with as many instances of one pixel, and pixels of background around them."""
+    """A prediction for `CELLS` with `count` instances of one pixel each, before pixels of background."""
     ids = np.arange(1, 300 * (count // 300 + 1) + 1).reshape(-1, 300)
     instance = np.where(ids <= count, ids, 0)
     panoptic = np.where(instance > 0, CELLS.label_divisor, 0) + instance
@@ -134,7 +140,7 @@ def instances_of_a_pixel(count):
 
 
 def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
-    """Ids are numbers of segments, so that no label_divisor makes them large. A label image has no room for them."""
+    """65536 instances: a panoptic PNG holds them, as its ids count segments. A label image of 16 bits is refused."""
     result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
     with pytest.raises(InputError, match="^65536 instances in one photo"):
         result.write(tmp_path / "photo", "tiff")
@@ -146,17 +152,18 @@ def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
 
 
 def test_categories_beyond_16_bits_have_no_map(tmp_path):
+    """A category id of 70000 is in the JSON, but no semantic PNG is written."""
     spec = DatasetSpec("large", ("cell",), (70000,), (True,))
     one = np.ones([2, 2], int)
-    found = {"panoptic": one, "semantic": 0 * one, "instance": one, "score": np.ones(1)}
-    result_of(found, spec=spec).write(tmp_path / "photo")
+    prediction = {"panoptic": one, "semantic": 0 * one, "instance": one, "score": np.ones(1)}
+    result_of(prediction, spec=spec).write(tmp_path / "photo")
     assert sorted(os.listdir(tmp_path)) == ["photo.json", "photo.overlay.png", "photo.panoptic.png"]
     assert json.loads((tmp_path / "photo.json").read_text())["segments"][0]["category_id"] == 70000
 
 
 @pytest.mark.parametrize("killed_at", range(5))
 def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, killed_at):
-    """Before each file gets its name, the process ends."""
+    """The process ends before the rename of file number `killed_at`. The next write completes the files."""
     result, replace, left = result_of(instances_of_a_pixel(20), spec=CELLS), os.replace, [killed_at]
 
     def give_name(temporary, path):
@@ -178,17 +185,18 @@ def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, 
 
 
 def detections(scores, mask=None):
-    """A prediction of two cars, 8 x 8 pixels at (0, 0) and (4, 4), on a photo of 12 x 16 pixels."""
-    found = {
+    """A detection of two cars of 8x8 pixels, at (0, 0) and (4, 4) of a photo of 12x16 pixels."""
+    prediction = {
         "box": np.array([[0, 0, 8, 8], [4, 4, 8, 8]], np.float32),
         "class": np.array([3, 3]),
         "score": np.array(scores, np.float32),
         "count": np.array(2),
     }
-    return {**found, **({} if mask is None else {"mask": np.full([2, 4, 4], mask, np.float32)})}
+    return {**prediction, **({} if mask is None else {"mask": np.full([2, 4, 4], mask, np.float32)})}
 
 
 def test_objects_have_the_keys_of_segments(tmp_path):
+    """Two overlapping cars: the JSON has their boxes and masks, and the label image gives the better score priority."""
     result = result_of(detections([0.9, 0.7], mask=1), DETECTION, size=(12, 16))
     result.write(tmp_path / "photo", "png")
     content = json.loads((tmp_path / "photo.json").read_text())
@@ -201,19 +209,14 @@ def test_objects_have_the_keys_of_segments(tmp_path):
         x, y, width, height = map(int, one["box"])
         mask[y : y + height, x : x + width] = 1
         np.testing.assert_array_equal(masks.decode(one["segmentation"]), mask)
-        assert (one["id"], one["label"], one["area"], one["class"], one["category_id"]) == (
-            number,
-            number,
-            64,
-            "car",
-            40,
-        )
-    wanted = np.zeros([12, 16], np.uint16)
-    wanted[4:12, 4:12] = 2
-    wanted[:8, :8] = 1  # the better score
+        assert (one["id"], one["label"], one["area"]) == (number, number, 64)
+        assert (one["class"], one["category_id"]) == ("car", 40)
+    expected = np.zeros([12, 16], np.uint16)
+    expected[4:12, 4:12] = 2
+    expected[:8, :8] = 1  # the better score
     labels = read(tmp_path, content, "label_file_name")
     assert labels.dtype == np.uint16
-    np.testing.assert_array_equal(labels, wanted)
+    np.testing.assert_array_equal(labels, expected)
 
 
 def test_only_objects_that_are_drawn_have_labels():
@@ -225,6 +228,7 @@ def test_only_objects_that_are_drawn_have_labels():
 
 
 def test_pictures_of_every_kind_are_saved(tmp_path):
+    """A translation, a classification and a segmentation as PNG, JPEG and TIFF have the overlay's size and pixels."""
     text = Result("Two dogs run.", {"translation": "Zwei Hunde.", "score": -1.0}, evaluator=TRANSLATION, spec=None)
     probability = np.array([0.1, 0.2, 0.7, 0], np.float32)
     label = result_of({"probability": probability}, CLASSIFICATION, size=(30, 40))
@@ -243,6 +247,7 @@ def test_pictures_of_every_kind_are_saved(tmp_path):
 
 
 def test_pictures_that_are_not_saved(tmp_path):
+    """A picture that is too long for JPEG, and names without a suffix of a picture, are refused."""
     long = result_of({"probability": np.ones(4) / 4}, CLASSIFICATION, size=(65600, 1))
     for name, words in (
         ("out.jpg", r"JPEG holds at most 65500 pixels along a side; save it as PNG"),

@@ -1,4 +1,4 @@
-"""Photos of other magnifications: what is found at the zoom of the training, at the photo's own size."""
+"""Photos of other magnifications: predictions at the training's zoom, returned at the photo's own size."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from axial.tasks.segmentation.evaluator import PANOPTIC
 
 
 class Discs:
-    """Finds bright objects as a network does that was trained on discs of 20 pixels: it cuts large ones into pieces."""
+    """Segments bright objects like a network trained on discs of 20 pixels, which cuts large objects into pieces."""
 
     spec, evaluator, scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
 
@@ -38,7 +38,7 @@ class Discs:
 
 
 def photo_of(diameter, background=0):
-    """uint8 photo of 4 x 5 discs, and which disc each pixel belongs to: int, 0 for none."""
+    """(photo of 4x5 discs, uint8 [h, w, 3]; number of each pixel's disc, int [h, w], 0 for none)."""
     step = 2 * diameter
     rows, columns = (x[: 4 * step, : 5 * step] for x in np.indices([4 * step, 5 * step]))
     inside = np.hypot(rows % step - diameter + 0.5, columns % step - diameter + 0.5) <= diameter / 2
@@ -46,8 +46,8 @@ def photo_of(diameter, background=0):
     return np.repeat(np.where(truth, 220, background).astype(np.uint8)[..., None], 3, 2), truth
 
 
-def found(result, truth):
-    """IoU of each true disc with the segment at its centre; their segments must differ."""
+def disc_ious(result, truth):
+    """List of the IoU of each true disc with the segment at its centre. All discs must have different segments."""
     centers = ndimage.center_of_mass(truth > 0, truth, range(1, truth.max() + 1))
     ids = [int(result.panoptic[int(y), int(x)]) for y, x in centers]
     assert len(set(ids)) == truth.max()
@@ -57,32 +57,37 @@ def found(result, truth):
 
 @pytest.mark.parametrize("diameter", [6, 40, 150])
 def test_objects_are_found_at_every_magnification(diameter):
-    """And all that is written is in pixels of the photo."""
+    """Discs of 6, 40 and 150 pixels, with a given or an automatic diameter: all 20 are found.
+
+    Zoom, IoUs, areas and boxes fit the discs, and areas and boxes are in pixels of the photo.
+    """
     photo, truth = photo_of(diameter)
     for given in ("auto", diameter, str(diameter)):
         result = Result.of(Zoomed(Discs(), given), photo)
         things = [segment for segment in result.segments if segment["thing"]]
         assert len(things) == 20 and result.panoptic.shape == truth.shape and not result.warnings
-        assert min(found(result, truth)) > (0.6 if diameter < 10 else 0.85)
-        wanted = min(20 / diameter, 2) if given == "auto" else 20 / diameter
-        assert wanted / 1.25 < result.json()["zoom"] < wanted * 1.25
+        assert min(disc_ious(result, truth)) > (0.6 if diameter < 10 else 0.85)
+        expected = min(20 / diameter, 2) if given == "auto" else 20 / diameter
+        assert expected / 1.25 < result.json()["zoom"] < expected * 1.25
         assert all(0.7 < segment["area"] / (np.pi / 4 * diameter**2) < 1.4 for segment in things)
         assert all(abs(segment["box"][2] - diameter) <= max(2, diameter / 10) for segment in things)
 
 
 def test_what_is_far_from_the_training_is_noted():
+    """Discs that are much smaller or larger, a bright background and an empty photo give a warning each."""
+
     def warnings(diameter, background=0, given=None):
         predictor = Discs() if given is None else Zoomed(Discs(), given)
         return Result.of(predictor, photo_of(diameter, background)[0]).warnings
 
     assert warnings(20) == warnings(40) == []
     for diameter in (6, 56):
-        text = f"the objects found are {diameter} pixels wide at the median, those of the training 20 (10 to 40)"
+        text = f"its objects are {diameter} pixels wide at the median, the training's 20 (10 to 40)"
         assert warnings(diameter) == [f"{text}: try --diameter=auto"]
     assert warnings(20, background=99) == [
-        "its median grey level is 99, that of the training's photos 5 (0 to 20): try --diameter=auto"
+        "its median grey level is 99, the median of the training's photos 5 (0 to 20): try --diameter=auto"
     ]
-    assert "at the zoom 0.25, those of the training 20" in warnings(20, given=80)[0]
+    assert "at the zoom 0.25, the training's 20" in warnings(20, given=80)[0]
     empty = Result.of(Discs(), np.zeros([50, 60, 3], np.uint8))
     assert empty.json()["warnings"] == empty.warnings == ["no object is found: try --diameter=auto"]
     old = Discs()
@@ -97,6 +102,7 @@ def test_values_that_are_no_diameter(diameter):
 
 
 def test_photos_and_models_that_have_no_zoom():
+    """Extreme diameters and models without `objects` raise InputError; tiny photos have a prediction."""
     for diameter in (1e9, 1e-9):
         with pytest.raises(InputError, match=r"^200x160 pixels become \d+x\d+ at the zoom .*; expected 1 to 268435456"):
             Zoomed(Discs(), diameter)(photo_of(20)[0])

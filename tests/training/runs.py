@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import tests.conftest  # noqa: F401, as it decides how graphs are optimised, in processes of tests too
+import tests.conftest  # noqa: F401, it sets graph optimisation, also in the processes that tests start
 from axial.layers import BatchNorm, BatchNormConfig
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
@@ -21,7 +21,7 @@ SIDE = 16
 
 
 class OneBlock(keras.Model):
-    """A classifier of one convolution, which is traced at once."""
+    """A classifier of one convolution and a batch norm, which is quick to trace."""
 
     def __init__(self, classes, width):
         super().__init__(name="model")
@@ -35,7 +35,7 @@ class OneBlock(keras.Model):
 
 
 class SmallTask(ToyTask):
-    """The class of a photo by `OneBlock`. `spoilt` is a step whose images are infinite."""
+    """Classifies photos by `OneBlock`. The images of the step `spoilt` are infinite."""
 
     width, spoilt = 4, None
 
@@ -48,8 +48,8 @@ class SmallTask(ToyTask):
         def spoil(step, example):
             return {**example, "image": tf.where(first_step + step == self.spoilt, float("inf"), example["image"])}
 
-        found = super().train_dataset(batch, seed, first_step, context, service)
-        return found if self.spoilt is None else found.enumerate().map(spoil)
+        batches = super().train_dataset(batch, seed, first_step, context, service)
+        return batches if self.spoilt is None else batches.enumerate().map(spoil)
 
 
 def small_task(data_dir, width=4, spoilt=None, **data):
@@ -73,7 +73,7 @@ def run(
     change=(),
     **options,
 ):
-    """Trains the small task. `optimizer` is a function that makes it, of a schedule."""
+    """Trains the small task and returns the scores. `optimizer` is a function that maps a schedule to a `Rule`."""
     strategy = strategy or tf.distribute.get_strategy()
     options = {"steps_per_loop": 2, "checkpoint_interval": 2, "eval_interval": 0, **options}
     config = TrainingConfig(steps=steps, batch=batch, **options)
@@ -83,11 +83,11 @@ def run(
 
 
 class Begun(Exception):
-    """Ends a training before its first step: (that step, its `TrainStep`)."""
+    """Ends a training before its first step. Its arguments are that step and the `TrainStep`."""
 
 
 def begin(*arguments, **options):
-    """(step, `TrainStep`) of a `run` that ends before its first step."""
+    """(step, `TrainStep`) of a `run` that is stopped before its first step."""
     kept = trainer.Evaluations
 
     def evaluations(loop, model_dir):
@@ -103,7 +103,7 @@ def begin(*arguments, **options):
 
 
 def curve(model_dir, tag="total"):
-    """dict from steps to the last value that was written for each."""
+    """dict from steps to the last value of a summary at each step."""
     values = {}
     for path in sorted(glob.glob(os.path.join(model_dir, "events*")), key=os.path.getmtime):
         events = EventAccumulator(path, {"tensors": 0}).Reload()
@@ -113,7 +113,7 @@ def curve(model_dir, tag="total"):
 
 
 def weights(model_dir, start="model/"):
-    """dict of the arrays of a run's latest checkpoint whose names begin so."""
+    """dict of the arrays in a run's latest checkpoint whose names begin with `start`."""
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
     names = [n for n in reader.get_variable_to_shape_map() if n.startswith(start)]
     return {n: reader.get_tensor(n) for n in names if "OBJECT" not in n}

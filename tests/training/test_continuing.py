@@ -1,4 +1,4 @@
-"""What a run is trained with: its folder keeps it, and a resumed training goes on with that or says what it changes."""
+"""A run's folder keeps its hyperparameters: a resumed training uses the same ones, or prints which it changes."""
 
 import contextlib
 import dataclasses
@@ -35,9 +35,9 @@ def begun(colours_dir, tmp_path_factory):
 
 @pytest.fixture
 def goes_on(colours_dir, begun, tmp_path):
-    """Function that resumes a copy of the run, up to its first step. It returns the copy and that step.
+    """Function that resumes a copy of the run up to its first step. It returns (folder of the copy, that step).
 
-    `before` is a function that changes the copy, the other arguments are those of `run`.
+    `before` is a function that changes the copy. The other arguments go to `run`.
     """
 
     def resume(before=None, **options):
@@ -50,14 +50,16 @@ def goes_on(colours_dir, begun, tmp_path):
 
 
 def panoptic_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, **options):
+    """A panoptic task of a tiny network on the sample data, with a canvas of 33x33."""
     return make_task(sample_dir, (33, 33), model={"arguments": {"repeats": repeats, **(arguments or {})}}, **options)
 
 
 def kept(folder):
+    """The content of a run's training.json."""
     return json.loads((folder / "training.json").read_text())
 
 
-# What is changed, of the run or of its task, and how the message names it.
+# name of the setting -> (change of the run, change of the task, regular expression that matches the message).
 CHANGES = {
     "batch": ({"batch": 4}, {}, "batch is 2 in the run and 4 here"),
     "seed": ({"seed": 7}, {}, "seed is 0 in the run and 7 here"),
@@ -71,14 +73,15 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, capsys):
-    of_run, of_task, words = CHANGES[name]
+    """A changed setting raises InputError. With --change=NAME it is printed, and training.json lists it once."""
+    config, task_options, words = CHANGES[name]
 
     def settings(task, rate=1e-3, optimizer=RAdamLookahead, batch=2, **config):
         built = optimizer(WarmupPoly(rate, 50, 5))
         return hyperparameters(task, built, TrainingConfig(steps=10, batch=batch, **config))
 
     keep_settings(str(tmp_path), settings(panoptic_task(sample_dir)))
-    other = settings(panoptic_task(sample_dir, **of_task), **of_run)
+    other = settings(panoptic_task(sample_dir, **task_options), **config)
     with pytest.raises(InputError, match=words) as caught:
         check_continues(str(tmp_path), other)
     assert f"of another {name} " in str(caught.value) and f"--change={name} goes on" in str(caught.value)
@@ -94,7 +97,7 @@ def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, cap
 
 
 def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
-    """A run of before such settings of the data and the optimizer goes on, but not with other ones."""
+    """A run without some settings continues with the defaults of `BEFORE`, and refuses other values."""
 
     def settings(decay_tables=False, **data):
         optimizer, training = NesterovMomentum(0.1, decay_tables=decay_tables), TrainingConfig(steps=10, batch=2)
@@ -117,9 +120,10 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
 
 
 def test_a_training_is_refused_or_goes_on(goes_on, monkeypatch):
+    """Two settings differ: the training needs both names in `change`, and refuses a name that does not exist."""
     options = dict(batch=4, rate=0.002)
     with monkeypatch.context() as patch, pytest.raises(InputError) as caught:
-        patch.setattr(SmallTask, "build_model", None)  # a network takes minutes
+        patch.setattr(SmallTask, "build_model", None)  # the settings are checked before a model is built
         goes_on(**options, change=("batch",))
     assert "learning_rate.peak" in str(caught.value) and "batch is" not in str(caught.value)
     assert "--change=batch,learning_rate goes on" in str(caught.value)
@@ -130,6 +134,7 @@ def test_a_training_is_refused_or_goes_on(goes_on, monkeypatch):
 
 
 def test_what_changes_no_weight_may_change(colours_dir, goes_on):
+    """The evaluation split, rematerialisation, the backend and the intervals are no hyperparameters."""
     task = small_task(colours_dir)
     task.data = dataclasses.replace(task.data, eval_split="train")
     task.model = dataclasses.replace(task.model, recompute="block", backend="xla")
@@ -139,6 +144,7 @@ def test_what_changes_no_weight_may_change(colours_dir, goes_on):
 
 
 def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
+    """The fingerprint of a split depends on its content, not on its path."""
     copy = shutil.copytree(colours_dir, tmp_path / "copy")
     assert goes_on(task=small_task(str(copy)))[1] == 2
     assert fingerprint(str(copy), "val") == fingerprint(colours_dir, "val") != fingerprint(colours_dir, "train")
@@ -150,16 +156,19 @@ def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
 
 
 def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
+    """Without training.json the run resumes with other settings and a warning, and then has a training.json."""
     folder, step = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
     assert step == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{folder}: has no training.json")
-    assert kept(folder)["settings"]["learning_rate"]["peak"] == 0.002  # from here on it is known
+    assert kept(folder)["settings"]["learning_rate"]["peak"] == 0.002  # the run has a training.json now
     with pytest.raises(InputError, match="batch is 2 in the run and 4 here"):
         goes_on(batch=4)
 
 
 def test_settings_of_another_version_are_not_compared(goes_on):
+    """Names that only the run or only this version has are skipped."""
+
     def other_version(folder):
         content = kept(folder)
         content["settings"]["model"]["arguments"]["of_old"] = content["settings"]["of_old"] = 1
@@ -173,7 +182,7 @@ def test_settings_of_another_version_are_not_compared(goes_on):
 
 
 def loop_of(optimizer, value=5.0):
-    """A model of one weight, as `_restored` takes it."""
+    """A stand-in for a `TrainStep` with a model of one weight, which starts at `value`."""
     start = keras.initializers.Constant(value)
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer=start, input_shape=(1,))])
     optimizer, config = optimizer.build(model.trainable_variables), types.SimpleNamespace(init_checkpoint=None)
@@ -181,14 +190,14 @@ def loop_of(optimizer, value=5.0):
 
 
 def weights_of_steps(loop, count=12, first=0):
-    """[(weight, moving average of it or the weight)] after each of some steps, whose gradients follow from `first`."""
-    found = []
+    """[(weight, its moving average or the weight)] after each of `count` steps. Step s has the gradient cos(s)."""
+    values = []
     for step in range(first, first + count):
         loop.optimizer.apply([tf.constant([[np.cos(step)]], tf.float32)], loop.model.trainable_variables)
         with averaged(loop.optimizer, loop.model.trainable_variables):
             average = loop.model.get_weights()[0].item()
-        found.append((loop.model.get_weights()[0].item(), average))
-    return found
+        values.append((loop.model.get_weights()[0].item(), average))
+    return values
 
 
 def save(loop, folder, step):
@@ -209,7 +218,7 @@ OPTIMIZERS = {
     [("RAdam", "RAdam"), ("averaged", "averaged"), ("RAdam", "averaged"), ("averaged", "Adam"), ("Adam", "RAdam")],
 )
 def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_path):
-    """It moves them as it moves the weights that a new training starts from. The same optimizer just goes on."""
+    """Another optimizer moves the run's weights like the weights of a new training. The same optimizer continues."""
 
     def restored():
         loop = loop_of(OPTIMIZERS[after](0.01), value=-3.0)
@@ -220,20 +229,20 @@ def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_p
     weights_of_steps(first, 7)
     save(first, tmp_path, 7)
     value = first.model.get_weights()[0].item()
-    wanted = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
+    expected = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
     second = restored()
     with averaged(second.optimizer, second.model.trainable_variables) if before != after else contextlib.nullcontext():
-        assert second.model.get_weights()[0].item() == value  # an evaluation before the first step sees it too
+        assert second.model.get_weights()[0].item() == value  # the average starts at the weight too
     save(second, tmp_path, 8)  # stopped before its first step
     third = restored()
-    found = weights_of_steps(third, 5)
+    actual = weights_of_steps(third, 5)
     save(third, tmp_path, 12)  # and after five
-    found += weights_of_steps(restored(), 7, first=5)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    actual += weights_of_steps(restored(), 7, first=5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_changed_number_is_the_learning_rate(tmp_path):
-    """A checkpoint has the number too."""
+    """The checkpoint stores a constant learning rate of 0.1; the new rate of 0.2 wins."""
     save(loop_of(NesterovMomentum(0.1)), tmp_path, 3)
     loop = loop_of(NesterovMomentum(0.2))
     trainer._restored(loop, latest_checkpoint(str(tmp_path)), None)
@@ -241,6 +250,7 @@ def test_a_changed_number_is_the_learning_rate(tmp_path):
 
 
 def test_learning_rates_are_kept(colours_dir):
+    """The hyperparameters hold a constant rate as a number, and a schedule as a dict of its arguments."""
     config, task = TrainingConfig(steps=1, batch=2), small_task(colours_dir)
     assert hyperparameters(task, Adam(0.1), config)["learning_rate"] == 0.1
     cosine = hyperparameters(task, Adam(WarmupCosine(0.4, 20, 2)), config)["learning_rate"]

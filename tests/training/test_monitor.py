@@ -1,4 +1,4 @@
-"""What watches a training: status, requests to stop, hanging steps, the length of loops; and saves that try again."""
+"""Monitoring of a training: the status file, requests to stop, hanging steps and the profiler trace."""
 
 import contextlib
 import faulthandler
@@ -22,6 +22,7 @@ from tests.cloud.slice_fixture import until
 
 
 def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
+    """100 loops of 1 to 100 seconds per step, a quarter of each waiting: status.json has their statistics."""
     status = monitor.Status(str(tmp_path), steps=300, batch=8)
     status.write("training", 0)
     assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
@@ -30,16 +31,17 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
         status.add_loop(2, 2 * seconds, waited=0.5 * seconds)
     monkeypatch.setattr(monitor.Status, "SECONDS", 0)
     status.write("training", 200)
-    found = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
-    assert (found.state, found.step, found.steps) == ("training", 200, 300)
-    times = found.seconds_per_step, found.seconds_per_step_p90, found.seconds_per_step_p99
+    written = read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1]
+    assert (written.state, written.step, written.steps) == ("training", 200, 300)
+    times = written.seconds_per_step, written.seconds_per_step_p90, written.seconds_per_step_p99
     assert times == pytest.approx((50.5, 90.1, 99.01))
-    assert found.images_per_second == pytest.approx(8 / 50.5)
-    assert found.input_bound == pytest.approx(0.25)
-    assert "CPU" in found.machine["devices"] and found.machine["tensorflow"] == tf.__version__
+    assert written.images_per_second == pytest.approx(8 / 50.5)
+    assert written.input_bound == pytest.approx(0.25)
+    assert "CPU" in written.machine["devices"] and written.machine["tensorflow"] == tf.__version__
 
 
 def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch, capfd):
+    """Writes less than 15 seconds apart are skipped unless the state changes. Two writes fail, which only prints."""
     tried, errors = [], [None, OSError(5, "?"), None, tf.errors.UnknownError(None, None, "Stale file handle")]
 
     def failing(path, value):
@@ -59,6 +61,7 @@ def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch
 
 
 def test_a_notice_of_maintenance_is_seen(monkeypatch):
+    """The third read of the metadata has a notice, which becomes the reason to stop."""
     notices = iter(("", "", "maintenance-event TERMINATE"))
     monkeypatch.setattr(monitor.metadata, "host", lambda: "here")
     monkeypatch.setattr(monitor.metadata, "notice", notices.__next__)
@@ -77,19 +80,20 @@ from axial.training.monitor import StopRequests
 with StopRequests() as requests:
     print("hangs", flush=True)
     try:
-        tf.queue.FIFOQueue(1, tf.int32).dequeue()  # as a step that waits for another host
+        tf.queue.FIFOQueue(1, tf.int32).dequeue()  # blocks like a step that waits for another host
     finally:
         print("went on", flush=True)
 """
 
 
 def test_a_second_interrupt_ends_a_step_that_hangs():
+    """The first SIGINT prints a line. The second one ends the process with exit code 130 while TensorFlow blocks."""
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(axial.__file__))}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "-c", HANGING], env=env, **pipes) as process:
         try:
             assert process.stdout.readline() == "hangs\n"
-            process.send_signal(signal.SIGTERM)  # which no number of times ends it so
+            process.send_signal(signal.SIGTERM)  # SIGTERM never ends a process at once
             process.send_signal(signal.SIGINT)
             assert process.stderr.readline() == "\n"
             assert "SIGINT: saves after this step" in process.stderr.readline()
@@ -105,6 +109,7 @@ def test_a_second_interrupt_ends_a_step_that_hangs():
 
 
 def test_requests_leave_nothing_behind():
+    """After three contexts, the process has no more open files than before, and no wakeup descriptor."""
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with monitor.StopRequests() as requests:
@@ -115,6 +120,8 @@ def test_requests_leave_nothing_behind():
 
 
 def test_a_step_that_hangs_shows_every_thread(capfd):
+    """A thread that sleeps for longer than the limit shows up in the stacks. Calls in time show nothing."""
+
     def hang_here():
         time.sleep(0.8)
 
@@ -128,9 +135,9 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
         assert "Timeout" in errors
         assert "hang_here" in errors and "test_a_step_that_hangs_shows_every_thread" in errors
         for _ in range(8):
-            monitor.show_hangs(2.0)  # far more than a pause, also on a busy machine
+            monitor.show_hangs(2.0)  # far more than the pause below, also on a busy machine
             time.sleep(0.3)
-        monitor.show_hangs(1e30)  # as good as never
+        monitor.show_hangs(1e30)  # effectively never
         assert "Timeout" not in capfd.readouterr().err
 
 
@@ -144,15 +151,16 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     ],
 )
 def test_a_trace_has_the_steps_that_are_asked_for(tmp_path, monkeypatch, folder, steps, calls):
-    found = []
-    monkeypatch.setattr(tf.profiler.experimental, "start", found.append)
-    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: found.append("stop"))
+    """A trace of the steps 100 to 110 starts after step 99 and stops after step 110; no loop crosses these edges."""
+    called = []
+    monkeypatch.setattr(tf.profiler.experimental, "start", called.append)
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: called.append("stop"))
     monkeypatch.chdir(tmp_path)
     with monitor.Profile(folder, (100, 110)) as profile:
         assert [profile.bound(step, step + 25) for step in (50, 90, 99, 105, 110)] == [75, 99, 110, 110, 135]
         for step in steps:
             profile.at(step)
-    assert found == calls
+    assert called == calls
 
 
 def test_a_profile_is_not_written_through_a_link(tmp_path):

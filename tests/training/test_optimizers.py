@@ -1,4 +1,4 @@
-"""The optimizers, compared step by step with the papers' rules in float64, on one replica and on two."""
+"""The optimizers equal float64 implementations of the papers' rules at every step, on one replica and on two."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.conftest import two_replicas
 
 
 class Oracle:
-    """The two papers' update rules for one float64 array."""
+    """Rectified Adam inside Lookahead, by the papers, for one float64 array."""
 
     def __init__(self, weight, beta_1, beta_2, epsilon, period, slow_step, decay):
         self.fast, self.slow = weight.astype(np.float64), weight.astype(np.float64)
@@ -39,7 +39,7 @@ class Oracle:
 
 
 def test_slow_weights_start_where_training_does():
-    """Weights that are loaded after the slots are made are not pulled back to the weights before."""
+    """Lookahead does not pull weights that were loaded after the slots were made back to the old weights."""
     variable = tf.Variable([0.0])
     optimizer = RAdamLookahead(1e-3).build([variable])
     variable.assign([100.0])
@@ -49,14 +49,15 @@ def test_slow_weights_start_where_training_does():
 
 
 def test_schedules():
+    """Polynomial and cosine schedules at steps during, after and beyond their warm-up and decay."""
     schedule = WarmupPoly(peak=2.0, steps=100, warmup=10, power=0.9)
     for step in (0, 4, 9, 10, 50, 99, 100, 150):
         left = max(1 - step / 100, 0)
-        wanted = 2.0 * min((step + 1) / 10, 1) * left**0.9
-        np.testing.assert_allclose(schedule(step), wanted, rtol=1e-5)
+        expected = 2.0 * min((step + 1) / 10, 1) * left**0.9
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
     assert float(WarmupPoly(2.0, 100, 0)(0)) == 2.0
-    found = [float(WarmupCosine(0.4, 110, 10)(step)) for step in (0, 4, 9, 10, 60, 110, 200)]
-    np.testing.assert_allclose(found, [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0], atol=1e-6)
+    rates = [float(WarmupCosine(0.4, 110, 10)(step)) for step in (0, 4, 9, 10, 60, 110, 200)]
+    np.testing.assert_allclose(rates, [0.04, 0.2, 0.4, 0.4, 0.2, 0.0, 0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [None, "0.1", True, -1, float("nan"), WarmupPoly], ids=repr)
@@ -68,7 +69,7 @@ def test_a_learning_rate_is_a_number_or_a_schedule(rate):
 
 
 class MomentumOracle:
-    """Momentum, plain or Nesterov's, and the average of the weights, for one float64 array."""
+    """Plain or Nesterov momentum and the moving average of the weights, for one float64 array."""
 
     def __init__(self, weight, momentum, decay, average, nesterov=True):
         self.weight, self.velocity = weight.astype(np.float64), np.zeros(weight.shape)
@@ -86,7 +87,7 @@ class MomentumOracle:
 
 
 class AdamOracle:
-    """Adam's rule, with the epsilon of Kingma and Ba's Sec. 2, for one float64 array."""
+    """Adam with the epsilon of Kingma and Ba's Sec. 2, for one float64 array."""
 
     def __init__(self, weight, beta_1, beta_2, epsilon):
         self.weight, self.m, self.v, self.t = weight.astype(np.float64), 0.0, 0.0, 0
@@ -102,7 +103,7 @@ class AdamOracle:
         return self.weight
 
 
-RULES = {  # (optimizer of a rate, oracle of a weight and its decay, decay of position tables), on so many replicas
+RULES = {  # name -> (function of a rate, function of a weight and its decay, decay of position tables)
     "radam": (
         lambda rate: RAdamLookahead(rate, decay=0.1),
         lambda weight, decay: Oracle(weight, 0.9, 0.999, 1e-7, 5, 0.5, decay),
@@ -129,9 +130,12 @@ RULES = {  # (optimizer of a rate, oracle of a weight and its decay, decay of po
 
 @pytest.mark.parametrize("rule,replicas", [*((rule, 1) for rule in RULES), ("radam", 2), ("nesterov", 2)])
 def test_a_rule_is_that_of_its_paper(rule, replicas):
-    """Batch-norm scales have no decay, a factor multiplies the learning rate, a stopped step changes nothing."""
-    optimizer, oracle, of_tables = RULES[rule]
-    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": of_tables, "offset_kernel": 0.1}
+    """23 random gradients of four 3x4 variables. Step 7 is not finite and changes nothing.
+
+    Batch norm scales have no weight decay, and `learning_rate_factor` multiplies the rate of one variable.
+    """
+    optimizer, oracle, table_decay = RULES[rule]
+    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": table_decay, "offset_kernel": 0.1}
     rng, factors = np.random.default_rng(0), {"offset_kernel": 0.25}
     start = {name: rng.normal(size=[3, 4]) for name in decays}
     strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
@@ -155,10 +159,10 @@ def test_a_rule_is_that_of_its_paper(rule, replicas):
             optimizer.bad_step.assign(-1)
             continue
         for index, (name, one) in enumerate(oracles.items()):
-            wanted = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
+            expected = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
             tolerances = dict(rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}")
             for copy in strategy.experimental_local_results(variables[name]):
-                np.testing.assert_allclose(copy.numpy(), wanted, **tolerances)
+                np.testing.assert_allclose(copy.numpy(), expected, **tolerances)
             if optimizer.averages:
                 np.testing.assert_allclose(optimizer.averages[index].numpy(), one.average, **tolerances)
     assert all(np.abs(variables[name].numpy() - start[name]).max() > 1e-4 for name in start)  # far above the tolerance

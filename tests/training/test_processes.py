@@ -1,4 +1,4 @@
-"""Other processes score to the same bits as one, in order, and leave with it."""
+"""Other processes compute the same metrics bit by bit, in order, and end with their parent."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from axial.training.split_run import SplitRun
 
 
 def shifted(examples):
-    """The true segments, some pixels too low."""
+    """Yields (example, prediction): the ground truth's segments, moved down by five pixels."""
     for example in examples:
         segments = np.roll(segment_map(example).numpy(), 5, 0)
         classes = example["segment/class"].numpy()
@@ -32,15 +32,15 @@ def photos(sample_dir, shard=(0, 1), skip=0):
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
-    """What was scored before the stop is not predicted again, and the scores have the bits of one process."""
+    """A stop after three examples: the second run skips the scored examples, and its scores equal one process's."""
     monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
-    wanted = PanopticMetrics(COCO)
-    wanted_decoded = [wanted.update(*pair) for pair in shifted(photos(sample_dir))]
-    total, found_decoded, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
+    expected = PanopticMetrics(COCO)
+    expected_decoded = [expected.update(*pair) for pair in shifted(photos(sample_dir))]
+    total, actual_decoded, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
 
     def stop(example, decoded):
-        found_decoded.append(decoded)
-        if len(found_decoded) == 3:
+        actual_decoded.append(decoded)
+        if len(actual_decoded) == 3:
             raise Preempted("stop")
 
     def examples(shard, skip):
@@ -53,18 +53,19 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
 
     with pytest.raises(Preempted):
         run(stop)
-    result = run(lambda _, decoded: found_decoded.append(decoded))
+    result = run(lambda _, decoded: actual_decoded.append(decoded))
     assert skipped[0] == 0 and 3 <= skipped[1] <= 3 + processes.AT_ONCE
-    np.testing.assert_equal(found_decoded, wanted_decoded[:3] + wanted_decoded[skipped[1] :])
-    np.testing.assert_equal(result, wanted.result())
+    np.testing.assert_equal(actual_decoded, expected_decoded[:3] + expected_decoded[skipped[1] :])
+    np.testing.assert_equal(result, expected.result())
     np.testing.assert_equal(run(), result)
-    assert len(skipped) == 2  # nothing is read of what is complete
+    assert len(skipped) == 2  # a complete evaluation reads no examples
     with pytest.raises(InputError, match="its step is 1 and not 2"):
         SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2}).restore()
 
 
 def test_no_process_outlives_the_one_that_was_killed(tmp_path):
-    script = tmp_path / "script.py"  # without a guard of its main module, as a user may write it
+    """The scoring process ends within 60 seconds after SIGKILL of its parent."""
+    script = tmp_path / "script.py"  # without `if __name__ == "__main__"`, like scripts of users
     script.write_text(
         "import functools, itertools, os, time\n"
         "from axial.training import processes\n"
@@ -76,9 +77,9 @@ def test_no_process_outlives_the_one_that_was_killed(tmp_path):
         "    def update(self, example, prediction): return os.getpid()\n"
         "    def state(self): return {}\n"
         "    def restore(self, state): pass\n"
-        "found = (({}, {}) for _ in itertools.count())\n"
-        "for pairs in processes.scored(found, Scores(), Scores, processes=1):\n"
-        "    print(pairs[0][1], flush=True)\n"
+        "pairs = (({}, {}) for _ in itertools.count())\n"
+        "for chunk in processes.scored(pairs, Scores(), Scores, processes=1):\n"
+        "    print(chunk[0][1], flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:

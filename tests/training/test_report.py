@@ -1,4 +1,4 @@
-"""The report of a split in a real browser: every picture is there and decodes."""
+"""The report of a split: its photos, its pictures, and its page in a real browser."""
 
 import html.parser
 import os
@@ -21,6 +21,7 @@ COUNT = 3
 
 @pytest.fixture(scope="module")
 def page(sample_dir, tmp_path_factory):
+    """(path of the page, metrics, `Report`) of shifted predictions on the sample photos."""
     folder = tmp_path_factory.mktemp("report")
     scores = PanopticMetrics(COCO)
     report = Report(PANOPTIC, str(folder), "val2017", COCO, caption="a <run> & more", count=COUNT)
@@ -33,6 +34,7 @@ def page(sample_dir, tmp_path_factory):
 
 
 def test_the_worst_and_the_best_are_shown(page):
+    """The page has the three worst photos and then the three best ones, with their qualities."""
     path, scores, report = page
     ranked = sorted(quality for _, _, quality in scores.photos)
     worst, best = report.extremes(scores.photos)
@@ -44,7 +46,7 @@ def test_the_worst_and_the_best_are_shown(page):
 
 
 def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
-    """Qualities are equal, missing and in any order. A photo is drawn only if it is an extreme when it comes."""
+    """80 photos with equal or missing qualities in random order. A photo is drawn only if it is an extreme then."""
     drawn, photos, rng = [], [], np.random.default_rng(0)
 
     class Dots:
@@ -67,6 +69,7 @@ def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
 
 
 def test_every_picture_exists_and_no_other(page):
+    """Every image of the page loads, and the folder of pictures has no other file."""
     path, _scores, _report = page
     sources = []
     parser = html.parser.HTMLParser()
@@ -85,6 +88,7 @@ def test_in_a_browser(page, tmp_path):
 
 
 def test_mistakes_are_ranked_by_their_pixels():
+    """Four pixels of b predicted as a come before three pixels of a predicted as b."""
     confusion = {"a": {"a": 6, "b": 3, "void": 1}, "b": {"a": 4, "b": 0}}
     rows = PANOPTIC.mistakes({"miou": {"confusion": confusion}})[1]
     assert rows[:2] == [["b", "a", "100.0 %"], ["a", "b", "30.0 %"]]

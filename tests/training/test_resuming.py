@@ -1,4 +1,4 @@
-"""Runs that go on after they stopped or were killed, and runs that start from the weights of others."""
+"""Runs that resume after a stop, a kill or damage, and runs that start from another run's weights."""
 
 import dataclasses
 import json
@@ -24,6 +24,7 @@ from tests.training.runs import begin, curve, run, small_task, weights
 
 @pytest.fixture(scope="module")
 def uninterrupted(colours_dir, tmp_path_factory):
+    """The folder of a run of ten steps."""
     path = tmp_path_factory.mktemp("uninterrupted")
     run(colours_dir, path)
     return path
@@ -38,13 +39,14 @@ from axial.cli import app, flags
 from axial.training.train_step import TrainStep
 
 run_loop = TrainStep.run
-TrainStep.run = lambda loop, count: (time.sleep(0.5), run_loop(loop, count))[1]  # time to be killed between two loops
+TrainStep.run = lambda loop, count: (time.sleep(0.5), run_loop(loop, count))[1]  # leaves time for a kill between loops
 sys.argv[0] = "train"
 app.run({{"": (flags.Flags, lambda _: bool(run({data!r}, {model!r})))}})
 """
 
 
 def start(data_dir, model_dir):
+    """A process that trains the small task like axial-train."""
     text = COMMAND.format(path=list(sys.path), data=data_dir, model=str(model_dir))
     return subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
 
@@ -54,6 +56,7 @@ def wait_for_checkpoint(model_dir, process, number):
 
 
 def test_killed_and_terminated_runs_go_on_to_the_same_bits(colours_dir, tmp_path, uninterrupted):
+    """After SIGKILL, a resume, SIGTERM and a resume, losses and weights equal the uninterrupted run's bit by bit."""
     process = start(colours_dir, tmp_path)
     wait_for_checkpoint(tmp_path, process, 2)
     process.send_signal(signal.SIGKILL)
@@ -67,12 +70,13 @@ def test_killed_and_terminated_runs_go_on_to_the_same_bits(colours_dir, tmp_path
     run(colours_dir, tmp_path)
     assert curve(tmp_path) == curve(uninterrupted)
     for start_of_names in ("model/", "optimizer/"):
-        wanted, found = (weights(folder, start_of_names) for folder in (uninterrupted, tmp_path))
-        assert wanted
-        np.testing.assert_equal(found, wanted)
+        expected, actual = (weights(folder, start_of_names) for folder in (uninterrupted, tmp_path))
+        assert expected
+        np.testing.assert_equal(actual, expected)
 
 
 def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours_dir, uninterrupted, tmp_path):
+    """With a learning rate of 0 the weights stay the other run's. The resume works after the other run is gone."""
     other = shutil.copytree(uninterrupted, tmp_path / "other")
     options = dict(rate=0.0, init_checkpoint=str(other))
     run(colours_dir, tmp_path / "run", steps=2, **options)
@@ -86,14 +90,14 @@ def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours
 
 
 def skips(task):
-    """The list of the photos that each call of a task's `eval_dataset` will leave out."""
-    examples, found = task.eval_dataset, []
-    task.eval_dataset = lambda **part: found.append(part.get("skip")) or examples(**part)
-    return found
+    """A list that collects the argument `skip` of each later call of the task's `eval_dataset`."""
+    examples, skipped = task.eval_dataset, []
+    task.eval_dataset = lambda **arguments: skipped.append(arguments.get("skip")) or examples(**arguments)
+    return skipped
 
 
 def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tmp_path, monkeypatch):
-    """The same command evaluates that step first, and keeps the same best checkpoint."""
+    """The same command first completes the interrupted evaluation, and leaves the same files as an untouched run."""
     options, scored = dict(steps=2, eval_interval=2), SplitRun.run
     whole = run(colours_dir, tmp_path / "whole", **options)
 
@@ -112,14 +116,15 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
     task = small_task(colours_dir)
     skipped = skips(task)
     np.testing.assert_equal(run(colours_dir, tmp_path / "killed", task=task, **options), whole)
-    assert skipped == [None, 1]  # the check of the split; the photo that was scored before the stop
+    assert skipped == [None, 1]  # first the check of the split; then one example was scored before the stop
     assert not (tmp_path / "killed" / ".evaluating").exists()
     for name in ("evaluated.json", "best/scores.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert run(colours_dir, tmp_path / "killed", **options) == {}  # nothing is left to do
+    assert run(colours_dir, tmp_path / "killed", **options) == {}  # the run is complete
 
 
 def evaluations_of(task, folder):
+    """`Evaluations` of a task whose model is new, with an evaluation after every step."""
     config = types.SimpleNamespace(eval_interval=1, steps=9, hang_seconds=1e6, is_compiled=lambda: False)
     optimizer = types.SimpleNamespace(averages=())
     about = dict(task=task, config=config, strategy=tf.distribute.get_strategy(), optimizer=optimizer)
@@ -127,10 +132,10 @@ def evaluations_of(task, folder):
 
 
 def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
-    """After a change of what is evaluated, the score of before is no measure, and its evaluation is not that one."""
+    """After a change of data or evaluation settings, earlier scores and finished evaluations no longer count."""
 
     def best_after(step, score, task):
-        """(step of the best checkpoint after an evaluation with this score, whether the step was evaluated before)."""
+        """Evaluates with this score. Returns (step of the best checkpoint, whether the step counted as evaluated)."""
         monkeypatch.setattr(SplitRun, "run", lambda *args, **kwargs: {"right": score})
         evaluations = evaluations_of(task, tmp_path)
         done = evaluations.is_done(step)
@@ -149,7 +154,7 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
 
 
 def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
-    """It does not say what it is of."""
+    """Older files have a score and a step, but no evaluation settings."""
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "scores.json").write_text('{"step": 3, "right": 0.5}')
     (tmp_path / "evaluated.json").write_text('{"step": 3}')
@@ -159,7 +164,7 @@ def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
 
 
 def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path, monkeypatch):
-    """Each photo shows that it goes on. The state of another evaluation is not taken."""
+    """Each of six examples and the end restart the hang timer. A damaged state is discarded."""
     resets = []
     monkeypatch.setattr(evaluating, "show_hangs", resets.append)
     (tmp_path / ".evaluating").mkdir()
@@ -168,11 +173,11 @@ def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path, monkeypatch):
     assert resets == [1e6] * (6 + 1)
 
 
-# === Folders whose files are not all there ===
+# === Damaged folders ===
 
 
 def damage(folder, changes):
-    """`changes`: dict from patterns to what becomes of each file: its bytes, a function of them, or None for gone."""
+    """Changes files. `changes`: dict from patterns to new bytes, a function of the old bytes, or None to delete."""
     for pattern, change in changes.items():
         paths = list(folder.glob(pattern))
         assert paths, pattern
@@ -188,13 +193,13 @@ def half(data):
 
 
 def flipped(data):
-    """A bit of the data is another one."""
+    """The data with one bit flipped."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
 
 
 ELSEWHERE = b'model_checkpoint_path: "/elsewhere/run/ckpt-10"\nall_model_checkpoint_paths: "/elsewhere/run/ckpt-10"\n'
-# What happens to a run with checkpoints at the steps 6, 8 and 10, and the step from which it goes on.
+# name -> (damage to a run with checkpoints at the steps 6, 8 and 10, step that it resumes from or message).
 DAMAGED = {
     "no list": ({"checkpoint": None}, 10),
     "a list of another machine": ({"checkpoint": ELSEWHERE}, 10),
@@ -209,7 +214,7 @@ DAMAGED = {
 
 @pytest.fixture(scope="module")
 def kept(uninterrupted, tmp_path_factory):
-    """A run with its last three checkpoints and a best one."""
+    """The folder of the uninterrupted run, with its last three checkpoints and a best one of no bytes."""
     path = tmp_path_factory.mktemp("kept") / "run"
     shutil.copytree(uninterrupted, path)
     damage(path, {"ckpt-[24].*": None})
@@ -220,32 +225,33 @@ def kept(uninterrupted, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_path, kind, capfd):
-    """Or ends in one line. No checkpoint is lost."""
-    changes, wanted = DAMAGED[kind]
+    """If no checkpoint is whole, the run is refused in one line. In no case is a checkpoint lost."""
+    changes, expected = DAMAGED[kind]
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, changes)
     before = contents(folder)
     capfd.readouterr()
-    if isinstance(wanted, int):
-        assert begin(colours_dir, folder)[0] == wanted
+    if isinstance(expected, int):
+        assert begin(colours_dir, folder)[0] == expected
         lines = [line for line in capfd.readouterr().err.splitlines() if "is taken in its place" in line]
-        assert len(lines) == (10 - wanted) // 2  # a line for each that is not whole
-        assert find_checkpoint(str(folder)).endswith(f"ckpt-{wanted}")
+        assert len(lines) == (10 - expected) // 2  # one line for each damaged checkpoint
+        assert find_checkpoint(str(folder)).endswith(f"ckpt-{expected}")
     else:
-        with pytest.raises(InputError, match=wanted):
+        with pytest.raises(InputError, match=expected):
             run(colours_dir, folder)
     assert contents(folder) == before
 
 
 def contents(folder):
+    """dict from the paths of checkpoint files to their bytes."""
     return {path: path.read_bytes() for path in pathlib.Path(folder).glob("**/*ckpt*") if path.is_file()}
 
 
 def test_the_good_checkpoints_stay_while_a_run_saves(colours_dir, kept, tmp_path):
-    """A run that goes on removes the oldest of those that are there, whatever its list says."""
+    """A resumed run removes the oldest checkpoints of its folder, also if TensorFlow's list is wrong."""
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, {"ckpt-10.index": None})
-    run(colours_dir, folder, keep=3, steps=3, checkpoint_interval=1)  # it is past these steps already
+    run(colours_dir, folder, keep=3, steps=3, checkpoint_interval=1)  # it is already past these steps
     assert {p.name for p in folder.glob("ckpt-*.index")} == {"ckpt-6.index", "ckpt-8.index"}
     damage(folder, {"checkpoint": ELSEWHERE})
     run(colours_dir, folder, keep=3, steps=12)
@@ -254,7 +260,7 @@ def test_the_good_checkpoints_stay_while_a_run_saves(colours_dir, kept, tmp_path
 
 
 def test_a_first_save_that_was_killed_is_no_trace(colours_dir, tmp_path):
-    """The run starts again, and nothing is left of the save."""
+    """A folder with only a half-written first checkpoint: the run starts at step 0 and removes it."""
     (tmp_path / "ckpt-2_temp").mkdir()
     (tmp_path / "ckpt-2_temp" / "part-00000-of-00001.index").write_bytes(b"part")
     (tmp_path / "ckpt-2.data-00000-of-00001").write_bytes(b"part")

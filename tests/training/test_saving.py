@@ -1,4 +1,4 @@
-"""Checkpoints of a run: a save that fails, links, lists, and files that are tried again."""
+"""Checkpoints of a run: failing saves, links, and TensorFlow's list of checkpoints."""
 
 import os
 
@@ -13,10 +13,12 @@ from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def saver(folder):
+    """A `Saver` of one variable that keeps two checkpoints."""
     return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
 
 
 def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
+    """Three errors of a file system: the saver waits 1, 2 and 4 seconds, prints three lines, and then succeeds."""
     waits = []
     failures = [
         tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
@@ -38,28 +40,29 @@ def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
 
 
 def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
-    """And before an older one is removed."""
-    own, seen, fsync = saver(tmp_path), [], os.fsync
+    """Each save syncs its files and the folder first, then the list and the folder; the list keeps two checkpoints."""
+    checkpoints, syncs, fsync = saver(tmp_path), [], os.fsync
 
     def synced(handle):
         state = tf.train.get_checkpoint_state(str(tmp_path))
         listed = [os.path.basename(path) for path in (state.all_model_checkpoint_paths if state else ())]
-        seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), listed))
+        syncs.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), listed))
         fsync(handle)
 
     for step in (1, 2, 3):
         before = [f"ckpt-{old}" for old in range(1, step)]
         monkeypatch.setattr(os, "fsync", synced)
-        own.save(step)
+        checkpoints.save(step)
         monkeypatch.setattr(os, "fsync", fsync)
         after = [*before, f"ckpt-{step}"][-2:]
         files = [f"ckpt-{step}.data-00000-of-00001", f"ckpt-{step}.index"]
-        assert sorted(seen[:2]) == [(name, before) for name in files] and seen[2] == (tmp_path.name, before)
-        assert seen[3:] == [("checkpoint", after), (tmp_path.name, after)]
-        seen.clear()
+        assert sorted(syncs[:2]) == [(name, before) for name in files] and syncs[2] == (tmp_path.name, before)
+        assert syncs[3:] == [("checkpoint", after), (tmp_path.name, after)]
+        syncs.clear()
 
 
 def test_no_checkpoint_is_written_through_a_link(tmp_path):
+    """The names of a checkpoint's files are links out of the run. A save replaces them and leaves their targets."""
     victim, home, run = tmp_path / "victim", tmp_path / "home", tmp_path / "run"
     victim.write_text("mine")
     for folder in (home, run):
@@ -80,6 +83,7 @@ def test_no_checkpoint_is_written_through_a_link(tmp_path):
 
 
 def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
+    """Temporary folders of a killed save are removed, but not the target of a link in them."""
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()
     (home / "file").write_text("mine")
@@ -92,7 +96,7 @@ def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
 
 @pytest.mark.parametrize("name", ["{root}/mine", "below/../../mine", "out/mine", "*/mine"])
 def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name):
-    """TensorFlow removes the oldest checkpoints of a list, wherever they are."""
+    """A list names a file outside the run. TensorFlow would remove it as the oldest checkpoint; the saver does not."""
     run, mine = tmp_path / "run", [tmp_path / "mine.index", tmp_path / "mine.data-00000-of-00001"]
     (run / "below").mkdir(parents=True)
     (run / "out").symlink_to(tmp_path)

@@ -1,4 +1,4 @@
-"""Scores and results of a split do not depend on the order of its records."""
+"""Scores and results of a split do not depend on the order of its records, on shards or on interruptions."""
 
 import contextlib
 import functools
@@ -25,8 +25,9 @@ from axial.training import split_run
 from axial.training.split_run import SplitRun, merge
 
 
-def converted(folder, split, spec, found, encode=convert.encode_item):
-    convert.convert_split(convert.Conversion(*found, spec, split, folder, encode=encode, progress=False))
+def converted(folder, split, spec, items, encode=convert.encode_item):
+    """Converts a split and returns its name. `items` are the first arguments of a `Conversion`."""
+    convert.convert_split(convert.Conversion(*items, spec, split, folder, encode=encode, progress=False))
     return split
 
 
@@ -46,7 +47,7 @@ def texts_split(folder, texts, **_):
 
 
 def named_wrongly(example):
-    """The true segments, half of them as persons. All have one score."""
+    """A prediction: the ground truth's segments, of which a random half gets the class person, all with one score."""
     segments, classes = segment_map(example).numpy(), example["segment/class"].numpy()
     rng = np.random.default_rng(int(example["image/id"]))
     named = np.where(rng.random(len(classes)) < 0.5, classes, 0)
@@ -63,7 +64,7 @@ def translated(example):
     return {"translation": example["reference"].numpy().decode()[: int(example["id"]) + 3]}
 
 
-CASES = {
+CASES = {  # name -> (evaluator, function that converts the split, function that predicts an example)
     "panoptic": (PANOPTIC, coco_split, named_wrongly),
     "classification": (CLASSIFICATION, colours_split, guessed),
     "translation": (TRANSLATION, texts_split, translated),
@@ -71,7 +72,7 @@ CASES = {
 
 
 def evaluated(case, data, split, folder, until=None, **options):
-    """Evaluates a split until so many photos are predicted. Returns (`SplitRun`, its result, number of predictions)."""
+    """Evaluates a split, at most `until` examples of it. Returns (`SplitRun`, its result, number of predictions)."""
     kind, _, predict = case
     spec, asked = read_manifest(data, split)["spec"], []
 
@@ -82,10 +83,10 @@ def evaluated(case, data, split, folder, until=None, **options):
             asked.append(number)
             yield example, predict(example)
 
-    run, found = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
+    run, result = SplitRun(kind, spec, split, results_dir=str(folder), **options), None
     with contextlib.suppress(Stopped):
-        found = run.run(lambda shard, skip: kind.examples(data, split, spec, shard=shard, skip=skip), predictions)
-    return run, found, len(asked)
+        result = run.run(lambda shard, skip: kind.examples(data, split, spec, shard=shard, skip=skip), predictions)
+    return run, result, len(asked)
 
 
 class Stopped(Exception):
@@ -93,7 +94,7 @@ class Stopped(Exception):
 
 
 def unordered(scores):
-    """The scores without orders of equal things."""
+    """The scores with every list sorted."""
     if isinstance(scores, dict):
         return {name: unordered(value) for name, value in scores.items()}
     return sorted(map(unordered, scores), key=json.dumps) if isinstance(scores, list) else scores
@@ -103,27 +104,27 @@ def unordered(scores):
 def test_permuted_records_have_the_scores_and_results_of_records_in_order(
     name, colours_dir, texts_dir, tmp_path, monkeypatch
 ):
-    """The whole split in the old order, and two shards of the permuted split, which are merged."""
-    data, found, orders = tmp_path / "older", [], []
+    """The split in its original order and two merged shards of its permutation have the same scores and results."""
+    data, outcomes, orders = tmp_path / "older", [], []
     monkeypatch.setattr(convert, "Conversion", functools.partial(convert.Conversion, permutation=None))
     split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
     run, result, _ = evaluated(CASES[name], str(data), split, tmp_path / "whole")
-    found.append((unordered(result), written(tmp_path / "whole")))
+    outcomes.append((unordered(result), written(tmp_path / "whole")))
     orders.append([name for _, name, _ in run.metrics.photos])
     monkeypatch.undo()
     CASES[name][1](str(tmp_path / "permuted"), colours=colours_dir, texts=texts_dir)
     for i in range(2):
         evaluated(CASES[name], str(tmp_path / "permuted"), split, tmp_path / "parts", shard=(i, 2))
     merged = merge(str(tmp_path / "parts"), split, find_evaluator)
-    found.append((unordered(merged.metrics.result()), written(tmp_path / "parts")))
+    outcomes.append((unordered(merged.metrics.result()), written(tmp_path / "parts")))
     orders.append([name for _, name, _ in sorted(merged.metrics.photos)])
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
-    assert found[0] == found[1]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    """Function of a folder and more arguments that evaluates the sample with `named_wrongly`."""
+    """Function that evaluates the sample with `named_wrongly` into a folder and returns the scores."""
     data = str(tmp_path_factory.mktemp("named"))
     split = coco_split(data)
 
@@ -143,7 +144,7 @@ def state_of(folder, shard):
 
 @pytest.fixture(scope="module")
 def interrupted(colours_dir, tmp_path_factory):
-    """Function of a folder that evaluates a split of a classifier, and returns its result and number of predictions."""
+    """Function that evaluates a classifier's split into a folder. It returns (result, number of predictions)."""
     data = str(tmp_path_factory.mktemp("interrupted"))
     case, split = CASES["classification"], colours_split(data, colours=colours_dir)
 
@@ -156,28 +157,30 @@ def interrupted(colours_dir, tmp_path_factory):
 
 @pytest.fixture
 def each_photo(monkeypatch):
-    """The state is written after each photo."""
+    """Writes the state after each example."""
     monkeypatch.setattr(split_run, "INTERVAL", 0)
     monkeypatch.setattr(split_run, "RARELY", 0)
 
 
 def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
+    """After a stop at two examples, a second run predicts the others and a third run none. Results are equal."""
     whole, count = interrupted(tmp_path / "whole")
     assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
     for left in (count - 2, 0):
-        found, predicted = interrupted(tmp_path / "resumed")
-        assert json.dumps(found) == json.dumps(whole) and predicted == left
+        result, predicted = interrupted(tmp_path / "resumed")
+        assert json.dumps(result) == json.dumps(whole) and predicted == left
     assert written(tmp_path / "resumed") == written(tmp_path / "whole")
 
 
 def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
+    """`merge` refuses an unfinished shard. Merged scores equal the whole split's, and shards' states are removed."""
     whole, _ = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
     interrupted(tmp_path / "shards", shard=(1, 2))
     with pytest.raises(InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first"):
         merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
     interrupted(tmp_path / "shards", shard=(0, 2))
-    for _ in range(2):  # from the shards, and then from the state of the whole
+    for _ in range(2):  # first from the shards, then from the state of the whole split
         merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
         np.testing.assert_equal(unordered(merged.metrics.result()), unordered(whole))
         names = [path.name for path in (tmp_path / "shards").glob(".*")]
@@ -185,7 +188,7 @@ def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo
 
 
 def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
-    """It has the sum of a bin's confidences."""
+    """An older state has only the sum of the confidences of each calibration bin."""
     whole, count = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "older", until=2)
     path = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
@@ -193,12 +196,13 @@ def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
     right, confidences = state["scores"]["bins"]
     state["scores"]["bins"] = [list(map(float, right)), list(map(sum, confidences))]
     path.write_text(json.dumps(state))
-    found, left = interrupted(tmp_path / "older")
-    np.testing.assert_equal(found, whole)
+    result, left = interrupted(tmp_path / "older")
+    np.testing.assert_equal(result, whole)
     assert left == count - 2 and written(tmp_path / "older") == written(tmp_path / "whole")
 
 
 def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path, each_photo):
+    """A state that is cut, of another identity, or without annotations or scores raises InputError."""
     interrupted(tmp_path, until=2)
     path = tmp_path / f".{interrupted.split}.0-of-1.state.json"
     text, state = path.read_text(), json.loads(path.read_text())
@@ -206,7 +210,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path,
         (text[: len(text) // 2], "state.json: not JSON"),
         (json.dumps({**state, "identity": {"thresholds": [0.5]}}), "state.json: of another evaluation"),
         (json.dumps({**state, "annotations": []}), "not of the first 0 photos of the shard; delete it"),
-        (json.dumps({**state, "scores": {}}), "state.json: scores: not those of an evaluation"),
+        (json.dumps({**state, "scores": {}}), "state.json: scores: not the scores of an evaluation"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=words) as error:
@@ -215,17 +219,18 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path,
 
 
 def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
+    """Matches of three shards at two thresholds add up to the whole split's, and states keep the thresholds."""
     at = (0.5, 0.75)
     whole = named(tmp_path / "whole", thresholds=at)
     assert set(whole["matching"]) == {"0.5", "0.75"} and whole["matching"]["0.5"]["tp"] > 0
-    assert named(tmp_path / "whole", thresholds=at) == whole  # from the state, without a prediction
-    parts = [named(tmp_path / "parts", shard=(i, 3), thresholds=at)["matching"] for i in range(3)]
+    assert named(tmp_path / "whole", thresholds=at) == whole  # from the state, without predictions
+    shards = [named(tmp_path / "parts", shard=(i, 3), thresholds=at)["matching"] for i in range(3)]
     for threshold, row in whole["matching"].items():
         for name in ("tp", "fp", "fn"):
-            assert row[name] == sum(part[threshold][name] for part in parts)
+            assert row[name] == sum(shard[threshold][name] for shard in shards)
     merged = merge(str(tmp_path / "parts"), "val2017", find_evaluator)
     np.testing.assert_equal(merged.metrics.result(), whole)
-    again = merge(str(tmp_path / "parts"), "val2017", find_evaluator)  # from the state of the whole
+    again = merge(str(tmp_path / "parts"), "val2017", find_evaluator)  # from the state of the whole split
     np.testing.assert_equal(again.metrics.result(), whole)
     states = state_of(tmp_path / "whole", "0-of-1"), state_of(tmp_path / "parts", "0-of-1")
     assert states[0]["scores"]["matching"] == states[1]["scores"]["matching"]
@@ -233,6 +238,7 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
 
 
 def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
+    """States without thresholds refuse a run with one, also as a shard, and do not merge with a shard that has one."""
     first, second = (), (0.5,)
     words = f"its thresholds is {list(first) or None} and not {list(second) or None}"
     named(tmp_path / "whole", thresholds=first)
@@ -246,13 +252,13 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
 
 
 def written(folder):
-    """Dict from the names of the JSON results in a folder to their bytes."""
-    found = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
-    assert found
-    return found
+    """dict from the names of the JSON results in a folder to their bytes."""
+    contents = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
+    assert contents
+    return contents
 
 
-# === What a state is of ===
+# === The identity of a state ===
 
 IDENTITY = {"split": "val", "model": {"name": "nano", "scales": (0.5, 1.0), "norm": {"kind": "batch"}}, "photos": 7}
 

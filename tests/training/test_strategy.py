@@ -1,4 +1,4 @@
-"""Strategies and precisions, and the messages for those that do not exist."""
+"""Strategies, and the messages for devices that do not exist."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The loop of training steps."""
+"""The train step: repeated steps, gradient accumulation, compilation, and steps that are not finite."""
 
 import types
 import unittest.mock
@@ -23,14 +23,14 @@ from tests.training.runs import small_task
 
 
 class Recorder:
-    """A task whose losses record images and random numbers, and of which some images give NaN."""
+    """A task whose losses record their images and random numbers. The loss of the image `bad` is NaN."""
 
     def __init__(self, bad):
-        self.bad, self.seen = bad, []
+        self.bad, self.calls = bad, []
 
     def train_dataset(self, batch, seed, first_step, context):
-        share = batch // context.num_replicas_in_sync
-        images = tf.data.Dataset.range(first_step * batch, (first_step + 1) * batch).batch(share)
+        replica_batch = batch // context.num_replicas_in_sync
+        images = tf.data.Dataset.range(first_step * batch, (first_step + 1) * batch).batch(replica_batch)
         return images.map(lambda i: {"image": tf.cast(i, tf.float32)[:, None]})
 
     def by_shape(self, compute, batch):
@@ -38,13 +38,13 @@ class Recorder:
 
     def losses(self, model, batch, whole=None):
         images = batch["image"][:, 0].numpy().astype(int).tolist()
-        self.seen.append((images, float(random.uniform([]))))
+        self.calls.append((images, float(random.uniform([]))))
         spoilt = float("nan") if self.bad in images else 0.0
         return {"total": tf.reduce_sum(model(batch["image"])) + spoilt}
 
 
 def repeat(task, step=3):
-    """`_repeat` of a step of eight images on two replicas, each in two parts."""
+    """`_repeat` of a step of eight images on two replicas, with two micro-batches each."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model(tf.zeros([1, 1]))
     config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
@@ -52,17 +52,19 @@ def repeat(task, step=3):
 
 
 def test_a_step_is_repeated_in_the_parts_that_memory_held():
-    """The first part that is not finite ends it."""
+    """The search ends at the first bad micro-batch, and each micro-batch has the random numbers of its train step."""
     task = Recorder(bad=29)
     assert repeat(task)[0] == "loss total"
-    assert [images for images, _ in task.seen] == [[24, 25], [26, 27], [28, 29]]
-    for (_, drawn), (part, replica) in zip(task.seen, [(0, 0), (1, 0), (0, 1)]):
-        with random.seeded(0, 3 * 2 + part, replica):
+    assert [images for images, _ in task.calls] == [[24, 25], [26, 27], [28, 29]]
+    for (_, drawn), (micro_batch, replica) in zip(task.calls, [(0, 0), (1, 0), (0, 1)]):
+        with random.seeded(0, 3 * 2 + micro_batch, replica):
             assert drawn == float(random.uniform([]))
     assert repeat(Recorder(bad=None)) == ["none when the step is repeated operation by operation"]
 
 
 def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
+    """If the repeated step runs out of memory, the error names the step without tensors."""
+
     def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
@@ -75,25 +77,28 @@ def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
 # The detector has a quick test in `test_detection_task`.
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
-    """Parts have unlike numbers of tokens. Float32 sums in another order."""
+    """Two micro-batches with different numbers of tokens give the whole batch's losses and update up to rounding."""
     small = dict(layers=1, channels=16, inner=16, heads=2, dropout=0.0)
     model = ModelConfig("transformer_nano", arguments=small)
     task = TranslationTask(model, TextData("train", "val", (16, 48)), texts_dir)
     losses, moves = moved_by_a_step(task, 192, "no")
-    of_parts, found = moved_by_a_step(task, 192, "no", two_replicas() if replicas > 1 else None, accumulate=2)
-    assert losses == pytest.approx(of_parts, rel=1e-4) and all(value > 0 for value in losses.values())
+    mean_losses, mean_moves = moved_by_a_step(task, 192, "no", two_replicas() if replicas > 1 else None, accumulate=2)
+    assert losses == pytest.approx(mean_losses, rel=1e-4) and all(value > 0 for value in losses.values())
     for name, value in moves.items():
-        assert relative_error(found[name], value) < 1e-4 or np.abs(value).max() < 1e-7, name
+        assert relative_error(mean_moves[name], value) < 1e-4 or np.abs(value).max() < 1e-7, name
 
 
 # === Compiled by XLA ===
 
 
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
-    """Replicas that compile update in a second part. CPUs compile no sums over replicas, so nothing compiles here."""
+    """The two functions of a compiled step on two replicas equal the plain step bit by bit.
+
+    XLA does not sum over replicas on CPUs, so this test replaces compilation by the plain function.
+    """
     task, config = small_task(colours_dir), TrainingConfig(1, 4, jit_compile="yes")
     _, whole = moved_by_a_step(task, 4, "no", two_replicas())
-    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA sums over no replicas on CPUs"):
+    with pytest.raises(InputError, match="^TrainingConfig.jit_compile = 'yes': XLA cannot sum over replicas on CPUs"):
         check_loop(task, task.built, config, two_replicas())
     monkeypatch.setattr(device, "compiled", lambda function: function)
     _, parts = moved_by_a_step(task, 4, "yes", two_replicas())
@@ -112,7 +117,7 @@ def portable():
 
 @pytest.mark.usefixtures("portable")
 def test_a_compiled_step_that_is_not_finite_stops_training_there(colours_dir):
-    """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
+    """Step 2 is in the middle of a loop. Weights, moving statistics, slots and step keep their old values."""
     task = small_task(colours_dir, spoilt=2)
     model = task.build_model()
     optimizer = Adam(0.01).build(model.trainable_variables)

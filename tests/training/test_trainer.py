@@ -1,4 +1,4 @@
-"""The training loop: replicas, precision, the files that it writes, and its messages when it cannot continue."""
+"""Whole trainings: replicas, precision, the files that they write, and their messages when they cannot continue."""
 
 import dataclasses
 import glob
@@ -21,6 +21,7 @@ from tests.training.runs import begin, curve, run, small_task, weights
 
 
 def test_two_replicas_equal_one_at_twice_the_batch(colours_dir, tmp_path):
+    """Three steps at a global batch of 8: losses, gradient norms and weights agree up to rounding."""
     for name, strategy in (("one", None), ("two", two_replicas())):
         run(colours_dir, tmp_path / name, steps=3, batch=8, strategy=strategy)
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
@@ -34,6 +35,7 @@ def test_two_replicas_equal_one_at_twice_the_batch(colours_dir, tmp_path):
 
 
 def test_loops_are_bounded_in_seconds():
+    """The next loop takes at most 10 seconds, at least one step, and at most twice the steps of this loop."""
     config, length = TrainingConfig(1000, 1, seconds_per_loop=10), 1
     for seconds, expected in ((0.01, 2), (0.01, 4), (2.0, 5), (6.0, 1), (60.0, 1), *[(0.001, 2**n) for n in (1, 2)]):
         length = trainer._length(config, length, seconds)
@@ -68,6 +70,7 @@ def test_a_split_without_any_label_is_refused_before_the_model_is_built(sample_d
 
 
 def test_what_a_run_leaves(colours_dir, tmp_path):
+    """Eight steps leave two checkpoints, a best one, summaries at every report, a trace and a status."""
     scores = run(colours_dir, tmp_path, steps=8, eval_interval=4, keep=2, profile=(8, 99))
     assert set(scores) == {"right"}
     assert sorted(p.name for p in tmp_path.glob("ckpt-*.index")) == ["ckpt-6.index", "ckpt-8.index"]
@@ -92,8 +95,8 @@ def test_mixed_bfloat16_trains(colours_dir, tmp_path):
 
 
 def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, monkeypatch):
-    """The step is in the middle of a loop. Weights, moving statistics, slots and step stay as they were before it."""
-    run(colours_dir, tmp_path / "wanted", steps=3)
+    """Step 3 is in the middle of a loop. Weights and slots equal those of a run of three steps."""
+    run(colours_dir, tmp_path / "expected", steps=3)
     task, loops, kept = small_task(colours_dir, spoilt=3), [], trainer._run
     monkeypatch.setattr(trainer, "_run", lambda loop, *rest, **more: loops.append(loop) or kept(loop, *rest, **more))
     with pytest.raises(NonFiniteError, match=r"^step 3: the loss or a gradient is not finite; first: input image"):
@@ -104,10 +107,10 @@ def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, m
     assert int(optimizer.iterations) == 3
     tf.train.Checkpoint(model=task.built, optimizer=optimizer).save(str(tmp_path / "state" / "ckpt"))
     for start in ("model/", "optimizer/_variables"):
-        wanted, found = (weights(tmp_path / name, start) for name in ("wanted", "state"))
-        assert found and set(found) == set(wanted)
-        for name, value in found.items():
-            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+        expected, actual = (weights(tmp_path / name, start) for name in ("expected", "state"))
+        assert actual and set(actual) == set(expected)
+        for name, value in actual.items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
 def test_a_checkpoint_of_another_model_is_named(colours_dir, tmp_path):
@@ -117,6 +120,7 @@ def test_a_checkpoint_of_another_model_is_named(colours_dir, tmp_path):
 
 
 def test_damaged_records_are_named(colours_dir, tmp_path):
+    """A training shard with a flipped bit, an evaluation shard with a spoilt photo: messages have shard and record."""
     data = shutil.copytree(colours_dir, tmp_path / "data")
     shard = next(data.glob("train-*.tfrecord"))
     content = bytearray(shard.read_bytes())
@@ -132,7 +136,7 @@ def test_damaged_records_are_named(colours_dir, tmp_path):
 
 
 def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkeypatch, capfd):
-    """The status, summaries, pictures and the trace fail from the first to the last time."""
+    """Status, summaries, pictures and the trace fail at every write. The training prints each of them and goes on."""
 
     def failing(*_, **__):
         raise tf.errors.UnknownError(None, None, "Stale file handle")
@@ -152,6 +156,8 @@ def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkey
 
 
 def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, monkeypatch):
+    """An aborted request of a single process, and an unavailable worker, are Preempted with different messages."""
+
     def failing(self, count):
         raise tf.errors.AbortedError(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
 
@@ -166,7 +172,7 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
 
 
 def test_a_step_is_a_function_of_its_own(colours_dir, tmp_path):
-    """In a loop's graph the gradient of the maximum pool would differ between processes."""
+    """Each gradient of max pooling is in a function that is not inlined, so that it is the same in every process."""
     _, loop = begin(colours_dir, tmp_path, steps=1)
     steps = loop.create_train_loop_fn()
     graph = steps.get_concrete_function(iter(loop.train_dataset), tf.constant(1)).graph.as_graph_def()

@@ -1,4 +1,4 @@
-"""Trainings on several processes, which find each other by TF_CONFIG, as on several hosts."""
+"""Trainings on several processes that find each other by TF_CONFIG, like several hosts."""
 
 import json
 import os
@@ -38,25 +38,25 @@ app.run({{"": (flags.Flags, main)}})
 
 
 def launch(text, count, stdout=None):
-    """Processes that run a program, each as one of `count` workers."""
+    """Starts `count` processes of a program, each as one worker of a cluster."""
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(count)]}
-    found = []
+    workers = []
     for index in range(count):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
-        found.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, **pipes))
-    return found
+        workers.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, **pipes))
+    return workers
 
 
 def start(data_dir, model_dir, count, steps=6, pause=0.0, eval_interval=0, profile=None):
-    """The processes of a training on `count` workers."""
+    """Starts a training of the small task on `count` workers. Returns the processes."""
     values = dict(steps=steps, pause=pause, eval_interval=eval_interval, profile=profile)
     return launch(WORKER.format(path=PATH, data=data_dir, model=str(model_dir), **values), count)
 
 
 def ends(processes):
-    """[(exit code, last line of standard error)]."""
+    """Waits for processes. Returns [(exit code, last line of standard error)]."""
     messages = [process.communicate()[1] for process in processes]
     return [(p.returncode, (m.strip().splitlines() or [""])[-1]) for p, m in zip(processes, messages)]
 
@@ -70,13 +70,14 @@ def wait_for(path, processes):
 def four(colours_dir, tmp_path_factory):
     """The folder of a training of six steps on four workers, with an evaluation and a trace."""
     path = tmp_path_factory.mktemp("four")
-    found = ends(start(colours_dir, path, 4, eval_interval=6, profile=(2, 3)))
-    assert [code for code, _ in found] == [0] * 4, found
+    endings = ends(start(colours_dir, path, 4, eval_interval=6, profile=(2, 3)))
+    assert [code for code, _ in endings] == [0] * 4, endings
     return path
 
 
 @pytest.mark.slow  # four processes, minutes
 def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
+    """The losses of four workers equal one process's at the same global batch size; only the chief writes files."""
     run(colours_dir, tmp_path, steps=6, batch=8)
     one, many = curve(tmp_path), curve(four)
     assert set(one) == set(many) == {2, 4, 6}
@@ -90,6 +91,7 @@ def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
 
 @pytest.mark.slow  # twelve processes, many minutes
 def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_path, four):
+    """A killed worker, and a request to one worker, stop all workers. The resumed run equals an untouched one."""
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-2.index", processes)
     processes[2].send_signal(signal.SIGKILL)
@@ -97,13 +99,13 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
     assert lost.wait() == -signal.SIGKILL
     for code, line in ends(others):
         assert code == 42 and "another worker has stopped" in line and str(tmp_path) in line, line
-    # A request to one worker reaches all of them, at the same step.
+    # A request to one worker stops all of them at the same step.
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-4.index", processes)
     processes[3].send_signal(signal.SIGTERM)
-    found = ends(processes)
-    assert [code for code, _ in found] == [42] * 4, found
-    assert all("saved at step" in line for _, line in found)
+    endings = ends(processes)
+    assert [code for code, _ in endings] == [42] * 4, endings
+    assert all("saved at step" in line for _, line in endings)
     assert [code for code, _ in ends(start(colours_dir, tmp_path, 4))] == [0] * 4
     whole, parts = weights(four), weights(tmp_path)
     assert whole.keys() == parts.keys()
@@ -120,6 +122,7 @@ def test_a_wrong_cluster_is_named(text, monkeypatch):
 
 
 def test_two_workers_meet_after_all_imports_of_a_training():
+    """Two workers that import all of a training first connect, and sum 3 and 4 to 7."""
     text = f"""
 import sys
 sys.path[:0] = {PATH!r}
@@ -137,6 +140,7 @@ print(strategy.num_replicas_in_sync, int(total))
 
 
 def test_a_worker_that_never_comes_is_named():
+    """The system's alarm ends a worker that waits for another one, with a line that says what to do."""
     text = """
 from axial.training import strategy
 strategy.GATHER_SECONDS = 2

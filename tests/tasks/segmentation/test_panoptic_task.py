@@ -138,7 +138,7 @@ def test_cores_do_not_share_an_image_with_the_kernels(name):
     config = ModelConfig(name, backend="kernel")
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)
     training = TrainingConfig(steps=1, batch=1, partitions=2)
-    with pytest.raises(InputError, match="TrainingConfig.partitions = 2: the TPU kernels do not share an image"):
+    with pytest.raises(InputError, match="TrainingConfig.partitions = 2: TPU kernels cannot split an image"):
         check_loop(task, task.build_model(), training, tf.distribute.get_strategy())
 
 
