@@ -194,7 +194,7 @@ def _end(stream):
 
 def _at_home(argument):
     """An argument --flag=~/x with the folder of the user, which a shell puts there only for ~/x alone."""
-    return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda found: found[1] + os.path.expanduser(found[2]), argument)
+    return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda match: match[1] + os.path.expanduser(match[2]), argument)
 
 
 # What the system says of disks, limits, devices and remote file systems. Libraries wrap it in errors of any class.
@@ -215,19 +215,19 @@ def describe(error):
     if system := _OF_THE_SYSTEM.search(message):
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{system[0]}{named}; what was finished is kept"
-    if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
+    if isinstance(error, MemoryError) or (_is_tensorflow_error(error) and "OOM" in message):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
     if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a name, as files are read by axial.io.read
         text = error.object if isinstance(error, UnicodeEncodeError) else error.object.decode(errors="surrogateescape")
         return f"{text[:1000]}: {NOT_UTF8}"
-    if isinstance(error, (RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
+    if isinstance(error, (RecursionError, json.JSONDecodeError)) or _is_tensorflow_error(error):
         return f"{type(error).__name__}: {(message.splitlines() or ['no message'])[0]}"
     return None
 
 
-def _of_tensorflow(error):
+def _is_tensorflow_error(error):
     """Whether TensorFlow's file systems, data or network raise it. A wrong argument is a fault of axial."""
     if "tensorflow" not in sys.modules:
         return False

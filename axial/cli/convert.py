@@ -122,8 +122,8 @@ def _items(given, split, spec):
     listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
     list_items = functools.partial(pkgutil.resolve_name(f"axial.data.converters.{listed}"), input_dir, split)
     specs = [] if name == "imagenet" else [spec]
-    own = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
-    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in own})
+    options = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
+    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
 def _sample_dir(name):
@@ -170,8 +170,8 @@ def _convert(given):
             listing = _items(given, split, spec)
             if given.labels == "stored":
                 listing = functools.partial(as_stored, listing)
-            of_flags = given.output_dir, given.workers, given.skip_broken
-            made = Conversion(*listing(), spec, split, *of_flags)
+            options = given.output_dir, given.workers, given.skip_broken
+            made = Conversion(*listing(), spec, split, *options)
             _write(given, made, listing, DATA_SETS[name][2])
             if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)

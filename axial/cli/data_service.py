@@ -73,18 +73,18 @@ def _worker(given):
     until = time.monotonic() + given.wait
     while True:
         try:
-            own = check_answer("dispatcher", given.dispatcher)
+            address = check_answer("dispatcher", given.dispatcher)
             break
         except InputError:
             if time.monotonic() >= until:
                 raise
             time.sleep(min(1, given.wait))
-    if given.listen == "loopback" and not ipaddress.ip_address(own).is_loopback:
+    if given.listen == "loopback" and not ipaddress.ip_address(address).is_loopback:
         where = f"--dispatcher={given.dispatcher}: serves other machines"
         raise InputError(f"{where}, which cannot reach this worker without --listen=all")
     import tensorflow as tf
 
-    host = f"[{own}]" if ":" in own else own
+    host = f"[{address}]" if ":" in address else address
     # The default heartbeats of 30 s would keep a new worker waiting.
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=given.dispatcher.removeprefix("grpc://"),

@@ -29,40 +29,40 @@ def requirements():
     from packaging.requirements import Requirement
 
     try:
-        found = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
+        required = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
     except importlib.metadata.PackageNotFoundError:
         raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are not known: pip install .") from None
-    return {r.name: r.specifier for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+    return {r.name: r.specifier for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
-def problems(versions, wanted):
+def problems(versions, required):
     """A line for each package that is missing or whose version does not fit.
 
     Args:
         versions: dict from package names to versions, None where one is not installed.
-        wanted: result of `requirements`.
+        required: result of `requirements`.
     """
     from packaging.version import Version
 
-    found, on_tpu = [], versions.get("tensorflow-tpu")
-    for package, specifier in wanted.items():
+    lines, on_tpu = [], versions.get("tensorflow-tpu")
+    for package, specifier in required.items():
         version = versions.get(package) or (on_tpu if package == "tensorflow" else None)
         if version is None:
-            found.append(f"{package} is not installed: pip install '{package}{specifier}'")
+            lines.append(f"{package} is not installed: pip install '{package}{specifier}'")
         elif not specifier.contains(version, prereleases=True):
-            found.append(f"{package} {version}: axial needs {specifier}")
+            lines.append(f"{package} {version}: axial needs {specifier}")
     if on_tpu and versions.get("tensorflow"):
-        found.append(
+        lines.append(
             "tensorflow and tensorflow-tpu are both installed and overwrite each other's files: "
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
     if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # 2.18.0, TensorFlow's, is older
-        found.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
+        lines.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):
-        found.append(f"protobuf {protobuf} is too old for TensorFlow 2.20: pip install -U protobuf")
-    return found
+        lines.append(f"protobuf {protobuf} is too old for TensorFlow 2.20: pip install -U protobuf")
+    return lines
 
 
 def image_problems(environment, tensorflow):
@@ -74,11 +74,11 @@ def image_problems(environment, tensorflow):
     """
     from axial import slices
 
-    found = []
+    lines = []
     image = environment.get("RUNTIME_VERSION", "")
     version = slices.tensorflow_of(image)
     if version and tensorflow and tuple(map(int, tensorflow.split(".")[:2])) != version[:2]:
-        found.append(
+        lines.append(
             f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is of {'.'.join(map(str, version))}: "
             "install the image's version, or take an image without TensorFlow"
         )
@@ -86,8 +86,8 @@ def image_problems(environment, tensorflow):
         if image:
             slices.check_runtime(slices.find_slice(environment.get("ACCELERATOR_TYPE", "")), image)
     except InputError as error:
-        found.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
-    return found
+        lines.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
+    return lines
 
 
 class Doctor(Flags):
@@ -97,11 +97,11 @@ class Doctor(Flags):
 def _main(given):
     from axial.io.metadata import tpu_environment
 
-    wanted = requirements()
-    versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
+    required = requirements()
+    versions = {name: version_of(name) for name in (*required, *OPTIONAL)}
     say(f"axial {version_of(DISTRIBUTION)}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
-        if version or name in wanted:
+        if version or name in required:
             say(f"  {name:22s} {version or '-'}")
     environment = tpu_environment()
     if image := environment.get("RUNTIME_VERSION"):
@@ -109,7 +109,7 @@ def _main(given):
         say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
     else:
         say("  not a TPU VM, or its metadata server does not answer")
-    trouble = problems(versions, wanted)
+    trouble = problems(versions, required)
     trouble += image_problems(environment, versions["tensorflow"] or versions["tensorflow-tpu"])
     for line in trouble:
         say(f"  problem: {line}")
@@ -118,8 +118,8 @@ def _main(given):
     import tensorflow as tf
 
     for kind in ("CPU", "GPU", "TPU"):
-        if found := tf.config.list_physical_devices(kind):
-            say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
+        if devices := tf.config.list_physical_devices(kind):
+            say(f"  {len(devices)} {kind}: {', '.join(device.name for device in devices)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
     compiles = "compiles the step" if xla else "does not compile the step; see docs/train.md"
     say(f"  axial-train: XLA {compiles}")

@@ -71,7 +71,7 @@ class Scored(Written):
     thresholds = flags.THRESHOLDS
 
 
-class OfRun(flags.Devices, flags.Looks):
+class RunFlags(flags.Devices, flags.Looks):
     """A run, and how it looks at which photos."""
 
     # What has a flag of some verbs alone.
@@ -92,7 +92,7 @@ class OfRun(flags.Devices, flags.Looks):
             flags.check_run(model_dir, self.gin_binding)
 
 
-class Run(OfRun, Scored):
+class Run(RunFlags, Scored):
     model = flags.MODEL
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
@@ -138,7 +138,7 @@ class Merge(Written):
     split = flags.SPLIT.but(needed=True)
 
 
-class Study(OfRun):
+class Study(RunFlags):
     """A study of a run, or of two."""
 
     model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)

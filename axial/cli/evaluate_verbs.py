@@ -139,14 +139,14 @@ def _restored(given, source, checkpoint):
     splits = given.split or [None]
     if given.gin_file:
         card, fill = read_weights(source)
-        of_recipe = given.gin_file, card, given.data_dir, given.gin_binding
-        task = configuration.task_of_weights(*of_recipe, path=source.path)
+        arguments = given.gin_file, card, given.data_dir, given.gin_binding
+        task = configuration.task_of_weights(*arguments, path=source.path)
         configuration.check_splits(task, splits)
         model = task.build_model()
         fill(model)
         return task, model
-    of_run = source, checkpoint, given.data_dir, given.gin_binding
-    return configuration.restore_run(*of_run, average=given.average, splits=splits)
+    arguments = source, checkpoint, given.data_dir, given.gin_binding
+    return configuration.restore_run(*arguments, average=given.average, splits=splits)
 
 
 class Export(Model):
@@ -314,9 +314,9 @@ def _scoring(source, split, given):
         predictions = submitted(predictions, files, source.spec)
     examples = functools.partial(source.examples, split)
 
-    def watch(example, seen):
+    def watch(example, prediction):
         if len(rows) < PICTURES:
-            rows.append(source.evaluator.draw(example, seen, source.spec))
+            rows.append(source.evaluator.draw(example, prediction, source.spec))
 
     def score():
         number, of = scored.shard

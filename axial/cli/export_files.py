@@ -109,9 +109,9 @@ def _check(given, task, model, *, folder, photos, card, objects):
 
 def _card(task, model, given):
     """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
-    found = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
+    paths = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
     # A file's card says of its training, its scores and its licence what a run's best scores and data say.
-    told = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
+    told = read_safetensors(paths[0])[0] if paths[0].endswith(SUFFIX) else _run_card(task, given.data_dir, paths)
     card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
     return msgspec.structs.replace(
         card,
@@ -127,7 +127,7 @@ def _card(task, model, given):
     )
 
 
-def _of_run(task, data_dir, prefixes):
+def _run_card(task, data_dir, prefixes):
     """The `WeightsCard` of checkpoints of a run, with its best scores and its data."""
     folder = os.path.dirname(prefixes[-1])
     best, scores = os.path.join(folder, "scores.json"), {}
@@ -158,9 +158,9 @@ def _results(task, given):
     """The main scores in the file of --scores, for `CardScores`. Raises InputError."""
     if not given.scores:
         return []
-    found = read_json(given.scores, dict[str, dict])[1]
+    results = read_json(given.scores, dict[str, dict])[1]
     try:
-        scores = {split: task.evaluator.headline(result) for split, result in found.items()}
+        scores = {split: task.evaluator.headline(result) for split, result in results.items()}
     except (KeyError, TypeError):
         raise InputError(
             f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluator.name}"
@@ -194,13 +194,13 @@ def _write_safetensors(task, model, card, output_dir, *, objects):
 def _compared(task, model, predictor, photos, *, in_file):
     """A line on how the export differs from the checkpoint, and how long a photo takes."""
     photos = photos[:COMPARED]
-    found = prediction_differences(Predictor.of_task(task, model), predictor, photos)
-    quality = found.pop(QUALITY, None)
-    unit, what = task.evaluator.unit, "objects" if "box" in found else "pixels"
+    differences = prediction_differences(Predictor.of_task(task, model), predictor, photos)
+    quality = differences.pop(QUALITY, None)
+    unit, what = task.evaluator.unit, "objects" if "box" in differences else "pixels"
     what = "sentences" if task.evaluator.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
-        for name, value in found.items()
+        for name, value in differences.items()
     ]
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")

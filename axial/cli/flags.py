@@ -267,9 +267,9 @@ def matched(pattern, expected, fit=lambda *_: True):
     """A function for `Flag.read`: the whole numbers in a text that matches a pattern, and which fit as a whole."""
 
     def read(name, text):
-        found = re.fullmatch(pattern, text)
-        values = tuple(number and int(number) for number in found.groups()) if found else ()
-        if not found or not fit(*values):
+        match = re.fullmatch(pattern, text)
+        values = tuple(number and int(number) for number in match.groups()) if match else ()
+        if not match or not fit(*values):
             raise InputError(f"--{name}={text}: expected {expected}")
         return values
 

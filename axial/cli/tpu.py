@@ -34,7 +34,7 @@ from axial.io.show import plain, say
 from axial.io.write import write_text
 from axial.slices import find_slice
 
-_OF_ENGINES = {flag for kind in ENGINES.values() for flag in kind.flags}
+_ENGINE_FLAGS = {flag for kind in ENGINES.values() for flag in kind.flags}
 YES = Flag(bool, "do it without a question (delete), or at all (launch --engine=gcloud).", False)
 
 
@@ -50,7 +50,7 @@ class Which(Flags):
     def make_engine(self, slice_=None):
         """The `Engine` of the flags. Raises InputError."""
         kind = ENGINES[self.need("engine")]
-        asked = self.changed(*_OF_ENGINES)
+        asked = self.changed(*_ENGINE_FLAGS)
         for name in sorted(asked.keys() - kind.flags):
             raise InputError(f"--{name} does not go with --engine={kind.name}")
         for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):

@@ -82,8 +82,8 @@ def _main(given):
 
     if given.strategy != "tpu" and cluster_workers() == 1:  # who has TPUs or several workers has chosen them
         warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
-    own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
-    with own, data_service(given.data_service, model_dir, strategy) as service:
+    lock = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
+    with lock, data_service(given.data_service, model_dir, strategy) as service:
         ready = functools.partial(retried, model_dir, save)
         options = RunOptions(strategy, ready, given.profile, service, change=given.change)
         train(task, model_dir, optimizer, training, options=options)

@@ -66,18 +66,18 @@ def convert_argument(name, value, kind):
         if isinstance(value, kind):
             return value
         name = configured.__name__
-        wanted = f"@{name}()" if configured is kind else f"a {name}, or None for that of the data"
-        raise InputError(f"{where}: expected {wanted}")
+        expected = f"@{name}()" if configured is kind else f"a {name}, or None for that of the data"
+        raise InputError(f"{where}: expected {expected}")
     if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
         choices = typing.get_args(kind)
         raise InputError(f"{where}: expected one of {', '.join(choices)}{nearest(value, choices)}")
     return convert(f"{where}: ", value, kind)
 
 
-def check_choice(name, value, known):
-    """Raises InputError, which names the nearest, unless `value` is one of the `known` names."""
-    if value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
+def check_choice(name, value, choices):
+    """Raises InputError, which names the nearest, unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}: got {value!r}{nearest(value, choices)}")
 
 
 def check_range(name, pair):

@@ -15,7 +15,7 @@ def is_remote(path):
     return "://" in os.fspath(path)
 
 
-def of_tensorflow():
+def tf_gfile():
     """tf.io.gfile, for what only buckets need."""
     import tensorflow as tf
 
@@ -23,41 +23,41 @@ def of_tensorflow():
 
 
 def exists(path):
-    return of_tensorflow().exists(path) if is_remote(path) else os.path.exists(path)
+    return tf_gfile().exists(path) if is_remote(path) else os.path.exists(path)
 
 
 def isdir(path):
-    return of_tensorflow().isdir(path) if is_remote(path) else os.path.isdir(path)
+    return tf_gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def listdir(path):
-    return of_tensorflow().listdir(path) if is_remote(path) else os.listdir(path)
+    return tf_gfile().listdir(path) if is_remote(path) else os.listdir(path)
 
 
 def glob(start, pattern):
     """Paths that begin with `start`, as it is, and go on as a pattern says."""
-    return of_tensorflow().glob(patterns.escape(start) + pattern)
+    return tf_gfile().glob(patterns.escape(start) + pattern)
 
 
 def check_plain(path):
     """Raises InputError for the path of a checkpoint or SavedModel that TensorFlow takes for a pattern."""
-    if found := next((sign for sign in "*?[\\" if sign in path), None):
-        raise InputError(f"{path}: TensorFlow takes {found} in this path for a pattern; rename the folder")
+    if sign := next((sign for sign in "*?[\\" if sign in path), None):
+        raise InputError(f"{path}: TensorFlow takes {sign} in this path for a pattern; rename the folder")
 
 
 def size(path):
     """Bytes of a file."""
-    return of_tensorflow().stat(path).length if is_remote(path) else os.path.getsize(path)
+    return tf_gfile().stat(path).length if is_remote(path) else os.path.getsize(path)
 
 
 def remove(path):
     """Removes a file."""
-    of_tensorflow().remove(path) if is_remote(path) else os.remove(path)
+    tf_gfile().remove(path) if is_remote(path) else os.remove(path)
 
 
 def open_binary(path, mode):
     """A file that is open in binary mode: 'rb' or 'wb'."""
-    return of_tensorflow().GFile(path, mode) if is_remote(path) else open(path, mode)
+    return tf_gfile().GFile(path, mode) if is_remote(path) else open(path, mode)
 
 
 def missing_errors():

@@ -112,12 +112,12 @@ def _check_tags(path, data):
 
     Many tags may share one part of the file, and Pillow before version 13 copies it once for each.
     """
-    order, place, count, entry = _directory(data)
-    (tags,) = struct.unpack_from(order + count, data, place)
+    order, offset, count, entry = _directory(data)
+    (tags,) = struct.unpack_from(order + count, data, offset)
     if tags >= 2**16:  # which only a BigTIFF can say
         raise InputError(f"{path}: {tags} tags, at most {2**16 - 1} are read")
-    place, copied = place + struct.calcsize(order + count), 0
-    for start in range(place, min(place + tags * entry.size, len(data) - entry.size + 1), entry.size):
+    offset, copied = offset + struct.calcsize(order + count), 0
+    for start in range(offset, min(offset + tags * entry.size, len(data) - entry.size + 1), entry.size):
         tag, kind, values, offset = entry.unpack_from(data, start)
         size = values * _TIFF_BYTES.get(kind, 0)
         if offset + size > len(data):  # Pillow does not read it
@@ -130,10 +130,10 @@ def _check_tags(path, data):
 
 
 def _directory(data):
-    """Of a TIFF: the order of its bytes, the place of its first page, the form of a number of tags, a tag's struct."""
+    """Of a TIFF: the order of its bytes, the offset of its first page, the form of a number of tags, a tag's struct."""
     order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
-    (place,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
-    return (order, place, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
+    (offset,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
+    return (order, offset, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
 
 
 def _check_work(path, data, image):
@@ -213,7 +213,7 @@ def _bytes_of_colours(data, order):
 
 def _left_out(path, data, image):
     """The `left_out` of a loaded image; see `Photo`."""
-    found, tags, kind, count = [], {}, "frame", 1
+    texts, tags, kind, count = [], {}, "frame", 1
     if image.format in ("GIF", "PNG", "WEBP"):
         with contextlib.suppress(Exception):  # of a damaged frame behind the first
             count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # of a GIF it reads all
@@ -224,28 +224,28 @@ def _left_out(path, data, image):
             raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
         kind, count = "page", full
     if count > 1:
-        found.append(f"{kind} 1 of {count} is read")
+        texts.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
     bands = 2 if image.format == "PNG" and data[25] == 4 else bands  # grey of 16 bits with transparency is RGBA
     samples = max(tags.get(Tag.SamplesPerPixel, 1), bands)
     if samples > bands or (alpha and np.ptp(image.getextrema()[-1])):
         which = "channel 1" if (colours := bands - alpha) == 1 else f"channels 1 to {colours}"
-        found.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
-    return found
+        texts.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
+    return texts
 
 
 def _pages(data):
     """The page tags of the pages of a TIFF that Pillow has read, in their order, of at most `MOST_PAGES`."""
-    order, place, count, entry = _directory(data)
-    found = {}
+    order, offset, count, entry = _directory(data)
+    kinds = {}
     with contextlib.suppress(struct.error, OverflowError):  # of a damaged page behind the first
-        while place and place not in found and len(found) < MOST_PAGES:
-            (tags,), first = struct.unpack_from(order + count, data, place), place + struct.calcsize(order + count)
+        while offset and offset not in kinds and len(kinds) < MOST_PAGES:
+            (tags,), first = struct.unpack_from(order + count, data, offset), offset + struct.calcsize(order + count)
             tag, kind = struct.unpack_from(order + "HH", data, first)
             (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
-            found[place] = value if tag == Tag.NewSubfileType else 0  # the first tag, as they are in order
-            (place,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
-    return list(found.values())
+            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # the first tag, as they are in order
+            (offset,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
+    return list(kinds.values())
 
 
 def orientation(image):

@@ -24,17 +24,17 @@ def keep_local(port):
     Raises:
         InputError: this system cannot do that, or nothing listens at the port.
     """
-    found = False
+    bound = False
     try:
-        for own in _listening(port):
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-            found = True
+        for listener in _listening(port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+            bound = True
     except (OSError, AttributeError) as error:
         raise InputError(
             f"port {port}: this system cannot keep it to this machine ({error}); Linux 5.7 and later can. "
             "--listen=all opens it to others"
         ) from None
-    if not found:
+    if not bound:
         raise InputError(f"port {port}: TensorFlow cannot listen at it")
 
 
@@ -44,19 +44,19 @@ def _listening(port):
         with contextlib.suppress(OSError):  # it is closed by now
             if not stat.S_ISSOCK(os.fstat(number).st_mode):  # of which `fromfd` would leave a copy open
                 continue
-            with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as own:
-                has_port = own.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
-                listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if has_port and listens and own.getsockname()[1] == port:
-                    yield own
+            with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as listener:
+                has_port = listener.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+                listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if has_port and listens and listener.getsockname()[1] == port:
+                    yield listener
 
 
 def host_and_port(flag, address):
     """(host, port) of a flag's value. Raises InputError unless it is grpc://HOST:PORT."""
-    found = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
-    if not found or not 0 < int(found[2]) < 2**16:
+    match = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
+    if not match or not 0 < int(match[2]) < 2**16:
         raise InputError(f"--{flag}={address}: expected the address of a dispatcher, grpc://HOST:PORT")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def check_answer(flag, address, timeout=5.0):

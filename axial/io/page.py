@@ -36,7 +36,7 @@ def page(title, sections):
         title: its title.
         sections: dict from headings to HTML; '' for what comes before the first heading.
     """
-    body = "\n".join(f"<h2>{html(head)}</h2>\n{part}" if head else part for head, part in sections.items())
+    body = "\n".join(f"<h2>{html(head)}</h2>\n{section}" if head else section for head, section in sections.items())
     return _PAGE.format(title=html(title), body=body)
 
 

@@ -62,16 +62,16 @@ def output_names(*forms):
     """
     names = [None] * len(forms[0])
     for form in forms:
-        left = [place for place, name in enumerate(names) if name is None]
-        count = collections.Counter([*filter(None, names), *(form[place] for place in left)])
-        for place in left:
-            if count[form[place]] == 1:
-                names[place] = form[place]
+        left = [index for index, name in enumerate(names) if name is None]
+        count = collections.Counter([*filter(None, names), *(form[index] for index in left)])
+        for index in left:
+            if count[form[index]] == 1:
+                names[index] = form[index]
     taken = set(names)
-    for place, name in enumerate(forms[-1]):
-        if names[place] is None:
-            numbers = range(place + 1, len(taken) * len(names) + place + 2, len(names))
-            names[place] = next(free for free in (f"{number}-{name}" for number in numbers) if free not in taken)
+    for index, name in enumerate(forms[-1]):
+        if names[index] is None:
+            numbers = range(index + 1, len(taken) * len(names) + index + 2, len(names))
+            names[index] = next(free for free in (f"{number}-{name}" for number in numbers) if free not in taken)
     return names
 
 
@@ -85,7 +85,7 @@ def _wrong(name):
     if _CONTROL.search(name):
         return "has control characters"
     try:
-        longest = max(len(part.encode()) for part in parts)
+        longest = max(len(name.encode()) for name in parts)
     except UnicodeEncodeError:
         return "is not Unicode"
     return f"has a part of more than {LONGEST} bytes" if longest > LONGEST else None

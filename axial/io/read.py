@@ -125,19 +125,19 @@ def read_yaml(path, schema):
     return convert(f"{path}: ", content, schema, strict=False)
 
 
-def _plain_yaml(node, seen):
-    """The str, list or dict of a node of YAML. Raises ValueError for a node that was `seen`, which an alias gives."""
+def _plain_yaml(node, visited):
+    """A YAML node as a str, list or dict. Raises ValueError for a node in `visited`, which an alias gives."""
     where, tag = f"line {node.start_mark.line + 1}", node.tag.removeprefix("tag:yaml.org,2002:")
-    if node in seen:
+    if node in visited:
         raise ValueError(f"{where}: aliases are not read")
     if tag not in ("str", "seq", "map"):
         raise ValueError(f"{where}: the tag {tag} is not read")
-    seen.add(node)
+    visited.add(node)
     if isinstance(node, yaml.ScalarNode):
         return node.value
     if isinstance(node, yaml.SequenceNode):
-        return [_plain_yaml(item, seen) for item in node.value]
-    pairs = [(_plain_yaml(key, seen), _plain_yaml(value, seen)) for key, value in node.value]
+        return [_plain_yaml(item, visited) for item in node.value]
+    pairs = [(_plain_yaml(key, visited), _plain_yaml(value, visited)) for key, value in node.value]
     check_unique(where, "the key", (key for key, _ in pairs))
     return dict(pairs)
 
@@ -176,20 +176,20 @@ def convert(where, value, schema, strict=True):
 
 def check_unique(path, field, values):
     """Raises InputError if a value is there twice."""
-    seen = set()
+    previous = set()
     for value in values:
-        if value in seen:
+        if value in previous:
             raise InputError(f"{path}: {field} {value!r} is there twice")
-        seen.add(value)
+        previous.add(value)
 
 
 def _plain(error):
     """msgspec's message with the field first."""
-    text, _, place = str(error).replace("`", "").partition(" - at ")
+    text, _, path = str(error).replace("`", "").partition(" - at ")
     for json_word, word in (("object", "a mapping"), ("array", "a list")):
         text = re.sub(rf"\b(Expected |got ){json_word}\b", rf"\1{word}", text)
     text = re.sub(r"^Object (contains|missing)", lambda m: "has an" if m[1] == "contains" else "is missing the", text)
-    field = place.removeprefix("$").removeprefix(".")
+    field = path.removeprefix("$").removeprefix(".")
     return f"{field + ': ' if field else ''}{text[:1].lower() + text[1:]}"
 
 

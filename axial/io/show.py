@@ -74,11 +74,11 @@ def counted(number, unit):
     return f"{number} {unit}{'' if number == 1 else plural}"
 
 
-def _written_out(found):
-    number = ord(found[0])
+def _written_out(match):
+    number = ord(match[0])
     if 0xDC80 <= number <= 0xDCFF:  # stands for a byte; see PEP 383
         return f"\\x{number - 0xDC00:02x}"
-    return found[0].encode("unicode_escape").decode()
+    return match[0].encode("unicode_escape").decode()
 
 
 def say(*lines, error=False, to=None):
@@ -205,7 +205,7 @@ def markdown(value):
     """A value as text of Markdown, in a table too. `Markdown` is left as it is."""
     if isinstance(value, Markdown):
         return value
-    return Markdown(_MARKDOWN.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), plain(value)))
+    return Markdown(_MARKDOWN.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), plain(value)))
 
 
 def code(value):

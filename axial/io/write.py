@@ -85,8 +85,8 @@ def output_file(folder, name, what):
 
 def refuse_links(folder):
     """Raises InputError if a link is anywhere in a local folder whose files only other libraries write."""
-    for place, folders, files in os.walk(folder):
-        for path in (os.path.join(place, name) for name in folders + files):
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in folders + files):
             if os.path.islink(path):
                 raise InputError(f"{path}: a link, where TensorFlow would write through it; remove the link")
 
@@ -94,7 +94,7 @@ def refuse_links(folder):
 def make_folder(path):
     """Makes a folder, with those above it, if it is missing. Returns the local folders that it made, the last first."""
     if is_remote(path):
-        gfile.of_tensorflow().makedirs(path)
+        gfile.tf_gfile().makedirs(path)
         return []
     missing = []
     while path and not os.path.isdir(path):
@@ -117,7 +117,7 @@ def remove_empty(folders):
 def remove_folder(path):
     """Removes a folder and all in it, or what else is there. Of a link, there or below, only the link is removed."""
     if is_remote(path):
-        gfile.of_tensorflow().rmtree(path)
+        gfile.tf_gfile().rmtree(path)
     elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -227,11 +227,11 @@ def _is_plain(status):
 def _upload(local, path):
     make_folder(os.path.dirname(path))
     temporary = partial_path(path)
-    of_bucket = gfile.of_tensorflow()
+    bucket = gfile.tf_gfile()
     with contextlib.suppress(*gfile.missing_errors()):  # ram:// would append to it
-        of_bucket.remove(temporary)
-    of_bucket.copy(local, temporary)
-    of_bucket.rename(temporary, path, overwrite=True)
+        bucket.remove(temporary)
+    bucket.copy(local, temporary)
+    bucket.rename(temporary, path, overwrite=True)
 
 
 @contextlib.contextmanager
@@ -263,10 +263,10 @@ def new_folder(path, last):
     _, *above = make_folder(temporary)
     try:
         yield temporary
-        for place, _, files in os.walk(temporary):
+        for parent, _, files in os.walk(temporary):
             for name in files:
-                sync(os.path.join(place, name))
-            sync(place)
+                sync(os.path.join(parent, name))
+            sync(parent)
         os.rename(temporary, path)
         sync(os.path.dirname(path) or ".")
     finally:
@@ -336,9 +336,9 @@ def write_block(path, name, text=None):
         InputError: the file has no such block.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
+    before, opened, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not opened or not closed:
         raise InputError(f"{path}: holds no lines {begin} and {end} to write between")
     if text is not None:
         write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
@@ -366,15 +366,15 @@ def folder_digests(folder, leave=()):
 
 def _files(folder):
     """The files below a folder, sorted. Raises InputError for links that lead to the same folder twice."""
-    found, seen = [], set()
-    walk = gfile.of_tensorflow().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
-    for place, _, files in walk:
-        real = place if is_remote(folder) else os.path.realpath(place)
-        if real in seen:
-            raise InputError(f"{place}: a link to a folder that is there already; remove the link")
-        seen.add(real)
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in files]
-    return sorted(found)
+    names, visited = [], set()
+    walk = gfile.tf_gfile().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
+    for parent, _, files in walk:
+        real = parent if is_remote(folder) else os.path.realpath(parent)
+        if real in visited:
+            raise InputError(f"{parent}: a link to a folder that is there already; remove the link")
+        visited.add(real)
+        names += [os.path.relpath(os.path.join(parent, name), folder) for name in files]
+    return sorted(names)
 
 
 def partial_path(path, start=".partial."):
