@@ -96,7 +96,7 @@ def read_golden(name):
     return arrays, json.loads(str(arrays.pop("meta")))
 
 
-def part(arrays, prefix):
+def prefixed(arrays, prefix):
     """Those of a golden file whose names begin so, without that."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
@@ -118,22 +118,22 @@ def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
         y = run(x, True)
         loss = tf.reduce_sum(y * to_ours(arrays["cotangent"]))
     assert relative_error(y, to_ours(arrays["y_training"])) < 1e-4
-    gradients = part(arrays, "grad_train/")
-    wanted_x, wanted = to_ours(gradients.pop("x")), convert(gradients)
-    found_x, found = tape.gradient(loss, [x, {name: weights[name] for name in wanted}])
-    assert relative_error(found_x, wanted_x) < 1e-4
-    scale = max(abs(value).max() for value in wanted.values())
-    for name, gradient in found.items():
+    expected = prefixed(arrays, "grad_train/")
+    expected_x, expected = to_ours(expected.pop("x")), convert(expected)
+    gradient_x, gradients = tape.gradient(loss, [x, {name: weights[name] for name in expected}])
+    assert relative_error(gradient_x, expected_x) < 1e-4
+    scale = max(abs(value).max() for value in expected.values())
+    for name, gradient in gradients.items():
         gradient = tf.convert_to_tensor(gradient).numpy()
         if "height/" in name and name.endswith("output_norm/beta"):
             # The width layer's batch norm removes this offset, so both gradients are 0 but for rounding.
-            assert max(abs(gradient).max(), abs(wanted[name]).max()) < 1e-6 * scale, name
+            assert max(abs(gradient).max(), abs(expected[name]).max()) < 1e-6 * scale, name
         else:
-            assert relative_error(gradient, wanted[name]) < 1e-4, name
-    moved = convert(part(arrays, "after_train/"))
+            assert relative_error(gradient, expected[name]) < 1e-4, name
+    moved = convert(prefixed(arrays, "after_train/"))
     for name, value in moved.items():
         assert relative_error(weights[name], value) < 1e-4, name
-    return set(wanted), set(moved)
+    return set(expected), set(moved)
 
 
 def reached_by(port):

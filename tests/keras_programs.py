@@ -24,12 +24,12 @@ def draw(spec, seed=0):
     """Random inputs of some `tf.TensorSpec`s; of integers those from 0 to 4."""
     rng = np.random.default_rng(seed)
 
-    def of_spec(spec):
+    def draw_array(spec):
         if spec.dtype.is_integer:
             return rng.integers(0, 5, spec.shape).astype(spec.dtype.as_numpy_dtype)
         return rng.uniform(-1, 1, spec.shape).astype(spec.dtype.as_numpy_dtype)
 
-    return tf.nest.map_structure(of_spec, spec)
+    return tf.nest.map_structure(draw_array, spec)
 
 
 def save(model, folder, examples, formats=tuple(FORMATS)):
@@ -78,8 +78,8 @@ def fault(folder, kind):
         return f"cannot be loaded: {type(error).__name__}: {error}"
     lost = [
         weight.name
-        for weight, wanted in zip(model.weights, _arrays(folder / "weights.npz"), strict=True)
-        if not np.array_equal(weight.numpy(), wanted)
+        for weight, expected in zip(model.weights, _arrays(folder / "weights.npz"), strict=True)
+        if not np.array_equal(weight.numpy(), expected)
     ]
     if lost:
         return f"loses {len(lost)} weights: {lost[:3]}"
@@ -119,6 +119,6 @@ def faults_in_a_fresh_process(root, cases, make):
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    found = {(name, kind): fault for name, kind, fault in json.loads(done.stdout.splitlines()[-1])}
-    assert found.keys() == {*cases}
-    return found
+    outcomes = {(name, kind): fault for name, kind, fault in json.loads(done.stdout.splitlines()[-1])}
+    assert outcomes.keys() == {*cases}
+    return outcomes

@@ -32,18 +32,18 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     D = C // layer.heads
     content, query_position, key_content, key_position = (bit == "1" for bit in layer.setting)
 
-    def code(dy, dx, part):
+    def code(dy, dx, channels):
         """The projected code of a pair's difference."""
         if layer.axes == 1:
-            return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, part]
+            return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, channels]
         both = zip((dy, dx), ("row_position_kernel", "column_position_kernel"))
-        return sum(position_code(d, C // 2, layer.wavelength) @ w[name][:, part] for d, name in both) / np.sqrt(2)
+        return sum(position_code(d, C // 2, layer.wavelength) @ w[name][:, channels] for d, name in both) / np.sqrt(2)
 
     def logit(query, key, difference, h):
-        part = slice(h * D, (h + 1) * D)
-        q = query @ w["query_kernel"][:, part] if content or query_position else None
-        k = key @ w["key_kernel"][:, part] if content or key_content else None
-        r = code(*difference, part) if query_position or key_position else None
+        channels = slice(h * D, (h + 1) * D)
+        q = query @ w["query_kernel"][:, channels] if content or query_position else None
+        k = key @ w["key_kernel"][:, channels] if content or key_content else None
+        r = code(*difference, channels) if query_position or key_position else None
         total = (q @ k if content else 0) + (q @ r if query_position else 0)
         return (
             total
@@ -64,9 +64,9 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
             if sees(i - r) and (layer.axes == 1 or sees(j - c)) and (key_mask is None or key_mask[b, r, c])
         ]
         logits = np.array([logit(x[b, i, j], keys[b, r, c], (i - r, j - c), h) for r, c in visible])
-        part = slice(h * D, (h + 1) * D)
+        channels = slice(h * D, (h + 1) * D)
         for a, (r, c) in zip(softmax(logits * (D**-0.5 if layer.scaled else 1.0)), visible):
-            mixed[b, i, j, part] += a * (keys[b, r, c] @ w["value_kernel"][:, part])
+            mixed[b, i, j, channels] += a * (keys[b, r, c] @ w["value_kernel"][:, channels])
     y = mixed @ w["output_kernel"] + w["output_bias"]
     return y[:, :, 0] if layer.axes == 1 else y
 
@@ -107,9 +107,9 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         column = j * strides - padding[1] + s * dilation + offsets[b, i, j, o, k, 1]
         rows, near = hat_weights(row, x.shape[1], last and last(i)), hat_weights(column, x.shape[2])
         sample = sum(rows[m] * near[n] * x[b, m, n, c] for m, n in itertools.product(rows, near))
-        part = slice(g * filters // groups, (g + 1) * filters // groups)
+        channels = slice(g * filters // groups, (g + 1) * filters // groups)
         mask = 1.0 if masks is None else masks[b, i, j, o, k]
-        y[b, i, j, part] += mask * sample * kernel[r, s, c % depth, part]
+        y[b, i, j, channels] += mask * sample * kernel[r, s, c % depth, channels]
     return y
 
 
@@ -131,11 +131,11 @@ def dynamic_conv(x, *, layer, key_mask=None, **w):
     real = np.ones([B, H, W]) if key_mask is None else key_mask.astype(np.float64)
     mixed, taps, groups = np.zeros_like(h), list(itertools.product(*map(range, side))), layer.groups
     for b, i, j, g in itertools.product(range(B), range(H), range(W), range(groups)):
-        part = slice(g * C // groups, (g + 1) * C // groups)
+        channels = slice(g * C // groups, (g + 1) * C // groups)
         weights = softmax(h[b, i, j] @ w["tap_kernel"][:, g * len(taps) : (g + 1) * len(taps)])
         for weight, (r, s) in zip(weights, taps):
             m, k = i + r - before[0], j + s - before[1]
             if 0 <= m < H and 0 <= k < W:
-                mixed[b, i, j, part] += weight * real[b, m, k] * h[b, m, k, part]
+                mixed[b, i, j, channels] += weight * real[b, m, k] * h[b, m, k, channels]
     y = mixed @ w["output_kernel"] + w["output_bias"]
     return y[:, :, 0] if layer.axes == 1 else y

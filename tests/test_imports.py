@@ -47,7 +47,7 @@ def test_imports_point_one_way():
     for path in FILES:
         room = room_of(path)
         parts = [module.split(".") for module in imports_of(path)]
-        for other in {part[1] for part in parts if part[0] == "axial" and len(part) > 1 and part[1] in RANK}:
+        for other in {names[1] for names in parts if names[0] == "axial" and len(names) > 1 and names[1] in RANK}:
             allowed = room not in RANK or other == room or RANK[other] < RANK[room]
             assert allowed, f"{path} imports {other}"
 

@@ -81,8 +81,8 @@ def wrong(words, flags):
         asked = arguments[0] if arguments else None
         return f"{name} has no verb {asked!r}" if asked and not asked.startswith("-") else None
     named = [word[2:].split("=")[0] for word in arguments if word.startswith("--")]
-    known = {*verbs[verb], *(f"no{flag}" for flag in verbs[verb]), "help", "helpshort", "version"}
-    unknown = [flag for flag in named if flag not in known]
+    defined = {*verbs[verb], *(f"no{flag}" for flag in verbs[verb]), "help", "helpshort", "version"}
+    unknown = [flag for flag in named if flag not in defined]
     return f"{name} {verb}: unknown {unknown}" if unknown else None
 
 
@@ -125,9 +125,9 @@ def test_links_lead_somewhere(path):
         if "://" in link:
             continue
         target, _, anchor = link.partition("#")
-        found = (path.parent / target).resolve() if target else path
-        assert found.exists(), link
-        assert not anchor or anchor in anchors(found), link
+        page = (path.parent / target).resolve() if target else path
+        assert page.exists(), link
+        assert not anchor or anchor in anchors(page), link
 
 
 def test_the_description_for_an_index_has_no_link_that_leads_nowhere():

@@ -86,15 +86,15 @@ def offences(node):
 
 def read():
     """dict from kinds to dicts from 'file:line: what is there' to None."""
-    found = collections.defaultdict(dict)  # a call in a function of a function is seen twice
+    lines = collections.defaultdict(dict)  # a call in a function of a function is seen twice
     for path in sorted((ROOT / "axial").rglob("*.py")):
         text, name = path.read_text(), path.relative_to(ROOT)
         for node in ast.walk(ast.parse(text)):
             for kind, line, what in offences(node):
-                found[kind][f"{name}:{line}: {what}"] = None
+                lines[kind][f"{name}:{line}: {what}"] = None
         if match := re.search(r"inspect\.signature", text):
-            found["inspect.signature"][f"{name}:{text.count(chr(10), 0, match.start()) + 1}: inspect.signature"] = None
-    return found
+            lines["inspect.signature"][f"{name}:{text.count(chr(10), 0, match.start()) + 1}: inspect.signature"] = None
+    return lines
 
 
 FOUND = read()

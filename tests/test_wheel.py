@@ -60,13 +60,13 @@ def installed(tmp_path_factory):
 def test_the_wheel_has_every_file_that_axial_reads(installed):
     (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        found = set(archive.namelist())
+        names = set(archive.namelist())
     files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/**/*"), *ROOT.glob("axial/shipped/**/*")]
-    wanted = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
+    expected = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.*")]
-    wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
-    assert len(wanted) > 600 and not wanted - found
-    assert not [name for name in found - wanted if name.startswith("axial/experiments/")]  # scripts and their numbers
+    expected |= {f"axial/{path.relative_to(ROOT)}" for path in below}
+    assert len(expected) > 600 and not expected - names
+    assert not [name for name in names - expected if name.startswith("axial/experiments/")]  # no scripts or numbers
 
 
 PAGES = [p for room in ("axial", "docs", "experiments", "scripts", "tests") for p in sorted((ROOT / room).rglob("*.*"))]

@@ -27,8 +27,8 @@ def test_analyze_shows_the_parts_of_a_model_and_their_sums(command):
     assert result.out.count(" B ") > 5 and "MiB" in result.out
     everything = sum(w.shape.num_elements() for w in trace("axial_deeplab_nano", 3, 65, 65)[0].trainable_weights)
     *_, total = (line for line in result.out.splitlines() if " all " in line)
-    without, of_all = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
-    assert of_all == everything > without and "with attention's batch norms" in result.out
+    without, trainable = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
+    assert trainable == everything > without and "with attention's batch norms" in result.out
 
 
 def test_analyze_compares_two_models(command):

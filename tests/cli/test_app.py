@@ -124,14 +124,14 @@ def test_the_package_lists_its_commands():
 def test_no_docstrings():
     """The help is read from the file; TensorFlow cannot be imported."""
     command = "import sys; sys.argv[0] = 'axial-predict'; from axial.cli import predict; predict.main()"
-    for code, argument, wanted, last in (
+    for code, argument, expected, last in (
         (command, "--help", 0, ""),
         (command, "photo.png", 2, "axial-predict: python -OO"),
         ("from axial.layers import Conv", "", 1, "axial.errors.InputError: python -OO"),
     ):
         call = [sys.executable, "-OO", "-c", code, argument]
         done = subprocess.run(call, check=False, capture_output=True, text=True)
-        assert done.returncode == wanted and ["", *done.stderr.splitlines()][-1].startswith(last), done.stderr
+        assert done.returncode == expected and ["", *done.stderr.splitlines()][-1].startswith(last), done.stderr
 
 
 CONVERT = "--input_dir={0} --output_dir={0}/out --split=val"
@@ -228,7 +228,7 @@ def check_page(path, names):
 
 def in_html(name):
     """A name as a page has it, where ends of lines and tabs are only spaces."""
-    return "".join(part if part in "\n\r\t" else plain(part) for part in re.split("([\n\r\t])", name))
+    return "".join(text if text in "\n\r\t" else plain(text) for text in re.split("([\n\r\t])", name))
 
 
 def test_a_check_shows_names_as_they_are(command, hostile, tmp_path):

@@ -50,8 +50,8 @@ BAD = {
 @pytest.mark.parametrize("call,words", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(command, tmp_path, call, words):
     places = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
-    for place, path in {**places, "TINY": shlex.join(TINY)}.items():
-        call = re.sub(rf"\b{place}\b", path, call)
+    for placeholder, path in {**places, "TINY": shlex.join(TINY)}.items():
+        call = re.sub(rf"\b{placeholder}\b", path, call)
     result = command(*shlex.split(call), environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
     assert words in result.line
@@ -75,13 +75,13 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     for ending in ("json", "panoptic.png", "semantic.png", "overlay.png"):
         (out / f".partial.000000000285.{ending}").symlink_to(file)
     before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
-    for called, place in {
+    for called, folder in {
         ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9", "--change=learning_rate"): run / "best",
         ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
         ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
     }.items():
         result = command(*called)
-        assert result.code == 2 and f"{place}: a link that leads out of {place.parent}" in result.line, result.err
+        assert result.code == 2 and f"{folder}: a link that leads out of {folder.parent}" in result.line, result.err
     before.pop(run / ".lock")
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)

@@ -74,10 +74,10 @@ def test_predict_names_the_best_classes(command, root, tmp_path):
     Image.fromarray(np.full([50, 40, 3], COLOURS["red"], np.uint8)).save(tmp_path / "red.png")
     result = command("predict", f"--model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "red.png"))
     assert result.code == 0, result.err
-    found = json.loads((tmp_path / "red.json").read_text())
-    assert (found["height"], found["width"]) == (50, 40) and not (tmp_path / "red.overlay.png").exists()
-    assert found["best"][0]["class"] == "red" and len(found["best"]) == 3
-    assert sum(guess["probability"] for guess in found["best"]) == pytest.approx(1, abs=1e-4)
+    prediction = json.loads((tmp_path / "red.json").read_text())
+    assert (prediction["height"], prediction["width"]) == (50, 40) and not (tmp_path / "red.overlay.png").exists()
+    assert prediction["best"][0]["class"] == "red" and len(prediction["best"]) == 3
+    assert sum(guess["probability"] for guess in prediction["best"]) == pytest.approx(1, abs=1e-4)
     assert "red" in result.out
 
 

@@ -87,8 +87,8 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     for result in results:
         assert result.code == 0, result.err
         assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
-    own = command("evaluate", f"--model={weights}", *recipe[2:])  # by the recipe beside them
-    assert own.code == 0 and own.out == results[0].out, own.err
+    result = command("evaluate", f"--model={weights}", *recipe[2:])  # by the recipe beside them
+    assert result.code == 0 and result.out == results[0].out, result.err
     nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
     assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
 
@@ -126,20 +126,20 @@ def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained,
         "results": ["results", *files, data, asked, f"--csv={table}"],
         "truth": ["results", *truth, data, asked],
     }
-    found, lines = {}, {}
+    matching, lines = {}, {}
     for name, source in sources.items():
         path = tmp_path / f"{name}.json"
         result = command("evaluate", *source, "--split=val2017", f"--json={path}")
         assert result.code == 0, result.err
         lines[name] = [line for line in result.out.splitlines() if line.startswith(("things matched by IoU", "PQ="))]
-        found[name] = json.loads(path.read_text())["val2017"]["matching"]
-    for at, row in found["truth"].items():  # the run of one step finds next to nothing
-        assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
+        matching[name] = json.loads(path.read_text())["val2017"]["matching"]
+    for at, row in matching["truth"].items():  # the run of one step finds next to nothing
+        assert row["accuracy"] == 1 and row["tp"] == matching["run"][at]["tp"] + matching["run"][at]["fn"] > 8
     assert lines["truth"][0] == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0 accuracy@0.5=100.0"
-    assert found["run"] == found["again"] == found["results"] == found["merge"]
+    assert matching["run"] == matching["again"] == matching["results"] == matching["merge"]
     assert lines["run"] == lines["again"] == lines["results"] == lines["merge"] and len(lines["run"]) == 2
     pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in (tmp_path / "run", tmp_path / "again")]
-    accuracy = found["run"]["0.05"]["accuracy"]
+    accuracy = matching["run"]["0.05"]["accuracy"]
     assert pages[0] == pages[1] and np.asarray(Image.open(tmp_path / "new" / "a.png")).std() > 20
     assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "run" / "val2017.html").read_text()
     first, second = csv.DictReader(table.read_text().splitlines())
@@ -207,14 +207,14 @@ def test_own_data_converts_and_is_checked(command, tmp_path):
     rng = np.random.default_rng(0)
     for i in range(3):
 
-        def place(layer):
+        def layer_path(layer):
             return tmp_path / "mine" / "train" / layer / f"{i}.png"
 
-        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(place("photos"))
+        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(layer_path("photos"))
         ids = np.full([40, 60], 1, np.uint8)
         ids[10:30, 20:40] = 2
-        Image.fromarray(ids).save(place("semantic"))
-        Image.fromarray((ids == 2).astype(np.uint8)).save(place("instance"))
+        Image.fromarray(ids).save(layer_path("semantic"))
+        Image.fromarray((ids == 2).astype(np.uint8)).save(layer_path("instance"))
     spec = tmp_path / "mine.yaml"
     spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
     data = f"{tmp_path}/data"

@@ -68,8 +68,8 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
     assert result.code == 0, result.err
     kinds = ("json", "overlay.png", "panoptic.png", "semantic.png")
-    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in kinds]
-    assert sorted(os.listdir(tmp_path / "out")) == wanted
+    expected = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in kinds]
+    assert sorted(os.listdir(tmp_path / "out")) == expected
     (tmp_path / "empty").mkdir()
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
     assert result.code == 2 and "empty: no photo in this folder" in result.line
@@ -85,10 +85,10 @@ def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
         labels = np.asarray(Image.open(out / content["label_file_name"]))
         ids = read_panoptic(str(out / content["file_name"]))
         assert content["label_file_name"] == f"000000000285.labels.{suffix}" and labels.dtype == np.uint16
-        wanted = np.zeros(ids.shape, int)
+        expected = np.zeros(ids.shape, int)
         for segment in content["segments"]:
-            wanted[ids == segment["id"]] = segment.get("label", 0)
-        np.testing.assert_array_equal(labels, wanted)
+            expected[ids == segment["id"]] = segment.get("label", 0)
+        np.testing.assert_array_equal(labels, expected)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", "--diameter=auto", PHOTO)
     assert result.code == 2 and "diameter=auto: the model does panoptic and does not tell the size" in result.line
     sizes = read_objects(exported / "assets.extra")

@@ -95,12 +95,12 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     status = {"status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "ready": 1}]}}
     tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
     status_of(tmp_path / "model", "training", 3, 10)
-    found = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
-    assert "run: runs; recreated 2 times, 0 of 3 allowed" in found.out and "costs money until" in found.out
-    assert "run: training, step 3 of 10, 0.5 s a step" in found.out
+    result = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
+    assert "run: runs; recreated 2 times, 0 of 3 allowed" in result.out and "costs money until" in result.out
+    assert "run: training, step 3 of 10, 0.5 s a step" in result.out
     tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
-    found = command("tpu", "logs", *delete, environment={"PATH": tools.path})
-    assert found.code == 7 and found.out == "a line\n"
+    result = command("tpu", "logs", *delete, environment={"PATH": tools.path})
+    assert result.code == 7 and result.out == "a line\n"
     assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # nobody answers
     result = command("tpu", "delete", *delete, "--yes", environment={"PATH": tools.path})
     assert result.code == 0 and tools.calls()[-1] == f"{kubectl} delete jobsets run"

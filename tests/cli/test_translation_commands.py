@@ -49,9 +49,9 @@ def test_weights_are_averaged(command, root):
     run, key = str(root / "run"), "model/embedding/.ATTRIBUTES/VARIABLE_VALUE"
     first, second = (tf.train.load_checkpoint(f"{run}/ckpt-{n}").get_tensor(key) for n in (1, 2))
     assert np.abs(first - second).max() > 1e-4
-    for average, wanted in ((1, second), (2, (first + second) / 2)):
+    for average, expected in ((1, second), (2, (first + second) / 2)):
         _, model = configuration.restore_run(run, average=average)
-        np.testing.assert_allclose(model.embedding, wanted, rtol=1e-6)
+        np.testing.assert_allclose(model.embedding, expected, rtol=1e-6)
 
 
 def test_a_run_and_its_export_translate_alike(command, root):

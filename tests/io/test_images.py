@@ -21,13 +21,13 @@ RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each r
 
 @pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
 def test_every_listed_format_is_read_as_pillow_reads_it():
-    found, formats = small.samples(), set()
-    assert {mode for _, mode, _ in found} == set(MODES)
-    for data in found.values():
-        image, wanted = open_image("photo", data), Image.open(io.BytesIO(data))
+    images, formats = small.samples(), set()
+    assert {mode for _, mode, _ in images} == set(MODES)
+    for data in images.values():
+        image, expected = open_image("photo", data), Image.open(io.BytesIO(data))
         formats.add(image.format)
-        assert image.format == wanted.format and image.tobytes() == wanted.tobytes()
-        assert image.mode != "P" or image.convert("RGB").tobytes() == wanted.convert("RGB").tobytes()
+        assert image.format == expected.format and image.tobytes() == expected.tobytes()
+        assert image.mode != "P" or image.convert("RGB").tobytes() == expected.convert("RGB").tobytes()
     assert formats == set(FORMATS)
 
 
@@ -75,17 +75,17 @@ def in_planes(levels, packed):
     planes = [zlib.compress(plane) if packed else bytes(plane) for plane in np.moveaxis(levels, -1, 0).copy()]
     sizes = np.array([len(plane) for plane in planes], "<u4")
     tags = {"t259": (SHORT, bytes([8 if packed else 1, 0])), "t279": (LONG, sizes.tobytes()), "t284": (SHORT, b"\2\0")}
-    place = len(tiff_of(levels, **tags, t273=(LONG, bytes(12)))) - levels.nbytes
-    places = (place + np.cumsum(sizes) - sizes).astype("<u4")
-    return tiff_of(levels, **tags, t273=(LONG, places.tobytes()))[:place] + b"".join(planes)
+    offset = len(tiff_of(levels, **tags, t273=(LONG, bytes(12)))) - levels.nbytes
+    offsets = (offset + np.cumsum(sizes) - sizes).astype("<u4")
+    return tiff_of(levels, **tags, t273=(LONG, offsets.tobytes()))[:offset] + b"".join(planes)
 
 
 def test_colours_in_planes():
     """libtiff gives Pillow the upper bytes of compressed ones. So 12 bits, which would be nearly black, are refused."""
     levels = _NOISE.astype(np.uint16)
     np.testing.assert_array_equal(open_photo("photo.tif", in_planes(levels, packed=False)).deep, levels)
-    found = open_photo("photo.tif", in_planes(levels * 16, packed=True)).deep
-    np.testing.assert_array_equal(found, levels // 16 * 257)
+    actual = open_photo("photo.tif", in_planes(levels * 16, packed=True)).deep
+    np.testing.assert_array_equal(actual, levels // 16 * 257)
     with pytest.raises(InputError, match="^photo.tif: colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"):
         open_photo("photo.tif", in_planes(levels, packed=True))
 
@@ -110,16 +110,16 @@ NUMBERS = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_numbers_of_a_tiff_are_those_that_its_tags_say(name):
     """Pillow inverts no deep grey, and reads 32 bits and 8 as of another sign."""
-    stored, tags, wanted = NUMBERS[name]
-    found = open_photo("photo.tif", tiff_of(stored, **tags)).deep
-    np.testing.assert_array_equal(found, wanted.squeeze())
+    stored, tags, expected = NUMBERS[name]
+    actual = open_photo("photo.tif", tiff_of(stored, **tags)).deep
+    np.testing.assert_array_equal(actual, expected.squeeze())
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_the_numbers_of_a_deep_png_are_read(channels):
     levels = np.dstack([_NOISE, GREY])[..., :channels] * 16
-    found = open_photo("photo.png", deep_png(levels)).deep
-    np.testing.assert_array_equal(found, levels[..., : 3 if channels > 2 else 1].squeeze())
+    actual = open_photo("photo.png", deep_png(levels)).deep
+    np.testing.assert_array_equal(actual, levels[..., : 3 if channels > 2 else 1].squeeze())
 
 
 def test_a_palette_of_8_bits_is_no_black():
@@ -128,8 +128,8 @@ def test_a_palette_of_8_bits_is_no_black():
     grey = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
     for scale in (1, 256):
         tags = {"t262": (SHORT, b"\3\0"), "t320": (SHORT, (colours * scale).astype("<u2").tobytes())}
-        found = np.asarray(rgb(open_photo("photo.tif", tiff_of(grey, **tags))))
-        np.testing.assert_array_equal(found.reshape(256, 3), colours.T)
+        actual = np.asarray(rgb(open_photo("photo.tif", tiff_of(grey, **tags))))
+        np.testing.assert_array_equal(actual.reshape(256, 3), colours.T)
 
 
 def pages(*kinds):
@@ -147,7 +147,7 @@ def moving(format, mode="RGB"):
     return encoded(picture(mode), format, save_all=True, append_images=others)
 
 
-def of_samples(count, extra):
+def extra_channels(count, extra):
     """A TIFF of further channels of a kind (TIFF Revision 6.0, ExtraSamples)."""
     color = 2 if count > 2 else 1
     tags = {"t262": (SHORT, bytes([color, 0])), "t338": (SHORT, bytes([extra, 0]) * (count - 2 * color + 1))}
@@ -158,9 +158,9 @@ LEFT_OUT = {
     "page 1 of 3 is read": [pages(0, 0, 0), moving("TIFF"), pages(0, 1, 0, 4, 0)],
     "": [pages(0), pages(0, 1), pages(0, 4), pages(1), *(encoded(picture("RGB"), format) for format in FORMATS)],
     "frame 1 of 3 is read": [moving("GIF"), moving("WEBP"), moving("PNG")],
-    "channel 1 of 2 is read": [of_samples(2, 0), of_samples(2, 2), deep_png(_NOISE[..., :2] * 16)],
-    "channels 1 to 3 of 4 are read": [of_samples(4, 0), of_samples(4, 1), of_samples(4, 2)],
-    "channels 1 to 3 of 5 are read": [of_samples(5, 0)],
+    "channel 1 of 2 is read": [extra_channels(2, 0), extra_channels(2, 2), deep_png(_NOISE[..., :2] * 16)],
+    "channels 1 to 3 of 4 are read": [extra_channels(4, 0), extra_channels(4, 1), extra_channels(4, 2)],
+    "channels 1 to 3 of 5 are read": [extra_channels(5, 0)],
 }
 
 
@@ -189,8 +189,8 @@ def test_damaged_images_are_refused_or_read(whole_images, data):
     """Bytes, cuts and insertions, most of them in the header. Nothing but InputError leaves, and soon."""
     damaged = bytearray(data.draw(st.sampled_from(whole_images)))
     for _ in range(data.draw(st.sampled_from((1, 1, 2, 4, 10)))):
-        place = data.draw(st.integers(0, min(len(damaged), data.draw(st.sampled_from((64, 400, 10**9))))))
-        damaged[place : place + data.draw(st.sampled_from((0, 1, 1, 8, 10**9)))] = data.draw(st.binary(max_size=8))
+        start = data.draw(st.integers(0, min(len(damaged), data.draw(st.sampled_from((64, 400, 10**9))))))
+        damaged[start : start + data.draw(st.sampled_from((0, 1, 1, 8, 10**9)))] = data.draw(st.binary(max_size=8))
     started = time.process_time()
     try:
         photo = open_photo("photo", bytes(damaged))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from axial.errors import InputError
 from axial.io.paths import LONGEST, inside, output_names
 from tests.conftest import ROOT
-from tests.io.test_writers import found_in
+from tests.io.test_writers import nodes_in
 
 RIGHT = (
     *("a.png", "aachen/aachen_000.png", "...", "..a", "a..", ".hidden", " a b ", "~", "-a", "C:", "été/写真 1.jpg"),
@@ -131,20 +131,20 @@ REVIEWED = {
 }
 
 
-def is_fixed(part):
-    """Whether a part of a path is text or a number of the code: nothing that was read."""
-    if isinstance(part, ast.Constant):
+def is_fixed(node):
+    """Whether an expression in a path is text or a number of the code: nothing that was read."""
+    if isinstance(node, ast.Constant):
         return True
-    if isinstance(part, (ast.Name, ast.Attribute)):
-        return getattr(part, "id", getattr(part, "attr", "")).lstrip("_").isupper()
-    if isinstance(part, ast.JoinedStr):
-        return all(map(is_fixed, part.values))
-    if isinstance(part, ast.FormattedValue):
-        is_number = part.format_spec and ast.unparse(part.format_spec).rstrip("'\"").endswith("d")
-        return bool(is_number) or is_fixed(part.value)
-    if isinstance(part, ast.BinOp):
-        return is_fixed(part.left) and is_fixed(part.right)
-    return isinstance(part, ast.Call) and ast.unparse(part.func) in ("int", "tempfile.gettempdir")
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return getattr(node, "id", getattr(node, "attr", "")).lstrip("_").isupper()
+    if isinstance(node, ast.JoinedStr):
+        return all(map(is_fixed, node.values))
+    if isinstance(node, ast.FormattedValue):
+        is_number = node.format_spec and ast.unparse(node.format_spec).rstrip("'\"").endswith("d")
+        return bool(is_number) or is_fixed(node.value)
+    if isinstance(node, ast.BinOp):
+        return is_fixed(node.left) and is_fixed(node.right)
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("int", "tempfile.gettempdir")
 
 
 def parts_behind(path):
@@ -157,20 +157,20 @@ def parts_behind(path):
     return []
 
 
-def places():
+def path_parts():
     """(file, function, part) of each part of a path in axial that something else than the code decides."""
     for file in sorted((ROOT / "axial").rglob("*.py")):
-        yield from places_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
+        yield from path_parts_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
 
 
-def places_in(file, source):
+def path_parts_in(file, source):
     tree = ast.parse(source)
     assigned = {  # a name within its function, an attribute within the file
         (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
-        for node, where in found_in(tree, ast.Assign)
+        for node, where in nodes_in(tree, ast.Assign)
         for target in node.targets
     }
-    for node, where in found_in(tree, ast.Call):
+    for node, where in nodes_in(tree, ast.Call):
         called, parts = ast.unparse(node.func), []
         if not node.args:
             continue
@@ -180,15 +180,15 @@ def places_in(file, source):
             path = node.args[0]
             name = isinstance(path, ast.Name) and where, ast.unparse(path)
             parts = parts_behind(assigned.get(name, path))
-        yield from ((file, where, ast.unparse(part)) for part in parts if not is_fixed(part))
+        yield from ((file, where, ast.unparse(expression)) for expression in parts if not is_fixed(expression))
 
 
 def test_every_place_that_builds_a_path_from_data_is_known():
     """A new one calls `inside` or a function over it, or it is reviewed and listed with its reason."""
-    found, listed = set(places()), [place for reviewed in REVIEWED.values() for place in reviewed]
-    reviewed = {(file, function, part) for file, function, *parts in listed for part in parts}
-    assert sorted(found - reviewed) == [], "these take a part of a path from somewhere: see axial.io.paths"
-    assert sorted(reviewed - found) == [], "these are no longer there"
+    actual, listed = set(path_parts()), [row for rows in REVIEWED.values() for row in rows]
+    reviewed = {(file, function, expression) for file, function, *parts in listed for expression in parts}
+    assert sorted(actual - reviewed) == [], "these take a part of a path from somewhere: see axial.io.paths"
+    assert sorted(reviewed - actual) == [], "these are no longer there"
 
 
 # === Names of outputs ===
@@ -200,7 +200,7 @@ NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8
 def test_no_two_outputs_have_one_name(names):
     """A stem that is no other photo's is kept."""
     stems = [os.path.splitext(name)[0] for name in names]
-    found = output_names(stems, names)
-    assert len(set(found)) == len(names)
-    for stem, name in zip(stems, found):
+    outputs = output_names(stems, names)
+    assert len(set(outputs)) == len(names)
+    for stem, name in zip(stems, outputs):
         assert stems.count(stem) > 1 or name == stem

@@ -66,8 +66,8 @@ def put(value, path, new):
 @given(data=st.data())
 def test_a_mutated_file_is_refused_or_has_its_types(tmp_path, schema, data):
     """Of each field and item: deleted, of another type, out of range. Then bits are flipped, and the end is cut off."""
-    place = data.draw(st.sampled_from(list(places(CONTENTS[schema]))))
-    changed = bytearray(json.dumps(put(CONTENTS[schema], place, data.draw(st.just(put) | WRONG))).encode())
+    field = data.draw(st.sampled_from(list(places(CONTENTS[schema]))))
+    changed = bytearray(json.dumps(put(CONTENTS[schema], field, data.draw(st.just(put) | WRONG))).encode())
     for _ in range(data.draw(st.sampled_from((0, 0, 1, 3)))):
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "file.json"

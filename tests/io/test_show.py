@@ -89,9 +89,9 @@ def test_a_table_shows_every_cell(lines_of_table, name, columns):
     lines = lines_of_table(columns, (f"h{name}", "x"), [(name, 1)], [(f"{name}!", None)], title=f"t {name}")
     name = show.plain(name)
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in lines]
-    wanted = [[f"h{name}".strip(), "x"], [name.strip(), "1"], [f"{name}!".strip(), "None"]]
+    expected = [[f"h{name}".strip(), "x"], [name.strip(), "1"], [f"{name}!".strip(), "None"]]
     if not {"|", "┃"} & set(name):
-        assert [cell for cell in cells if cell] == wanted
+        assert [cell for cell in cells if cell] == expected
     assert lines[0].strip() == f"t {name}".strip()
 
 
@@ -204,7 +204,7 @@ def test_html_has_no_other_tags_than_ours(name):
     ours, read = Reader(page("a", {"b": table(("a", "b"), [("a", 1)]) + figure('<img alt="" src="">', "c")})), None
     read = Reader(page(name, {name: body}))
     assert read.tags == ours.tags
-    text = "".join(part if part in "\n\r\t" else show.plain(part) for part in re.split("([\n\r\t])", name))
+    text = "".join(piece if piece in "\n\r\t" else show.plain(piece) for piece in re.split("([\n\r\t])", name))
     assert "".join(read.texts).count(text) >= 5 and text in read.values
     assert show.html(show.html(name)) == show.html(name)
 
@@ -278,8 +278,8 @@ def is_drawn(node):
 def texts_of(node):
     """The texts that a call may give to matplotlib."""
     name = called(node)
-    place = DRAWN.get(name, len(node.args))
-    yield from node.args[place : place + 1]
+    index = DRAWN.get(name, len(node.args))
+    yield from node.args[index : index + 1]
     if name in DRAWN or name in ("plot", "loglog", "scatter", "bar", "set", "colorbar"):
         yield from (word.value for word in node.keywords if word.arg in NAMED)
 
@@ -295,11 +295,11 @@ def skipped(path):
             texts = [text for text in texts_of(node) if not is_drawn(text) and getattr(text, "id", "") not in names]
             yield from ((text.lineno, f"{called(node)} without drawn") for text in texts)
         if isinstance(node, ast.JoinedStr) and path.name != "page.py":
-            words = "".join(part.value for part in node.values if isinstance(part, ast.Constant))
-            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            words = "".join(piece.value for piece in node.values if isinstance(piece, ast.Constant))
+            values = [piece.value for piece in node.values if isinstance(piece, ast.FormattedValue)]
             if TAG.search(words) and not all(called(value) in ("html", "url") for value in values):
                 yield node.lineno, "HTML without html"
 
 
 def test_text_is_shown_in_one_way():
-    assert not [(path, *place) for path in FILES for place in skipped(path)]
+    assert not [(path, *problem) for path in FILES for problem in skipped(path)]

@@ -70,7 +70,7 @@ def is_writing(node):
     return True
 
 
-def found_in(tree, kind):
+def nodes_in(tree, kind):
     """(node, name of the innermost function around it, or None) of each node of a kind."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     owner = {id(node): f.name for f in functions for node in ast.walk(f)}  # the innermost comes last
@@ -80,13 +80,13 @@ def found_in(tree, kind):
 def writers():
     for file in sorted((ROOT / "axial").rglob("*.py")):
         name = file.relative_to(ROOT / "axial").as_posix()
-        for node, where in found_in(ast.parse(file.read_text()), ast.Call):
+        for node, where in nodes_in(ast.parse(file.read_text()), ast.Call):
             if name not in DOORS and is_writing(node) and not ast.unparse(node).startswith(OWN):
                 yield name, where, ast.unparse(node.func)
 
 
 def test_every_place_that_writes_is_known():
     """A new one uses `axial.io.write`, or it is reviewed and listed with its reason."""
-    found, reviewed = set(writers()), {place for listed in REVIEWED.values() for place in listed}
-    assert sorted(found - reviewed) == [], "these write without axial.io.write"
-    assert sorted(reviewed - found) == [], "these are no longer there"
+    actual, reviewed = set(writers()), {call for calls in REVIEWED.values() for call in calls}
+    assert sorted(actual - reviewed) == [], "these write without axial.io.write"
+    assert sorted(reviewed - actual) == [], "these are no longer there"
