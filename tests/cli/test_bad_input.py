@@ -24,7 +24,7 @@ BAD = {
     "train --model_dir=RUN --gin_binding=STEPS=\"'many'\"": "expected int, got str (TrainingConfig.steps is the macro",
     "train --model_dir=RUN --gin_binding=TrainingConfig.steps=three": "three is no value; expected a number, True",
     "train --model_dir=RUN TINY --gin_binding=INIT=\"'/nowhere'\"": "/nowhere: no such checkpoint",
-    "train '--model_dir=OUT/neu [y]'": "neu [y]: TensorFlow takes [ in this path for a pattern",
+    "train '--model_dir=OUT/neu [y]'": "neu [y]: TensorFlow reads [ in this path as a pattern",
     "train --model_dir=RUN --strategy=tpu": "no TPU was found",
     "evaluate": "one of --model and --model_dir is needed",
     "export --model_dir=RUN --output_dir=OUT --format=safetensors --data_dir=HERE": "--data_dir does not go",
@@ -39,7 +39,7 @@ BAD = {
     "predict photo.jpg": "--model=nuclei, which comes with axial",
     "train --model_dir=RUN --listen=all": "--listen needs --profiler_port",
     "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
-    "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket, a file is expected",
+    "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket; expected a file",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "
     "--gin_binding=TrainingConfig.eval_interval=1": "'../x.json': leaves its folder",

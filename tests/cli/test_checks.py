@@ -55,7 +55,7 @@ CASES = {
     "export --model_dir=nuclei --output_dir=OUT --format=onnx": "ONNX needs ",
     # axial-predict
     r"predict --model=nuclei --output_dir=OUT a\b.jpg": r"a\b.jpg: no such photo (a backslash separates no",
-    "predict --model=nuclei --output_dir=FILE FILE": "a file, a folder is expected",
+    "predict --model=nuclei --output_dir=FILE FILE": "a file; expected a folder",
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
     "convert coco --output_dir=OUT --beam": "--beam needs ",

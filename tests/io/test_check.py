@@ -42,7 +42,7 @@ def test_what_is_right_is_taken_as_the_annotation_says():
         ({"size": (5, "x")}, "Config.size = (5, 'x'): [1]: expected int, got str"),
         ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
         ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
-        ({"other": 1}, "Config.other = 1: expected a Inner, or None for that of the data"),
+        ({"other": 1}, "Config.other = 1: expected a Inner, or None for the data's own"),
     ],
 )
 def test_a_refusal_names_the_argument(arguments, line):

@@ -86,7 +86,7 @@ def test_colours_in_planes():
     np.testing.assert_array_equal(open_photo("photo.tif", in_planes(levels, packed=False)).deep, levels)
     actual = open_photo("photo.tif", in_planes(levels * 16, packed=True)).deep
     np.testing.assert_array_equal(actual, levels // 16 * 257)
-    with pytest.raises(InputError, match="^photo.tif: colours of at most 12 bits in a TIFF of 16.*; save it as a PNG"):
+    with pytest.raises(InputError, match="^photo.tif: 12-bit colours in a 16-bit TIFF, .*; save it as a PNG"):
         open_photo("photo.tif", in_planes(levels, packed=True))
 
 

@@ -164,7 +164,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"a\xe9b")
     for name, words in {
         "none": "no such file",
-        "": "a folder, a file is expected",
+        "": "a folder; expected a file",
         "large": "100 bytes, at most 99 are read",
         "large/below": "cannot be read .Not a directory",
     }.items():
@@ -201,5 +201,5 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
         lambda path: read_yaml(path, specs.SpecFile),
     )
     for reader in readers:
-        with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
+        with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket; expected a file$"):
             reader(special)

@@ -48,8 +48,8 @@ def test_a_block_replaces_itself_alone(tmp_path):
 @pytest.mark.parametrize(
     "path,words",
     [
-        ("", "a folder, a file is expected"),
-        ("folder", "a folder, a file is expected"),
+        ("", "a folder; expected a file"),
+        ("folder", "a folder; expected a file"),
         ("file/below.png", "cannot be written"),
         ("a" * 300 + ".png", "cannot be written"),
         ("picture.gif", "its name must end in .png"),
@@ -62,7 +62,7 @@ def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
     suffixes = (".png",) if path.endswith((".gif", ".png")) else ()
     with pytest.raises(InputError, match=f"^--json={tmp_path}.*: {words}"):
         write.try_file("json", f"{tmp_path}/{path}", suffixes)
-    with pytest.raises(InputError, match="a file, a folder is expected"):
+    with pytest.raises(InputError, match="a file; expected a folder"):
         write.try_folder("report", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot be written"):
         write.try_folder("report", str(tmp_path / "file" / "below"))
@@ -276,7 +276,7 @@ def test_pipes_and_links_that_lead_back_are_named(tmp_path):
         write.folder_digests(f"{tmp_path}/export")
     os.unlink(tmp_path / "elsewhere" / "pipe")
     (tmp_path / "elsewhere" / "back").symlink_to("..")
-    with pytest.raises(InputError, match="a link to a folder that is there already"):
+    with pytest.raises(InputError, match="a link to a folder that was reached before"):
         write.folder_digests(f"{tmp_path}/export")
 
 
