@@ -65,7 +65,4 @@ def check_answer(flag, address, timeout=5.0):
         with socket.create_connection(host_and_port(flag, address), timeout) as connection:
             return connection.getsockname()[0]
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"--{flag}={address}: no dispatcher answers ({reason}); start axial-data-service dispatcher"
-        ) from None
+        raise InputError(f"--{flag}={address}: no dispatcher answers there ({error.strerror or error})") from None
