@@ -1,8 +1,8 @@
-"""Prints the installed versions, the TPU software that this machine has booted, the devices, and what does not fit
+"""Prints the installed versions, the TPU software of this machine, its devices, and the versions that do not fit
 together.
 
 %s
-%s --step          runs one training step of a tiny model too
+%s --step          also runs one training step of a tiny model
 """
 
 import contextlib
@@ -25,21 +25,21 @@ def version_of(package):
 
 
 def requirements():
-    """dict from package names to `SpecifierSet`s: the versions that the installed axial requires. Raises InputError."""
+    """dict from package names to the `SpecifierSet`s that the installed axial requires. Raises InputError."""
     from packaging.requirements import Requirement
 
     try:
         required = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
     except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are not known: pip install .") from None
+        raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are unknown: pip install .") from None
     return {r.name: r.specifier for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
 def problems(versions, required):
-    """A line for each package that is missing or whose version does not fit.
+    """One line for each package that is missing or has a wrong version.
 
     Args:
-        versions: dict from package names to versions, None where one is not installed.
+        versions: dict from package names to versions; None for a package that is not installed.
         required: result of `requirements`.
     """
     from packaging.version import Version
@@ -66,11 +66,11 @@ def problems(versions, required):
 
 
 def image_problems(environment, tensorflow):
-    """A line for each thing of a TPU VM's image that does not fit what is installed on it.
+    """One line for each mismatch between a TPU VM's image, its accelerator and its TensorFlow.
 
     Args:
-        environment: the machine's `tpu_environment`.
-        tensorflow: the installed version, or None.
+        environment: result of `tpu_environment`.
+        tensorflow: the installed version of TensorFlow, or None.
     """
     from axial import slices
 
@@ -79,7 +79,7 @@ def image_problems(environment, tensorflow):
     version = slices.tensorflow_of(image)
     if version and tensorflow and tuple(map(int, tensorflow.split(".")[:2])) != version[:2]:
         lines.append(
-            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is of {'.'.join(map(str, version))}: "
+            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is for {'.'.join(map(str, version))}: "
             "install the image's version, or take an image without TensorFlow"
         )
     try:
@@ -91,7 +91,7 @@ def image_problems(environment, tensorflow):
 
 
 class Doctor(Flags):
-    step = Flag(bool, "runs one training step of a tiny model too, about 10 seconds more on a CPU.", False)
+    step = Flag(bool, "also runs one training step of a tiny model, about 10 seconds on a CPU.", False)
 
 
 def _main(given):
@@ -132,7 +132,7 @@ def _main(given):
 
 
 def _step():
-    """Loss of one training step of the smallest model on the sample photos."""
+    """Runs a training step of a tiny model on the sample photos, and returns its loss."""
     import tensorflow as tf
 
     from axial.data.converters.coco import sample_data_dir

@@ -48,7 +48,7 @@ CASES = {
     "evaluate --model=hf://a/b": "hf://a/b: needs ",
     "evaluate --model=FOLDER": "folder: this folder is none of a run of axial-train, ",
     "evaluate --model=nuclei --data_dir=FOLDER --split=val": "folder: no split 'val', the folder has no",
-    "evaluate --model_dir=RUN --submission_dir=OUT --cityscapes_dir=FOLDER": "Cityscapes' own scores want ",
+    "evaluate --model_dir=RUN --submission_dir=OUT --cityscapes_dir=FOLDER": "Cityscapes' own scores need ",
     # axial-export
     "export --model_dir=nuclei --output_dir=OUT --checkpoint=/nowhere": "/nowhere: no such checkpoint",
     "export --model_dir=nuclei --output_dir=FOLDER": "exists; it is never overwritten",

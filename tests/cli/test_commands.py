@@ -105,9 +105,9 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
     for flag in ("--scales=1,2", "--multi_scale", "--gin_file=nuclei/demo.gin"):
         result = command("evaluate", f"--model={exported}", flag)
         name = flag.split("=")[0]
-        assert result.code == 2 and f"{name}: {exported} is an export, which is as it is" in result.line, result.err
+        assert result.code == 2 and f"{name}: {exported} is an export, which is fixed" in result.line, result.err
     result = command("predict", f"--saved_model={exported}", "--flip", PHOTO)
-    assert result.code == 2 and f"{exported} is an export, which sees a photo at one scale" in result.line
+    assert result.code == 2 and f"{exported} is an export, which predicts at one scale" in result.line
 
 
 def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained, sample_dir, tmp_path):

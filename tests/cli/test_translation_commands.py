@@ -66,7 +66,7 @@ REFUSED = {
     "tokens, at most 16 are translated": ("predict", "--model_dir={}/run", f"--text={'snow ' * 10_000}"),
     "each is empty": ("predict", "--model_dir={}/run", "--text= "),
     "it takes --text": ("predict", "--model_dir={}/run", "{}/photo.png"),
-    "/run: does translation; a model that takes photos is expected": (
+    "/run: does translation; expected a model that takes photos": (
         *("analyze", "attention", "--checkpoint={}/run", "--image={}/photo.png", "--output_dir={}/pictures"),
     ),
     "--format=tflite: not for translation": ("export", "--model_dir={}/run", "--output_dir={}/x", "--format=tflite"),
