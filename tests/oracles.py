@@ -15,11 +15,11 @@ def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_no
     """Position-sensitive attention between the pixels of x [N, P, C], with its batch norms.
 
     Args:
-        w: dict 'kernel' and the tables of `table`; 'qkv_gamma', 'qkv_beta', 'qkv_mean', 'qkv_variance', 'logit_gamma',
-            'logit_mean', 'logit_variance' [terms, H], which need be there only if `batch_norm`; and 'output_gamma',
-            'output_beta', 'output_mean', 'output_variance' [2, H*E], or [1, H*E] without a position of the value.
-        visible: function of the numbers of two pixels, whether the first sees the second.
-        table: function of 'query', 'key' or 'value' and of two such numbers: the vector of their relative position.
+        w: dict of weights: 'kernel'; only if `batch_norm`: 'qkv_gamma', 'qkv_beta', 'qkv_mean', 'qkv_variance', and
+            'logit_gamma', 'logit_mean', 'logit_variance' [terms, H]; and 'output_gamma', 'output_beta', 'output_mean',
+            'output_variance' [2, H*E], or [1, H*E] without a position table of the value.
+        visible: function of two pixel indices: whether the first pixel sees the second.
+        table: function of 'query', 'key' or 'value' and two pixel indices: the vector of their relative position.
 
     Returns:
         y [N, P, H*E] and the batch's statistics, (mean, variance) of 'qkv', 'logit', 'output'.
@@ -66,7 +66,7 @@ def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_no
 
 
 def axial_attention(x, w, heads, span, **options):
-    """Eq. 4 along the rows of x [B, L, C]. Beyond its ends a table [rows, D] is continued by its last rows."""
+    """Eq. 4 along axis L of x [B, L, C]. Offsets beyond a position table [rows, D] use its first or last row."""
 
     def visible(o, p):
         return span is None or abs(p - o) <= span // 2
@@ -79,7 +79,7 @@ def axial_attention(x, w, heads, span, **options):
 
 
 def local_attention(x, w, heads, span, **options):
-    """Eq. 2 and 3 on a map x [N, h, w, C], with tables for rows and columns: 'query_row_table' [span, D] and so on."""
+    """Eq. 2 and 3 on a map x [N, h, w, C], with row and column tables: 'query_row_table' [span, D] and so on."""
     N, rows, columns, C = x.shape
 
     def difference(o, p):
@@ -97,7 +97,7 @@ def local_attention(x, w, heads, span, **options):
 
 
 def overlap(a, b):
-    """Intersection over union of two boxes of corners (y, x, y, x)."""
+    """Intersection over union of two boxes, given as corners (y, x, y, x)."""
     a, b = (np.asarray(box, np.float64) for box in (a, b))
     height, width = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
     areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b))
@@ -113,7 +113,7 @@ def assigned(boxes, objects, least, background):
         indices.append(int(row.argmax()) if best >= least else -1 if best < background else -2)
     for number, column in enumerate(table.T):
         if column.max(initial=0) >= background:
-            for i in np.flatnonzero(column >= column.max() - 1e-4):  # the corners of anchors are rounded
+            for i in np.flatnonzero(column >= column.max() - 1e-4):  # tolerance, as corners of anchors are rounded
                 indices[i] = number
     return np.array(indices)
 
@@ -132,7 +132,7 @@ def smooth_l1(error, turn):
 
 
 def detector_losses(outputs, batch):
-    """dict of mmdetection's losses of Faster and Mask R-CNN, of the outputs of a detector for a batch."""
+    """dict of mmdetection's losses of Faster and Mask R-CNN, for a detector's outputs and targets of a batch."""
     sums, anchors, boxes, pixels = dict.fromkeys(("anchor_score", "anchor_box", "class", "box", "mask"), 0.0), 0, 0, 0
     for level, logits in outputs["anchor_scores"].items():
         errors = np.float64(outputs["anchor_codes"][level]) - np.float64(batch[f"anchor_boxes/{level}"])

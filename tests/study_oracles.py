@@ -1,4 +1,4 @@
-"""Float64 NumPy definitions of the mechanisms of Zhu et al., ICCV 2019, as loops. Each takes arrays by their names."""
+"""Float64 NumPy definitions of the mechanisms of Zhu et al., ICCV 2019, as loops. Weights are arguments by name."""
 
 import itertools
 
@@ -11,7 +11,7 @@ def softmax(logits):
 
 
 def position_code(difference, channels, wavelength):
-    """Sines and cosines of a difference at channels / 2 wavelengths."""
+    """Sines and cosines of an offset at channels / 2 wavelengths."""
     angles = [difference / wavelength ** (2 * i / channels) for i in range(channels // 2)]
     return np.array([np.sin(a) for a in angles] + [np.cos(a) for a in angles])
 
@@ -20,10 +20,10 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     """Eq. 8 on maps [B, H, W, C], or on sequences [B, L, C] as maps with one column.
 
     Args:
-        layer: has the settings.
+        layer: a layer with the settings.
         keys: the map or sequence of the keys before the stride; x if None.
-        key_mask: bool, which keys are real.
-        w: the weights by their names.
+        key_mask: bool, True for valid keys.
+        w: weights by their names.
     """
     if layer.axes == 1:
         x, keys, key_mask = (None if a is None else a[:, :, None] for a in (x, keys, key_mask))
@@ -33,7 +33,7 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     content, query_position, key_content, key_position = (bit == "1" for bit in layer.setting)
 
     def code(dy, dx, channels):
-        """The projected code of a pair's difference."""
+        """The projected position code of a pixel pair's offset."""
         if layer.axes == 1:
             return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, channels]
         both = zip((dy, dx), ("row_position_kernel", "column_position_kernel"))
@@ -117,9 +117,9 @@ def dynamic_conv(x, *, layer, key_mask=None, **w):
     """Dynamic convolution of maps [B, H, W, C], or of sequences [B, L, C] as maps with one column.
 
     Args:
-        layer: has the settings.
-        key_mask: bool, which pixels are real.
-        w: the weights by their names.
+        layer: a layer with the settings.
+        key_mask: bool, True for valid pixels.
+        w: weights by their names.
     """
     side, before = [layer.side] * 2, [layer.before] * 2
     if layer.axes == 1:

@@ -20,7 +20,7 @@ LINKED = [
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# The flags of each verb of the commands, which share names, and of a command without verbs under ''.
+# Prints the flags of each verb, one command per fork, as commands share flag names. '' is a command's default verb.
 TELL = """
 import importlib, json, os, sys
 from axial.cli import app
@@ -51,7 +51,7 @@ def prose(path):
 
 
 def commands_of(text):
-    """The axial-... commands of a page as lists of words: those of its indented lines, and those between backquotes."""
+    """Yields the words of each axial-... command on a page: on indented lines, and between backquotes."""
     blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     lines = blocks.replace("\\\n", " ").splitlines()
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
@@ -64,14 +64,14 @@ def commands_of(text):
 
 @pytest.fixture(scope="module")
 def flags():
-    """dict from the names of commands to dicts from their verbs to the flags that these take."""
+    """dict from the names of commands to dicts from verbs to their flags."""
     call = [sys.executable, "-c", TELL, *COMMANDS]
     lines = subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
     return dict(map(json.loads, lines))
 
 
 def wrong(words, flags):
-    """Why a command of a page would be refused for its name, verb or flags; None if it is not."""
+    """Why a page's command has a wrong name, verb or flag; None if it has not."""
     name, *arguments = words
     if name not in flags:
         return f"no command {name}"
@@ -89,7 +89,7 @@ def wrong(words, flags):
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
-    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # by hand, not by a script
+    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # without the blocks that scripts write
     assert len(written.splitlines()) <= (150 if path.name == "README.md" else 300)
     for words in commands_of(text):
         assert wrong(words, flags) is None, " ".join(words)

@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-# A call, with names in it of places, and the words of its only line.
+# Calls with placeholders for paths, and words of their only error line.
 BAD = {
     "evaluate --model_dir=RUN --scales=0.5 --multi_scale": "--scales does not go with --multi_scale",
     "train --modeldir=x": "did you mean 'model_dir'",
@@ -49,8 +49,8 @@ BAD = {
 
 @pytest.mark.parametrize("call,words", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(command, tmp_path, call, words):
-    places = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
-    for placeholder, path in {**places, "TINY": shlex.join(TINY)}.items():
+    paths = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
+    for placeholder, path in {**paths, "TINY": shlex.join(TINY)}.items():
         call = re.sub(rf"\b{placeholder}\b", path, call)
     result = command(*shlex.split(call), environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
-    """A file takes the place of a link. A folder that leads out is refused before anything is written."""
+    """A written file replaces a link. A folder that leads out of the run is refused before any write."""
     home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
     home.mkdir()
     file.write_text("mine")
@@ -89,7 +89,7 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     assert not os.listdir(home) and file.read_text() == "mine"
 
 
-def test_a_wrong_split_is_named_before_the_weights_are_looked_for(command, trained, tmp_path):
+def test_a_wrong_split_is_named_before_a_missing_checkpoint(command, trained, tmp_path):
     for name in ("config.gin", "spec.json"):
         shutil.copy(trained / name, tmp_path)
     result = command("evaluate", f"--model_dir={tmp_path}", "--split=val2071")

@@ -1,4 +1,4 @@
-"""The commands on a detector: train, resume, evaluate in parts, export, predict, results of others."""
+"""The commands on a detector: train, export, predict, and options that it does not support."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def root(command, sample_dir, tmp_path_factory):
-    """A folder with a run of one step and its export."""
+    """A folder with `run`, a Mask R-CNN trained for one step, and its SavedModel `export`."""
     root = tmp_path_factory.mktemp("detector")
     result = command("train", *TRAIN, f"--data_dir={sample_dir}", f"--model_dir={root}/run")
     assert result.code == 0, result.err
@@ -66,6 +66,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_it_has_not_is_one_line(command, root, message):
+def test_unsupported_options_are_one_line(command, root, message):
     result = command(*(argument.format(root) for argument in REFUSED[message]))
     assert result.code == 2 and message in result.err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Images of every format and mode that is read, and small files that would take a decoder long or much memory."""
+"""Images of every accepted format and mode, and small files that would take a decoder much time or memory."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ def encoded(image, format, **options):
 
 
 def samples():
-    """dict from (format, mode) to the bytes of an image with an EXIF block; of every pair that Pillow writes."""
+    """dict from (format, mode, compression) to an image of 30x20 pixels with EXIF, for all that Pillow writes."""
     images, exif = {}, Image.Exif()
     exif[0x0112], exif[0x0131] = 6, "some software"
     for format in FORMATS:
@@ -38,7 +38,7 @@ def samples():
                     options |= {"save_all": True, "append_images": [picture("L")]}
                 try:
                     data = encoded(picture(mode), format, **options)
-                    Image.open(io.BytesIO(data)).load()  # old Pillows write a few that they do not read
+                    Image.open(io.BytesIO(data)).load()  # old versions of Pillow cannot read all that they write
                 except (OSError, KeyError, ValueError):  # the format has no such mode
                     continue
                 images[format, mode, options.get("compression", "")] = data
@@ -49,17 +49,17 @@ def samples():
 # === Files that are small for what they hold ===
 
 
-TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and what stands for the place of the pixels
+TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and a placeholder for the offset of the pixels
 
 
 def tiff(size, changes, data=b""):
-    """A TIFF of 8 bits a pixel in one strip.
+    """A TIFF with 8 bits per pixel and one strip.
 
     Args:
         size: (width, height).
-        changes: dict from tags to (type, bytes of the values), or to None for a tag that is left out. The offset of
-            `data` is `DATA` there.
-        data: bytes at the end of the file.
+        changes: dict from tags to (type, bytes of the values), or to None to omit a tag. `DATA` in the values becomes
+            the offset of `data`.
+        data: bytes of the pixels, at the end of the file.
     """
     width, height = (struct.pack("<L", side) for side in size)
     one = struct.pack("<H", 1)
@@ -78,24 +78,24 @@ def tiff(size, changes, data=b""):
 
 
 def few_rows_tiff():
-    """One strip of 20 rows of 4,000,000: Pillow leaves the others black."""
+    """A TIFF of 4,000,000 rows with one strip of 20 rows. Pillow would leave the other rows black."""
     return tiff((30, 4_000_000), {278: (LONG, struct.pack("<L", 20))}, bytes(600))
 
 
 def many_strips_tiff(count=2_000_000):
-    """A strip for each row; all are at one place."""
+    """A TIFF with a strip per row, all at the same offset."""
     return tiff((1, count), {273: (SHORT, b"\x08\0" * count), 278: (LONG, struct.pack("<L", 1))})
 
 
 def large_tile_tiff(side=2**15):
-    """An image of 100x100 pixels in a tile of 2^30."""
+    """A TIFF of 100x100 pixels in a tile of 2^30 pixels."""
     sides, deflate = (LONG, struct.pack("<L", side)), (SHORT, struct.pack("<H", 8))
     changes = {259: deflate, 273: None, 278: None, 322: sides, 323: sides, 324: (LONG, DATA)}
     return tiff((100, 100), changes, zlib.compress(bytes(2**20)))
 
 
 def shared_tags_tiff(count=40_000):
-    """Tags of which each has most of the file as its value."""
+    """A TIFF whose tags each have most of the file as their value."""
     ours = tiff((1, 1), {})
     number, size = struct.unpack_from("<H", ours, 8)[0], 12 * count
     shared = b"".join(struct.pack("<HHLL", 1000 + i, 7, size, 8) for i in range(count))
@@ -115,7 +115,7 @@ def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
     one_code = bytes([1] + [0] * 15)
     codes = segment(0xC4, b"\x00" + one_code + b"\x00") + segment(0xC4, b"\x10" + one_code + b"\xe0")
     first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
-    # The code 0xe0 ends 2^14 blocks and as many more as its 14 bits say.
+    # The code 0xe0 ends 2^14 blocks, plus the number in its 14 bits.
     rest = "".join(f"0{2**14 - 1:014b}" for _ in range(blocks // (2**15 - 1)))
     packed = int(rest.ljust(-(-len(rest) // 8) * 8, "0"), 2).to_bytes(-(-len(rest) // 8), "big")
     scan = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + packed.replace(b"\xff", b"\xff\0")
@@ -123,7 +123,7 @@ def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
 
 
 def run_length_bmp(size=(60_000, 2_000)):
-    """A BMP whose rows are one pixel and a mark that the row ends."""
+    """A run-length encoded BMP whose rows have one pixel and an end mark."""
     width, height = size
     data = b"\x01\x07\x00\x00" * height + b"\x00\x01"
     palette = b"".join(bytes([i, 255 - i, i, 0]) for i in range(256))
@@ -137,21 +137,21 @@ def png_chunk(kind, data):
 
 
 def png(width, height, *chunks, pixels=b"", depth=8, color=2):
-    """A PNG that says that it has this size."""
+    """A PNG whose header has this size, whatever its pixels are."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     parts = (header, *chunks, png_chunk(b"IDAT", zlib.compress(pixels)), png_chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def deep_png(levels):
-    """A PNG of 16 bits from int [h, w, n]: grey, grey and alpha, colours, or colours and alpha, for n from 1 to 4."""
+    """A 16-bit PNG of int [h, w, n]: grey, grey with alpha, colours, or colours with alpha, for n from 1 to 4."""
     height, width, channels = levels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in levels.astype(">u2"))
     return png(width, height, pixels=rows, depth=16, color=(0, 4, 2, 6)[channels - 1])
 
 
 def tiff_of(levels, **changes):
-    """An uncompressed TIFF of an array [h, w, n] of any kind of numbers; `changes` are tags, as t259=(type, bytes)."""
+    """An uncompressed TIFF of an array [h, w, n] of any numeric dtype. `changes` are tags, like t259=(type, bytes)."""
     height, width, channels = levels.shape
     kind = {"u": 1, "i": 2, "f": 3}[levels.dtype.kind]
     kind, bits, color = (struct.pack("<H", value) for value in (kind, 8 * levels.itemsize, 2 if channels > 2 else 1))

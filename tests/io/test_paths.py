@@ -1,4 +1,4 @@
-"""No name from outside leaves its folder, and every place that builds a path from data is known."""
+"""No name from outside leaves its folder, and all code that builds a path from data is reviewed."""
 
 import ast
 import os
@@ -49,9 +49,9 @@ def test_a_path_is_below_its_folder_or_there_is_none(name):
     assert not any(unicodedata.category(letter) == "Cc" for letter in path)
 
 
-# === Every place that builds a path ===
+# === All code that builds a path ===
 
-# Functions that take a path first. The last part of their names is enough.
+# Functions whose first argument is a path, by the last part of their names.
 TAKE_A_PATH = set(
     """open GFile gzip exists isdir isfile listdir scandir walk glob remove unlink rename replace copy stat lstat
     makedirs mkdir rmtree file_digest folder_digests read_file read_text read_json read_yaml read_record
@@ -59,8 +59,7 @@ TAKE_A_PATH = set(
     remove_folder output_folder output_file locked savefig TFRecordWriter TFRecordDataset
     create_file_writer CheckpointManager Saver NewCheckpointReader checkpoints_iterator""".split()
 )
-# Parts of paths that do not go through `inside`, and why they need not: dict from the reason to the places, each with
-# its file, its function and the parts.
+# Parts of paths that need not go through `inside`: dict from the reason to lists of (file, function, *expressions).
 REVIEWED = {
     "the folder itself lists the name": [
         ("data/files.py", "find_photos", "name"),
@@ -80,7 +79,7 @@ REVIEWED = {
         ("weights/checkpoint.py", "_tensors", "part"),
         ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "part"),
     ],
-    "the code fixes the name, or a choice between names that it fixes": [
+    "the code fixes the name, or chooses between fixed names": [
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
         ("cloud/engines.py", "_script", "name"),
@@ -148,7 +147,7 @@ def is_fixed(node):
 
 
 def parts_behind(path):
-    """The parts of a path that stand behind its first one, which is a path itself."""
+    """The parts of a path expression after the first one, which is a path itself."""
     if isinstance(path, ast.JoinedStr):
         starts = isinstance(path.values[0], ast.FormattedValue)
         return path.values[1:] if starts else path.values
@@ -158,14 +157,14 @@ def parts_behind(path):
 
 
 def path_parts():
-    """(file, function, part) of each part of a path in axial that something else than the code decides."""
+    """Yields (file, function, expression) for each part of a path in axial that the code does not fix."""
     for file in sorted((ROOT / "axial").rglob("*.py")):
         yield from path_parts_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
 
 
 def path_parts_in(file, source):
     tree = ast.parse(source)
-    assigned = {  # a name within its function, an attribute within the file
+    assigned = {  # names by function, attributes by file
         (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
         for node, where in nodes_in(tree, ast.Assign)
         for target in node.targets
@@ -183,11 +182,11 @@ def path_parts_in(file, source):
         yield from ((file, where, ast.unparse(expression)) for expression in parts if not is_fixed(expression))
 
 
-def test_every_place_that_builds_a_path_from_data_is_known():
-    """A new one calls `inside` or a function over it, or it is reviewed and listed with its reason."""
+def test_all_code_that_builds_a_path_from_data_is_reviewed():
+    """New code calls `inside` or a function that does, or is reviewed and listed with its reason."""
     actual, listed = set(path_parts()), [row for rows in REVIEWED.values() for row in rows]
     reviewed = {(file, function, expression) for file, function, *parts in listed for expression in parts}
-    assert sorted(actual - reviewed) == [], "these take a part of a path from somewhere: see axial.io.paths"
+    assert sorted(actual - reviewed) == [], "these parts of paths come from data: see axial.io.paths"
     assert sorted(reviewed - actual) == [], "these are no longer there"
 
 
@@ -198,7 +197,7 @@ NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8
 
 @given(NAMES)
 def test_no_two_outputs_have_one_name(names):
-    """A stem that is no other photo's is kept."""
+    """A photo with a unique stem keeps its stem."""
     stems = [os.path.splitext(name)[0] for name in names]
     outputs = output_names(stems, names)
     assert len(set(outputs)) == len(names)
