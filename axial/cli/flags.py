@@ -281,7 +281,7 @@ def matched(pattern, expected, fit=lambda *_: True):
 GIN_FILE = Flag(tuple, "gin files, on disk or in experiments/; later files override earlier ones.")
 GIN_BINDING = Flag(tuple, "gin bindings that override the recipe or run, like 'TrainingConfig.steps = 100'.")
 CHANGE = Flag(list, "hyperparameters that may differ from the resumed run's, like batch,learning_rate.", ())
-DATA_DIR = Flag(str, "folder of converted data; by default that of the recipe or run, or samples.", path=IN_FOLDER)
+DATA_DIR = Flag(str, "folder of converted data; by default the recipe's or run's, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
 MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.")
 CHECKPOINT = Flag(

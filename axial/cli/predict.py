@@ -17,7 +17,7 @@ PHOTO.labels.png    with --label_image: the instances, for microscopy software (
 
 If photos are broken, the command predicts the others, lists the broken ones, and exits with code 2. It says on standard
 error which contents of a file it does not read, like further pages of a stack or a second channel, and warns if objects
-or grey levels differ strongly from those of the training data.
+or grey levels differ strongly from the training data.
 8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
 sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less if the photo is only noise. Models of older
 versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the largest value.

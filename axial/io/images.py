@@ -262,7 +262,7 @@ def orientation(image):
 
 
 def upright(image, way=None):
-    """Mirrors and turns a result of `open_image` by the orientation `way`, by default that of its EXIF tag.
+    """Mirrors and turns a result of `open_image` by the orientation `way`, by default its `orientation`.
 
     Pillow's `ImageOps.exif_transpose` would rewrite the whole EXIF block, and raise if any part of it is damaged.
     """

@@ -7,7 +7,7 @@ import re
 import urllib.request
 
 HOST_VARIABLE = "GCE_METADATA_HOST"  # google-auth and TensorFlow read it too
-PRODUCT_FILE = "/sys/class/dmi/id/product_name"  # the manufacturer's name of the machine
+PRODUCT_FILE = "/sys/class/dmi/id/product_name"  # the machine's product name
 NOTICES = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}
 
 

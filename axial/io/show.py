@@ -9,7 +9,7 @@ say            prints lines
 print_table    prints a table
 progress       a progress bar
 working        a line that says which work is in progress
-drawn          text for matplotlib, which would render mathematics
+drawn          text for matplotlib, without mathematics
 html, url      text, attributes and links of an HTML page
 markdown, code, link, markdown_table      text, code, links and tables of Markdown
 csv_text, csv_rows       CSV rows that no spreadsheet reads as formulas

@@ -192,7 +192,7 @@ def _partial_file(path):
 def lock_file(path, wait=False):
     """Opens and locks the file at a path. Returns None if another process holds the lock and `wait` is false.
 
-    The system releases the lock when the process ends, however it ends. A link at the path, or a file with a second
+    The system releases the lock when the process ends or is killed. A link at the path, or a file with a second
     name, is replaced, as the folder may be a stranger's. Where the file system has no locks, no file is locked.
     """
     while True:
@@ -274,7 +274,7 @@ def new_folder(path, last):
 
 
 def _is_taken(path):
-    """Whether a path exists, be it a broken link."""
+    """Whether a path exists, even as a broken link."""
     return gfile.exists(path) if is_remote(path) else os.path.lexists(path)
 
 
