@@ -63,7 +63,7 @@ CASES = {
     "convert multi30k --input_dir=FOLDER --output_dir=OUT --split=train --languages=en": "--languages=en: expected two",
     "convert weights --source=deeplab2 --input=FILE --output=OUT --model=resnet50": "did you mean 'resnet_50'",
     # axial-analyze
-    "analyze recipes coco/axial_deeplab_x.gin": "no recipe has this name (did you mean",
+    "analyze recipes coco/axial_deeplab_x.gin": "no such gin file (did you mean",
     "analyze attention --checkpoint=/nowhere --image=PHOTO --output_dir=OUT --query=9,9": "outside of the photo of 2x2",
     "analyze curves study --figure=FILE": "must end in .png or",
     "analyze input --gin_file=coco/axial_deeplab_x.gin": "no such gin file (did you mean",
