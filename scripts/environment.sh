@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # demo.sh, test.sh and matrix.sh source this file.
 #
-#   prepare [EXTRA]             makes the virtual environment once and puts its commands on the path.
+#   prepare [EXTRA]             makes the virtual environment once, and puts its commands on the PATH.
 #                               AXIAL_VENV names the folder; the default is .venv.
 #                               AXIAL_LOCKED=1 installs the versions of requirements.lock, whose hashes pip checks.
-#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first of these Pythons that is there.
-#                               It deletes nothing but what an earlier call has begun and not finished.
+#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first installed one of these Pythons.
+#                               It deletes only what an earlier, unfinished call has made.
 source scripts/tpu/venv.sh
 
 make_venv() {
@@ -26,13 +26,13 @@ make_venv() {
 }
 
 prepare() {
-  local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} files=(setup.py) wanted
+  local extra=${1:-} venv=${AXIAL_VENV:-$PWD/.venv} files=(setup.py) stamp
   [ "${AXIAL_LOCKED:-0}" != 1 ] || files+=(requirements.lock)
   make_venv "$venv" python3.11 python3.12 python3.13 python3.10
   export PATH=$venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
   unset PYTHONPATH
-  wanted="$PWD $(cat "${files[@]}" | cksum)"
-  if [ "$(cat "$venv/axial-installed$extra" 2>/dev/null)" != "$wanted" ]; then
+  stamp="$PWD $(cat "${files[@]}" | cksum)"
+  if [ "$(cat "$venv/axial-installed$extra" 2>/dev/null)" != "$stamp" ]; then
     echo "installing axial into $venv: about 3 GB, a few minutes"
     forget_axial
     if [ "${AXIAL_LOCKED:-0}" = 1 ]; then
@@ -41,6 +41,6 @@ prepare() {
     else
       pip install --editable ".${extra:+[$extra]}"
     fi
-    echo "$wanted" >"$venv/axial-installed$extra"
+    echo "$stamp" >"$venv/axial-installed$extra"
   fi
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a part of the tests twice: with the oldest version that setup.py allows of each dependency, on the oldest Python
-# that is there, then with the newest versions, on the newest Python. On Python 3.10, which TPU images have, the tests
-# of the kernels are left out: their jax is for Python 3.11.
+# Runs some of the tests twice: with the oldest versions of the dependencies that setup.py allows, on the oldest
+# installed Python, and with the newest versions on the newest Python. Python 3.10, which TPU images have, skips the
+# tests of the kernels: their jax needs Python 3.11.
 #
 #   scripts/matrix.sh                      both
 #   scripts/matrix.sh oldest               one of them: oldest or newest
-#   scripts/matrix.sh newest -n 0 tests    further arguments go to pytest, in place of that part of the tests
+#   scripts/matrix.sh newest -n 0 tests    passes further arguments to pytest, in place of these tests
 #
 # The environments are build/venv-oldest and build/venv-newest, 3 GB each. AXIAL_VENV replaces build/venv in these
 # names. Both environments hold the extra dev, whose jax needs NumPy 2 from Python 3.11 on: only 3.10 tries NumPy 1.26.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Mutation testing: changes the doors, the metrics, the losses, the grouping or the records in one place, and looks
-# whether the tests of that module fail. tests/mutants.py says which changes and which tests.
+# Mutation testing: makes one change in axial/io, the metrics, the losses, the grouping or the TFRecords at a time, and
+# checks that a test of that module fails. tests/mutants.py says which changes and which tests.
 #
 #   scripts/mutants.sh                       300 mutants; prints the score and the survivors
 #   scripts/mutants.sh --sample=40 --seed=1  other mutants, drawn with that seed

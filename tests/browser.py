@@ -17,7 +17,7 @@ PROBE = """<script>window.onload = () => {
 
 
 def look(path, tmp_path):
-    """The page as the browser has it. Its title counts pictures, broken ones, and rows whose pictures are level."""
+    """The DOM of a page in a browser. Its title counts images, broken images, and rows whose images are level."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         pytest.skip("needs chromium or google-chrome on the path")

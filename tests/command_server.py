@@ -1,4 +1,4 @@
-"""Runs console commands in forks of one process that has already imported everything."""
+"""Runs console commands in forks of one process that has already imported all modules."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ SERVER = """
 import json, os, signal, sys, tempfile
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import axial.recipes.configuration, axial.serving.export, axial.serving.predictor, axial.data.converters.coco
-import gc, matplotlib, rich.table, tensorflow as tf  # everything that commands import late
+import gc, matplotlib, rich.table, tensorflow as tf  # modules that commands import late
 
 gc.freeze()
 gc.set_threshold(50_000, 10, 5)
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def line(self):
-        """The error's only line. Fails on a traceback or on several lines."""
+        """The only error line. Fails on a traceback or several lines."""
         lines = [line for line in self.err.strip().splitlines() if line.startswith("axial-")]
         assert "Traceback" not in self.err and len(lines) == 1, self.err
         return lines[0]
@@ -74,10 +74,10 @@ class Result:
 
 @pytest.fixture(scope="session")
 def command(sample_dir):
-    """Function that runs a command with its arguments and returns a `Result`.
+    """A function that runs a command with its arguments and returns a `Result`.
 
-    `meanwhile`, a function of the command's process id, is called as soon as the command has started. `environment` has
-    variables of the command.
+    It calls `meanwhile`, a function of the command's process id, when the command has started. `environment` has the
+    command's environment variables.
     """
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"

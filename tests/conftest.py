@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where the stand-ins of services are
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where fake services listen
 
 import numpy as np
 import pytest
@@ -36,26 +36,26 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
 DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")
 
-# jax, which the kernels are written in, needs Python 3.11.
+# The kernels are written in jax, which needs Python 3.11.
 KERNEL_TESTS = ["layers/attention/test_tpu_layer.py"]
 collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 
-# Graphs are cycles of many objects. By default an eighth of the time goes into looking for those that are gone.
+# Graphs are cycles of many objects. By default garbage collection takes an eighth of the time.
 gc.freeze()
 gc.set_threshold(50_000, 10, 5)
 
-# An eighth of the time of a training goes into optimising graphs that a test runs for a few steps.
+# Optimising graphs takes an eighth of a training's time, and a test runs a graph for a few steps only.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _untuned(dataset):
-    """The dataset without the thread that tunes it, for which a teardown may wait a minute (see `data.streams`)."""
+    """The dataset without autotuning, for whose thread a teardown may wait a minute (see `data.streams`)."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
-dataset_ops.DatasetV2._apply_debug_options = _untuned  # of what is iterated
+dataset_ops.DatasetV2._apply_debug_options = _untuned  # of every dataset that is iterated
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -63,27 +63,27 @@ tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfigu
 
 @functools.cache
 def run_script(script, *arguments):
-    """The ended process of a script of experiments/ called in the clone."""
+    """Runs a script of experiments/ in the clone, and returns the finished process."""
     call = [sys.executable, f"experiments/{script}", *map(str, arguments)]
     return subprocess.run(call, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 def jit_values():
-    """Values of tf.function's jit_compile that this TensorFlow knows on a CPU.
+    """Values of tf.function's jit_compile that this TensorFlow supports on a CPU.
 
-    A function, because several workers must meet before the first use of TensorFlow.
+    A function, because workers must connect to each other before the first use of TensorFlow.
     """
     return (False, True) if device.has_xla() else (False,)
 
 
 @functools.cache
 def two_replicas():
-    """The only MirroredStrategy of all tests. A second one in this process would reuse its collectives' keys."""
+    """The only MirroredStrategy of all tests. A second one in this process would reuse its collective keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def golden_files(pattern):
-    """Names of the golden files that match the pattern, at least one."""
+    """Names of the golden files that match a pattern. Asserts that there is one."""
     names = sorted(path.name for path in GOLDEN.glob(pattern))
     assert names, f"no {pattern} in {GOLDEN}"
     return names
@@ -96,20 +96,20 @@ def read_golden(name):
     return arrays, json.loads(str(arrays.pop("meta")))
 
 
-def part(arrays, prefix):
-    """Those of a golden file whose names begin so, without that."""
+def prefixed(arrays, prefix):
+    """dict of the arrays whose names start with a prefix, by their names without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
-    """Checks outputs, all gradients, and what a training step moves. Returns the names of the last two.
+    """Checks outputs, gradients and updates of a training step. Returns the names of the gradients and updates.
 
     Args:
-        arrays: of a golden file.
-        run: function of (x, training) of a layer that has its weights.
+        arrays: arrays of a golden file.
+        run: function of (x, training) that calls a layer with the file's weights.
         weights: dict from our names to the layer's weights.
-        convert: of the file's weights to arrays by our names.
-        to_ours: of the axes of its maps.
+        convert: function from the file's weights to arrays by our names.
+        to_ours: function that transposes the file's maps to our axes.
     """
     x = tf.constant(to_ours(arrays["x"]))
     assert relative_error(run(x, False), to_ours(arrays["y_inference"])) < 1e-4
@@ -118,26 +118,26 @@ def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
         y = run(x, True)
         loss = tf.reduce_sum(y * to_ours(arrays["cotangent"]))
     assert relative_error(y, to_ours(arrays["y_training"])) < 1e-4
-    gradients = part(arrays, "grad_train/")
-    wanted_x, wanted = to_ours(gradients.pop("x")), convert(gradients)
-    found_x, found = tape.gradient(loss, [x, {name: weights[name] for name in wanted}])
-    assert relative_error(found_x, wanted_x) < 1e-4
-    scale = max(abs(value).max() for value in wanted.values())
-    for name, gradient in found.items():
+    expected = prefixed(arrays, "grad_train/")
+    expected_x, expected = to_ours(expected.pop("x")), convert(expected)
+    gradient_x, gradients = tape.gradient(loss, [x, {name: weights[name] for name in expected}])
+    assert relative_error(gradient_x, expected_x) < 1e-4
+    scale = max(abs(value).max() for value in expected.values())
+    for name, gradient in gradients.items():
         gradient = tf.convert_to_tensor(gradient).numpy()
         if "height/" in name and name.endswith("output_norm/beta"):
             # The width layer's batch norm removes this offset, so both gradients are 0 but for rounding.
-            assert max(abs(gradient).max(), abs(wanted[name]).max()) < 1e-6 * scale, name
+            assert max(abs(gradient).max(), abs(expected[name]).max()) < 1e-6 * scale, name
         else:
-            assert relative_error(gradient, wanted[name]) < 1e-4, name
-    moved = convert(part(arrays, "after_train/"))
+            assert relative_error(gradient, expected[name]) < 1e-4, name
+    moved = convert(prefixed(arrays, "after_train/"))
     for name, value in moved.items():
         assert relative_error(weights[name], value) < 1e-4, name
-    return set(wanted), set(moved)
+    return set(expected), set(moved)
 
 
 def reached_by(port):
-    """'this machine' or 'all': who reaches what listens at a TCP port, in the words of iproute2's ss."""
+    """'this machine' or 'all': who can connect to a TCP port, by the listening addresses that ss prints."""
     if not shutil.which("ss"):
         pytest.skip("needs ss (Debian: apt install iproute2)")
     words = ["ss", "--no-header", "--listening", "--tcp", "--numeric", f"sport = :{port}"]
@@ -178,9 +178,10 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
     """A `PanopticTask` on the sample photos.
 
     Args:
-        canvas: of `DataConfig`.
-        model, data: further arguments of `ModelConfig` and `DataConfig`.
-        **options: of `PanopticTask`.
+        data_dir: folder of the TFRecords.
+        canvas: canvas of `DataConfig`.
+        model, data: dicts of further arguments of `ModelConfig` and `DataConfig`.
+        **options: further arguments of `PanopticTask`.
     """
     model = ModelConfig(**{"name": "axial_deeplab_nano", **(model or {})})
     data = DataConfig("train2017", "val2017", canvas, **(data or {}))
@@ -197,7 +198,7 @@ def clean_keras():
 
 
 def free_graphs():
-    """Frees every graph that nothing uses any more.
+    """Frees all unused graphs.
 
     TensorFlow keeps the gradient of each `tf.custom_gradient` that was traced or loaded, and with it a whole graph.
     """
@@ -206,13 +207,13 @@ def free_graphs():
         del gradients[name]
     keras.backend.clear_session()
     gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # of glibc
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc only
         libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory():
-    """A file of tests leaves no graphs, or a process grows to 11 GB."""
+    """Frees the graphs of a test file at its end. Without this, a process grows to 11 GB."""
     before = len(ops.gradient_registry._registry)
     yield
     if len(ops.gradient_registry._registry) > before:
@@ -221,7 +222,7 @@ def freed_memory():
 
 @pytest.fixture(params=["cpu", "accelerator"])
 def kind_of_device(request, monkeypatch):
-    """Pretends to be on a CPU, then on an accelerator, for code with a form for each."""
+    """Runs a test as on a CPU and as on an accelerator, for code with a form for each."""
     monkeypatch.setattr(device, "on_cpu", lambda: request.param == "cpu")
 
 
@@ -235,7 +236,7 @@ def backend(request):
 
 @pytest.fixture(scope="session")
 def sample_dir(tmp_path_factory):
-    """The sample photos as TFRecords."""
+    """The folder of the sample photos as TFRecords."""
     from axial.data.converters.coco import sample_data_dir
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

@@ -1,9 +1,9 @@
-"""Names of files, classes and splits as a stranger may choose them: each is markup or a command somewhere."""
+"""Names of files, classes and splits that a stranger may choose: each is markup or a command in some medium."""
 
 NAMES = (
     # rich
     *("road [paved]", "lane [/x]", "[red]alert", "[link=file:///etc]a[/link]", ":car: a"),
-    # a terminal, and what hides or turns text
+    # a terminal: control characters, and marks that hide text or change its direction
     *("a\x1b[31mb", "a\rb", "a\nb", "a\x9b2Jb", "a\u202eb", "a\u2028b", "a\x00b", "caf\udce9", "\ud800"),
     # matplotlib
     *("$x_$", r"costs $5, and $6 \frac", r"a\$b$", "_name", "a_b_c"),

@@ -21,19 +21,19 @@ IMPORTS = "from axial.layers import AxialAttention\nfrom axial.models import bui
 
 
 def draw(spec, seed=0):
-    """Random inputs of some `tf.TensorSpec`s; of integers those from 0 to 4."""
+    """Random inputs for a structure of `tf.TensorSpec`s. Integers are from 0 to 4."""
     rng = np.random.default_rng(seed)
 
-    def of_spec(spec):
+    def draw_array(spec):
         if spec.dtype.is_integer:
             return rng.integers(0, 5, spec.shape).astype(spec.dtype.as_numpy_dtype)
         return rng.uniform(-1, 1, spec.shape).astype(spec.dtype.as_numpy_dtype)
 
-    return tf.nest.map_structure(of_spec, spec)
+    return tf.nest.map_structure(draw_array, spec)
 
 
 def save(model, folder, examples, formats=tuple(FORMATS)):
-    """Saves a model in some formats, and what the loaded one must have: its weights, its outputs of some inputs."""
+    """Saves a model in some formats, with its weights and its outputs for `examples`, for `fault` to compare."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keras.saving.serialize_keras_object(model)))
     np.savez(folder / "weights.npz", *model.get_weights())
@@ -53,7 +53,7 @@ def save(model, folder, examples, formats=tuple(FORMATS)):
 
 
 def load(folder, kind):
-    """The model that `save` has saved in a format. For weights alone it is made of its config."""
+    """Loads a model of `save` from a format. Formats with weights only build it from its config."""
     path = folder / FORMATS[kind]
     if kind in ("keras", "saved_model"):
         return keras.models.load_model(path)
@@ -71,15 +71,15 @@ def _arrays(path):
 
 
 def fault(folder, kind):
-    """'' if the model that is loaded from a format is the saved one, else what differs."""
+    """'' if the model loaded from a format equals the saved one, else a text on the difference."""
     try:
         model = load(folder, kind)
     except Exception as error:
         return f"cannot be loaded: {type(error).__name__}: {error}"
     lost = [
         weight.name
-        for weight, wanted in zip(model.weights, _arrays(folder / "weights.npz"), strict=True)
-        if not np.array_equal(weight.numpy(), wanted)
+        for weight, expected in zip(model.weights, _arrays(folder / "weights.npz"), strict=True)
+        if not np.array_equal(weight.numpy(), expected)
     ]
     if lost:
         return f"loses {len(lost)} weights: {lost[:3]}"
@@ -93,7 +93,7 @@ def fault(folder, kind):
 
 
 def faults(root):
-    """[name of a folder of `root`, format, `fault`] of each format of each folder."""
+    """List of (folder name, format, `fault`) for each saved format in each folder of `root`."""
     return [
         (path.name, kind, fault(path, kind))
         for path in sorted(root.iterdir())
@@ -103,12 +103,12 @@ def faults(root):
 
 
 def faults_in_a_fresh_process(root, cases, make):
-    """dict from (name, format) to the `fault` of what one new process loads.
+    """dict from (name, format) to the `fault` of loading it, all in one new process.
 
     Args:
         root: an empty folder.
         cases: pairs (name, format).
-        make: function of a name that returns a model and a list of inputs.
+        make: function of a name that returns (model, list of inputs).
     """
     for name in dict.fromkeys(name for name, _ in cases):
         model, examples = make(name)
@@ -119,6 +119,6 @@ def faults_in_a_fresh_process(root, cases, make):
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    found = {(name, kind): fault for name, kind, fault in json.loads(done.stdout.splitlines()[-1])}
-    assert found.keys() == {*cases}
-    return found
+    outcomes = {(name, kind): fault for name, kind, fault in json.loads(done.stdout.splitlines()[-1])}
+    assert outcomes.keys() == {*cases}
+    return outcomes

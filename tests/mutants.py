@@ -1,11 +1,11 @@
 """Mutation testing with cosmic-ray, for scripts/mutants.sh.
 
-A mutant is the code with one change: another number or operator, a condition negated, a loop that does nothing. It is
-killed if a test of its module fails, or takes five times as long as without the change. A sample of all mutants is
-drawn at random and tried in that order, so that the part of it that was tried is a sample too.
+A mutant is the code with one change: another number or operator, a negated condition, or a loop without iterations. It
+is killed if a test of its module fails, or takes five times as long as without the change. The script draws a random
+sample of all mutants and tries them in random order, so that the mutants of an interrupted run are a sample too.
 
-Left out are other operators in place of `|`, which annotations have, and what is no Python: cosmic-ray takes the stars
-of arguments for operators. Texts stay as they are, docstrings among them.
+It leaves out replacements of `|`, which annotations have, and mutants that are not Python: cosmic-ray reads the stars
+of arguments as operators. It does not change strings or docstrings.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MODULES = (
     "data/tfrecord.py",
 )
 PROPERTIES = "metrics/test_properties.py"
-# Of modules that have more tests than ROOM/test_NAME.py, or others.
+# Tests of modules for which ROOM/test_NAME.py is not the only test file.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
     "io/lock.py": ["io/test_write.py"],
@@ -55,26 +55,26 @@ TESTS = {
     ],
     "data/tfrecord.py": ["data/test_tfrecord.py", "data/test_damaged_records.py"],
 }
-# Without tests that read all source, or that look at nothing but the time.
+# Without tests that read all source files, or measure only time.
 PYTEST = "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "-o", "addopts="
-PYTEST += "-k", "not (time_of_yaml_is_linear or test_every_place)"
-LIMIT = 6 * 2**30  # bytes of memory of a mutant
+PYTEST += "-k", "not test_all_code"
+LIMIT = 6 * 2**30  # bytes of memory for the tests of a mutant
 KINDS = "killed", "too long", "survived"
 
 
 def modules():
-    """Paths below the tree of the modules that are mutated."""
+    """Paths of the mutated modules, relative to the tree."""
     return sorted(path.relative_to(ROOT) for pattern in MODULES for path in (ROOT / "axial").glob(pattern))
 
 
 def tests_of(module):
-    """Test files of a module, paths below the tree."""
+    """Paths of a module's test files, relative to the tree."""
     name = module.relative_to("axial")
     return tuple(f"tests/{test}" for test in TESTS.get(str(name), [name.parent / f"test_{name.name}"]))
 
 
 def draw(sample, seed):
-    """A sample of the mutations of all modules."""
+    """Draws a random sample of the mutations of all modules."""
     with use_db(":memory:") as db:
         init(modules(), db, {})
         mutations = [item.mutations[0] for item in db.work_items]
@@ -86,7 +86,7 @@ def draw(sample, seed):
 
 
 def copy_tree(tree):
-    """Makes a folder the same as this repository, without what git ignores."""
+    """Copies this repository to a folder, without files that git ignores."""
     listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
@@ -95,14 +95,14 @@ def copy_tree(tree):
 
 
 def positional(code):
-    """How many arguments have no names for a caller: those before a '/', which cosmic-ray may write for a star."""
+    """Number of positional-only arguments, before a '/', which cosmic-ray may write in place of a star."""
     return sum(len(node.posonlyargs) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.arguments))
 
 
 def run_tests(tree, tests, seconds):
-    """Whether tests pass in a copy of the tree; None after so many seconds."""
+    """Whether tests pass in a copy of the tree; None if they take longer than `seconds`."""
     command = [sys.executable, "-m", "pytest", *PYTEST, f"--rootdir={tree}", f"--basetemp={tree}.tmp", *tests]
-    # Two mutants of the same second would share bytecode.
+    # Mutants of the same second would share bytecode.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **quiet)
@@ -113,11 +113,11 @@ def run_tests(tree, tests, seconds):
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what the tests have started
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that the tests have started
 
 
 def limit_of(tree, tests):
-    """Seconds that a mutant's tests may take: five times those without a mutation, in which they must pass."""
+    """Seconds for a mutant's tests: five times those of the unmutated code, whose tests must pass."""
     begin = time.monotonic()
     if not run_tests(tree, tests, 1800):
         sys.exit(f"without a mutation these tests must pass: {' '.join(tests)}")
@@ -125,7 +125,7 @@ def limit_of(tree, tests):
 
 
 def attempt(mutation, tree, seconds):
-    """(one of `KINDS`, the difference) of a mutation in a copy of the tree; None where it is no Python."""
+    """(one of `KINDS`, diff) of a mutation in a copy of the tree; None if the mutant is not Python."""
     path, operator = tree / mutation.module_path, get_operator(mutation.operator_name)(**mutation.operator_args)
     code = path.read_text()
     try:

@@ -15,11 +15,11 @@ def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_no
     """Position-sensitive attention between the pixels of x [N, P, C], with its batch norms.
 
     Args:
-        w: dict 'kernel' and the tables of `table`; 'qkv_gamma', 'qkv_beta', 'qkv_mean', 'qkv_variance', 'logit_gamma',
-            'logit_mean', 'logit_variance' [terms, H], which need be there only if `batch_norm`; and 'output_gamma',
-            'output_beta', 'output_mean', 'output_variance' [2, H*E], or [1, H*E] without a position of the value.
-        visible: function of the numbers of two pixels, whether the first sees the second.
-        table: function of 'query', 'key' or 'value' and of two such numbers: the vector of their relative position.
+        w: dict of weights: 'kernel'; only if `batch_norm`: 'qkv_gamma', 'qkv_beta', 'qkv_mean', 'qkv_variance', and
+            'logit_gamma', 'logit_mean', 'logit_variance' [terms, H]; and 'output_gamma', 'output_beta', 'output_mean',
+            'output_variance' [2, H*E], or [1, H*E] without a position table of the value.
+        visible: function of two pixel indices: whether the first pixel sees the second.
+        table: function of 'query', 'key' or 'value' and two pixel indices: the vector of their relative position.
 
     Returns:
         y [N, P, H*E] and the batch's statistics, (mean, variance) of 'qkv', 'logit', 'output'.
@@ -66,7 +66,7 @@ def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_no
 
 
 def axial_attention(x, w, heads, span, **options):
-    """Eq. 4 along the rows of x [B, L, C]. Beyond its ends a table [rows, D] is continued by its last rows."""
+    """Eq. 4 along axis L of x [B, L, C]. Offsets beyond a position table [rows, D] use its first or last row."""
 
     def visible(o, p):
         return span is None or abs(p - o) <= span // 2
@@ -79,7 +79,7 @@ def axial_attention(x, w, heads, span, **options):
 
 
 def local_attention(x, w, heads, span, **options):
-    """Eq. 2 and 3 on a map x [N, h, w, C], with tables for rows and columns: 'query_row_table' [span, D] and so on."""
+    """Eq. 2 and 3 on a map x [N, h, w, C], with row and column tables: 'query_row_table' [span, D] and so on."""
     N, rows, columns, C = x.shape
 
     def difference(o, p):
@@ -97,7 +97,7 @@ def local_attention(x, w, heads, span, **options):
 
 
 def overlap(a, b):
-    """Intersection over union of two boxes of corners (y, x, y, x)."""
+    """Intersection over union of two boxes, given as corners (y, x, y, x)."""
     a, b = (np.asarray(box, np.float64) for box in (a, b))
     height, width = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
     areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b))
@@ -107,23 +107,23 @@ def overlap(a, b):
 def assigned(boxes, objects, least, background):
     """mmdetection's MaxIoUAssigner: for each box the index of its object, -1 for background, -2 for neither."""
     table = np.array([[overlap(box, one) for one in objects] for box in boxes]).reshape(len(boxes), len(objects))
-    found = []
+    indices = []
     for row in table:
         best = row.max(initial=0)
-        found.append(int(row.argmax()) if best >= least else -1 if best < background else -2)
+        indices.append(int(row.argmax()) if best >= least else -1 if best < background else -2)
     for number, column in enumerate(table.T):
         if column.max(initial=0) >= background:
-            for i in np.flatnonzero(column >= column.max() - 1e-4):  # the corners of anchors are rounded
-                found[i] = number
-    return np.array(found)
+            for i in np.flatnonzero(column >= column.max() - 1e-4):  # tolerance, as corners of anchors are rounded
+                indices[i] = number
+    return np.array(indices)
 
 
 def box_code(box, anchor, weights=(1, 1, 1, 1)):
     """The code of a box (Ren et al., NIPS 2015, Sec. 3.1.2): shifts in units of the anchor, logarithms of ratios."""
     box, anchor = (np.asarray(x, np.float64) for x in (box, anchor))
-    side, own = anchor[2:] - anchor[:2], box[2:] - box[:2]
+    side, size = anchor[2:] - anchor[:2], box[2:] - box[:2]
     shift = (box[:2] + box[2:] - anchor[:2] - anchor[2:]) / 2 / side
-    return np.concatenate([shift, np.log(own / side)]) * weights
+    return np.concatenate([shift, np.log(size / side)]) * weights
 
 
 def smooth_l1(error, turn):
@@ -132,30 +132,30 @@ def smooth_l1(error, turn):
 
 
 def detector_losses(outputs, batch):
-    """dict of mmdetection's losses of Faster and Mask R-CNN, of the outputs of a detector for a batch."""
+    """dict of mmdetection's losses of Faster and Mask R-CNN, for a detector's outputs and targets of a batch."""
     sums, anchors, boxes, pixels = dict.fromkeys(("anchor_score", "anchor_box", "class", "box", "mask"), 0.0), 0, 0, 0
     for level, logits in outputs["anchor_scores"].items():
         errors = np.float64(outputs["anchor_codes"][level]) - np.float64(batch[f"anchor_boxes/{level}"])
-        for place, label in np.ndenumerate(batch[f"anchor_scores/{level}"]):
+        for index, label in np.ndenumerate(batch[f"anchor_scores/{level}"]):
             if label >= 0:
                 anchors += 1
-                sums["anchor_score"] += np.logaddexp(0, np.float64(logits[place])) - label * logits[place]
+                sums["anchor_score"] += np.logaddexp(0, np.float64(logits[index])) - label * logits[index]
             if label == 1:
-                *where, number = place
+                *where, number = index
                 for error in errors[tuple(where)][4 * number : 4 * number + 4]:
                     sums["anchor_box"] += smooth_l1(error, 1 / 9)
-    for place, kind in np.ndenumerate(outputs["classes"]):
+    for index, kind in np.ndenumerate(outputs["classes"]):
         if kind >= 0:
             boxes += 1
-            logits = np.float64(outputs["logits"][place])
+            logits = np.float64(outputs["logits"][index])
             sums["class"] += np.logaddexp.reduce(logits) - logits[kind]
         for k in range(4 if kind > 0 else 0):
-            error = np.float64(outputs["codes"][place][4 * kind + k]) - outputs["code_targets"][place][k]
+            error = np.float64(outputs["codes"][index][4 * kind + k]) - outputs["code_targets"][index][k]
             sums["box"] += smooth_l1(error, 1.0)
-    for place, kind in np.ndenumerate(outputs["mask_classes"]):
-        logits = np.float64(outputs["mask_logits"][place])
-        for pixel, wanted in np.ndenumerate(outputs["mask_targets"][place]) if kind > 0 else ():
+    for index, kind in np.ndenumerate(outputs["mask_classes"]):
+        logits = np.float64(outputs["mask_logits"][index])
+        for pixel, target in np.ndenumerate(outputs["mask_targets"][index]) if kind > 0 else ():
             pixels += 1
-            sums["mask"] += np.logaddexp(0, logits[pixel]) - wanted * logits[pixel]
+            sums["mask"] += np.logaddexp(0, logits[pixel]) - target * logits[pixel]
     counts = {"anchor_score": anchors, "anchor_box": anchors, "class": boxes, "box": boxes, "mask": pixels}
     return {name: value / max(counts[name], 1) for name, value in sums.items()}

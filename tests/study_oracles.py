@@ -1,4 +1,4 @@
-"""Float64 NumPy definitions of the mechanisms of Zhu et al., ICCV 2019, as loops. Each takes arrays by their names."""
+"""Float64 NumPy definitions of the mechanisms of Zhu et al., ICCV 2019, as loops. Weights are arguments by name."""
 
 import itertools
 
@@ -11,7 +11,7 @@ def softmax(logits):
 
 
 def position_code(difference, channels, wavelength):
-    """Sines and cosines of a difference at channels / 2 wavelengths."""
+    """Sines and cosines of an offset at channels / 2 wavelengths."""
     angles = [difference / wavelength ** (2 * i / channels) for i in range(channels // 2)]
     return np.array([np.sin(a) for a in angles] + [np.cos(a) for a in angles])
 
@@ -20,10 +20,10 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     """Eq. 8 on maps [B, H, W, C], or on sequences [B, L, C] as maps with one column.
 
     Args:
-        layer: has the settings.
+        layer: a layer with the settings.
         keys: the map or sequence of the keys before the stride; x if None.
-        key_mask: bool, which keys are real.
-        w: the weights by their names.
+        key_mask: bool, True for valid keys.
+        w: weights by their names.
     """
     if layer.axes == 1:
         x, keys, key_mask = (None if a is None else a[:, :, None] for a in (x, keys, key_mask))
@@ -32,18 +32,18 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     D = C // layer.heads
     content, query_position, key_content, key_position = (bit == "1" for bit in layer.setting)
 
-    def code(dy, dx, part):
-        """The projected code of a pair's difference."""
+    def code(dy, dx, channels):
+        """The projected position code of a pixel pair's offset."""
         if layer.axes == 1:
-            return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, part]
+            return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, channels]
         both = zip((dy, dx), ("row_position_kernel", "column_position_kernel"))
-        return sum(position_code(d, C // 2, layer.wavelength) @ w[name][:, part] for d, name in both) / np.sqrt(2)
+        return sum(position_code(d, C // 2, layer.wavelength) @ w[name][:, channels] for d, name in both) / np.sqrt(2)
 
     def logit(query, key, difference, h):
-        part = slice(h * D, (h + 1) * D)
-        q = query @ w["query_kernel"][:, part] if content or query_position else None
-        k = key @ w["key_kernel"][:, part] if content or key_content else None
-        r = code(*difference, part) if query_position or key_position else None
+        channels = slice(h * D, (h + 1) * D)
+        q = query @ w["query_kernel"][:, channels] if content or query_position else None
+        k = key @ w["key_kernel"][:, channels] if content or key_content else None
+        r = code(*difference, channels) if query_position or key_position else None
         total = (q @ k if content else 0) + (q @ r if query_position else 0)
         return (
             total
@@ -64,9 +64,9 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
             if sees(i - r) and (layer.axes == 1 or sees(j - c)) and (key_mask is None or key_mask[b, r, c])
         ]
         logits = np.array([logit(x[b, i, j], keys[b, r, c], (i - r, j - c), h) for r, c in visible])
-        part = slice(h * D, (h + 1) * D)
+        channels = slice(h * D, (h + 1) * D)
         for a, (r, c) in zip(softmax(logits * (D**-0.5 if layer.scaled else 1.0)), visible):
-            mixed[b, i, j, part] += a * (keys[b, r, c] @ w["value_kernel"][:, part])
+            mixed[b, i, j, channels] += a * (keys[b, r, c] @ w["value_kernel"][:, channels])
     y = mixed @ w["output_kernel"] + w["output_bias"]
     return y[:, :, 0] if layer.axes == 1 else y
 
@@ -107,9 +107,9 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         column = j * strides - padding[1] + s * dilation + offsets[b, i, j, o, k, 1]
         rows, near = hat_weights(row, x.shape[1], last and last(i)), hat_weights(column, x.shape[2])
         sample = sum(rows[m] * near[n] * x[b, m, n, c] for m, n in itertools.product(rows, near))
-        part = slice(g * filters // groups, (g + 1) * filters // groups)
+        channels = slice(g * filters // groups, (g + 1) * filters // groups)
         mask = 1.0 if masks is None else masks[b, i, j, o, k]
-        y[b, i, j, part] += mask * sample * kernel[r, s, c % depth, part]
+        y[b, i, j, channels] += mask * sample * kernel[r, s, c % depth, channels]
     return y
 
 
@@ -117,9 +117,9 @@ def dynamic_conv(x, *, layer, key_mask=None, **w):
     """Dynamic convolution of maps [B, H, W, C], or of sequences [B, L, C] as maps with one column.
 
     Args:
-        layer: has the settings.
-        key_mask: bool, which pixels are real.
-        w: the weights by their names.
+        layer: a layer with the settings.
+        key_mask: bool, True for valid pixels.
+        w: weights by their names.
     """
     side, before = [layer.side] * 2, [layer.before] * 2
     if layer.axes == 1:
@@ -131,11 +131,11 @@ def dynamic_conv(x, *, layer, key_mask=None, **w):
     real = np.ones([B, H, W]) if key_mask is None else key_mask.astype(np.float64)
     mixed, taps, groups = np.zeros_like(h), list(itertools.product(*map(range, side))), layer.groups
     for b, i, j, g in itertools.product(range(B), range(H), range(W), range(groups)):
-        part = slice(g * C // groups, (g + 1) * C // groups)
+        channels = slice(g * C // groups, (g + 1) * C // groups)
         weights = softmax(h[b, i, j] @ w["tap_kernel"][:, g * len(taps) : (g + 1) * len(taps)])
         for weight, (r, s) in zip(weights, taps):
             m, k = i + r - before[0], j + s - before[1]
             if 0 <= m < H and 0 <= k < W:
-                mixed[b, i, j, part] += weight * real[b, m, k] * h[b, m, k, part]
+                mixed[b, i, j, channels] += weight * real[b, m, k] * h[b, m, k, channels]
     y = mixed @ w["output_kernel"] + w["output_bias"]
     return y[:, :, 0] if layer.axes == 1 else y

@@ -47,7 +47,7 @@ def test_imports_point_one_way():
     for path in FILES:
         room = room_of(path)
         parts = [module.split(".") for module in imports_of(path)]
-        for other in {part[1] for part in parts if part[0] == "axial" and len(part) > 1 and part[1] in RANK}:
+        for other in {names[1] for names in parts if names[0] == "axial" and len(names) > 1 and names[1] in RANK}:
             allowed = room not in RANK or other == room or RANK[other] < RANK[room]
             assert allowed, f"{path} imports {other}"
 
@@ -60,7 +60,7 @@ NAME_NO_TASK += [
 
 
 def test_what_serves_every_task_imports_none():
-    """In axial-evaluate, the flags and verbs of segmentation import it, which no other task has."""
+    """axial-evaluate is not among them: it has verbs for segmentation only."""
     folders = tuple(f"axial.tasks.{child.name}" for child in (PACKAGE / "tasks").iterdir() if child.is_dir())
     for path in NAME_NO_TASK:
         assert not [module for module in imports_of(path) if module.startswith(folders)], path
@@ -77,7 +77,7 @@ def test_one_keras_one_loop_one_gin():
 
 
 def test_tf_models_is_imported_where_it_is_used():
-    """tf-models-official imports for seconds, which a prediction of a segmentation would wait for."""
+    """Importing tf-models-official takes seconds, and predicting a segmentation does not need it."""
     for path in FILES:
         tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = [getattr(node, "module", None) or node.names[0].name for node in tops]
@@ -88,7 +88,7 @@ COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doc
 
 
 def without_tensorflow(command, *arguments):
-    """Standard output of a command. Asserts that it exits with 0 and does not import TensorFlow."""
+    """Runs a command and returns its standard output. Asserts exit code 0 and no import of TensorFlow."""
     text = (
         "import sys\n"
         f"import axial.cli.{command} as command\n"

@@ -18,10 +18,10 @@ def test_the_lock_has_every_requirement():
     pins = {}
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE):
         pins.setdefault(canonicalize_name(name), []).append(version)
-    wanted = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION)]
-    wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": "dev"})]
-    assert len(wanted) > 15
-    for requirement in wanted:
+    required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION)]
+    required = [r for r in required if r.marker is None or r.marker.evaluate({"extra": "dev"})]
+    assert len(required) > 15
+    for requirement in required:
         versions = pins.get(canonicalize_name(requirement.name))
         assert versions, f"{requirement.name} is missing; run scripts/lock.sh"
         assert all(requirement.specifier.contains(v) for v in versions), f"{requirement}; run scripts/lock.sh"
@@ -34,15 +34,15 @@ def test_every_pin_has_hashes_and_no_index_is_named():
 
 
 def test_commands_that_install_an_extra_name_its_packages_alone():
-    """None names axial: on PyPI that is a stranger's package, and ours is on no index."""
-    found = importlib.metadata.metadata(DISTRIBUTION)
-    wanted = {extra: set() for extra in found.get_all("Provides-Extra")}
+    """No such command names axial: PyPI's axial is another package, and ours is on no index."""
+    metadata = importlib.metadata.metadata(DISTRIBUTION)
+    extras = {extra: set() for extra in metadata.get_all("Provides-Extra")}
     for requirement in map(Requirement, importlib.metadata.requires(DISTRIBUTION)):
-        for extra in wanted:
+        for extra in extras:
             if requirement.marker and f'extra == "{extra}"' in str(requirement.marker):
-                wanted[extra].add((requirement.name, requirement.specifier))
-    assert {"onnx", "kernel", "skypilot", "analysis", "beam", "hub", "cityscapes"} <= set(wanted)
-    for extra, packages in wanted.items():
+                extras[extra].add((requirement.name, requirement.specifier))
+    assert {"onnx", "kernel", "skypilot", "analysis", "beam", "hub", "cityscapes"} <= set(extras)
+    for extra, packages in extras.items():
         pip, install, *named = shlex.split(pip_install(extra))
         assert (pip, install) == ("pip", "install")
         assert {(one.name, one.specifier) for one in map(Requirement, named)} == packages

@@ -20,7 +20,7 @@ LINKED = [
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# The flags of each verb of the commands, which share names, and of a command without verbs under ''.
+# Prints the flags of each verb, one command per fork, as commands share flag names. '' is a command's default verb.
 TELL = """
 import importlib, json, os, sys
 from axial.cli import app
@@ -51,7 +51,7 @@ def prose(path):
 
 
 def commands_of(text):
-    """The axial-... commands of a page as lists of words: those of its indented lines, and those between backquotes."""
+    """Yields the words of each axial-... command on a page: on indented lines, and between backquotes."""
     blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     lines = blocks.replace("\\\n", " ").splitlines()
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
@@ -64,14 +64,14 @@ def commands_of(text):
 
 @pytest.fixture(scope="module")
 def flags():
-    """dict from the names of commands to dicts from their verbs to the flags that these take."""
+    """dict from the names of commands to dicts from verbs to their flags."""
     call = [sys.executable, "-c", TELL, *COMMANDS]
     lines = subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
     return dict(map(json.loads, lines))
 
 
 def wrong(words, flags):
-    """Why a command of a page would be refused for its name, verb or flags; None if it is not."""
+    """Why a page's command has a wrong name, verb or flag; None if it has not."""
     name, *arguments = words
     if name not in flags:
         return f"no command {name}"
@@ -81,15 +81,15 @@ def wrong(words, flags):
         asked = arguments[0] if arguments else None
         return f"{name} has no verb {asked!r}" if asked and not asked.startswith("-") else None
     named = [word[2:].split("=")[0] for word in arguments if word.startswith("--")]
-    known = {*verbs[verb], *(f"no{flag}" for flag in verbs[verb]), "help", "helpshort", "version"}
-    unknown = [flag for flag in named if flag not in known]
+    defined = {*verbs[verb], *(f"no{flag}" for flag in verbs[verb]), "help", "helpshort", "version"}
+    unknown = [flag for flag in named if flag not in defined]
     return f"{name} {verb}: unknown {unknown}" if unknown else None
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
-    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # by hand, not by a script
+    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # without the blocks that scripts write
     assert len(written.splitlines()) <= (150 if path.name == "README.md" else 300)
     for words in commands_of(text):
         assert wrong(words, flags) is None, " ".join(words)
@@ -125,9 +125,9 @@ def test_links_lead_somewhere(path):
         if "://" in link:
             continue
         target, _, anchor = link.partition("#")
-        found = (path.parent / target).resolve() if target else path
-        assert found.exists(), link
-        assert not anchor or anchor in anchors(found), link
+        page = (path.parent / target).resolve() if target else path
+        assert page.exists(), link
+        assert not anchor or anchor in anchors(page), link
 
 
 def test_the_description_for_an_index_has_no_link_that_leads_nowhere():

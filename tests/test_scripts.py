@@ -1,4 +1,4 @@
-"""The shell scripts delete and overwrite only what they have made themselves."""
+"""The shell scripts delete and overwrite only files that they have made themselves."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow  # makes environments
 
-# Stands for a Python of the system: its venv module makes an environment of two empty programs. Where a folder has a
-# file `killed` beside it, it is killed before it has made pip.
+# A fake system Python: its venv module makes an environment of two empty programs. If a file FOLDER-killed exists, it
+# removes that file and kills itself before it makes pip.
 PYTHON = """#!/usr/bin/env bash
 [[ $1 == -m && $2 == venv ]] || exit 0
 echo "$*" >>"$(dirname "$0")/calls"
@@ -24,12 +24,12 @@ MAKE_VENV = 'set -euo pipefail; source scripts/environment.sh; make_venv "$1" py
 
 
 class Machine:
-    """Runs scripts with a stand-in for Python."""
+    """Runs scripts with fake Pythons on the PATH."""
 
     def __init__(self, folder):
         self._bin = folder / "bin"
         self._bin.mkdir()
-        self.calls = self._bin / "calls"  # a line for each environment that was begun
+        self.calls = self._bin / "calls"  # one line per environment that was started
         for name in ("python3", "python3.11"):
             self.program(name, PYTHON)
 
@@ -38,7 +38,7 @@ class Machine:
         (self._bin / name).chmod(0o755)
 
     def run(self, *command, cwd=ROOT, **variables):
-        """The finished process of a command, by default in the repository."""
+        """Runs a command, by default in the repository, and returns the finished process."""
         environment = {"PATH": f"{self._bin}:{os.environ['PATH']}", "HOME": str(self._bin), **variables}
         return subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, env=environment)
 
@@ -46,7 +46,7 @@ class Machine:
         return self.run("bash", "-c", MAKE_VENV, "bash", str(folder))
 
     def install(self, folder):
-        """scripts/tpu/install.sh, which prints pip's commands."""
+        """Runs scripts/tpu/install.sh, which then prints pip's commands instead of running them."""
         return self.run("bash", "scripts/tpu/install.sh", AXIAL_VENV=str(folder), AXIAL_PRINT="1")
 
 
@@ -66,7 +66,7 @@ def a_project(folder):
 
 
 def an_environment_without_pip(folder):
-    """As `uv venv` makes it."""
+    """Makes an environment like that of `uv venv`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
 
 
@@ -114,14 +114,14 @@ def test_the_demo_overwrites_nothing_of_others(machine, tmp_path, name):
     assert done.returncode == 2 and done.stderr.startswith(f"{out / name}: is there, and no demo has made it")
 
 
-# A training that makes its first checkpoint and then waits to be killed; called again, it ends.
+# A fake training that makes its first checkpoint and then waits to be killed. A second call ends at once.
 TRAIN = """#!/usr/bin/env bash
 for flag; do case $flag in --model_dir=*) run=${flag#*=} ;; esac; done
 echo "$*" >>"$(dirname "$0")/trained"
 [ ! -f "$run/checkpoint" ] || exit 0
 mkdir -p "$run"; touch "$run/checkpoint"; exec sleep 60
 """
-# Stand for commands that make a folder. The last lines of the evaluator are those of `axial-evaluate`.
+# Fake commands that make a folder, and a fake evaluation that prints the last lines of `axial-evaluate`.
 MAKE = '#!/usr/bin/env bash\nfor flag; do case $flag in --output_dir=*) mkdir -p "${flag#*=}" ;; esac; done\n'
 EVALUATE = """#!/usr/bin/env bash
 echo 'images: 33 of 33'

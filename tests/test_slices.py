@@ -1,4 +1,4 @@
-"""Slices and the software that they boot."""
+"""TPU slices, and the software that they boot."""
 
 import math
 
@@ -8,7 +8,7 @@ from axial import slices
 from axial.errors import InputError
 
 
-# (name, topology, chips, hosts, accelerator), of the tables of https://docs.cloud.google.com/tpu/docs/v5e and its like.
+# Values of https://docs.cloud.google.com/tpu/docs/v5e and the pages of the other generations.
 @pytest.mark.parametrize(
     "name, topology, chips, hosts, accelerator",
     [

@@ -23,7 +23,7 @@ WITH_EXAMPLES = [
     for path in FILES
     if ">>> " in path.read_text()
 ]
-SLOW = ("axial.api", "axial.layers", "axial.models.registry")  # that build whole networks
+SLOW = ("axial.api", "axial.layers", "axial.models.registry")  # modules whose examples build whole networks
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=" ".join)
@@ -50,7 +50,7 @@ def test_examples_of_docstrings(name):
     assert result.attempted and not result.failed
 
 
-# Functions that take any number of arguments. Our own are those with *arguments.
+# Functions that take any number of positional arguments: some of other libraries, and ours with *arguments.
 VARIADIC = {"Table", "add_row", "join"} | {
     node.name
     for path in FILES
@@ -70,7 +70,7 @@ def test_more_than_four_arguments_are_named_and_no_lambda_is():
 
 
 def test_lines_have_at_most_120_characters():
-    """But for lines of a table or a link. ruff checks this for Python files."""
+    """Except lines of a table and lines with a link. ruff checks Python files."""
     for path in TEXTS:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert len(line) <= 120 or line.lstrip().startswith(("|", "![")) or "://" in line, f"{path}:{number}"

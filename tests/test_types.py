@@ -19,19 +19,19 @@ from axial.weights import convert, interchange, restore, source
 from tests.conftest import ROOT
 
 MODULES = (api, configuration, models, registry, result, tasks, metrics, convert, interchange, restore, source)
-HELPERS = {"DistributedPredictor", "batch_size", "by_size"}  # of the tasks, in the file of their contract
+HELPERS = {"DistributedPredictor", "batch_size", "by_size"}  # helpers in the modules of the tasks' contract
 LAYERS = [getattr(axial.layers, name) for name in axial.layers.__all__]
 
 
 def test_mypy():
-    """As mypy.ini says, in 5 seconds."""
+    """Runs mypy with mypy.ini, which takes 5 seconds."""
     command = [sys.executable, "-m", "mypy", "--cache-dir", os.devnull]
     checked = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def functions_of(owner):
-    """The public functions of a module, or the public methods of a class and of its bases, and the constructor."""
+    """Yields the public functions of a module, or the constructor and public methods of a class and its bases."""
     if inspect.ismodule(owner):
         members = {k: v for k, v in vars(owner).items() if getattr(v, "__module__", "") == owner.__name__}
     else:
@@ -48,7 +48,7 @@ def functions_of(owner):
 
 @pytest.mark.parametrize("owner", [*MODULES, *LAYERS], ids=lambda owner: owner.__name__)
 def test_every_argument_has_a_type(owner):
-    """But for *args and **kwargs. ruff leaves out functions without any type, which helpers of these files are."""
+    """Except *args and **kwargs. ruff does not check functions without any annotation."""
     functions = [*functions_of(owner)]
     assert functions
     for function in functions:

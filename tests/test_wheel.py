@@ -22,11 +22,11 @@ TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Function that runs a command of the installed wheel in an empty folder and returns its standard output."""
+    """A function that runs a command of the installed wheel in an empty folder, and returns its standard output."""
     folder = tmp_path_factory.mktemp("wheel")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    source = folder / "source"  # setuptools takes whatever an earlier build has left, and leaves its own
+    source = folder / "source"  # a copy, as setuptools would include files of an earlier build and leave its own
     for name in ("axial", "experiments", "scripts"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "README.md", "LICENSE"):
@@ -37,8 +37,8 @@ def installed(tmp_path_factory):
     (wheel,) = folder.glob("axial_deeplab_tf-*.whl")
     install = [python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel]
     subprocess.run(install, check=True, env=environment)
-    # axial's requirements come from this environment. A path in a .pth file is added to sys.path, and the .pth files of
-    # that folder, such as an editable axial's, are not run.
+    # axial's requirements come from this environment. A path in a .pth file is added to sys.path, but the .pth files in
+    # that path, such as an editable axial's, are not run.
     (ours,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (ours / "requirements.pth").write_text(sysconfig.get_path("purelib"))
     work = folder / "work"
@@ -60,13 +60,13 @@ def installed(tmp_path_factory):
 def test_the_wheel_has_every_file_that_axial_reads(installed):
     (wheel,) = installed.folder.parent.glob("axial_deeplab_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        found = set(archive.namelist())
+        names = set(archive.namelist())
     files = [*ROOT.glob("axial/**/*.py"), *ROOT.glob("axial/data/**/*"), *ROOT.glob("axial/shipped/**/*")]
-    wanted = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
+    expected = {"axial/py.typed", *(str(path.relative_to(ROOT)) for path in files if path.is_file())}
     below = [*ROOT.glob("experiments/**/*.gin"), *ROOT.glob("experiments/*.csv"), *ROOT.glob("scripts/tpu/*.*")]
-    wanted |= {f"axial/{path.relative_to(ROOT)}" for path in below}
-    assert len(wanted) > 600 and not wanted - found
-    assert not [name for name in found - wanted if name.startswith("axial/experiments/")]  # scripts and their numbers
+    expected |= {f"axial/{path.relative_to(ROOT)}" for path in below}
+    assert len(expected) > 600 and not expected - names
+    assert not [name for name in names - expected if name.startswith("axial/experiments/")]  # no scripts or numbers
 
 
 PAGES = [p for room in ("axial", "docs", "experiments", "scripts", "tests") for p in sorted((ROOT / room).rglob("*.*"))]
@@ -80,7 +80,7 @@ def test_no_page_or_message_installs_axial_from_an_index():
         assert not index.search(path.read_text()), path
 
 
-@pytest.mark.slow  # a training and an export, over a minute
+@pytest.mark.slow  # trains and exports for over a minute
 def test_the_commands_of_the_demo(installed):
     assert "test: 33 photos" in installed("axial-convert", "nuclei", "--output_dir=nuclei")
     text = installed("axial-convert", "coco", "--output_dir=data")
@@ -98,7 +98,7 @@ def test_the_commands_of_the_demo(installed):
 
 @pytest.mark.slow
 def test_a_host_installs_the_wheel(installed, tmp_path):
-    """By the commands of axial-tpu's engines, which take the scripts from the wheel."""
+    """Runs the commands of axial-tpu's engines, which take the scripts from the wheel."""
     (wheel,) = installed.folder.parent.glob("*.whl")
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -1,4 +1,4 @@
-"""Predictions made from the truth of photos: right, or wrong on purpose."""
+"""Predictions made from the ground truth of examples: perfect, or wrong on purpose."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from axial.tasks.segmentation.input_pipeline import segment_map
 
 
 def truth_as_prediction(example):
-    """The prediction of a perfect network. Crowds and void stay void."""
+    """The prediction of a perfect network for an example. Crowds and void stay void."""
     segments = segment_map(example).numpy()
     classes, crowd = example["segment/class"].numpy(), example["segment/crowd"].numpy()
     panoptic = np.full(segments.shape, COCO.void)
@@ -34,6 +34,6 @@ def perfect(examples):
 
 
 def shifted(examples):
-    """Predictions with every map shifted nine pixels to the right."""
+    """Yields (example, prediction) with every map of a perfect prediction shifted nine pixels to the right."""
     for example, prediction in perfect(examples):
         yield example, {k: np.roll(v, 9, 1) if v.ndim == 2 else v for k, v in prediction.items()}

@@ -1,14 +1,14 @@
-"""The commands. Ctrl-C ends one without a traceback: here while it imports its first modules, later in `app`."""
+"""The commands. Ctrl-C ends a command without a traceback: by this module during its first imports, later by `app`."""
 
 import os
 import sys
 
 
 def _without_interrupts(kind, error, trace):
-    """Python's `sys.excepthook` for all but KeyboardInterrupt. Python then ends the process by SIGINT."""
+    """A `sys.excepthook` that prints nothing for KeyboardInterrupt, after which Python ends the process by SIGINT."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 
-if os.path.basename(sys.argv[0]).startswith("axial-"):  # not in a program that imports this
+if os.path.basename(sys.argv[0]).startswith("axial-"):  # not in another program that imports axial.cli
     sys.excepthook = _without_interrupts

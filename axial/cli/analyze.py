@@ -1,19 +1,19 @@
 """Counts, compares and measures models without training them.
 
 %s recipes              the recipes of experiments/: model, steps, batch and canvas
-%s recipes RECIPE       what a gin binding may set, with defaults and the recipe's own values
+%s recipes RECIPE       the settings that gin bindings may change, with defaults and the recipe's values
 %s models               every registered model with its parameters
-%s model NAME           output, span, heads, parameters without and with attention's batch norms,
-                        multiply-adds and activations of its parts
+%s model NAME           of each stage: output, span, heads, parameters without and with attention's batch
+                        norms, multiply-adds and activations
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
-%s zoo                  public checkpoints, what they hold, and the commands that convert and score them
+%s zoo                  public checkpoints, their contents, and the commands that convert and score them
 %s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
-                        where a block of a run or an export attends from a pixel
+                        the attention of a block from a pixel, as pictures; RUN may be an export
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
-%s page RUN --html=F    one run as a page: losses, scores, pictures, speed, configuration, machine
-%s input                images a second of each stage of the input pipeline
+%s page RUN --html=F    a page of a run: losses, scores, pictures, speed, configuration, machine
+%s input                images per second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
-                        and how many hosts, or workers of axial-data-service, feed a slice whose step takes that long
+                        also the hosts, or workers of axial-data-service, that feed a slice at this step time
 """
 
 import functools
@@ -31,7 +31,7 @@ from axial.io.write import write_json, write_whole
 from axial.models.names import check_model_name
 from axial.weights.source import run_file
 
-SIDE = Flag(int, "sides of the image; by default 1024 x 2048, or 224 x 224 for a classifier.", least=1, most=8193)
+SIDE = Flag(int, "side of the input in pixels; by default 1024 x 2048, for a classifier 224 x 224.", least=1, most=8193)
 
 
 class Recipes(Flags):
@@ -39,7 +39,7 @@ class Recipes(Flags):
 
 
 def _recipes(given):
-    """Lists the recipes, or what a gin binding may set in one, with the recipe's values and macros."""
+    """Lists the recipes, or the settings of one recipe with its values and macros."""
     if not given.arguments:
         print_table(recipes.COLUMNS, (recipe.cells() for recipe in recipes.read_recipes()))
         return
@@ -72,7 +72,7 @@ def _zoo(_):
 
 class Model(Flags):
     takes = "NAME"
-    classes = Flag(int, "classes; by default Cityscapes' 19 or ImageNet's 1000.", least=1, most=32768)
+    classes = Flag(int, "number of classes; by default 19 (Cityscapes) or 1000 (ImageNet).", least=1, most=32768)
     diff = Flag(str, "another model to compare with.")
     batch = flags.BATCH
     height = SIDE
@@ -103,13 +103,13 @@ def _model(given):
 class Attention(Flags):
     model = flags.MODEL.but(needed=True, old=("checkpoint", "saved_model"))
     image = Flag(str, "the photo.", path=flags.IN_FILE, needed=True)
-    query = Flag(str, "x,y: a pixel of the photo; by default its middle.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
-    block = Flag(str, "the block that is drawn, such as stage4_block1; by default the last one.")
+    query = Flag(str, "x,y: the query pixel; by default the photo's centre.", read=flags.matched(r"(\d+),(\d+)", "x,y"))
+    block = Flag(str, "block to draw, like stage4_block1; by default the last block.")
     output_dir = Flag(str, "folder for the pictures.", path=flags.OUT_FOLDER, needed=True)
 
 
 def _attention(given):
-    """Writes a picture for each way in which a block attends, and prints their names."""
+    """Draws each attention layer of a block to a picture, and prints the pictures' paths."""
     photo = load_photo(given.image)
     height, width = photo.shape[:2]
     x, y = given.query or (width // 2, height // 2)
@@ -131,7 +131,7 @@ def _attention(given):
             task, model = configuration.restore_run(source)
             model = folded_model(task, model)
     if task.evaluator.takes != "photo":
-        raise InputError(f"{given.model}: does {task.evaluator.name}; a model that takes photos is expected")
+        raise InputError(f"{given.model}: does {task.evaluator.name}; expected a model that takes photos")
     if task.spec.levels != PERCENTILES:
         photo = load_photo(given.image, task.spec.levels)
     stem = os.path.join(given.output_dir, os.path.splitext(os.path.basename(given.image))[0])
@@ -184,7 +184,7 @@ def _page(given):
 
 
 def build_recipe(files, bindings, data_dir):
-    """(task, training, optimizer) of a recipe; of the sample photos where no data is named."""
+    """Builds (task, training, optimizer) of a recipe. Without `data_dir`, it uses the sample photos."""
     from axial.data.converters.coco import sample_data_dir
     from axial.recipes import configuration
 
@@ -197,15 +197,15 @@ class Input(Flags):
     gin_binding = flags.GIN_BINDING
     data_dir = flags.DATA_DIR
     batch = flags.BATCH
-    step_seconds = Flag(float, "time of a training step of the slice.", least=1e-6)
-    cores = Flag(int, "CPU cores of a host or worker; by default this machine's.", least=1)
+    step_seconds = Flag(float, "seconds of a training step on the slice.", least=1e-6)
+    cores = Flag(int, "CPU cores per host or worker; by default this machine's.", least=1)
     json = flags.JSON
-    quick = Flag(bool, "fewer works and rounds.", False)
+    quick = Flag(bool, "measures each stage for a shorter time.", False)
 
 
 def _input(given):
     recipes.read(given.gin_file, given.gin_binding)
-    with working(f"measuring the stages of the input of {' '.join(given.gin_file)}, and a step of its model: minutes"):
+    with working(f"measuring the input pipeline and a training step of {' '.join(given.gin_file)}: minutes"):
         from axial.analysis import input_speed
         from axial.data.streams import name_damaged_records
 
@@ -233,7 +233,7 @@ VERBS = {
     "page": (Page, _page),
     "input": (Input, _input),
 }
-# What was a verb before and is a script now.
+# Former verbs that are scripts now.
 MOVED = {
     "benchmark": "speed/benchmark.py",
     "compile": "tpu/seconds.py",

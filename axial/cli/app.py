@@ -1,6 +1,6 @@
-"""What all commands share: help, version, verbs, one-line errors and exit codes.
+"""Shared code of all commands: help, version, verbs, one-line errors and exit codes.
 
-Commands define their flags at import. They import TensorFlow only in their main function, so that --help is fast.
+A command defines its flags at import. It imports TensorFlow only in its main function, so that --help is fast.
 """
 
 import ast
@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 BAD_INPUT = 2
 FAULT = 70
 PREEMPTED = 42
-INTERRUPTED = 128 + signal.SIGINT  # as a shell has it of a program that the signal ended
+INTERRUPTED = 128 + signal.SIGINT  # exit code that shells give a program ended by the signal
 CLOSED = 128 + signal.SIGPIPE
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
@@ -39,16 +39,16 @@ HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?"
 def run(verbs, default=None, moved=()):
     """Runs a command.
 
-    On bad input it prints one line and exits with code 2. When preempted it exits with code 42, after Ctrl-C with 130,
-    and with 141 if nobody reads its output any more. A fault of axial itself prints its traceback and exits with code
+    On bad input, the command prints one line and exits with code 2. It exits with 42 if it is preempted, with 130 after
+    Ctrl-C, and with 141 if nobody reads its output any more. For a bug of axial, it prints the traceback and exits with
     70.
 
     Args:
-        verbs: dict from names to verbs; a command that has only one names it ''. A verb is a pair of its kind of
-            `Flags` and a function of them, or the path of such a function in a module that imports TensorFlow. The
-            docstring of the module of the flags is the help; '%s' in it becomes the command's name.
+        verbs: dict from names to verbs. A command with a single verb names it ''. A verb is a pair: a subclass of
+            `Flags`, and a function of its instance or the dotted path of such a function in a module that imports
+            TensorFlow. The docstring of the module of the flags is the help; '%s' in it becomes the command's name.
         default: name of the verb that runs if the call names none; None if a call must name a verb.
-        moved: dict from verbs of before to the scripts of a clone that take their place.
+        moved: dict from former verbs to the scripts in experiments/ that replace them.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for kind, _ in verbs.values():
@@ -61,7 +61,7 @@ def run(verbs, default=None, moved=()):
             app.run(command.work, flags_parser=command.parse)
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of what Python does at its end
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from Python's shutdown
         for stream in (sys.stdout, sys.stderr):
             _end(stream)
 
@@ -76,13 +76,13 @@ class _Command:
     moved: dict
 
     def parse(self, argv):
-        """absl's `flags_parser`: the arguments that are no flags. Prints version and help."""
+        """absl's `flags_parser`: returns the arguments that are not flags. Prints the version or the help."""
         for argument in argv[1:]:
-            argument.encode()  # `describe` names one that is not UTF-8, which TensorFlow takes for no file
-        if argv[1:] in (["--version"], ["-version"]):  # axial-convert also has a flag of that name, with a value
+            argument.encode()  # raises if it is not UTF-8, which TensorFlow cannot open; see `describe`
+        if argv[1:] in (["--version"], ["-version"]):  # axial-convert has a flag --version=VALUE too
             say(f"{self.program} {axial.__version__}")
             sys.exit(0)
-        if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder of this name
+        if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder with this name
             raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{self.moved[argv[1]]}")
         every = {name: flag for kind, _ in self.verbs.values() for name, flag in kind.declared().items()}
         if set(HELP) & set(argv):
@@ -97,7 +97,7 @@ class _Command:
             raise InputError(error) from None
 
     def work(self, argv):
-        """Runs the verb that the arguments name, after its flags are checked."""
+        """Checks the flags of the verb that the arguments name, and runs it."""
         check_docstrings()
         logging.set_verbosity(logging.ERROR)
         name, arguments = self._find_verb(argv[1:])
@@ -109,7 +109,7 @@ class _Command:
         return function(given)
 
     def _find_verb(self, arguments):
-        """(name of the verb, its arguments)."""
+        """Returns (name of the verb, its arguments)."""
         name = self.default
         if arguments and arguments[0] in self.verbs:
             name, *arguments = arguments
@@ -131,7 +131,7 @@ class _Command:
 
 @contextlib.contextmanager
 def _named_ends(program):
-    """Says in one line why a command failed, and ends it with its exit code."""
+    """Prints one line that says why a command failed, and exits with its code."""
     try:
         try:
             yield
@@ -146,14 +146,14 @@ def _named_ends(program):
 
 
 def _end_of(error):
-    """(exit code, message) of what ended a command. Prints the traceback of a fault."""
+    """(exit code, message) for the exception that ended a command. Prints the traceback of a bug of axial."""
     if isinstance(error, InputError):
-        configuration = sys.modules.get("axial.recipes.configuration")  # if a command read a recipe
+        configuration = sys.modules.get("axial.recipes.configuration")  # imported if the command reads recipes
         return BAD_INPUT, configuration.with_macros(str(error)) if configuration else error
     if isinstance(error, NonFiniteError):
         return 1, error
     if isinstance(error, Preempted):
-        gc.freeze()  # at its end Python would search a large model's graph for cycles, for seconds
+        gc.freeze()  # at exit Python would search a large model's graph for cycles, which takes seconds
         return PREEMPTED, error
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
@@ -164,18 +164,18 @@ def _end_of(error):
 
 
 def _prepare_streams():
-    """The standard streams are there, and take every text."""
+    """Replaces standard streams that are closed, and lets the others accept every text."""
     nowhere = functools.partial(open, os.devnull, "w")
-    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # closed before the start
+    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # closed by the caller
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # something else stands for the stream
-            stream.reconfigure(errors="backslashreplace")  # a locale may have few letters
+        with contextlib.suppress(AttributeError):  # another object replaces the stream
+            stream.reconfigure(errors="backslashreplace")  # the locale may not encode all characters
 
 
 def _interrupt_again(unraisable):
-    """Sends Ctrl-C again where Python cannot raise it and would forget it, as inside a callback of jax's.
+    """Sends SIGINT again if Python could not raise KeyboardInterrupt, as inside a callback, and would drop it.
 
-    Python calls that one whenever it collects garbage, and TensorFlow imports jax if it is installed.
+    jax has such a callback, which garbage collection calls. TensorFlow imports jax if it is installed.
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -184,7 +184,7 @@ def _interrupt_again(unraisable):
 
 
 def _end(stream):
-    """Flushes a standard stream. What it does not take goes to nowhere, as Python's own flush would fail on it."""
+    """Flushes a standard stream. Discards what cannot be written, on which Python's flush at exit would fail."""
     try:
         stream.flush()
     except OSError:
@@ -193,11 +193,11 @@ def _end(stream):
 
 
 def _at_home(argument):
-    """An argument --flag=~/x with the folder of the user, which a shell puts there only for ~/x alone."""
-    return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda found: found[1] + os.path.expanduser(found[2]), argument)
+    """Expands ~ in an argument --flag=~/x. A shell expands it only at the start of an argument."""
+    return re.sub(r"^(--?\w+=)(~[^/]*)(?=/|$)", lambda match: match[1] + os.path.expanduser(match[2]), argument)
 
 
-# What the system says of disks, limits, devices and remote file systems. Libraries wrap it in errors of any class.
+# System messages about disks, limits, devices and remote file systems. Libraries wrap them in errors of any class.
 _OF_THE_SYSTEM = re.compile(
     "No space left on device|Read-only file system|File too large|Too many open files|Input/output error|"
     "Cannot allocate memory|can't start new thread|Disk quota exceeded|Stale file handle|Remote I/O error|"
@@ -206,29 +206,29 @@ _OF_THE_SYSTEM = re.compile(
 
 
 def describe(error):
-    """One line for what the outside world does to a command: its files, its memory, its network.
+    """Describes in one line an error of the environment: files, memory or network.
 
     Returns:
-        None if the error is a fault of axial.
+        The line, or None if the error is a bug of axial.
     """
     message = str(error)
     if system := _OF_THE_SYSTEM.search(message):
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{system[0]}{named}; what was finished is kept"
-    if isinstance(error, MemoryError) or (_of_tensorflow(error) and "OOM" in message):
+    if isinstance(error, MemoryError) or (_is_tensorflow_error(error) and "OOM" in message):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
-    if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a name, as files are read by axial.io.read
+    if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a file name: axial.io.read handles contents
         text = error.object if isinstance(error, UnicodeEncodeError) else error.object.decode(errors="surrogateescape")
         return f"{text[:1000]}: {NOT_UTF8}"
-    if isinstance(error, (RecursionError, json.JSONDecodeError)) or _of_tensorflow(error):
+    if isinstance(error, (RecursionError, json.JSONDecodeError)) or _is_tensorflow_error(error):
         return f"{type(error).__name__}: {(message.splitlines() or ['no message'])[0]}"
     return None
 
 
-def _of_tensorflow(error):
-    """Whether TensorFlow's file systems, data or network raise it. A wrong argument is a fault of axial."""
+def _is_tensorflow_error(error):
+    """Whether TensorFlow's file systems, data or network raised an error. Wrong arguments are bugs of axial."""
     if "tensorflow" not in sys.modules:
         return False
     errors = sys.modules["tensorflow"].errors
@@ -238,17 +238,17 @@ def _of_tensorflow(error):
 
 
 def silence_xla():
-    """Hides XLA's notes, which TF_CPP_MIN_LOG_LEVEL does not reach. Imports TensorFlow."""
+    """Hides XLA's log messages, which TF_CPP_MIN_LOG_LEVEL does not. Imports TensorFlow."""
     import tensorflow as tf
 
-    with contextlib.suppress(OSError, AttributeError):  # another build of TensorFlow; its notes stay
+    with contextlib.suppress(OSError, AttributeError):  # another build of TensorFlow keeps its messages
         library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2"))
         name = "_ZN4absl12lts_2025012714SetMinLogLevelENS0_18LogSeverityAtLeastE"
         ctypes.CFUNCTYPE(None, ctypes.c_int)((name, library))(2)  # errors
 
 
 def _help(kind, program, declared):
-    """The lines of a command's help with some flags. The docstring is the file's: `python -OO` leaves no other."""
+    """The lines of a command's help with the given flags. Reads the docstring from the file, for `python -OO`."""
     about = ast.get_docstring(ast.parse(read_text(sys.modules[kind.__module__].__file__)))
     lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(declared.items()):

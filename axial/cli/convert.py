@@ -1,8 +1,8 @@
-"""Converts data sets to TFRecords, checks them, and converts weights. A stopped conversion resumes with its command.
+"""Converts data sets to TFRecords, checks them, and converts weights. The same command resumes a stopped conversion.
 
-Photos of 8 bits keep their values. Of n deeper values or floats, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4
-brightest 255, or less in noise. What of a file is not read, as further pages of a stack or a second channel, is said on
-standard error.
+8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
+sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less if the photo is only noise. The command says on
+standard error which contents of a file it does not read, like further pages of a stack or a second channel.
 
 %s coco --output_dir=DATA                                  the sixteen sample photos
 %s coco --input_dir=COCO --output_dir=DATA --split=train2017 --split=val2017
@@ -10,17 +10,17 @@ standard error.
 %s cityscapes --input_dir=CITYSCAPES --output_dir=DATA --split=train --split=val
 %s mapillary --input_dir=VISTAS --version=v1.2 --output_dir=DATA --split=training
 %s imagenet --input_dir=IMAGENET --output_dir=DATA --split=train --split=val     or any folder of folders
-%s nuclei --output_dir=DATA                                the 130 sample photos of nuclei
+%s nuclei --output_dir=DATA                                the 130 sample photos of cell nuclei
 %s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
-%s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     what the list BBBC038/train.txt names
+%s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     the photos in the list BBBC038/train.txt
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
-                                                          the same shards, by many machines
-%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken     not broken ones
-%s check --data_dir=DATA --split=train --split=val --html=CHECK.html      what was converted
-%s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     for COCO's server
+                                                          the same shards, made by many machines
+%s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train --skip_broken  skips broken ones
+%s check --data_dir=DATA --split=train --split=val --html=CHECK.html      checks converted data
+%s zip --input_dir=RESULTS --data_dir=DATA --split=test-dev2017 --output_dir=OUT     a file for COCO's server
 %s weights --source=csrhddlam --input=axial26s.pth --output=WEIGHTS     weights of another implementation
 %s weights --target=csrhddlam --input=WEIGHTS --output=mine.pth         and back
 """
@@ -41,26 +41,26 @@ from axial.io.write import try_file, try_new_folder, write_text
 from axial.models.names import check_model_name
 from axial.recipes import read_recipe
 
-PAIRS_A_SHARD = 200_000  # of sentences, about 100 MB
-SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of what ships with axial
-SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # of `weights.convert`
-MOST_SHARDS = 1024  # of a split: ImageNet has 1024 and 128
+PAIRS_A_SHARD = 200_000  # sentence pairs, about 100 MB
+SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of the sample data
+SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # as in `weights.convert`
+MOST_SHARDS = 1024  # per split; ImageNet has 1024 and 128
 
 SPLIT = flags.SPLIT.but(needed=True)
 
 
 class Convert(Flags):
-    """Flags of every conversion of data."""
+    """Flags of every data conversion."""
 
-    spec, labels, skip_broken = None, None, False  # flags of some
-    input_dir = Flag(str, "folder to read; by default the samples of coco and nuclei.", path=flags.IN_FOLDER)
-    output_dir = Flag(str, "folder for what is made.", path=flags.OUT_FOLDER, needed=True)
+    spec, labels, skip_broken = None, None, False  # flags of subclasses
+    input_dir = Flag(str, "folder to read; by default, for coco and nuclei, the sample photos.", path=flags.IN_FOLDER)
+    output_dir = Flag(str, "folder to write to.", path=flags.OUT_FOLDER, needed=True)
     split = flags.SPLIT
-    shards = Flag(int, "files of each split; by default one for about 100 MB.", least=1)
-    workers = Flag(int, "threads; by default one for each core, with --beam one for each shard.", least=1)
-    beam = Flag(bool, "converts by an Apache Beam pipeline; it needs the package apache-beam.", False)
+    shards = Flag(int, "TFRecord files per split; by default one per about 100 MB.", least=1)
+    workers = Flag(int, "threads; by default one per core, with --beam one per shard.", least=1)
+    beam = Flag(bool, "converts by an Apache Beam pipeline, which needs the package apache-beam.", False)
     runner = Flag(str, "Beam's runner, like DataflowRunner.", "DirectRunner", needs="beam")
-    beam_option = Flag(tuple, "an option of Beam's or of the runner, like 'project=mine'.", needs="beam")
+    beam_option = Flag(tuple, "an option of Beam or its runner, like 'project=mine'.", needs="beam")
 
     def check(self):
         if self.beam:
@@ -68,22 +68,22 @@ class Convert(Flags):
 
 
 class Photos(Convert):
-    skip_broken = Flag(bool, "leaves out photos and labels that cannot be read; SPLIT.json lists them.", False)
+    skip_broken = Flag(bool, "skips photos and labels that cannot be read, and lists them in SPLIT.json.", False)
 
 
 class Labelled(Photos):
-    spec = Flag(str, "classes: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
+    spec = Flag(str, "class definitions: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
     labels = Flag(
         str,
-        "of cityscapes: gtFine (the default) or gtCoarse. Of others: upright (the default), or stored: labels are of "
-        "the pixels as they are stored, not turned by the EXIF tag.",
+        "cityscapes: gtFine (the default) or gtCoarse. Other data: upright (the default), or stored if labels match "
+        "the photo's pixels as stored, before its EXIF tag turns them.",
         choices=("upright", "stored"),
     )
 
 
 class Cityscapes(Labelled):
     labels = Labelled.declared()["labels"].but(default="gtFine", choices=("gtFine", "gtCoarse"))
-    partial = Flag(bool, "converts what there is, though cities of the official release are missing.", False)
+    partial = Flag(bool, "converts the cities that are there, even if some of the official release are missing.", False)
 
 
 class Mapillary(Labelled):
@@ -91,9 +91,9 @@ class Mapillary(Labelled):
 
 
 class Texts(Convert):
-    languages = Flag(list, "suffixes of a split's two text files, with a sentence a line.", ("en", "de"))
-    vocabulary = Flag(str, "a SentencePiece model; by default one of the training split.", path=flags.IN_FILE)
-    vocabulary_size = Flag(int, "pieces of the vocabulary; 4000, for wmt14 37000.", least=4)
+    languages = Flag(list, "suffixes of a split's two text files, which have a sentence per line.", ("en", "de"))
+    vocabulary = Flag(str, "a SentencePiece model; by default one trained on the training split.", path=flags.IN_FILE)
+    vocabulary_size = Flag(int, "pieces of the vocabulary; by default 4000, for wmt14 37000.", least=4)
 
     def check(self):
         super().check()
@@ -103,8 +103,9 @@ class Texts(Convert):
 
 # === Data sets ===
 
-# Of each the flags, the function of `data.converters` that lists the items of a split, with bytes that identify their
-# source, and the photos of a shard: about 100 MB, 50 MB for ImageNet. Street scenes are ten times as large as COCO's.
+# For each data set: its flags; the function of `data.converters` that lists the items of a split, with bytes that
+# identify their source; and the photos per shard, of about 100 MB (ImageNet: 50 MB). Street scenes are ten times as
+# large as COCO's photos.
 DATA_SETS = {
     "coco": (Labelled, "coco.coco_items", 512),
     "coco_tfds": (Labelled, "coco_tfds.tfds_items", 512),
@@ -117,13 +118,13 @@ DATA_SETS = {
 
 
 def _items(given, split, spec):
-    """The function of nothing that lists the items of a split."""
+    """A function without arguments that lists the items of a split."""
     name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
     listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
     list_items = functools.partial(pkgutil.resolve_name(f"axial.data.converters.{listed}"), input_dir, split)
     specs = [] if name == "imagenet" else [spec]
-    own = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
-    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in own})
+    options = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
+    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
 def _sample_dir(name):
@@ -132,7 +133,7 @@ def _sample_dir(name):
 
 
 def _spec(given):
-    """The `DatasetSpec` of --spec, or the data set's own."""
+    """The `DatasetSpec` of --spec, by default the data set's own."""
     name = given.verb
     from axial.data.specs import find_spec, json_spec
 
@@ -142,7 +143,7 @@ def _spec(given):
         return imagenet_spec(given.input_dir)
     if given.spec == "json":
         if name not in ("coco", "folder"):
-            raise InputError("--spec=json: for coco and folder, whose classes a panoptic JSON has")
+            raise InputError("--spec=json: for coco and folder only, whose panoptic JSON has the classes")
         return json_spec(given.input_dir or _sample_dir("coco"), given.split or SAMPLE_SPLITS["coco"])
     if given.spec:
         return find_spec(given.spec)
@@ -170,8 +171,8 @@ def _convert(given):
             listing = _items(given, split, spec)
             if given.labels == "stored":
                 listing = functools.partial(as_stored, listing)
-            of_flags = given.output_dir, given.workers, given.skip_broken
-            made = Conversion(*listing(), spec, split, *of_flags)
+            options = given.output_dir, given.workers, given.skip_broken
+            made = Conversion(*listing(), spec, split, *options)
             _write(given, made, listing, DATA_SETS[name][2])
             if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
@@ -183,8 +184,8 @@ def _write(given, conversion, listing, per):
     Args:
         given: the flags.
         conversion: `data.convert.Conversion`.
-        listing: function of nothing that lists the items again, on other machines.
-        per: items of a shard.
+        listing: function without arguments that lists the items again, on other machines.
+        per: items per shard.
     """
     from axial.data.convert import convert_split
 
@@ -223,13 +224,13 @@ def _convert_text(given):
 
 
 def summary(split, manifest, done, unit="photo"):
-    """One line: the photos of the split, those that this call converted, and the speed."""
+    """One line: the examples of the split, how many of them this call converted, and its speed."""
     line = f"{split}: {counted(manifest['examples'], unit)} in {counted(len(manifest['shards']), 'shard')}"
     if left_out := manifest.get("left_out"):
         line += f", {len(left_out)} left out as broken"
     if not done["photos"]:
         return f"{line}, nothing left to do"
-    return f"{line}, {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s a second"
+    return f"{line}, {done['photos']} converted now at {done['photos'] / done['seconds']:.0f} {unit}s per second"
 
 
 # === check, zip ===
@@ -280,15 +281,15 @@ def _zip(given):
 
 
 class Weights(Flags):
-    source = Flag(str, "whose weights.", choices=SOURCES)
-    target = Flag(str, "for whom to write converted weights.", choices=TARGETS)
-    input = Flag(str, "the file of weights; with --target the folder of converted ones.", needed=True)
-    output = Flag(str, "a new folder; with --target a new .pth file.", needed=True)
-    model = Flag(str, "registered model of the weights; by default the one that their sizes tell.", alone=("target",))
+    source = Flag(str, "the implementation that the weights come from.", choices=SOURCES)
+    target = Flag(str, "the implementation to write converted weights for.", choices=TARGETS)
+    input = Flag(str, "file of weights; with --target, folder of converted weights.", needed=True)
+    output = Flag(str, "new folder; with --target, new .pth file.", needed=True)
+    model = Flag(str, "registered model of the weights; by default, inferred from their shapes.", alone=("target",))
 
     def check(self):
         if (self.source is None) == (self.target is None):
-            raise InputError("--source or --target is needed, one of them")
+            raise InputError("one of --source and --target is needed")
         if self.target:
             try_file("output", self.output, (".pth", ".pt"))
         else:

@@ -1,12 +1,12 @@
-"""Prepares training photos on machines of their own, with tf.data's service.
+"""Runs the input pipeline of a training on other machines, with tf.data's service.
 
-%s dispatcher --listen=all --port=5050 --work_dir=WORK    one, which hands out the work
-%s worker --listen=all --dispatcher=grpc://HOST:5050      as many as axial-analyze input says
-%s arrivals --model_dir=RUN                               which examples of a training arrived
+%s dispatcher --listen=all --port=5050 --work_dir=WORK    one server, which distributes the work
+%s worker --listen=all --dispatcher=grpc://HOST:5050      as many as axial-analyze input recommends
+%s arrivals --model_dir=RUN                               the examples that arrived at a training run
 
-Then axial-train --data_service=grpc://HOST:5050. Workers read the data under the path that the trainer has for it.
-Without --listen=all a server answers its own machine alone. It has no authentication; see SECURITY.md.
-A dispatcher that is started again with the same port and --work_dir goes on. SIGTERM ends both.
+Then run axial-train --data_service=grpc://HOST:5050. Workers read the data from the trainer's --data_dir.
+Without --listen=all a server answers only its own machine. It has no authentication; see SECURITY.md.
+A dispatcher resumes if it restarts with the same port and --work_dir. SIGTERM ends dispatchers and workers.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from axial.io.write import refuse_links
 
 
 class Server(Flags):
-    port = Flag(int, "port to listen at; 0 for any free one.", 0, least=0, most=2**16 - 1)
+    port = Flag(int, "port to listen at; 0 for any free port.", 0, least=0, most=2**16 - 1)
     listen = flags.LISTEN
 
     def check(self):
@@ -41,12 +41,12 @@ class Server(Flags):
 
 
 class Dispatcher(Server):
-    work_dir = Flag(str, "folder of the journal, without which it cannot be started again.", path=flags.OUT_FOLDER)
+    work_dir = Flag(str, "folder of the journal, without which it cannot resume.", path=flags.OUT_FOLDER)
 
 
 class Worker(Server):
     dispatcher = Flag(str, "grpc://HOST:PORT of the dispatcher.", needed=True)
-    wait = Flag(float, "seconds that a worker waits for the dispatcher to answer.", 60.0, least=0)
+    wait = Flag(float, "seconds to wait for the dispatcher to answer.", 60.0, least=0)
 
 
 class Arrivals(Flags):
@@ -73,19 +73,19 @@ def _worker(given):
     until = time.monotonic() + given.wait
     while True:
         try:
-            own = check_answer("dispatcher", given.dispatcher)
+            address = check_answer("dispatcher", given.dispatcher)
             break
         except InputError:
             if time.monotonic() >= until:
                 raise
             time.sleep(min(1, given.wait))
-    if given.listen == "loopback" and not ipaddress.ip_address(own).is_loopback:
+    if given.listen == "loopback" and not ipaddress.ip_address(address).is_loopback:
         where = f"--dispatcher={given.dispatcher}: serves other machines"
         raise InputError(f"{where}, which cannot reach this worker without --listen=all")
     import tensorflow as tf
 
-    host = f"[{own}]" if ":" in own else own
-    # The default heartbeats of 30 s would keep a new worker waiting.
+    host = f"[{address}]" if ":" in address else address
+    # With the default heartbeat of 30 s a new worker would wait that long.
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=given.dispatcher.removeprefix("grpc://"),
         worker_address=f"{host}:%port%",
@@ -96,7 +96,7 @@ def _worker(given):
 
 
 def _serve(kind, config, given, host, *, where=""):
-    """Runs a server until SIGTERM or SIGINT. Prints its address when it answers. `where` begins its errors."""
+    """Runs a server until SIGTERM or SIGINT, and prints its address. Its error messages begin with `where`."""
     import tensorflow as tf
 
     name, ended = given.verb, threading.Event()
@@ -106,7 +106,7 @@ def _serve(kind, config, given, host, *, where=""):
         server = kind(config)
     except tf.errors.OpError as error:
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
-    port = server._address.rsplit(":", 1)[1]  # the only way to the port of a worker
+    port = server._address.rsplit(":", 1)[1]  # nothing else has the port of a worker
     if given.listen == "loopback":
         keep_local(int(port))
     say(f"{name} at grpc://{host}:{port}")

@@ -1,8 +1,8 @@
-"""Prints the installed versions, the TPU software that this machine has booted, the devices, and what does not fit
+"""Prints the installed versions, the TPU software of this machine, its devices, and the versions that do not fit
 together.
 
 %s
-%s --step          runs one training step of a tiny model too
+%s --step          also runs one training step of a tiny model
 """
 
 import contextlib
@@ -25,83 +25,83 @@ def version_of(package):
 
 
 def requirements():
-    """dict from package names to `SpecifierSet`s: the versions that the installed axial requires. Raises InputError."""
+    """dict from package names to the `SpecifierSet`s that the installed axial requires. Raises InputError."""
     from packaging.requirements import Requirement
 
     try:
-        found = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
+        required = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or [])
     except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are not known: pip install .") from None
-    return {r.name: r.specifier for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+        raise InputError(f"{DISTRIBUTION} is not installed, so its requirements are unknown: pip install .") from None
+    return {r.name: r.specifier for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
-def problems(versions, wanted):
-    """A line for each package that is missing or whose version does not fit.
+def problems(versions, required):
+    """One line for each package that is missing or has a wrong version.
 
     Args:
-        versions: dict from package names to versions, None where one is not installed.
-        wanted: result of `requirements`.
+        versions: dict from package names to versions; None for a package that is not installed.
+        required: result of `requirements`.
     """
     from packaging.version import Version
 
-    found, on_tpu = [], versions.get("tensorflow-tpu")
-    for package, specifier in wanted.items():
+    lines, on_tpu = [], versions.get("tensorflow-tpu")
+    for package, specifier in required.items():
         version = versions.get(package) or (on_tpu if package == "tensorflow" else None)
         if version is None:
-            found.append(f"{package} is not installed: pip install '{package}{specifier}'")
+            lines.append(f"{package} is not installed: pip install '{package}{specifier}'")
         elif not specifier.contains(version, prereleases=True):
-            found.append(f"{package} {version}: axial needs {specifier}")
+            lines.append(f"{package} {version}: axial needs {specifier}")
     if on_tpu and versions.get("tensorflow"):
-        found.append(
+        lines.append(
             "tensorflow and tensorflow-tpu are both installed and overwrite each other's files: "
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
     if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # 2.18.0, TensorFlow's, is older
-        found.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
+        lines.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):
-        found.append(f"protobuf {protobuf} is too old for TensorFlow 2.20: pip install -U protobuf")
-    return found
+        lines.append(f"protobuf {protobuf} is too old for TensorFlow 2.20: pip install -U protobuf")
+    return lines
 
 
 def image_problems(environment, tensorflow):
-    """A line for each thing of a TPU VM's image that does not fit what is installed on it.
+    """One line for each mismatch between a TPU VM's image, its accelerator and its TensorFlow.
 
     Args:
-        environment: the machine's `tpu_environment`.
-        tensorflow: the installed version, or None.
+        environment: result of `tpu_environment`.
+        tensorflow: the installed version of TensorFlow, or None.
     """
     from axial import slices
 
-    found = []
+    lines = []
     image = environment.get("RUNTIME_VERSION", "")
     version = slices.tensorflow_of(image)
     if version and tensorflow and tuple(map(int, tensorflow.split(".")[:2])) != version[:2]:
-        found.append(
-            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is of {'.'.join(map(str, version))}: "
+        lines.append(
+            f"TensorFlow {tensorflow} is installed on {image}, whose TPU runtime is for {'.'.join(map(str, version))}: "
             "install the image's version, or take an image without TensorFlow"
         )
     try:
         if image:
             slices.check_runtime(slices.find_slice(environment.get("ACCELERATOR_TYPE", "")), image)
     except InputError as error:
-        found.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
-    return found
+        lines.append(str(error).replace("--runtime=", "image ").replace("--slice=", "accelerator "))
+    return lines
 
 
 class Doctor(Flags):
-    step = Flag(bool, "runs one training step of a tiny model too, about 10 seconds more on a CPU.", False)
+    step = Flag(bool, "also runs one training step of a tiny model, about 10 seconds on a CPU.", False)
 
 
 def _main(given):
     from axial.io.metadata import tpu_environment
 
-    wanted = requirements()
-    versions = {name: version_of(name) for name in (*wanted, *OPTIONAL)}
+    required = requirements()
+    versions = {name: version_of(name) for name in (*required, *OPTIONAL)}
     say(f"axial {version_of(DISTRIBUTION)}  Python {platform.python_version()}  {platform.machine()}")
     for name, version in versions.items():
-        if version or name in wanted:
+        if version or name in required:
             say(f"  {name:22s} {version or '-'}")
     environment = tpu_environment()
     if image := environment.get("RUNTIME_VERSION"):
@@ -109,7 +109,7 @@ def _main(given):
         say(f"  TPU VM: {accelerator}, worker {worker}, software {image}")
     else:
         say("  not a TPU VM, or its metadata server does not answer")
-    trouble = problems(versions, wanted)
+    trouble = problems(versions, required)
     trouble += image_problems(environment, versions["tensorflow"] or versions["tensorflow-tpu"])
     for line in trouble:
         say(f"  problem: {line}")
@@ -118,8 +118,8 @@ def _main(given):
     import tensorflow as tf
 
     for kind in ("CPU", "GPU", "TPU"):
-        if found := tf.config.list_physical_devices(kind):
-            say(f"  {len(found)} {kind}: {', '.join(device.name for device in found)}")
+        if devices := tf.config.list_physical_devices(kind):
+            say(f"  {len(devices)} {kind}: {', '.join(device.name for device in devices)}")
     xla = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
     compiles = "compiles the step" if xla else "does not compile the step; see docs/train.md"
     say(f"  axial-train: XLA {compiles}")
@@ -132,7 +132,7 @@ def _main(given):
 
 
 def _step():
-    """Loss of one training step of the smallest model on the sample photos."""
+    """Runs a training step of a tiny model on the sample photos, and returns its loss."""
     import tensorflow as tf
 
     from axial.data.converters.coco import sample_data_dir

@@ -1,36 +1,36 @@
-"""Scores a checkpoint, a SavedModel or results made elsewhere.
+"""Scores a checkpoint, a SavedModel or results of another program.
 
-The scores of panoptic segmentation are PQ, mIoU and AP at each photo's own size. --thresholds adds TP / (TP + FP + FN)
-of the things, which papers on cells call average precision. Classification has top-1 and top-5, detection COCO's twelve
-figures of boxes, and translation BLEU.
+Panoptic segmentation is scored by PQ, mIoU and AP at each photo's own size. --thresholds adds TP / (TP + FP + FN) of
+things, which papers on cells call average precision. Classification is scored by top-1 and top-5 accuracy, detection by
+COCO's twelve box metrics, and translation by BLEU.
 
-%s [run] --model_dir=RUN                    the run's best checkpoint, on the data it was trained with
+%s [run] --model_dir=RUN                    the run's best checkpoint, on its own data
 %s run --model_dir=RUN --data_dir=DATA --split=val2017 --results_dir=RESULTS --json=scores.json
 %s run --model_dir=RUN --average=5 --split=newstest2014     the mean of the run's last five checkpoints
-%s run --model=EXPORT                           the export, on the sample photos of its classes
+%s run --model=EXPORT                           an export, on the sample photos for its classes
 %s run --gin_file=cityscapes/axial_deeplab_s.gin --model=WEIGHTS --data_dir=DATA
-                                                weights of others (axial-convert weights), by the recipe's protocol
-%s run --model_dir=RUN --multi_scale            averaged over the recipe's scales and mirror images
-%s run --model_dir=RUN --image_size=224,256,320    a row for each size of the network's input
+                                                converted public weights, by the recipe's protocol
+%s run --model_dir=RUN --multi_scale            averages over the recipe's scales and mirror images
+%s run --model_dir=RUN --image_size=224,256,320    a row for each input size
 %s run --model=nuclei --data_dir=DATA --diameter=auto    photos of other magnifications; see axial-predict
-%s run --model_dir=RUN --thresholds=0.5,0.75,0.9      matches of things counted at these IoUs too
+%s run --model_dir=RUN --thresholds=0.5,0.75,0.9      also scores matches of things at these IoUs
 %s run --model_dir=RUN --gin_binding="PostprocessConfig.nms_kernel = 41"
 %s run --model_dir=RUN --split=test --submission_dir=FILES     for Cityscapes' server
 %s run --model_dir=RUN --split=val --submission_dir=FILES --cityscapes_dir=CITYSCAPES
-                                                and scored by cityscapesscripts too
+                                                also scored by cityscapesscripts
 
-With --results_dir, the same command resumes a killed evaluation. To split it over four processes, give each its own
---shard, from --shard=0/4 to --shard=3/4, and all the same --results_dir. Then add them up:
+With --results_dir, the same command resumes a killed evaluation. To split an evaluation over four processes, give each
+its own --shard, from --shard=0/4 to --shard=3/4, and the same --results_dir. Then merge the shards:
 %s merge --results_dir=RESULTS --split=val2017 --json=scores.json
 
-To score results of another program, in COCO's or cityscapesscripts' format, give the JSON and the folder of its PNGs:
+To score another program's results in the format of COCO or cityscapesscripts, give the JSON and its folder of PNGs:
 %s results --results_json=RESULTS.json --results_dir=RESULTS --data_dir=DATA --split=val2017
 
 Studies of a run
 %s stress --model_dir=RUN --model_dir=OTHER --ratios=0.25,0.5,1,2,4 --picture=stress.png
-                                                relative changes from RUN to OTHER; of one run from ratio 1
+                                                changes of OTHER relative to RUN; for one run, relative to ratio 1
 %s sweep --model_dir=RUN --knob=center_threshold=0.05,0.1,0.3 --knob=nms_kernel=7,41
-%s watch --model_dir=RUN --csv=scores.csv       every checkpoint, beside its training
+%s watch --model_dir=RUN --csv=scores.csv       every checkpoint, while the run trains
 """
 
 from axial import recipes
@@ -44,37 +44,37 @@ _SIZE = flags.matched(rf"{_SIDE}(?:x{_SIDE})?", "SIDE or HEIGHTxWIDTH in pixels,
 
 
 def _sizes(name, texts):
-    """(height, width)s of --image_size."""
+    """Tuple of the (height, width) pairs of --image_size."""
     return tuple((height, width or height) for height, width in (_SIZE(name, text) for text in texts))
 
 
-_SHARD = flags.matched(r"(\d+)/(\d+)", "i/n with i from 0 to n - 1, as in 0/4", lambda number, of: number < of)
+_SHARD = flags.matched(r"(\d+)/(\d+)", "i/n with i from 0 to n - 1, as in 0/4", lambda i, n: i < n)
 
 
 class Written(Flags):
-    """What is written of scores."""
+    """Flags of outputs with scores."""
 
-    shard = submission_dir = cityscapes_dir = None  # flags of run alone
+    shard = submission_dir = cityscapes_dir = None  # flags of Run only
     json = flags.JSON
     csv = flags.CSV
-    report = Flag(str, "folder for SPLIT.html: classes, confusions, the worst and best photos.", path=flags.OUT_FOLDER)
+    report = Flag(str, "folder for SPLIT.html: classes, confusions, worst and best photos.", path=flags.OUT_FOLDER)
     caption = flags.CAPTION
 
 
 class Scored(Written):
-    """What is scored, and how."""
+    """Flags of what is scored, and how."""
 
     split = flags.SPLIT
     data_dir = flags.DATA_DIR
-    results_dir = Flag(str, "folder of predictions: run writes it.", path=flags.OUT_FOLDER, alone=("submission_dir",))
+    results_dir = Flag(str, "folder of stored predictions.", path=flags.OUT_FOLDER, alone=("submission_dir",))
     picture = flags.PICTURE
     thresholds = flags.THRESHOLDS
 
 
-class OfRun(flags.Devices, flags.Looks):
-    """A run, and how it looks at which photos."""
+class RunFlags(flags.Devices, flags.Looks):
+    """Flags of a run, its data and its scales."""
 
-    # What has a flag of some verbs alone.
+    # Flags of some verbs only.
     checkpoint = submission_dir = diameter = thresholds = None
     average, gin_file, runs = 1, (), 1
     model_dir = flags.MODEL_DIR.but(kind=tuple)
@@ -84,7 +84,7 @@ class OfRun(flags.Devices, flags.Looks):
 
     def check(self):
         if len(self.model_dir) > self.runs:
-            raise InputError("--model_dir: one run; stress takes two")
+            raise InputError("--model_dir: one run; only stress takes two")
 
     def look(self):
         super().look()
@@ -92,17 +92,17 @@ class OfRun(flags.Devices, flags.Looks):
             flags.check_run(model_dir, self.gin_binding)
 
 
-class Run(OfRun, Scored):
+class Run(RunFlags, Scored):
     model = flags.MODEL
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
     gin_file = flags.GIN_FILE.but(alone=("model_dir",))
-    shard = Flag(str, "'i/n': every n-th photo from the i-th on, counted from 0.", needs="results_dir", read=_SHARD)
-    submission_dir = Flag(str, "writes the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
-    cityscapes_dir = Flag(str, "Cityscapes' tree: its own scores too.", path=flags.IN_FOLDER, needs="submission_dir")
+    shard = Flag(str, "'i/n': every n-th photo, starting at photo i, counted from 0.", needs="results_dir", read=_SHARD)
+    submission_dir = Flag(str, "folder for the files that Cityscapes' server takes.", path=flags.OUT_FOLDER)
+    cityscapes_dir = Flag(str, "Cityscapes' tree, for its own scores.", path=flags.IN_FOLDER, needs="submission_dir")
     image_size = Flag(
         list,
-        "sizes of the network's input, SIDE or HEIGHTxWIDTH; not of an export, nor where one factor scales all photos.",
+        "input sizes, SIDE or HEIGHTxWIDTH; not for exports, nor for models that scale all photos by one factor.",
         (),
         read=_sizes,
         alone=("results_dir", "submission_dir", "report", "picture"),
@@ -116,7 +116,7 @@ class Run(OfRun, Scored):
         if self.cityscapes_dir and is_remote(self.submission_dir):
             raise InputError(f"--submission_dir={self.submission_dir}: cityscapesscripts reads local folders only")
         if self.cityscapes_dir:
-            check_installed("Cityscapes' own scores want", "cityscapes", "cityscapesscripts")
+            check_installed("Cityscapes' own scores need", "cityscapes", "cityscapesscripts")
 
     def look(self):
         super().look()
@@ -128,7 +128,7 @@ class Run(OfRun, Scored):
 
 class Results(Scored):
     data_dir = flags.DATA_DIR.but(needed=True)
-    results_json = Flag(str, "the JSON of the results.", path=flags.IN_FILE, needed=True)
+    results_json = Flag(str, "JSON of the results.", path=flags.IN_FILE, needed=True)
     split = flags.SPLIT.but(needed=True)
     results_dir = Scored.declared()["results_dir"].but(path=None)
 
@@ -138,8 +138,8 @@ class Merge(Written):
     split = flags.SPLIT.but(needed=True)
 
 
-class Study(OfRun):
-    """A study of a run, or of two."""
+class Study(RunFlags):
+    """Flags of a study of one or two runs."""
 
     model_dir = flags.MODEL_DIR.but(kind=tuple, needed=True)
     json = flags.JSON
@@ -148,19 +148,19 @@ class Study(OfRun):
 class Stress(Study):
     runs = 2
     checkpoint = flags.CHECKPOINT
-    ratios = Flag(list, "resolutions, as ratios of the canvas' sides.", read=flags.positive_numbers, needed=True)
+    ratios = Flag(list, "resolutions, as ratios to the sides of the canvas.", read=flags.positive_numbers, needed=True)
     picture = flags.PICTURE
     caption = flags.CAPTION
 
     def check(self):
         super().check()
         if len(self.split) > 1:
-            raise InputError("--split: stress takes one")
+            raise InputError("--split: stress takes one split")
 
 
 class Sweep(Study):
     checkpoint = flags.CHECKPOINT
-    knob = Flag(tuple, "'KNOB=VALUE,VALUE' of PostprocessConfig: scores every combination of such knobs.", needed=True)
+    knob = Flag(tuple, "'SETTING=VALUE,VALUE' of PostprocessConfig; scores every combination.", needed=True)
     thresholds = flags.THRESHOLDS
 
 
@@ -170,10 +170,10 @@ class Watch(Study):
     csv = flags.CSV
 
     def look(self):
-        Flags.look(self)  # its recipe may not be there yet
+        Flags.look(self)  # the run may not have its recipe yet
 
 
-# The functions are in a module that imports TensorFlow.
+# The functions of the verbs are in a module that imports TensorFlow.
 VERBS = {
     kind.__name__.lower(): (kind, f"axial.cli.evaluate_verbs.{kind.__name__.lower()}")
     for kind in (Run, Results, Merge, Stress, Sweep, Watch)

@@ -1,4 +1,4 @@
-"""What the verbs of axial-evaluate do, after their flags are checked. Imports TensorFlow."""
+"""The functions of axial-evaluate's verbs, which run after the checks of the flags. Imports TensorFlow."""
 
 import csv
 import dataclasses
@@ -45,24 +45,24 @@ from axial.weights.names import weight_names
 from axial.weights.restore import find_weights, read_weights, restore_model
 from axial.weights.source import resolve
 
-PICTURES = 8  # photos of a split in --picture
+PICTURES = 8  # photos per split in --picture
 
 # === Where predictions come from ===
 #
-# A run, an export, or files that were made elsewhere. Each class has a `evaluator`, a `spec`, the default `data_dir`
-# and `split`, a `name` for people, and an `identity`: a dict that differs if the predictions may differ. It has the
-# weights and every setting that predictions depend on, and no path. `examples(split, shard, skip)` are photos, and
-# `predictions(split)` is a function of them; see `evaluate`. `stores` tells whether --results_dir keeps them.
+# From a run, an export, or files of another program. Each class has an `evaluator`, a `spec`, the default `data_dir`
+# and `split`, a readable `name`, and an `identity`: a dict that differs if the predictions may differ. It has the
+# weights and every setting that predictions depend on, but no paths. `examples(split, shard, skip)` returns examples,
+# and `predictions(split)` a function of them; see `evaluate`. `stores`: whether --results_dir stores predictions.
 
 
 def needs(evaluator, study):
-    """Raises InputError unless a `Evaluator` has the study, a verb or a flag."""
+    """Raises InputError unless an `Evaluator` supports a study, which is the name of a verb or a flag."""
     if study.removeprefix("--") not in evaluator.studies:
         raise InputError(f"{study}: not for {evaluator.name}")
 
 
 def check_studies(given, evaluator, spec, instances=True):
-    """Raises InputError if --submission_dir or --thresholds ask for what a task, a spec or a run does not have."""
+    """Raises InputError if the evaluator or spec does not support the given --submission_dir or --thresholds."""
     if given.submission_dir:
         needs(evaluator, "--submission_dir")
     if given.thresholds:
@@ -74,7 +74,7 @@ def check_studies(given, evaluator, spec, instances=True):
 
 
 class Model:
-    """What a `predictor` predicts."""
+    """Base of sources whose predictions a `predictor` makes."""
 
     stores = True
 
@@ -84,13 +84,13 @@ class Model:
 
 
 class Run(Model):
-    """Predictions of a model with its weights. Data, canvas and grouping are those of its recipe, or of --gin_file.
+    """Predictions of a model with its weights. Its recipe, or --gin_file, gives the data, canvas and grouping.
 
     Args:
         given: the flags.
-        what: of the weights; see `resolve`.
-        checkpoint: one of the run; by default that of --checkpoint, or the best.
-        name: for people; by default the path of the checkpoint.
+        what: path or name of the weights; see `resolve`.
+        checkpoint: a checkpoint of the run; by default --checkpoint, or the best one.
+        name: readable name; by default the path of the checkpoint.
     """
 
     def __init__(self, given, what, checkpoint=None, name=None):
@@ -103,7 +103,7 @@ class Run(Model):
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
         compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
         self.inference = Inference(strategy, *looks, compiled)
-        if given.diameter is not None:  # one photo after the other
+        if given.diameter is not None:  # one photo at a time
             self.inference = dataclasses.replace(self.inference, strategy=None, compiled=False)
         self.evaluator, self.spec, self.data_dir = task.evaluator, task.spec, task.data_dir
         self.split = task.data.eval_split
@@ -115,12 +115,12 @@ class Run(Model):
             "scales": self.inference.scales,
             "flip": self.inference.flip,
             "diameter": given.diameter,
-            SCALE: None,  # what a task's settings say in its place; None also stands for what older files lack
+            SCALE: None,  # `task.settings` may replace it; older files lack it, which None equals
             **task.settings,
         }
 
     def resize(self, canvas):
-        """Evaluates at another size of the network's input."""
+        """Sets another canvas for the following evaluations."""
         if self.evaluator.takes != "photo":
             raise InputError(f"--image_size: not for {self.evaluator.name}")
         self.task = dataclasses.replace(self.task, data=self.task.data.resized(canvas))
@@ -135,26 +135,26 @@ class Run(Model):
 
 
 def _restored(given, source, checkpoint):
-    """(task, model with its weights) of a `Source`, by its own recipe or by that of --gin_file."""
+    """Builds (task, model with weights) of a `Source` by --gin_file, or else by its own recipe."""
     splits = given.split or [None]
     if given.gin_file:
         card, fill = read_weights(source)
-        of_recipe = given.gin_file, card, given.data_dir, given.gin_binding
-        task = configuration.task_of_weights(*of_recipe, path=source.path)
+        arguments = given.gin_file, card, given.data_dir, given.gin_binding
+        task = configuration.task_of_weights(*arguments, path=source.path)
         configuration.check_splits(task, splits)
         model = task.build_model()
         fill(model)
         return task, model
-    of_run = source, checkpoint, given.data_dir, given.gin_binding
-    return configuration.restore_run(*of_run, average=given.average, splits=splits)
+    arguments = source, checkpoint, given.data_dir, given.gin_binding
+    return configuration.restore_run(*arguments, average=given.average, splits=splits)
 
 
 class Export(Model):
-    """Predictions of an export, of a `Source`."""
+    """Predictions of an export, given as a `Source`."""
 
     def __init__(self, given, source):
         for flag in given.changed("gin_file", "scales", "flip", "multi_scale", "gin_binding", "image_size"):
-            raise InputError(f"--{flag}: {given.model} is an export, which is as it is; a run takes --{flag}")
+            raise InputError(f"--{flag}: {given.model} is an export, which is fixed; a run takes --{flag}")
         self.given = given
         self.predictor = configuration.load_export(source)
         self.spec, self.evaluator = self.predictor.spec, self.predictor.evaluator
@@ -170,7 +170,7 @@ class Export(Model):
 
 
 class Results:
-    """Segmentations from files that were made elsewhere."""
+    """Segmentations from result files of another program."""
 
     stores, split = False, None
 
@@ -189,11 +189,11 @@ class Results:
         return StoredPredictions(given.results_json, given.results_dir, self.data_dir, split, spec=self.spec)
 
 
-# === What is printed and written of scores ===
+# === Output of scores ===
 
 
 def tell(given, evaluator, scores, columns):
-    """Prints the result of an evaluation of a `Evaluator`, in percent, and appends it to --csv; see there."""
+    """Prints the scores of an `Evaluator` in percent, and appends them to --csv; see `append_scores`."""
     append_scores(given.csv, evaluator, scores, columns)
     print_table(*evaluator.classes(scores))
     *lines, main = evaluator.lines(scores)
@@ -201,24 +201,24 @@ def tell(given, evaluator, scores, columns):
 
 
 def print_rows(title, rows, about):
-    """Prints a table of dicts with the same keys. Columns are shares, in percent, but for those that `about` names."""
+    """Prints a table of dicts with the same keys. Columns are fractions, shown in percent, except those in `about`."""
     cells = [[value if name in about else percent(value) for name, value in row.items()] for row in rows]
     print_table(rows[0], cells, title=title)
 
 
 def write_scores(path, scores):
-    """Writes the file of --json, if it is given."""
+    """Writes scores to the file of --json, if given."""
     if path:
         write_json(path, scores)
 
 
 def append_scores(path, evaluator, scores, columns):
-    """Appends a row to a CSV, if one is given. A missing file is created with its header.
+    """Appends a row to a CSV, if given. Creates a missing file with its header.
 
     Args:
         path: path of the CSV, or None.
-        evaluation: `Evaluator` of the evaluation.
-        scores: its result; the row has the scores in percent.
+        evaluator: `Evaluator` of the scores.
+        scores: the scores; the row has them in percent.
         columns: dict of the columns before the scores.
 
     Raises:
@@ -231,12 +231,12 @@ def append_scores(path, evaluator, scores, columns):
     row.update({name: "" if v != v else round(100 * v, 3) for name, v in evaluator.columns(scores).items()})
     header, line = csv_text([row]), csv_text([row.values()])
     (new,) = csv.DictReader(io.StringIO(header + line))
-    with locked_file(path):  # another command may write to it
+    with locked_file(path):  # another command may append to it
         text = read_text(path) if gfile.exists(path) else ""
         if text and next(csv.reader(io.StringIO(text)), []) != list(row):
             raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
         if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
-            return  # a command that was killed and called again
+            return  # the command was killed after it wrote the row, and called again
         write_text(path, (text or header) + line)
 
 
@@ -266,7 +266,7 @@ def run(given):
 
 
 def results(given):
-    """Scores files that were made elsewhere."""
+    """Scores result files of another program."""
     _score(Results(given), given)
 
 
@@ -282,7 +282,7 @@ def _score(source, given):
     write_scores(given.json, scores)
     if given.picture:
         write_whole(given.picture, lambda path: save_picture_table(path, blocks, how.pictures, given.caption))
-    if given.cityscapes_dir:  # last, so that an error loses no scores
+    if given.cityscapes_dir:  # last, so that no error loses scores
         for split in splits:
             theirs = cityscapes_scores(given.cityscapes_dir, given.submission_dir, split)
             scores[split]["cityscapesscripts"] = theirs
@@ -291,9 +291,9 @@ def _score(source, given):
 
 
 def _scoring(source, split, given):
-    """A function of nothing that scores a split, and returns its `SplitRun`, the scores and the rows of its picture.
+    """A function without arguments that scores a split and returns (`SplitRun`, scores, rows of the picture).
 
-    Stored work of others is refused before anything is computed.
+    Raises InputError before any computation if --results_dir has results of other predictions.
     """
     asked = {"thresholds": list(given.thresholds)} if given.thresholds else {}
     scored = split_run.SplitRun(
@@ -344,7 +344,7 @@ def _publish(scored, scores, given):
 
 
 def merge(given):
-    """Adds up the shards of each split."""
+    """Merges the shards of each split and prints the scores."""
     scores = {}
     for split in given.split:
         how = functools.partial(_make_report, given, split)
@@ -355,7 +355,7 @@ def merge(given):
 
 
 def stress(given):
-    """Scores one run or two at several resolutions."""
+    """Scores one or two runs at several resolutions."""
     curves = {}
     for model_dir in given.model_dir:
         source = Run(given, as_path(model_dir))
@@ -373,7 +373,7 @@ def stress(given):
 
 
 def sweep(given):
-    """Scores a run with every combination of knobs of the grouping."""
+    """Scores a run with every combination of grouping settings."""
     tables, source = {}, Run(given, as_path(given.model_dir[0]))
     needs(source.evaluator, "sweep")
     knobs, groupings = zip(*studies.combinations(source.task.grouping, given.knob))
@@ -389,11 +389,11 @@ def sweep(given):
 
 
 def watch(given):
-    """Scores every checkpoint of a run, beside its training."""
+    """Scores every checkpoint of a run while it trains."""
     model_dir, source, table = given.model_dir[0], None, {}
     if not tf.io.gfile.isdir(model_dir):
         raise InputError(f"--model_dir={model_dir}: no such folder")
-    say(f"{model_dir}: scores each checkpoint, and waits up to {given.timeout} seconds for it", error=True)
+    say(f"{model_dir}: scores each checkpoint, and waits up to {given.timeout} seconds for the next", error=True)
 
     @functools.cache
     def writer(split):

@@ -1,22 +1,24 @@
-"""Writes an export from a run: its network without batch norms, as a SavedModel or in one file.
+"""Exports a run: its network with folded batch norms, as a SavedModel or in one file.
 
 %s --model_dir=RUN --output_dir=EXPORT                                  a SavedModel for photos of any size
-%s --model_dir=RUN --output_dir=EXPORT --jit_compile                    its network is compiled by XLA
+%s --model_dir=RUN --output_dir=EXPORT --jit_compile                    XLA compiles its network
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite                  TFLite, float32
 %s --model_dir=RUN --output_dir=EXPORT --format=tflite --precision=int8 --data_dir=DATA
 %s --model_dir=RUN --output_dir=EXPORT --format=onnx
 %s --model_dir=RUN --output_dir=EXPORT --average=5      the mean of the run's last five checkpoints
 %s --model_dir=RUN --output_dir=WEIGHTS --format=safetensors      for axial.load
 
-A TFLite or ONNX file takes one canvas and returns the network's maps. axial-predict and axial-evaluate add the scaling
-and the grouping. At its end the command compares the export with the checkpoint on a few photos. It deletes an export
-that gives NaN or infinite numbers. The SavedModel of a translator takes texts; loading it needs tensorflow_text.
+A TFLite or ONNX file takes one canvas and returns the network's output maps. axial-predict and axial-evaluate scale the
+photos and group the maps. The command ends with a comparison of the export and the checkpoint on a few photos. It
+deletes an export that returns NaN or infinity. The SavedModel of a translator takes texts; loading it needs
+tensorflow_text.
 
-Each export has a card, README.md: input and output, scores and their splits, licence, commands. The scores are those
-that chose the checkpoint. --scores adds what axial-evaluate --json wrote, and --license the licence of the weights.
+Each export has a card, README.md: input and output, scores and their splits, licence, commands. It shows the scores by
+which the checkpoint was chosen. --scores adds results of axial-evaluate --json, and --license the licence of the
+weights.
 
-If the run scales all photos by one factor, the export does it too, and has only the largest canvas.
-axial-predict and axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
+If the run scales all photos by one factor, the export does too, and has only the largest canvas. axial-predict and
+axial-evaluate cut larger photos into tiles. The signatures of a SavedModel refuse larger photos.
 """
 
 from axial.cli import app, flags
@@ -29,14 +31,14 @@ class Export(Flags):
     model_dir = flags.MODEL_DIR.but(meaning="a run of axial-train, or the name of a shipped model.", needed=True)
     checkpoint = flags.CHECKPOINT
     average = flags.AVERAGE
-    output_dir = Flag(str, "folder of the export; must not exist.", path=flags.NEW_FOLDER, needed=True)
-    format = Flag(str, "what to write.", "saved_model", choices=("saved_model", "tflite", "onnx", "safetensors"))
-    jit_compile = Flag(bool, "XLA compiles the network of the SavedModel when it is first called.", False)
+    output_dir = Flag(str, "new folder for the export.", path=flags.NEW_FOLDER, needed=True)
+    format = Flag(str, "format of the export.", "saved_model", choices=("saved_model", "tflite", "onnx", "safetensors"))
+    jit_compile = Flag(bool, "lets XLA compile the network of the SavedModel at its first call.", False)
     precision = Flag(str, "type of the weights in a TFLite file.", "float32", choices=("float32", "float16", "int8"))
     data_dir = flags.DATA_DIR
     gin_binding = flags.GIN_BINDING
-    license = Flag(str, "licence of the weights for the card, as the hub writes it, like cc-by-4.0.")
-    scores = Flag(str, "for the card, what axial-evaluate --json wrote of the checkpoint.", path=flags.IN_FILE)
+    license = Flag(str, "licence of the weights for the card, by its name on the Hugging Face hub, like cc-by-4.0.")
+    scores = Flag(str, "scores for the card: a file of axial-evaluate --json for the checkpoint.", path=flags.IN_FILE)
 
     def check(self):
         if self.precision != "float32" and self.format != "tflite":

@@ -1,4 +1,4 @@
-"""What axial-export does, after its flags are checked. Imports TensorFlow."""
+"""The functions of axial-export, which run after the checks of the flags. Imports TensorFlow."""
 
 import functools
 import itertools
@@ -31,12 +31,12 @@ from axial.weights.interchange import count_parameters, make_card, read_safetens
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
-COMPARED, RANGES = 4, 100  # photos
-IN_FILE = ("tflite", "onnx")  # formats of a network in one file, for one canvas
+COMPARED, RANGES = 4, 100  # photos to compare the export on, and to measure the ranges of int8 on
+IN_FILE = ("tflite", "onnx")  # formats with the network in one file, for one canvas
 
 
 def run(given):
-    """Writes an export with its card, and compares it with the checkpoint."""
+    """Writes an export with its card, and compares the export with the checkpoint."""
     model_dir, output_dir = flags.as_path(given.model_dir), given.output_dir
     with working(f"building the network of {model_dir} and reading its weights"):
         task, model = configuration.restore_run(
@@ -64,7 +64,7 @@ def run(given):
 
 
 def _write_network(given, photos, task, folded, folder):
-    """Writes the folded network of a task in --format; the ranges of int8 are those of the photos."""
+    """Writes the folded network of a task in --format. The photos give the ranges of int8."""
     with working(f"writing {given.format} for {given.output_dir}"):
         if given.format == "saved_model":
             export.write_saved_model(task, folded, folder, given.jit_compile)
@@ -77,7 +77,7 @@ def _write_network(given, photos, task, folded, folder):
 
 
 def _photos(task, given):
-    """What the task's predictors take, of the split that the run evaluates or, without that, a sample."""
+    """Inputs for the task's predictors, from the run's evaluation split or else from the samples."""
     try:
         folder = given.data_dir or task.data_dir
         (split,) = find_splits(folder, {"val": task.data.eval_split})
@@ -92,7 +92,7 @@ def _photos(task, given):
     count = RANGES if given.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
         photos = [np.asarray(task.evaluator.given(example))[()] for example in itertools.islice(examples, count)]
-    if (scale := task.scale) is not None:  # of a larger photo, what the canvas holds
+    if (scale := task.scale) is not None:  # crops photos larger than the canvas
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         photos = [photo[:height, :width] for photo in photos]
     return photos
@@ -108,10 +108,10 @@ def _check(given, task, model, *, folder, photos, card, objects):
 
 
 def _card(task, model, given):
-    """The `WeightsCard` of a run's model, or of one whose weights are a safetensors file."""
-    found = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
-    # A file's card says of its training, its scores and its licence what a run's best scores and data say.
-    told = read_safetensors(found[0])[0] if found[0].endswith(SUFFIX) else _of_run(task, given.data_dir, found)
+    """The `WeightsCard` of a run, or of weights in a safetensors file."""
+    paths = find_weights(given.checkpoint or flags.as_path(given.model_dir), given.average)
+    # Training, scores and licence come from the card of a safetensors file, or from the run's best scores and data.
+    told = read_safetensors(paths[0])[0] if paths[0].endswith(SUFFIX) else _run_card(task, given.data_dir, paths)
     card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
     return msgspec.structs.replace(
         card,
@@ -127,8 +127,8 @@ def _card(task, model, given):
     )
 
 
-def _of_run(task, data_dir, prefixes):
-    """The `WeightsCard` of checkpoints of a run, with its best scores and its data."""
+def _run_card(task, data_dir, prefixes):
+    """The `WeightsCard` of a run's checkpoints, with its best scores and its data."""
     folder = os.path.dirname(prefixes[-1])
     best, scores = os.path.join(folder, "scores.json"), {}
     if tf.io.gfile.exists(best):
@@ -147,7 +147,7 @@ def _of_run(task, data_dir, prefixes):
 
 
 def _records(task, data_dir, split):
-    """Number of records of a split of the run's data; 0 where the data is not at hand."""
+    """Number of examples in a split of the run's data; 0 if the data is missing."""
     try:
         return read_manifest(data_dir or task.data_dir, split)["examples"]
     except InputError:
@@ -155,21 +155,21 @@ def _records(task, data_dir, split):
 
 
 def _results(task, given):
-    """The main scores in the file of --scores, for `CardScores`. Raises InputError."""
+    """List of `CardScores` from the file of --scores. Raises InputError."""
     if not given.scores:
         return []
-    found = read_json(given.scores, dict[str, dict])[1]
+    results = read_json(given.scores, dict[str, dict])[1]
     try:
-        scores = {split: task.evaluator.headline(result) for split, result in found.items()}
+        scores = {split: task.evaluator.headline(result) for split, result in results.items()}
     except (KeyError, TypeError):
         raise InputError(
-            f"--scores={given.scores}: not what axial-evaluate --json writes of {task.evaluator.name}"
+            f"--scores={given.scores}: not a file of axial-evaluate --json for {task.evaluator.name}"
         ) from None
     return [interchange.CardScores(name, _records(task, given.data_dir, name), value) for name, value in scores.items()]
 
 
 def _command(given):
-    """The command that makes the export, for its card. Folders have names that stand for them."""
+    """The command that makes the export, for its card, with placeholders for folders."""
     named = given.changed("format", "jit_compile", "precision", "average")
     options = [f" --{name}={value}" for name, value in named.items()]
     bindings = [f" --gin_binding={shlex.quote(binding)}" for binding in given.gin_binding]
@@ -177,7 +177,7 @@ def _command(given):
 
 
 def _write_safetensors(task, model, card, output_dir, *, objects):
-    """Writes the weights with their card, reads them again, and returns a line that says what was compared."""
+    """Writes the weights and their card, reads the weights back, and returns a line about the comparison."""
     name = task.model.name + SUFFIX
     with new_folder(output_dir, name) as folder:
         path = os.path.join(folder, name)
@@ -187,29 +187,29 @@ def _write_safetensors(task, model, card, output_dir, *, objects):
         again, _ = load_weights(path)
         equal = all(np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True))
         if not equal:
-            raise RuntimeError("the weights of the file are not those of the checkpoint")
+            raise RuntimeError("the weights of the file differ from the checkpoint's")
     return f"against the checkpoint: all {len(model.weights)} tensors are equal"
 
 
 def _compared(task, model, predictor, photos, *, in_file):
-    """A line on how the export differs from the checkpoint, and how long a photo takes."""
+    """A line that says how the export differs from the checkpoint, and how long a photo takes."""
     photos = photos[:COMPARED]
-    found = prediction_differences(Predictor.of_task(task, model), predictor, photos)
-    quality = found.pop(QUALITY, None)
-    unit, what = task.evaluator.unit, "objects" if "box" in found else "pixels"
+    differences = prediction_differences(Predictor.of_task(task, model), predictor, photos)
+    quality = differences.pop(QUALITY, None)
+    unit, what = task.evaluator.unit, "objects" if "box" in differences else "pixels"
     what = "sentences" if task.evaluator.takes == "text" else what
     parts = [
         f"{name} differs by {value:.1e}" if name in NUMBERS else f"{name} equal on {100 * value:.2f} % of {what}"
-        for name, value in found.items()
+        for name, value in differences.items()
     ]
     if quality is not None:
         parts.append(f"PQ of its segments against the checkpoint's {percent(quality)}")
     seconds = f"{1000 * latency(predictor, photos[0]):.0f} ms a {unit}"
-    if task.evaluator.one_file:  # the labels of a prediction do not show that a map is NaN
+    if task.evaluator.one_file:  # a prediction's labels do not show NaN in a map
         folded = export.folded_model(task, model)
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)
         if in_file:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
-            server = export.Server(task, folded)  # a tf.function does not keep the object that it is a method of
+            server = export.Server(task, folded)  # keeps a reference: the tf.function of its method has none
             seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
     return f"against the checkpoint, on {counted(len(photos), unit)}: {'; '.join([*parts, seconds])}"

@@ -1,6 +1,6 @@
-"""Flags. A verb takes a frozen dataclass of them, a `Flags`, each field of which is declared by a `Flag`.
+"""Flags of the commands. The function of a verb takes a `Flags`, a frozen dataclass whose fields are `Flag`s.
 
-A flag that several commands take is declared here, once, and means one thing in all of them.
+This module declares each flag that several commands share. It has the same meaning in all of them.
 """
 
 import dataclasses
@@ -33,18 +33,18 @@ class Flag:
     """The declaration of a flag.
 
     Attributes:
-        kind: type of its value: a list is separated by commas, a tuple is of a flag that may be given several times.
-        meaning: its help.
-        default: its value if it is not given.
-        choices: the values that it takes.
+        kind: type of the value. A list has commas between its items; a tuple flag may be given several times.
+        meaning: help text.
+        default: value if the flag is not given.
+        choices: allowed values.
         least, most: bounds of a number.
-        path: function of its name and of a path that it names, which raises InputError for a path that will not do;
-            see `IN_FILE`. None if it names no path, or one that is looked at later.
-        needed: whether it must be given.
-        needs: name of another flag that it needs.
-        alone: names of flags that it does not go with.
-        read: function of its name and text that returns its value, or raises InputError.
-        old: older names, which the help does not show.
+        path: function of the flag's name and a path, which raises InputError for an invalid path; see `IN_FILE`. None
+            if the value is no path, or if the path is checked later.
+        needed: whether the flag is required.
+        needs: name of another flag that this flag requires.
+        alone: names of flags that exclude this flag.
+        read: function of the flag's name and text, which returns the value or raises InputError.
+        old: older names, which the help omits.
     """
 
     kind: type
@@ -60,24 +60,24 @@ class Flag:
     read: typing.Callable | None = None
     old: tuple = ()
 
-    but = dataclasses.replace  # the same declaration with changes
+    but = dataclasses.replace  # copies the declaration with changes
 
     @property
     def needed_meaning(self):
-        """The meaning where there is no default."""
+        """The help text without the default."""
         return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
 
     def define(self, name):
-        """Defines the flag for absl, and its older names. What absl has no value of has our own default."""
+        """Defines the flag and its older names for absl, without a default: `Flags` has the defaults."""
         for one in (name, *self.old):
             if self.kind in (int, float):
                 _DEFINE[self.kind](one, None, self.meaning, lower_bound=self.least, upper_bound=self.most)
-                absl.register_validator(one, lambda x: x is None or x == x, "expected a number")  # nan is in all bounds
+                absl.register_validator(one, lambda x: x is None or x == x, "expected a number")  # refuses nan
             else:
                 _DEFINE[self.kind](one, None, self.meaning)
 
     def value(self, name, given):
-        """The value of what absl has parsed."""
+        """Converts a value that absl has parsed. Raises InputError."""
         if given is None:
             return () if self.kind is tuple else None
         if isinstance(given, list):
@@ -90,16 +90,16 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The flags and arguments of a verb. A subclass has a `Flag` for each of its flags, and becomes a dataclass.
+    """The flags and arguments of a verb. A subclass has a `Flag` per flag, and becomes a dataclass.
 
     Attributes:
-        verb: its name.
-        arguments: those that are no flags.
+        verb: name of the verb.
+        arguments: arguments that are not flags.
     """
 
     verb: str = ""
     arguments: tuple = ()
-    takes: typing.ClassVar[str] = ""  # its arguments: 'NAME' for one, '[NAME]' for at most one, 'NAME ...' for several
+    takes: typing.ClassVar[str] = ""  # arguments: 'NAME' for one, '[NAME]' for at most one, 'NAME ...' for several
 
     def __init_subclass__(cls):
         for name, flag in list(vars(cls).items()):
@@ -110,24 +110,24 @@ class Flags:
 
     @classmethod
     def declared(cls):
-        """dict from the names of the flags to their `Flag`s."""
+        """dict from flag names to `Flag`s."""
         return {f.name: f.metadata["flag"] for f in dataclasses.fields(cls) if "flag" in f.metadata}
 
     @classmethod
     def names(cls):
-        """Set of the names of all flags, older ones too."""
+        """Set of all flag names, including older ones."""
         return {one for name, flag in cls.declared().items() for one in (name, *flag.old)}
 
     @classmethod
     def define(cls):
-        """Defines the flags for absl that it does not have yet."""
+        """Defines for absl the flags that it does not have yet."""
         for name, flag in cls.declared().items():
             if name not in absl.FLAGS:
                 flag.define(name)
 
     @classmethod
     def parsed(cls, verb, arguments=()):
-        """The flags that absl has parsed. Raises InputError unless they go together and name what is there."""
+        """The instance with the flags that absl has parsed. Raises InputError if its checks fail."""
         values = {}
         for name, flag in cls.declared().items():
             for one in (name, *flag.old):
@@ -144,7 +144,7 @@ class Flags:
         return given
 
     def changed(self, *names):
-        """dict of the flags, of all or of those of some names, that have another value than by default."""
+        """dict of the flags (or those in `names`) whose values differ from their defaults."""
         fields = {f.name: f.default for f in dataclasses.fields(self) if f.name in (names or self.declared())}
         return {name: vars(self)[name] for name, default in fields.items() if vars(self)[name] != default}
 
@@ -156,10 +156,10 @@ class Flags:
         return value
 
     def check(self):
-        """Raises InputError for what a verb does not take, before anything is looked for. For subclasses."""
+        """Raises InputError for invalid combinations of flags. Runs before `look`. Subclasses override it."""
 
     def look(self):
-        """Raises InputError unless what paths and splits name is there, and outputs can be written. For subclasses."""
+        """Raises InputError if inputs or splits are missing or outputs cannot be written. Subclasses extend it."""
         given = vars(self)
         for name, flag in self.declared().items():
             value = given[name] if flag.path else None
@@ -184,19 +184,19 @@ class Flags:
                 self.need(name)
 
 
-# === What flags name ===
+# === Checks of paths and models ===
 #
-# It is looked for, and outputs are tried, before TensorFlow is imported, which takes seconds. A path of a bucket is
-# left for later, as TensorFlow reads it. Each of these functions but the first raises InputError.
+# They run before the import of TensorFlow, which takes seconds. Paths of buckets are checked later, as TensorFlow reads
+# them. Each of these functions except the first raises InputError.
 
 
 def as_path(path):
-    """The value of a flag that takes paths alone: a folder here may have the name of a model that axial ships."""
+    """The value of a flag that takes only paths: prefers a local folder over a shipped model of the same name."""
     return f"./{path}" if path in shipped_names() and os.path.isdir(path) else path
 
 
 def _existing(what, exists):
-    """A function for `Flag.path`, which looks for a local file or folder."""
+    """A function for `Flag.path` that checks that a local file or folder exists."""
 
     def look(name, path):
         if not gfile.is_remote(path) and not exists(path):
@@ -211,20 +211,20 @@ OUT_PICTURE = functools.partial(try_file, suffixes=(".png", ".jpg", ".jpeg"))
 
 
 def check_checkpoint(_, path):
-    """A checkpoint by its prefix, a safetensors file, or a folder of one, for `Flag.path`."""
+    """For `Flag.path`: checks a checkpoint prefix, a safetensors file, or a folder with one."""
     if not gfile.is_remote(path):
         resolve(path, no_checkpoint)
 
 
 def check_run(model_dir, bindings=()):
-    """A run, or the name of a shipped model, and gin bindings over it."""
+    """Checks a run, or the name of a shipped model, and gin bindings over its recipe."""
     gfile.check_plain(model_dir)
     if not gfile.is_remote(model_dir):
         recipes.read([run_file(shipped_folder(as_path(model_dir)))], bindings)
 
 
 def check_model(what, bindings=()):
-    """The `Source` of what `axial.load` takes, and gin bindings over its recipe if it has one."""
+    """The `Source` of an argument of `axial.load`. Checks gin bindings over its recipe, if it has one."""
     source = resolve(what)
     if source.kind == "run" and not gfile.is_remote(source.path):
         gfile.check_plain(source.path)
@@ -236,7 +236,7 @@ def check_model(what, bindings=()):
 
 
 def numbers(expected, fit):
-    """A function for `Flag.read`: tuple of the numbers of a list flag, which fit as a whole."""
+    """A function for `Flag.read`: converts a list flag to a tuple of numbers, for which fit(numbers) must hold."""
 
     def read(name, texts):
         try:
@@ -258,18 +258,18 @@ _ious = numbers(
 
 
 def diameter(name, text):
-    """A diameter in pixels, or 'auto', as text. Raises InputError, which names the flag."""
+    """For `Flag.read`: checks a diameter in pixels or 'auto', and returns the text. Raises InputError."""
     convert_diameter(f"--{name}", text)
     return text
 
 
 def matched(pattern, expected, fit=lambda *_: True):
-    """A function for `Flag.read`: the whole numbers in a text that matches a pattern, and which fit as a whole."""
+    """A function for `Flag.read`: the integers in the groups of a pattern, for which fit(*integers) must hold."""
 
     def read(name, text):
-        found = re.fullmatch(pattern, text)
-        values = tuple(number and int(number) for number in found.groups()) if found else ()
-        if not found or not fit(*values):
+        match = re.fullmatch(pattern, text)
+        values = tuple(number and int(number) for number in match.groups()) if match else ()
+        if not match or not fit(*values):
             raise InputError(f"--{name}={text}: expected {expected}")
         return values
 
@@ -278,56 +278,56 @@ def matched(pattern, expected, fit=lambda *_: True):
 
 # === Flags of several verbs ===
 
-GIN_FILE = Flag(tuple, "gin files, on disk or of experiments/; a later one overrides.")
-GIN_BINDING = Flag(tuple, "gin bindings over the recipe or the run, like 'TrainingConfig.steps = 100'.")
-CHANGE = Flag(list, "settings that a resumed run may change, like batch,learning_rate.", ())
-DATA_DIR = Flag(str, "what axial-convert wrote; by default data of the recipe or run, or samples.", path=IN_FOLDER)
+GIN_FILE = Flag(tuple, "gin files, on disk or in experiments/; later files override earlier ones.")
+GIN_BINDING = Flag(tuple, "gin bindings that override the recipe or run, like 'TrainingConfig.steps = 100'.")
+CHANGE = Flag(list, "hyperparameters that may differ from the resumed run's, like batch,learning_rate.", ())
+DATA_DIR = Flag(str, "folder of converted data; by default the recipe's or run's, or samples.", path=IN_FOLDER)
 SPLIT = Flag(tuple, "splits of the data; by default the run's evaluation split, or all splits of the samples.")
 MODEL_DIR = Flag(str, "a run of axial-train: the folder of its checkpoints, summaries and scores.")
 CHECKPOINT = Flag(
     str, "one checkpoint of the run in --model_dir, by its prefix.", path=check_checkpoint, needs="model_dir"
 )
-AVERAGE = Flag(int, "averages the weights of so many of the run's latest checkpoints.", 1, least=1, needs="model_dir")
+AVERAGE = Flag(int, "number of the run's latest checkpoints to average.", 1, least=1, needs="model_dir")
 MODEL = Flag(
     str,
     "a model that axial ships, like nuclei; or a run (its best checkpoint), one of its checkpoints, an export, a "
     "safetensors file with its recipe, or hf://OWNER/REPO.",
     old=("saved_model",),
 )
-JSON = Flag(str, "file for all scores or numbers, in plain units.", path=OUT_FILE)
-CSV = Flag(str, "table to write; scores are appended, a row for each split.", path=OUT_FILE)
-FIGURE = Flag(str, "picture to draw, .png or .jpg.", path=OUT_PICTURE)
-HTML = Flag(str, "page to write.", path=OUT_FILE)
-MARKDOWN = Flag(str, "new file for a table, or one that holds the two comments around the table.", path=OUT_FILE)
-BATCH = Flag(int, "images of a step, over all replicas; by default the recipe's, or 1.", least=1, most=65536)
+JSON = Flag(str, "JSON file for all scores or numbers, not in percent.", path=OUT_FILE)
+CSV = Flag(str, "CSV table; each split appends a row of scores.", path=OUT_FILE)
+FIGURE = Flag(str, "picture to write, .png or .jpg.", path=OUT_PICTURE)
+HTML = Flag(str, "HTML page to write.", path=OUT_FILE)
+MARKDOWN = Flag(str, "file for a table; an existing file must have the two comments around the table.", path=OUT_FILE)
+BATCH = Flag(int, "global batch size; by default the recipe's, or 1.", least=1, most=65536)
 DIAMETER = Flag(
     str,
-    "median diameter of the objects in pixels, or 'auto': photos are scaled to the sizes of the training.",
+    "median diameter of the objects in pixels, or 'auto'; scales photos to the object sizes of the training data.",
     read=diameter,
     alone=("image_size",),
 )
-PICTURE = Flag(str, "first photos with truth and prediction, or curves.", path=OUT_PICTURE)
+PICTURE = Flag(str, "picture of the first photos with ground truth and prediction, or of curves.", path=OUT_PICTURE)
 CAPTION = Flag(str, "title of the picture and the report.", "")
-THRESHOLDS = Flag(list, "IoUs: at each TP / (TP + FP + FN) of the things, counted over all photos.", read=_ious)
+THRESHOLDS = Flag(list, "IoUs at which to score TP / (TP + FP + FN) of things, counted over all photos.", read=_ious)
 LISTEN = Flag(
     str,
-    "who reaches the server: this machine, or all. It has no authentication: with 'all' a firewall must keep strangers "
-    "out (SECURITY.md).",
+    "who can reach the server: this machine (loopback) or all. It has no authentication: with 'all' a firewall must "
+    "keep strangers out (SECURITY.md).",
     "loopback",
     choices=("loopback", "all"),
 )
 
 
 class Devices(Flags):
-    """Where a network runs."""
+    """Flags of the devices that a network runs on."""
 
     strategy = Flag(str, "devices to run on.", "default", choices=("default", "mirrored", "tpu"))
     tpu = Flag(str, "with --strategy=tpu: 'local' on a TPU VM, a TPU's name, or grpc://HOST:PORT.", "local")
 
 
 class Looks(Flags):
-    """How often a network looks at a photo."""
+    """Flags of the scales and mirror images that predictions are averaged over."""
 
     scales = Flag(list, "scales of the canvas to average over.", ("1",), read=positive_numbers, alone=("multi_scale",))
-    flip = Flag(bool, "averages over the mirror image as well; not of an export.", False)
-    multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not of an export.", False)
+    flip = Flag(bool, "also averages over the mirror image; not for exports.", False)
+    multi_scale = Flag(bool, "averages over the recipe's own scales, with --flip; not for exports.", False)

@@ -1,6 +1,6 @@
-"""Segments or classifies photos, or finds objects: a JSON for each, and a picture.
+"""Segments, detects or classifies: writes a JSON and a picture for each photo.
 
-Translates sentences: a line of the standard output for each.
+Translates: prints a line for each sentence.
 
 %s --model=nuclei --output_dir=OUT cells.png ...              a model that axial ships
 %s --model=EXPORT --output_dir=OUT FOLDER                     every photo of a folder
@@ -13,15 +13,16 @@ PHOTO.json          the prediction, and the names of the other files
 PHOTO.panoptic.png  segmentation: ids of the segments in COCO's panoptic encoding, id = R + 256 G + 65536 B
 PHOTO.semantic.png  segmentation: the category id of each pixel
 PHOTO.overlay.png   segmentation and detection: the photo with the segments or objects drawn on it
-PHOTO.labels.png    with --label_image: the instances, for microscopy software; or PHOTO.labels.tif
+PHOTO.labels.png    with --label_image: the instances, for microscopy software (or PHOTO.labels.tif)
 
-The command lists broken photos at its end, and then exits with code 2. What it does not read of a photo's file, as
-further pages of a stack or a second channel, it says on standard error. So it does where objects or grey levels are far
-from those of the model's training.
-Photos of 8 bits keep their values. Of n deeper values or floats, the sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4
-brightest 255, or less in noise. A model of an older axial divides them by 1, 4, 16, 64 or 256, as the largest tells.
-Some models scale all photos by one factor. They cut photos larger than their canvas into tiles
-that overlap by DataConfig.tile_overlap pixels, and the segments of the tiles are joined.
+If photos are broken, the command predicts the others, lists the broken ones, and exits with code 2. It says on standard
+error which contents of a file it does not read, like further pages of a stack or a second channel, and warns if objects
+or grey levels differ strongly from the training data.
+8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
+sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less if the photo is only noise. Models of older
+versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the largest value.
+Some models scale all photos by one factor. They cut photos larger than their canvas into tiles that overlap by
+DataConfig.tile_overlap pixels, and join the segments of the tiles.
 An export predicts at one scale. To average over scales and mirror images, use the run.
 """
 
@@ -42,18 +43,18 @@ class Predict(flags.Looks):
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
     text = Flag(tuple, "a sentence to translate.", alone=("label_image", "diameter"))
-    output_dir = Flag(str, "folder for PHOTO.json and the pictures that it names.", ".")
+    output_dir = Flag(str, "folder for PHOTO.json and its pictures.", ".")
     label_image = Flag(
         str,
-        "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits a pixel: 0 for the background, i for the "
-        "instance whose 'label' is i in PHOTO.json. Where masks of objects overlap, the better score has the pixel.",
+        "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits per pixel: 0 for the background, i for the "
+        "instance with 'label' i in PHOTO.json. Where masks overlap, the pixel belongs to the better score.",
         choices=("png", "tiff"),
     )
 
     def check(self):
         if not self.model:
             raise InputError(
-                "one --model is needed, like --model=nuclei, which comes with axial; to get one of other classes: "
+                "one --model is needed, like --model=nuclei, which comes with axial; to train one for other classes: "
                 "axial-train --model_dir=RUN, then --model=RUN"
             )
         if self.text:
@@ -65,7 +66,7 @@ class Predict(flags.Looks):
 
 def _main(given):
     names = {} if given.text else output_names(find_photos(given.arguments))
-    if names:  # translations go to the standard output
+    if names:  # translations go to standard output
         try_folder("output_dir", given.output_dir)
     source = flags.check_model(given.model)
     app.silence_xla()
@@ -84,7 +85,7 @@ def _main(given):
 
 
 def _predictor(source, given):
-    """The `Predictor` of a `Source`, with the flags' looks at a photo."""
+    """The `Predictor` of a `Source`, with the scales and mirror images of the flags."""
     from axial.data.objects import read_objects
     from axial.recipes import configuration
     from axial.serving.predictor import Predictor
@@ -93,7 +94,7 @@ def _predictor(source, given):
     if source.kind == "export":
         if given.flip or given.multi_scale or given.changed("scales"):
             raise InputError(
-                f"--scales, --flip and --multi_scale: {given.model} is an export, which sees a photo at one scale"
+                f"--scales, --flip and --multi_scale: {given.model} is an export, which predicts at one scale"
             )
         return configuration.load_export(source)
     task, model = configuration.restore_run(source)
@@ -102,7 +103,7 @@ def _predictor(source, given):
 
 
 def _translate(predictor, texts):
-    """Prints the translation of each sentence on a line; that of an empty line is empty."""
+    """Prints one line for each sentence: its translation, or nothing for an empty sentence."""
     from axial.serving.predictor import check_length
 
     for text in texts:
@@ -113,10 +114,15 @@ def _translate(predictor, texts):
 
 
 def _predict_photos(predictor, names, given):
-    """Writes what is predicted of each photo; `names` are those of the outputs.
+    """Writes the predictions of all photos.
+
+    Args:
+        predictor: a `Predictor`.
+        names: dict from photos to the names of their outputs.
+        given: the flags.
 
     Raises:
-        InputError: photos that are broken; after all others.
+        InputError: some photos are broken. The others have been predicted before.
     """
     from axial.serving.result import Result
 
@@ -135,7 +141,7 @@ def _predict_photos(predictor, names, given):
                 if os.path.realpath(path) in photos:
                     raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
             result.write(stem, given.label_image)
-        except (OSError, InputError) as error:  # as of its size, which does not suit the scale
+        except (OSError, InputError) as error:  # for example, its size does not suit the scale
             broken.append(f"{photo}: {first_line(error)}")
             continue
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
@@ -149,9 +155,9 @@ def _predict_photos(predictor, names, given):
 
 
 def output_names(photos):
-    """dict from photos to the names of their outputs, all different.
+    """dict from photos to unique names of their outputs.
 
-    A name is the photo's file name without its suffix. If two photos share it, it is the file name with suffix. If they
+    A name is the photo's file name without suffix or, if several photos share that, the file name with suffix. If they
     share that too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
     """
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])

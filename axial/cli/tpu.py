@@ -1,13 +1,13 @@
-"""Trains on a Cloud TPU slice, by an engine that lives in the cloud: this machine only hands over.
+"""Trains on a Cloud TPU slice. An engine in the cloud supervises the run; this machine only submits it.
 
 %s launch --engine=gke --slice=v5e-16 --name=NAME --runtime=IMAGE --time_limit=48 \\
     --gin_file=coco/axial_deeplab_s.gin --data_dir=gs://BUCKET/data --model_dir=gs://BUCKET/run
 %s launch --engine=skypilot ... --zone=ZONE --wheel=gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl
 %s launch --engine=gcloud ... --project=PROJECT --zone=ZONE [--yes] \\
     --wheel=gs://BUCKET/axial_deeplab_tf-VERSION-py3-none-any.whl
-%s launch ... --dry_run                prints the YAML or the script, and the commands; needs no credentials
+%s launch ... --dry_run                prints the YAML or script and the commands; needs no credentials
 %s status | logs | delete --engine=ENGINE --name=NAME
-%s status --node=NAME --project=PROJECT --zone=ZONE     health and end points of a node of the Cloud TPU API
+%s status --node=NAME --project=PROJECT --zone=ZONE     health and endpoints of a node of the Cloud TPU API
 """
 
 import dataclasses
@@ -34,23 +34,23 @@ from axial.io.show import plain, say
 from axial.io.write import write_text
 from axial.slices import find_slice
 
-_OF_ENGINES = {flag for kind in ENGINES.values() for flag in kind.flags}
-YES = Flag(bool, "do it without a question (delete), or at all (launch --engine=gcloud).", False)
+_ENGINE_FLAGS = {flag for kind in ENGINES.values() for flag in kind.flags}
+YES = Flag(bool, "delete: skips the question; launch --engine=gcloud: runs the commands.", False)
 
 
 class Which(Flags):
-    """Which run, and where it is."""
+    """Flags that name a run and its location."""
 
-    engine = Flag(str, "what makes the slice and looks after it.", choices=tuple(ENGINES))
+    engine = Flag(str, "service that creates and supervises the slice.", choices=tuple(ENGINES))
     name = Flag(str, "name of the run and of its slice.")
     project = Flag(str, "id of the Google Cloud project.", "")
     zone = Flag(str, "zone of the slice, like us-central1-a.", "")
-    dry_run = Flag(bool, "print the YAML or the script, and the commands; do nothing.", False)
+    dry_run = Flag(bool, "prints the YAML or script and the commands, and does nothing else.", False)
 
     def make_engine(self, slice_=None):
-        """The `Engine` of the flags. Raises InputError."""
+        """Makes the `Engine` of the flags. Raises InputError."""
         kind = ENGINES[self.need("engine")]
-        asked = self.changed(*_OF_ENGINES)
+        asked = self.changed(*_ENGINE_FLAGS)
         for name in sorted(asked.keys() - kind.flags):
             raise InputError(f"--{name} does not go with --engine={kind.name}")
         for name in ("name", *kind.needs, *(kind.needs_to_launch if slice_ else ())):
@@ -63,7 +63,7 @@ class Which(Flags):
         return f"axial-tpu {verb} {shlex.join(f'--{name}={value}' for name, value in named.items())}"
 
     def call(self, engine, arguments):
-        """What a command of the engine's tool prints. A dry run prints the command, and gives None."""
+        """Runs a command of the engine's tool and returns its output. A dry run prints the command and returns None."""
         if not self.dry_run:
             return engine.call(arguments)
         say(*f"$ {shlex.join(arguments)}".split("\n"))
@@ -72,33 +72,33 @@ class Which(Flags):
 
 class Launch(Which):
     slice = Flag(str, "the slice, like v5e-16, v4-32 or v6e-4x4.", needed=True)
-    provisioning = Flag(str, "how the capacity is had.", "on_demand", choices=("on_demand", "spot"))
+    provisioning = Flag(str, "type of capacity.", "on_demand", choices=("on_demand", "spot"))
     runtime = Flag(str, "container image with axial (gke), or TPU software version (skypilot, gcloud).", "")
-    wheel = Flag(str, "axial's wheel in a bucket, which the hosts install (skypilot, gcloud).", "")
-    service_account = Flag(str, "service account of the hosts (gke: of Kubernetes).", "")
-    network = Flag(str, "network of the hosts (gcloud); the project's default network by default.", "")
-    queue = Flag(str, "queue of Kueue (gke).", "")
+    wheel = Flag(str, "axial's wheel in a bucket, for the hosts to install (skypilot, gcloud).", "")
+    service_account = Flag(str, "service account of the hosts (gke: a Kubernetes service account).", "")
+    network = Flag(str, "network of the hosts (gcloud); by default the project's default network.", "")
+    queue = Flag(str, "Kueue queue (gke).", "")
     gin_file = flags.GIN_FILE
     gin_binding = flags.GIN_BINDING
     change = flags.CHANGE
     data_dir = flags.DATA_DIR
     model_dir = flags.MODEL_DIR
     time_limit = Flag(float, "hours until the deadline, from now.", least=0.01, most=8784)
-    seconds_per_step = Flag(float, "of the estimate; or as measured.", least=1e-6, most=1e6)
+    seconds_per_step = Flag(float, "step time for the cost; by default as measured or compiled.", least=1e-6, most=1e6)
     yes = YES
 
     def check(self):
         for name in ("engine", "gin_file", "time_limit", "data_dir", "model_dir"):
             value = self.need(name)
             if name.endswith("_dir") and not is_remote(value):
-                raise InputError(f"--{name}={value}: expected a folder in a bucket, as hosts have no other in common")
+                raise InputError(f"--{name}={value}: expected a folder in a bucket, as the hosts share no other")
         check_plain(self.model_dir)
 
 
 class Status(Which):
     model_dir = flags.MODEL_DIR
-    node = Flag(str, "name of a node of the Cloud TPU API, made by whatever.")
-    wait = Flag(bool, "with --node: wait until it is healthy.", False, needs="node")
+    node = Flag(str, "name of a node of the Cloud TPU API, whatever created it.")
+    wait = Flag(bool, "with --node: waits until the node is healthy.", False, needs="node")
 
 
 class Delete(Which):
@@ -110,7 +110,7 @@ def _say(*lines):
 
 
 def _read_status(model_dir):
-    """The `RunStatus` of a run, or None if it has none that can be read."""
+    """The `RunStatus` of a run, or None if its status.json is missing or unreadable."""
     try:
         return read_json(os.path.join(model_dir, STATUS), RunStatus)[1]
     except InputError as error:
@@ -120,7 +120,7 @@ def _read_status(model_dir):
 
 
 def _training(slice_, given):
-    """(`TrainingConfig` of the gin files, replicas), which are checked here and not on the slice. Raises InputError."""
+    """(`TrainingConfig` of the gin files, number of replicas). Raises InputError before a slice is created."""
     recipe = recipes.read(given.gin_file, given.gin_binding)
     from axial.chips import replicas_of
     from axial.recipes import configuration
@@ -137,7 +137,7 @@ def _training(slice_, given):
 
 
 def _check_data(given):
-    """Raises InputError unless the data has the splits of the gin files."""
+    """Raises InputError if the data lacks a split of the gin files."""
     from axial.recipes import configuration
 
     task, training, _ = configuration.build(data_dir=given.data_dir)
@@ -145,11 +145,11 @@ def _check_data(given):
 
 
 def _cost(given, engine, images, *, left, status):
-    """Prints what the run may cost, and whether the compiler says that the images of a core do not fit."""
+    """Prints the estimated cost of the run, and a warning if the images per core exceed the compiled maximum."""
     slice_, cycles = engine.request.slice, None
     rows = cost.compiled_steps(given.gin_file, slice_.generation) if not given.gin_binding else {}
     if step := rows.get("recipe" if engine.kernels else "without kernels"):
-        cycles = step.cycles * images / step.batch  # nearly linear in the batch
+        cycles = step.cycles * images / step.batch  # nearly linear in the batch size
     largest = rows.get("largest batch, kernels" if engine.kernels else "largest batch, XLA, blocks recomputed")
     if largest and images > largest.batch:
         why = "" if engine.kernels else f", without axial's TPU kernels, as {engine.runtime} has its own TensorFlow"
@@ -159,7 +159,7 @@ def _cost(given, engine, images, *, left, status):
 
 
 def _run_of(engine, given):
-    """The `Run` of the flags. Where a gin file is of this machine, all files and bindings travel as one text."""
+    """The `Run` of the flags. If a gin file is local, the run gets all files and bindings as one text."""
     from axial.recipes import configuration
 
     is_local = any(map(os.path.isfile, given.gin_file))
@@ -204,9 +204,7 @@ def _launch(given):
         path = os.path.join(folder, engine.file)
         write_text(path, engine.text(run))
         engine.call(engine.launch(path, run))
-    _say(
-        f"{given.name} is handed over, and goes on without this machine; it costs money until {given.command('delete')}"
-    )
+    _say(f"{given.name} is submitted, and goes on without this machine; it costs money until {given.command('delete')}")
 
 
 def _status(given):
@@ -246,7 +244,7 @@ def _delete(given):
         try:
             answer = input(plain(f"End {given.name} and delete its slice? [y/N] "))
         except EOFError:
-            raise InputError(f"{given.name} is not deleted: nobody answers; give --yes") from None
+            raise InputError(f"{given.name} is not deleted: nobody answers; use --yes") from None
         if answer.strip().lower() not in ("y", "yes"):
             raise InputError(f"{given.name} is not deleted")
     if given.call(engine, engine.commands()["delete"]) is not None:

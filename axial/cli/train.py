@@ -1,12 +1,11 @@
 """Trains a model. The same command resumes from the last checkpoint.
 
-%s --model_dir=RUN                                   learns to find cell nuclei, in ten minutes of two cores
+%s --model_dir=RUN                                   learns to segment cell nuclei, in ten minutes on two cores
 %s --gin_file=imagenet/axial_resnet_s_deeplab_stem.gin --data_dir=IMAGENET --model_dir=START --strategy=tpu
 %s --gin_file=coco/axial_deeplab_s.gin --gin_binding="INIT = 'START'" \\
     --data_dir=DATA --model_dir=RUN --strategy=tpu
 
-A resumed run keeps the data, model, losses and optimizer that it began with. axial-train refuses others, unless
---change names them:
+A resumed run keeps its data, model, losses and optimizer. axial-train refuses to change one unless --change names it:
 %s --model_dir=RUN --gin_binding="BATCH = 4" --change=batch
 """
 
@@ -32,13 +31,13 @@ class Train(flags.Devices):
     model_dir = flags.MODEL_DIR.but(path=flags.OUT_FOLDER, needed=True)
     data_dir = flags.DATA_DIR
     change = flags.CHANGE
-    data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers prepare the photos.")
+    data_service = Flag(str, "grpc://HOST:PORT of an axial-data-service, whose workers run the input pipeline.")
     profile = Flag(
         str,
-        "first and last step of a trace for TensorBoard, like 100:110.",
+        "first and last step of a profile for TensorBoard, like 100:110.",
         read=flags.matched(r"(\d+):(\d+)", "the first and the last step, like 100:110", lambda i, n: 1 <= i <= n),
     )
-    profiler_port = Flag(int, "port where TensorBoard may ask for a trace at any time.", least=1, most=65535)
+    profiler_port = Flag(int, "port at which TensorBoard can request a profile at any time.", least=1, most=65535)
     listen = flags.LISTEN.but(needs="profiler_port")
 
     def check(self):
@@ -80,14 +79,14 @@ def _main(given):
         card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
-    if given.strategy != "tpu" and cluster_workers() == 1:  # who has TPUs or several workers has chosen them
+    if given.strategy != "tpu" and cluster_workers() == 1:  # users of TPUs or several workers know their speed
         warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
-    own = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
-    with own, data_service(given.data_service, model_dir, strategy) as service:
+    lock = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
+    with lock, data_service(given.data_service, model_dir, strategy) as service:
         ready = functools.partial(retried, model_dir, save)
         options = RunOptions(strategy, ready, given.profile, service, change=given.change)
         train(task, model_dir, optimizer, training, options=options)
-    if is_chief(strategy):  # what was made, and the commands that use it
+    if is_chief(strategy):  # prints the checkpoints, and the commands that use them
         latest, best = latest_checkpoint(model_dir), find_checkpoint(model_dir)
         chosen = "" if best == latest else f"; the best one of its evaluations: {best}"
         run = shlex.quote(model_dir)
@@ -99,7 +98,7 @@ def _main(given):
 
 
 def start_profiler(port, listen):
-    """Starts the server that TensorBoard asks for traces. Raises InputError."""
+    """Starts the server from which TensorBoard requests profiles. Raises InputError."""
     import tensorflow as tf
 
     tf.profiler.experimental.server.start(port)
@@ -109,7 +108,7 @@ def start_profiler(port, listen):
 
 @contextlib.contextmanager
 def data_service(address, model_dir, strategy):
-    """Yields the `Service` at an address, or None without one. At the end prints which of its examples arrived."""
+    """Yields the `Service` at an address, or None without an address. Prints at the end which examples arrived."""
     if not address:
         yield None
         return
@@ -122,7 +121,7 @@ def data_service(address, model_dir, strategy):
     try:
         yield service
     finally:
-        with contextlib.suppress(InputError):  # it ended before the first batch
+        with contextlib.suppress(InputError):  # the run ended before the first batch
             say(*arrival_lines(folder), error=True)
 
 

@@ -1,11 +1,11 @@
-"""The two doors of the house: what comes in is read here, and what goes out is written here.
+"""Input and output: axial reads and writes all files through these modules.
 
-read.py      the door in: bytes, JSON, YAML and CSV become checked values, or one InputError
-images.py    the door in for photos and label images
-schemas.py   what the files look like: fields, types and ranges
-check.py     arguments of configuration: types and ranges
-gfile.py     files and folders of this machine and of buckets
-show.py      text from outside on terminals, in pictures, pages, Markdown and CSV
-write.py     the door out: paths that are tried before the work, files that appear whole
-lock.py      one writer a folder
+read.py      reads JSON, YAML, CSV and text files into checked values, or raises one InputError
+images.py    reads photos and label images
+schemas.py   schemas of the files: fields, types and ranges
+check.py     checks arguments of configuration: types and ranges
+gfile.py     files and folders on this machine and in buckets
+show.py      shows text from outside on terminals and in pictures, pages, Markdown and CSV
+write.py     checks output paths before the work begins, and writes files atomically
+lock.py      allows one writer per folder
 """

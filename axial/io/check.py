@@ -1,6 +1,6 @@
-"""Arguments of configuration: types and ranges, from annotations.
+"""Checks the types and ranges of configuration arguments against their annotations.
 
-A configurable is a `Checked` dataclass, which annotates its arguments with the types below:
+A configurable is a `Checked` dataclass. It annotates its arguments with the types below:
 
     >>> from axial.io.check import Checked, Count
     >>> @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ Size = tuple[Annotated[int, Meta(ge=1, le=2**16)], Annotated[int, Meta(ge=1, le=
 
 
 class Checked:
-    """Base of a dataclass whose constructor raises InputError unless each argument has its type and range.
+    """Base of a dataclass whose constructor raises InputError if an argument has a wrong type or is out of range.
 
-    Lists become tuples, and whole numbers become floats where the annotation says so.
+    It converts lists to tuples and integers to floats where the annotation says so.
     """
 
     def __post_init__(self):
@@ -54,40 +54,40 @@ class Checked:
 
 @functools.cache
 def hints_of(kind):
-    """dict from the fields of a dataclass to their annotations."""
+    """dict from the names of a dataclass's fields to their annotations."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 def convert_argument(name, value, kind):
-    """A value as its annotation wants it. Raises InputError with the argument's name."""
+    """Converts a value to its annotated type. Raises InputError, which names the argument."""
     where = f"{name} = {shortened(value)}"
     configured = typing.get_args(kind)[0] if typing.get_origin(kind) is types.UnionType else kind
     if dataclasses.is_dataclass(configured):
         if isinstance(value, kind):
             return value
         name = configured.__name__
-        wanted = f"@{name}()" if configured is kind else f"a {name}, or None for that of the data"
-        raise InputError(f"{where}: expected {wanted}")
+        expected = f"@{name}()" if configured is kind else f"a {name}, or None for the data's own"
+        raise InputError(f"{where}: expected {expected}")
     if typing.get_origin(kind) is typing.Literal and value not in typing.get_args(kind):
         choices = typing.get_args(kind)
         raise InputError(f"{where}: expected one of {', '.join(choices)}{nearest(value, choices)}")
     return convert(f"{where}: ", value, kind)
 
 
-def check_choice(name, value, known):
-    """Raises InputError, which names the nearest, unless `value` is one of the `known` names."""
-    if value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}{nearest(value, known)}")
+def check_choice(name, value, choices):
+    """Raises InputError unless `value` is one of `choices`. The message suggests the nearest choice."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}: got {value!r}{nearest(value, choices)}")
 
 
 def check_range(name, pair):
-    """Raises InputError unless an argument is (smallest, largest)."""
+    """Raises InputError unless the pair is in order: (smallest, largest)."""
     if pair[0] > pair[1]:
         raise InputError(f"{name} = {tuple(pair)}: expected (smallest, largest)")
 
 
 def shortened(value):
-    """A value as Python writes it, without what is beyond 200 characters."""
+    """The repr of a value, cut after 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -96,7 +96,7 @@ AUTO = "auto"
 
 
 def convert_diameter(name, value):
-    """A diameter of objects in pixels as a float, or `AUTO`. Raises InputError, which begins with the name."""
+    """An object diameter in pixels as a float, or `AUTO`. Raises InputError, which starts with `name`."""
     if isinstance(value, str) and value == AUTO:
         return value
     try:

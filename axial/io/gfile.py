@@ -1,6 +1,6 @@
-"""Paths as files and folders: local ones by the system, those of buckets by TensorFlow, imported for them alone.
+"""File operations on local paths (by `os`) and on paths of buckets (by TensorFlow).
 
-TensorFlow takes seconds to import, and a command has looked at its local files before that.
+Only paths of buckets import TensorFlow, which takes seconds. A command checks its local files before that.
 """
 
 import glob as patterns
@@ -11,69 +11,69 @@ from axial.errors import InputError
 
 
 def is_remote(path):
-    """Whether a path is of a bucket, like gs://, where a folder cannot be renamed and no lock is held."""
+    """Whether a path is in a bucket, like gs://. Buckets can neither rename nor lock folders."""
     return "://" in os.fspath(path)
 
 
-def of_tensorflow():
-    """tf.io.gfile, for what only buckets need."""
+def tf_gfile():
+    """The module tf.io.gfile, for paths of buckets."""
     import tensorflow as tf
 
     return tf.io.gfile
 
 
 def exists(path):
-    return of_tensorflow().exists(path) if is_remote(path) else os.path.exists(path)
+    return tf_gfile().exists(path) if is_remote(path) else os.path.exists(path)
 
 
 def isdir(path):
-    return of_tensorflow().isdir(path) if is_remote(path) else os.path.isdir(path)
+    return tf_gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def listdir(path):
-    return of_tensorflow().listdir(path) if is_remote(path) else os.listdir(path)
+    return tf_gfile().listdir(path) if is_remote(path) else os.listdir(path)
 
 
 def glob(start, pattern):
-    """Paths that begin with `start`, as it is, and go on as a pattern says."""
-    return of_tensorflow().glob(patterns.escape(start) + pattern)
+    """Paths that begin with the literal text `start` and continue with a match of `pattern`."""
+    return tf_gfile().glob(patterns.escape(start) + pattern)
 
 
 def check_plain(path):
-    """Raises InputError for the path of a checkpoint or SavedModel that TensorFlow takes for a pattern."""
-    if found := next((sign for sign in "*?[\\" if sign in path), None):
-        raise InputError(f"{path}: TensorFlow takes {found} in this path for a pattern; rename the folder")
+    """Raises InputError if TensorFlow would read the path of a checkpoint or SavedModel as a glob pattern."""
+    if sign := next((sign for sign in "*?[\\" if sign in path), None):
+        raise InputError(f"{path}: TensorFlow reads {sign} in this path as a pattern; rename the folder")
 
 
 def size(path):
-    """Bytes of a file."""
-    return of_tensorflow().stat(path).length if is_remote(path) else os.path.getsize(path)
+    """Size of a file in bytes."""
+    return tf_gfile().stat(path).length if is_remote(path) else os.path.getsize(path)
 
 
 def remove(path):
     """Removes a file."""
-    of_tensorflow().remove(path) if is_remote(path) else os.remove(path)
+    tf_gfile().remove(path) if is_remote(path) else os.remove(path)
 
 
 def open_binary(path, mode):
-    """A file that is open in binary mode: 'rb' or 'wb'."""
-    return of_tensorflow().GFile(path, mode) if is_remote(path) else open(path, mode)
+    """Opens a file in a binary mode: 'rb' or 'wb'."""
+    return tf_gfile().GFile(path, mode) if is_remote(path) else open(path, mode)
 
 
 def missing_errors():
-    """The exceptions that say that there is no such file, for `except`."""
+    """Exceptions that a missing file raises, for `except`."""
     errors = _errors()
     return (FileNotFoundError, errors.NotFoundError) if errors else (FileNotFoundError,)
 
 
 def file_errors():
-    """The exceptions of a file system, for `except`."""
+    """Exceptions that file systems raise, for `except`."""
     errors = _errors()
     return (OSError, errors.OpError) if errors else (OSError,)
 
 
 def passing_errors():
-    """What a bucket or a disk raises when it is full, slow, away, or does not know who asks."""
+    """Exceptions of a bucket or disk that is full, slow, unavailable or denies access: a retry may succeed."""
     if not (e := _errors()):
         return (OSError,)
     full = OSError, e.ResourceExhaustedError, e.PermissionDeniedError, e.UnauthenticatedError
@@ -81,6 +81,6 @@ def passing_errors():
 
 
 def _errors():
-    """The module of TensorFlow's exceptions; None where nothing has imported it, as nothing raises them there."""
+    """The module tf.errors, or None if TensorFlow is not imported and so cannot raise."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow and tensorflow.errors

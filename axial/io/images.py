@@ -1,4 +1,4 @@
-"""The door in for images: photos and label images become pixels, or one `InputError`."""
+"""Reads photos and label images into pixels, or raises one `InputError`."""
 
 import contextlib
 import dataclasses
@@ -15,41 +15,41 @@ from axial.errors import InputError
 from axial.io.read import first_line
 
 LARGEST_PIXELS = 2**28
-# Pillow's names of the formats of photos and label images. An MPO is a JPEG with further pictures. Pillow knows forty
-# more formats, and starts Ghostscript for one of them.
+# Pillow's names of the accepted formats. An MPO is a JPEG with further pictures. Pillow reads forty more formats, and
+# starts Ghostscript for one of them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 TIFF_FORMS = "expected colours of 8 bits, or grey of 8, 16 or 32"
-# Pillow warns from its own limit on and raises at twice of it, which is ours.
+# Pillow warns above its own limit and raises above twice that limit, which is our limit.
 Image.MAX_IMAGE_PIXELS = LARGEST_PIXELS // 2
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# How an image is turned, of the values of EXIF's orientation from 2 on.
+# Pillow's transpositions for the values of EXIF's orientation from 2 on.
 _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
-# What Pillow decodes much more slowly than the rest, or with much more memory, has limits of its own.
-MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object for each
-LARGEST_TILE = 2**24  # pixels of a TIFF's tile, in an image of fewer
-LARGEST_RUNS = 2**24  # pixels of a BMP in run lengths, which are decoded in Python
-MOST_PAGES = 2**16  # of a TIFF that are counted
-MOST_SCANNED = 2**34  # scans of a JPEG, times its pixels: a few bytes make a scan, which passes over all pixels
-# The tags of a TIFF (Adobe, TIFF Revision 6.0) have the names of `Tag`, but for this one.
-_NO_DATA = 42113  # of GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
-_COPY, _MASK = 1, 4  # bits of a page's tag: a smaller copy of another page, and where one is transparent
-# The bytes of a value of each type of a TIFF that Pillow reads.
+# Limits of what Pillow decodes much more slowly than the rest, or with much more memory.
+MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object per strip
+LARGEST_TILE = 2**24  # pixels of a TIFF's tile, if the image has fewer
+LARGEST_RUNS = 2**24  # pixels of a run-length encoded BMP, which Pillow decodes in Python
+MOST_PAGES = 2**16  # of a TIFF; we count no more
+MOST_SCANNED = 2**34  # a JPEG's scans times its pixels: a scan of a few bytes passes over all pixels
+# `Tag` names all other tags of TIFF (Adobe, TIFF Revision 6.0).
+_NO_DATA = 42113  # GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
+_COPY, _MASK = 1, 4  # bits of NewSubfileType: a smaller copy of another page, a transparency mask
+# Bytes per value of the TIFF types that Pillow reads.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-_TIFF_TEXTS = (1, 2, 7)  # types whose values stay bytes
+_TIFF_TEXTS = (1, 2, 7)  # types whose values Pillow keeps as bytes
 _TIFF_STARTS = (b"II*\0", b"II\0*", b"II+\0", b"MM\0*", b"MM*\0", b"MM\0+")
 
 
 def open_image(path, data):
-    """The first picture of an image file, decoded by Pillow.
+    """Decodes the first picture of an image file with Pillow.
 
     Args:
-        path: for messages.
+        path: the file's path, for messages.
         data: bytes of the file.
 
     Raises:
-        InputError: the file is none of `FORMATS`, cut short or damaged, has more than `LARGEST_PIXELS` pixels, or
-            would take much more time or memory than these.
+        InputError: the format is not in `FORMATS`, the file is truncated or damaged, it has more than `LARGEST_PIXELS`
+            pixels, or decoding would take far more time or memory than its pixels need.
     """
     with _named(path, data):
         if data[:4] in _TIFF_STARTS:
@@ -62,14 +62,14 @@ def open_image(path, data):
 
 @dataclasses.dataclass(frozen=True)
 class Photo:
-    """The first picture of a photo's file, and what Pillow does not say of it.
+    """The first picture of a photo's file, with facts that Pillow does not report.
 
     Attributes:
-        image: of `open_image`.
-        deep: array, [h, w] or [h, w, 3], of what has more than 8 bits or a sign, or None: Pillow keeps the upper bytes
-            of colours, and reads some tags of a TIFF not at all. The smallest number is the darkest, and NaN stands for
-            GDAL's missing values.
-        left_out: texts on what of the file is not read, as 'page 1 of 4 is read'.
+        image: result of `open_image`.
+        deep: array [h, w] or [h, w, 3] of values with a sign or more than 8 bits, or None for other photos. Pillow
+            keeps only the upper bytes of such colours and ignores some TIFF tags. The smallest value is the darkest;
+            NaN marks GDAL's missing values.
+        left_out: texts that say what is not read, like 'page 1 of 4 is read'.
     """
 
     image: Image.Image
@@ -78,11 +78,11 @@ class Photo:
 
 
 def open_photo(path, data):
-    """The `Photo` of an image file. The arguments are those of `open_image`.
+    """Reads the `Photo` of an image file. Takes the arguments of `open_image`.
 
     Raises:
-        InputError: see `open_image`; a TIFF whose first page is a smaller copy of another; compressed planes of 16 bits
-            that end between 256 and 4095.
+        InputError: see `open_image`; also for a TIFF whose first page is a smaller copy of another page, or whose
+            compressed 16-bit planes have a largest value between 256 and 4095.
     """
     image = open_image(path, data)
     with _named(path, data):
@@ -91,7 +91,7 @@ def open_photo(path, data):
 
 @contextlib.contextmanager
 def _named(path, data):
-    """InputError in place of what decoders raise for damaged bytes, which is of every class."""
+    """Converts every exception to InputError: for damaged bytes, decoders raise exceptions of any class."""
     try:
         yield
     except InputError:
@@ -108,16 +108,16 @@ def _named(path, data):
 
 
 def _check_tags(path, data):
-    """Raises InputError if the tags of a TIFF take much more memory than the file: before Pillow reads them.
+    """Raises InputError, before Pillow reads the tags of a TIFF, if they would take much more memory than the file.
 
-    Many tags may share one part of the file, and Pillow before version 13 copies it once for each.
+    Many tags may share one part of the file. Pillow before version 13 copies that part once for each tag.
     """
-    order, place, count, entry = _directory(data)
-    (tags,) = struct.unpack_from(order + count, data, place)
-    if tags >= 2**16:  # which only a BigTIFF can say
+    order, offset, count, entry = _directory(data)
+    (tags,) = struct.unpack_from(order + count, data, offset)
+    if tags >= 2**16:  # possible in a BigTIFF only
         raise InputError(f"{path}: {tags} tags, at most {2**16 - 1} are read")
-    place, copied = place + struct.calcsize(order + count), 0
-    for start in range(place, min(place + tags * entry.size, len(data) - entry.size + 1), entry.size):
+    offset, copied = offset + struct.calcsize(order + count), 0
+    for start in range(offset, min(offset + tags * entry.size, len(data) - entry.size + 1), entry.size):
         tag, kind, values, offset = entry.unpack_from(data, start)
         size = values * _TIFF_BYTES.get(kind, 0)
         if offset + size > len(data):  # Pillow does not read it
@@ -130,14 +130,14 @@ def _check_tags(path, data):
 
 
 def _directory(data):
-    """Of a TIFF: the order of its bytes, the place of its first page, the form of a number of tags, a tag's struct."""
+    """(byte order, offset of the first page, struct format of the tag count, struct of a tag) of a TIFF."""
     order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
-    (place,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
-    return (order, place, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
+    (offset,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
+    return (order, offset, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
 
 
 def _check_work(path, data, image):
-    """Raises InputError if an opened image takes much more time or memory than its pixels."""
+    """Raises InputError if decoding an opened image takes far more time or memory than its pixels need."""
     pixels, form = image.width * image.height, image.tile[0][0] if image.tile else ""
     if form == "jpeg" and (scans := data.count(b"\xff\xda")) * pixels > MOST_SCANNED:
         raise InputError(f"{path}: {scans} scans of {pixels} pixels, at most {MOST_SCANNED // pixels} are read")
@@ -157,11 +157,11 @@ def _check_work(path, data, image):
 
 
 def _deep(path, data, image):
-    """The `deep` of a loaded image; see `Photo`."""
+    """The value of `Photo.deep` for a loaded image."""
     tags = image.tag_v2 if image.format == "TIFF" else {}
     kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
-    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # of 8 bits, though the tag has 16
+    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # 8-bit values, though the tag has 16
         image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         return _deep_colours(path, data, image)
@@ -179,7 +179,7 @@ def _deep(path, data, image):
 
 
 def _deep_colours(path, data, image):
-    """uint16 [h, w] or [h, w, 3]: colours of 16 bits. Their transparency is left out."""
+    """uint16 [h, w] or [h, w, 3]: 16-bit colours without their alpha channel."""
     if image.format == "PNG":
         import tensorflow as tf
 
@@ -191,20 +191,19 @@ def _deep_colours(path, data, image):
         halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
     elif 0 < halves[0].max() < 2**4:  # libtiff gives Pillow the planes
         raise InputError(
-            f"{path}: colours of at most 12 bits in a TIFF of 16, of which Pillow reads the upper 8; save it as a PNG"
+            f"{path}: 12-bit colours in a 16-bit TIFF, of which Pillow reads only the upper 8 bits; save it as a PNG"
         )
     return halves[0].astype(np.uint16) * 256 + halves[1]
 
 
 def _bytes_of_colours(data, order):
-    """uint8 [h, w, 3] of a TIFF of 16 bits: the upper bytes of its colours, or those that are the upper ones in another
-    order of bytes."""
+    """uint8 [h, w, 3]: one byte of each colour of a 16-bit TIFF, the upper byte in the byte order `order`."""
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     image._mode, tiles = "RGB", []
     for tile in image.tile:
         form, *more = tile[3]
         form = form.partition(";")[0]
-        if form in ("R", "G", "B") or len(form) > 1:  # not the plane of a fourth channel
+        if form in ("R", "G", "B") or len(form) > 1:  # skips the plane of a fourth channel
             form = form if len(form) == 1 else "RGB" + "X" * (len(form) - 3)
             tiles.append(getattr(type(tile), "_make", tuple)((*tile[:3], (f"{form};16{order}", *more))))
     image.tile = tiles
@@ -212,11 +211,11 @@ def _bytes_of_colours(data, order):
 
 
 def _left_out(path, data, image):
-    """The `left_out` of a loaded image; see `Photo`."""
-    found, tags, kind, count = [], {}, "frame", 1
+    """The value of `Photo.left_out` for a loaded image."""
+    texts, tags, kind, count = [], {}, "frame", 1
     if image.format in ("GIF", "PNG", "WEBP"):
-        with contextlib.suppress(Exception):  # of a damaged frame behind the first
-            count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # of a GIF it reads all
+        with contextlib.suppress(Exception):  # a later frame is damaged
+            count = Image.open(io.BytesIO(data), formats=FORMATS).n_frames  # reads all frames of a GIF
     elif image.format == "TIFF":
         tags, pages = image.tag_v2, _pages(data)
         full = sum(not page & (_COPY | _MASK) for page in pages)
@@ -224,48 +223,48 @@ def _left_out(path, data, image):
             raise InputError(f"{path}: its first page is a smaller copy of another one; save that as a file of its own")
         kind, count = "page", full
     if count > 1:
-        found.append(f"{kind} 1 of {count} is read")
+        texts.append(f"{kind} 1 of {count} is read")
     bands, alpha = len(image.getbands()), image.mode in ("LA", "La", "PA", "RGBA")
-    bands = 2 if image.format == "PNG" and data[25] == 4 else bands  # grey of 16 bits with transparency is RGBA
+    bands = 2 if image.format == "PNG" and data[25] == 4 else bands  # Pillow opens 16-bit grey with alpha as RGBA
     samples = max(tags.get(Tag.SamplesPerPixel, 1), bands)
     if samples > bands or (alpha and np.ptp(image.getextrema()[-1])):
         which = "channel 1" if (colours := bands - alpha) == 1 else f"channels 1 to {colours}"
-        found.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
-    return found
+        texts.append(f"{which} of {samples} {'is' if colours == 1 else 'are'} read")
+    return texts
 
 
 def _pages(data):
-    """The page tags of the pages of a TIFF that Pillow has read, in their order, of at most `MOST_PAGES`."""
-    order, place, count, entry = _directory(data)
-    found = {}
-    with contextlib.suppress(struct.error, OverflowError):  # of a damaged page behind the first
-        while place and place not in found and len(found) < MOST_PAGES:
-            (tags,), first = struct.unpack_from(order + count, data, place), place + struct.calcsize(order + count)
+    """NewSubfileType of the first `MOST_PAGES` pages of a TIFF, in order. Pillow has read the TIFF before."""
+    order, offset, count, entry = _directory(data)
+    kinds = {}
+    with contextlib.suppress(struct.error, OverflowError):  # a later page is damaged
+        while offset and offset not in kinds and len(kinds) < MOST_PAGES:
+            (tags,), first = struct.unpack_from(order + count, data, offset), offset + struct.calcsize(order + count)
             tag, kind = struct.unpack_from(order + "HH", data, first)
             (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
-            found[place] = value if tag == Tag.NewSubfileType else 0  # the first tag, as they are in order
-            (place,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
-    return list(found.values())
+            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # always the first tag: tags are sorted
+            (offset,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
+    return list(kinds.values())
 
 
 def orientation(image):
-    """The orientation of an image of `open_image`, 1 to 8, by EXIF alone; see `decode.orientation`.
+    """EXIF orientation, 1 to 8, of a result of `open_image`; see `decode.orientation`.
 
-    One whose EXIF block is damaged stays as it is stored, as in browsers. So does a TIFF: Pillow turns it itself.
+    It is 1 if the EXIF block is damaged, as in browsers. It is 1 for a TIFF too, as Pillow has turned it already.
     """
     try:
         exif = Image.Exif()
         exif.load(image.info.get("exif", b""))  # Pillow's `getexif` reads XMP too
         value = exif.get(Tag.Orientation)
         return value if type(value) is int and 1 < value < 9 else 1
-    except Exception:  # what a damaged block raises is of every class
+    except Exception:  # a damaged block raises exceptions of any class
         return 1
 
 
 def upright(image, way=None):
-    """An image of `open_image`, mirrored and turned as its EXIF tag says, or as an `orientation` says.
+    """Mirrors and turns a result of `open_image` by the orientation `way`, by default its `orientation`.
 
-    Pillow's `ImageOps.exif_transpose` writes the whole EXIF block again, and raises if any part of it is damaged.
+    Pillow's `ImageOps.exif_transpose` would rewrite the whole EXIF block, and raise if any part of it is damaged.
     """
     way = orientation(image) if way is None else way
     return image if way == 1 else image.transpose(Image.Transpose[_TURNS[way - 2]])

@@ -1,4 +1,4 @@
-"""One writer a folder, and one writer a file at a time."""
+"""Locks: one writer per folder, and one writer per file at a time."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from axial.io.write import lock_file, make_folder, partial_path, remove_empty
 
 
 def locked_file(path):
-    """Holds the lock of a file, for who reads it, adds to it and writes it anew. Waits until the lock is free."""
+    """Holds the lock of a file while a caller reads, extends and rewrites it. Waits until the lock is free."""
     return locked(os.path.dirname(path) or ".", name=os.path.basename(partial_path(path, ".lock.")))
 
 
@@ -19,17 +19,17 @@ def locked_file(path):
 def locked(folder, flag=None, name=".lock"):
     """Holds the lock of a local folder. Remote folders (`gs://`) have no lock.
 
-    A folder that is missing is made. At the end it is removed if it is empty.
+    Creates a missing folder, and removes it at the end if it is empty.
 
-    The lock is a file that names its host and process; see `lock_file`.
+    The lock is a file that holds the host and process id of its holder; see `lock_file`.
 
     Args:
-        folder: to write to.
-        flag: name of the flag that has the folder; None to wait until the lock is free.
-        name: of the lock.
+        folder: folder to lock.
+        flag: name of the flag that gave the folder, for the message; None to wait until the lock is free.
+        name: file name of the lock.
 
     Raises:
-        InputError: another process holds the lock. The message names it.
+        InputError: another process holds the lock. The message names that process.
     """
     if is_remote(folder):
         yield
@@ -43,7 +43,7 @@ def locked(folder, flag=None, name=".lock"):
         raise InputError(f"--{flag}={folder}: {holder} is writing there; wait for it or choose another folder")
     try:
         file.truncate(0)
-        # Without a buffer, which would be written again at the end.
+        # Unbuffered: `close` would write a buffer again after the removal.
         os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:

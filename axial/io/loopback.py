@@ -1,9 +1,9 @@
-"""Servers of TensorFlow that only this machine can reach, and the address of one.
+"""Limits TensorFlow's servers to connections from this machine, and checks the address of a server.
 
-The servers of tf.data's service, of tf.distribute and of the profiler have no authentication: whoever reaches one of
-the first two runs graphs on it, which read and write files. TensorFlow 2.20 lets them listen at every address of the
-machine and takes no other one: core/data/service/server_lib.cc and core/distributed_runtime/rpc/grpc_server_lib.cc
-have "0.0.0.0:", the profiler's profiler_server.cc has "[::]:".
+The servers of tf.data's service, tf.distribute and the profiler have no authentication. Whoever reaches one of the
+first two can run graphs on it, which read and write files. TensorFlow 2.20 always listens at every address of the
+machine: core/data/service/server_lib.cc and core/distributed_runtime/rpc/grpc_server_lib.cc have "0.0.0.0:", the
+profiler's profiler_server.cc has "[::]:".
 """
 
 import contextlib
@@ -16,54 +16,53 @@ from axial.errors import InputError
 
 
 def keep_local(port):
-    """Binds the sockets of this process that listen at a port to the loopback device (SO_BINDTODEVICE of Linux).
+    """Binds this process's sockets that listen at a port to the loopback device (Linux's SO_BINDTODEVICE).
 
-    From then on they take connections of this machine alone. In the few milliseconds between the start of the server
-    and this call they take others too.
+    They then accept connections from this machine only. They accept others in the few milliseconds between the start
+    of the server and this call.
 
     Raises:
-        InputError: this system cannot do that, or nothing listens at the port.
+        InputError: the system does not support this, or nothing listens at the port.
     """
-    found = False
+    bound = False
     try:
-        for own in _listening(port):
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-            found = True
+        for listener in _listening(port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+            bound = True
     except (OSError, AttributeError) as error:
         raise InputError(
             f"port {port}: this system cannot keep it to this machine ({error}); Linux 5.7 and later can. "
             "--listen=all opens it to others"
         ) from None
-    if not found:
+    if not bound:
         raise InputError(f"port {port}: TensorFlow cannot listen at it")
 
 
 def _listening(port):
-    """Yields the sockets of this process that listen at a TCP port."""
+    """Yields this process's sockets that listen at a TCP port."""
     for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # it is closed by now
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):  # of which `fromfd` would leave a copy open
+        with contextlib.suppress(OSError):  # another thread has closed it
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):  # `fromfd` would leave a copy open
                 continue
-            with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as own:
-                has_port = own.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
-                listens = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if has_port and listens and own.getsockname()[1] == port:
-                    yield own
+            with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as listener:
+                has_port = listener.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+                listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if has_port and listens and listener.getsockname()[1] == port:
+                    yield listener
 
 
 def host_and_port(flag, address):
-    """(host, port) of a flag's value. Raises InputError unless it is grpc://HOST:PORT."""
-    found = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
-    if not found or not 0 < int(found[2]) < 2**16:
+    """(host, port) of a flag's value. Raises InputError unless the value is grpc://HOST:PORT."""
+    match = re.fullmatch(r"grpc://([^\s/:]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", address)
+    if not match or not 0 < int(match[2]) < 2**16:
         raise InputError(f"--{flag}={address}: expected the address of a dispatcher, grpc://HOST:PORT")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def check_answer(flag, address, timeout=5.0):
-    """This machine's own address on the way to a dispatcher. Raises InputError if nothing answers there."""
+    """The local address of a connection to a dispatcher. Raises InputError if no dispatcher answers."""
     try:
         with socket.create_connection(host_and_port(flag, address), timeout) as connection:
             return connection.getsockname()[0]
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"--{flag}={address}: no dispatcher answers there ({reason}); axial-data-service") from None
+        raise InputError(f"--{flag}={address}: no dispatcher answers there ({error.strerror or error})") from None

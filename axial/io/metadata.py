@@ -1,4 +1,4 @@
-"""What a machine of Google Cloud says about itself: its TPU, the software that it has booted, its maintenance."""
+"""Metadata of a Google Cloud machine: its TPU, its booted software, its maintenance events."""
 
 import contextlib
 import http.client
@@ -6,13 +6,13 @@ import os
 import re
 import urllib.request
 
-HOST_VARIABLE = "GCE_METADATA_HOST"  # as google-auth and TensorFlow read it
-PRODUCT_FILE = "/sys/class/dmi/id/product_name"  # of the machine's maker
+HOST_VARIABLE = "GCE_METADATA_HOST"  # google-auth and TensorFlow read it too
+PRODUCT_FILE = "/sys/class/dmi/id/product_name"  # the machine's product name
 NOTICES = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}
 
 
 def tpu_environment():
-    """dict of the variables of the attribute tpu-env, of a TPU VM; {} on another machine.
+    """dict of a TPU VM's variables, from its attribute tpu-env; {} on another machine.
 
     Known names: ACCELERATOR_TYPE, RUNTIME_VERSION, WORKER_ID, NODE_ID, ZONE, TYPE, TOPOLOGY.
     """
@@ -21,7 +21,7 @@ def tpu_environment():
 
 
 def notice():
-    """The notice of a maintenance or a preemption of this virtual machine, as text, or None."""
+    """Text of a notice that this virtual machine will be maintained or preempted, or None."""
     for name, value in NOTICES.items():
         if (instance(name) or "").strip() == value:
             return f"{name} {value}"
@@ -29,7 +29,7 @@ def notice():
 
 
 def instance(name):
-    """A value about this virtual machine, as text, or None if there is none or the machine is not of Google Cloud."""
+    """A metadata value of this virtual machine as text; None if it is missing or the machine is not Google Cloud's."""
     if not host():
         return None
     url = f"http://{host()}/computeMetadata/v1/instance/{name}"
@@ -43,7 +43,7 @@ def instance(name):
 
 
 def host():
-    """Host of the metadata server, or None on another machine, where a look at the server's name may take long."""
+    """Host of the metadata server, or None outside Google Cloud, where resolving the name may take long."""
     if os.environ.get(HOST_VARIABLE):
         return os.environ[HOST_VARIABLE]
     with contextlib.suppress(OSError), open(PRODUCT_FILE, encoding="utf-8") as file:

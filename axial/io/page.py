@@ -1,4 +1,4 @@
-"""HTML pages: one frame for all of them, tables and pictures."""
+"""HTML pages: the common frame, tables and pictures."""
 
 import base64
 
@@ -30,18 +30,18 @@ i {{ display: inline-block; width: 1em; height: 1em; margin-right: .5em; }}
 
 
 def page(title, sections):
-    """A whole page.
+    """A complete HTML page.
 
     Args:
-        title: its title.
-        sections: dict from headings to HTML; '' for what comes before the first heading.
+        title: title of the page.
+        sections: dict from headings to HTML; the heading '' adds HTML without a heading.
     """
-    body = "\n".join(f"<h2>{html(head)}</h2>\n{part}" if head else part for head, part in sections.items())
+    body = "\n".join(f"<h2>{html(head)}</h2>\n{section}" if head else section for head, section in sections.items())
     return _PAGE.format(title=html(title), body=body)
 
 
 def table(header, rows, words=False):
-    """A table, as HTML. All columns but the first are numbers, unless `words`. An empty header is left out."""
+    """An HTML table. Right-aligns all columns but the first, unless `words`. Omits an empty header."""
 
     def line(tag, cells):
         return f"<tr>{''.join(f'<{tag}>{html(cell)}</{tag}>' for cell in cells)}</tr>"
@@ -53,10 +53,10 @@ def table(header, rows, words=False):
 
 
 def embedded(data, alt, kind="png"):
-    """A picture inside the page, from the bytes of its file."""
+    """An HTML image that embeds the bytes of a picture's file."""
     return Html(f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{html(alt)}">')
 
 
 def figure(content, caption):
-    """HTML with a caption."""
+    """An HTML figure: content with a caption."""
     return f"<figure>{content}<figcaption>{html(caption)}</figcaption></figure>"

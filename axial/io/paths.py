@@ -1,6 +1,6 @@
-"""Names from outside: those that records, specs, JSON files, lists and splits give. None of them leaves its folder.
+"""Makes paths from names that records, specs, JSON files, lists and splits give. No such path leaves its folder.
 
-Where the files of axial lie is known here too.
+It also has the location of axial's own files.
 """
 
 import collections
@@ -10,30 +10,29 @@ import re
 from axial.errors import InputError
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LONGEST = 255  # bytes of a name in the file systems of Linux and macOS
+LONGEST = 255  # bytes of a file name on Linux and macOS
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def experiments_dir():
-    """The folder of recipes, in the installed package or in the checkout."""
+    """The folder experiments/ of the installed package or of the checkout."""
     installed = os.path.join(PACKAGE, "experiments")
     return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(PACKAGE), "experiments")
 
 
 def inside(folder, name, what):
-    """The path of what a name from outside names in a folder. Every such path is made here.
+    """Joins a folder and a name from outside. Every path from such a name is made here.
 
-    A name may have folders of its own. They are parts between '/', and between '\\' too, as files travel to systems
-    where that separates folders.
+    A name may have folders. Both '/' and '\\' separate its parts, as files travel to systems where '\\' does.
 
     Args:
         folder: path of the folder.
-        name: of a file or folder in it.
-        what: what gives the name, for the message.
+        name: name of a file or folder in it.
+        what: source of the name, for the message.
 
     Raises:
-        InputError: the name is absolute; it has an empty part, '.' or '..'; a part is too long for a file's name; it
-            has control characters or is not Unicode.
+        InputError: the name is absolute; has an empty part, '.' or '..'; has a part that is too long for a file name;
+            has control characters; or is not Unicode.
 
     >>> inside("results", "aachen/aachen_000.png", "a record")
     'results/aachen/aachen_000.png'
@@ -49,34 +48,34 @@ def inside(folder, name, what):
 
 
 def output_names(*forms):
-    """Names without suffix for what is written of each photo, in the photos' order. No two are the same.
+    """Unique output names without suffix, one for each photo, in order.
 
-    A photo gets the first of its forms that no photo without a name shares, and that no photo has got. Failing that, it
-    gets its last form behind a number.
+    A photo gets its first form that is unique among the photos still without a name and that no photo has yet. If it
+    has no such form, it gets a number followed by its last form.
 
     Args:
-        *forms: lists with a name of each photo, the form that is wanted most first.
+        *forms: lists of candidate names, one name for each photo; the preferred list comes first.
 
     >>> output_names(["a", "a", "b"], ["a.jpg", "a.png", "b.png"])
     ['a.jpg', 'a.png', 'b']
     """
     names = [None] * len(forms[0])
     for form in forms:
-        left = [place for place, name in enumerate(names) if name is None]
-        count = collections.Counter([*filter(None, names), *(form[place] for place in left)])
-        for place in left:
-            if count[form[place]] == 1:
-                names[place] = form[place]
+        left = [index for index, name in enumerate(names) if name is None]
+        count = collections.Counter([*filter(None, names), *(form[index] for index in left)])
+        for index in left:
+            if count[form[index]] == 1:
+                names[index] = form[index]
     taken = set(names)
-    for place, name in enumerate(forms[-1]):
-        if names[place] is None:
-            numbers = range(place + 1, len(taken) * len(names) + place + 2, len(names))
-            names[place] = next(free for free in (f"{number}-{name}" for number in numbers) if free not in taken)
+    for index, name in enumerate(forms[-1]):
+        if names[index] is None:
+            numbers = range(index + 1, len(taken) * len(names) + index + 2, len(names))
+            names[index] = next(free for free in (f"{number}-{name}" for number in numbers) if free not in taken)
     return names
 
 
 def _wrong(name):
-    """What is wrong with a name, or None."""
+    """Why a name is refused, or None."""
     parts = re.split(r"[/\\]", name)
     if ".." in parts or (len(parts) > 1 and not parts[0]):
         return "leaves its folder"
@@ -85,7 +84,7 @@ def _wrong(name):
     if _CONTROL.search(name):
         return "has control characters"
     try:
-        longest = max(len(part.encode()) for part in parts)
+        longest = max(len(name.encode()) for name in parts)
     except UnicodeEncodeError:
         return "is not Unicode"
     return f"has a part of more than {LONGEST} bytes" if longest > LONGEST else None

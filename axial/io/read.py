@@ -1,4 +1,4 @@
-"""The door in: bytes, JSON, YAML and CSV of files become checked values, or one `InputError`."""
+"""Reads JSON, YAML, CSV and text files into checked values, or raises one `InputError`."""
 
 import codecs
 import csv
@@ -18,34 +18,34 @@ from axial.io.gfile import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
-LARGEST_SEARCHED = 2**22  # bytes of JSON in which a key that is there twice is looked for: longer than reading takes
+LARGEST_SEARCHED = 2**22  # bytes of JSON that are searched for duplicate keys, which takes longer than decoding
 LARGEST_IMAGE = 2**29  # bytes of an encoded image
 
 
 def check_regular(path):
-    """Raises InputError for a named pipe, a device or a socket: reading one may wait forever, or never end."""
+    """Raises InputError for a named pipe, a device or a socket: reading it may block or never end."""
     path = os.fspath(path)
     local = path.removeprefix("file://")
     if is_remote(local):
         return
     try:
         mode = os.stat(local).st_mode
-    except (OSError, ValueError):  # who opens the file says why it cannot be read
+    except (OSError, ValueError):  # the caller fails to open the file and says why
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"{path}: a pipe, device or socket, a file is expected")
+        raise InputError(f"{path}: a pipe, device or socket; expected a file")
 
 
 def read_file(path, largest=LARGEST_IMAGE):
-    """The bytes of a file.
+    """Reads the bytes of a file.
 
     Raises:
-        InputError: the file is missing, a folder, a pipe, a device or a socket, unreadable or larger than `largest`.
+        InputError: the path is missing, unreadable, a folder, pipe, device or socket, or larger than `largest` bytes.
     """
     check_regular(path)
     try:
         if gfile.isdir(path):
-            raise InputError(f"{path}: a folder, a file is expected")
+            raise InputError(f"{path}: a folder; expected a file")
         size = gfile.size(path)
         if size > largest:
             raise InputError(f"{path}: {size} bytes, at most {largest} are read")
@@ -59,7 +59,7 @@ def read_file(path, largest=LARGEST_IMAGE):
 
 
 def read_text(path):
-    """The text of a small UTF-8 file, without a byte order mark. Raises InputError."""
+    """Reads a small UTF-8 file as text without its byte order mark. Raises InputError."""
     try:
         return _unmarked(path, read_file(path, LARGEST_TEXT)).decode()
     except UnicodeDecodeError as error:
@@ -67,32 +67,32 @@ def read_text(path):
 
 
 def _unmarked(path, data):
-    """The bytes of a UTF-8 file without a byte order mark. Raises InputError for the mark of UTF-16."""
+    """Removes the byte order mark of UTF-8. Raises InputError for a mark of UTF-16."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{path}: not UTF-8 but UTF-16; save it anew")
+        raise InputError(f"{path}: not UTF-8 but UTF-16; save it as UTF-8")
     return data.removeprefix(codecs.BOM_UTF8)
 
 
 def read_json(path, schema, largest=LARGEST_JSON):
-    """The bytes of a JSON file without a byte order mark, and its content as a `schema`.
+    """Reads a JSON file: its bytes without a byte order mark, and its content as a `schema`.
 
     Raises:
-        InputError: the file cannot be read, is not JSON, or does not have the fields, types and ranges of the schema.
-            The message names the field.
+        InputError: the file cannot be read, is not JSON, or violates the fields, types or ranges of the schema. The
+            message names the field.
     """
     data = _unmarked(path, read_file(path, largest))
     return data, decode_json(path, data, schema)
 
 
 def decode_json(path, data, schema):
-    """The content of JSON as a `schema`; see `read_json`."""
+    """Decodes JSON bytes to a `schema`; see `read_json`."""
 
     def search(pairs):
         check_unique(path, "the key", (key for key, _ in pairs))
 
     try:
         content = msgspec.json.decode(data, type=schema)
-        if len(data) <= LARGEST_SEARCHED:  # parse_int takes numbers of any length
+        if len(data) <= LARGEST_SEARCHED:  # bool as parse_int: int refuses very long numbers
             json.loads(data.decode(errors="surrogateescape"), object_pairs_hook=search, strict=False, parse_int=bool)
         return content
     except msgspec.ValidationError as error:
@@ -109,35 +109,35 @@ _LOADER = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
 
 
 def read_yaml(path, schema):
-    """The content of a YAML file as a `schema`, which says what is a number or a boolean. Raises InputError.
+    """Reads a YAML file as a `schema`, whose types decide what is a number or a boolean. Raises InputError.
 
-    Aliases are refused: a few of them can describe more values than any memory holds. So are all tags but those of
-    texts, lists and mappings, and a key that is there twice.
+    It refuses aliases, as a few of them can describe more values than any memory holds. It also refuses duplicate keys,
+    and all tags except those of texts, lists and mappings.
     """
     text = read_text(path)
     try:
         root = yaml.compose(text, _LOADER)
         content = root and _plain_yaml(root, set())
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # TypeError for a key that is a list or a mapping
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # TypeError: a key is a list or a mapping
         raise InputError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply") from None
     return convert(f"{path}: ", content, schema, strict=False)
 
 
-def _plain_yaml(node, seen):
-    """The str, list or dict of a node of YAML. Raises ValueError for a node that was `seen`, which an alias gives."""
+def _plain_yaml(node, visited):
+    """Converts a YAML node to a str, list or dict. Raises ValueError for an alias, whose node is in `visited`."""
     where, tag = f"line {node.start_mark.line + 1}", node.tag.removeprefix("tag:yaml.org,2002:")
-    if node in seen:
+    if node in visited:
         raise ValueError(f"{where}: aliases are not read")
     if tag not in ("str", "seq", "map"):
         raise ValueError(f"{where}: the tag {tag} is not read")
-    seen.add(node)
+    visited.add(node)
     if isinstance(node, yaml.ScalarNode):
         return node.value
     if isinstance(node, yaml.SequenceNode):
-        return [_plain_yaml(item, seen) for item in node.value]
-    pairs = [(_plain_yaml(key, seen), _plain_yaml(value, seen)) for key, value in node.value]
+        return [_plain_yaml(item, visited) for item in node.value]
+    pairs = [(_plain_yaml(key, visited), _plain_yaml(value, visited)) for key, value in node.value]
     check_unique(where, "the key", (key for key, _ in pairs))
     return dict(pairs)
 
@@ -146,10 +146,10 @@ def _plain_yaml(node, seen):
 
 
 def read_rows(path, schema):
-    """Yields (place, row) of each line of a CSV file: 'PATH:LINE: ' for messages, and a `schema` or a dataclass.
+    """Yields ('PATH:LINE: ', row) for each line of a CSV file. A row is a `schema`, which may be a dataclass.
 
     Raises:
-        InputError: a missing or unknown column, or a value out of form.
+        InputError: a column is missing, unknown or there twice, or a value has a wrong type.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)))
     check_unique(path, "the column", reader.fieldnames or ())
@@ -161,10 +161,10 @@ def read_rows(path, schema):
 
 
 def convert(where, value, schema, strict=True):
-    """A value of plain Python types as a `schema`, also from the text of a number unless it is `strict`.
+    """Converts a value of plain Python types to a `schema`. Unless `strict`, it converts texts to numbers too.
 
     Raises:
-        InputError: its message starts with `where`.
+        InputError: the value does not fit the schema. The message starts with `where`.
     """
     try:
         return msgspec.convert(value, schema, strict=strict)
@@ -175,24 +175,24 @@ def convert(where, value, schema, strict=True):
 
 
 def check_unique(path, field, values):
-    """Raises InputError if a value is there twice."""
-    seen = set()
+    """Raises InputError if two values are equal."""
+    previous = set()
     for value in values:
-        if value in seen:
+        if value in previous:
             raise InputError(f"{path}: {field} {value!r} is there twice")
-        seen.add(value)
+        previous.add(value)
 
 
 def _plain(error):
-    """msgspec's message with the field first."""
-    text, _, place = str(error).replace("`", "").partition(" - at ")
+    """msgspec's message in plain words, with the field first."""
+    text, _, path = str(error).replace("`", "").partition(" - at ")
     for json_word, word in (("object", "a mapping"), ("array", "a list")):
         text = re.sub(rf"\b(Expected |got ){json_word}\b", rf"\1{word}", text)
     text = re.sub(r"^Object (contains|missing)", lambda m: "has an" if m[1] == "contains" else "is missing the", text)
-    field = place.removeprefix("$").removeprefix(".")
+    field = path.removeprefix("$").removeprefix(".")
     return f"{field + ': ' if field else ''}{text[:1].lower() + text[1:]}"
 
 
 def first_line(error):
-    """The first line of an exception's message, or its class."""
+    """The first line of an exception's message, or its class name if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
-"""What the files that come in look like: fields, types and ranges. `read.py` checks them.
+"""Schemas of input files: fields, types and ranges, which `read.py` checks.
 
-Here are what all schemas are made of, COCO's formats, and what rooms share. A file that one module reads has its schema
-there.
+This module has the base classes, COCO's formats, and the schemas that several packages share. A schema that only one
+module reads is in that module.
 """
 
 import typing
@@ -22,18 +22,18 @@ Flag = typing.Literal[0, 1] | bool
 
 
 class Struct(msgspec.Struct, frozen=True):
-    """Fields that the schema does not name are ignored."""
+    """Base of schemas that ignore unknown fields."""
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields that the schema does not name are an error."""
+    """Base of schemas that refuse unknown fields."""
 
 
 # === COCO's panoptic format, and cityscapesscripts' ===
 
 
 class Photo(Struct):
-    """Of its file_name `paths.inside` makes a path, as of an annotation's; both may have folders of their own."""
+    """An entry of `images`. Its file_name may have folders; `paths.inside` makes a path from it."""
 
     id: ImageId
     file_name: Text
@@ -48,18 +48,18 @@ class Segment(Struct):
     id: SegmentId
     category_id: Category
     iscrowd: Flag = 0
-    score: Annotated[float, Meta(ge=0)] = 1.0  # of ours above 1, where a heat is
+    score: Annotated[float, Meta(ge=0)] = 1.0  # may exceed 1 in our results, where a heatmap value does
 
 
 class Annotation(Struct):
     image_id: ImageId
     file_name: Text
     segments_info: list[Segment]
-    semantic: Text | None = None  # in results: the PNG of the photo's classes
+    semantic: Text | None = None  # in results: file name of the PNG with the photo's semantic classes
 
 
 class CategoryRow(Struct):
-    """A category of a JSON. What a JSON does not say of it is None."""
+    """A category. Missing fields are None."""
 
     id: Category
     name: str | int | float | None = None
@@ -76,13 +76,13 @@ class Panoptic(Struct):
 
 
 class ImageInfo(Struct):
-    """image_info_SPLIT.json, of splits without labels."""
+    """image_info_SPLIT.json of a split without labels."""
 
     images: list[Photo]
 
 
 class Results(Struct):
-    """Panoptic results."""
+    """A JSON of panoptic results."""
 
     annotations: list[Annotation]
     categories: list[CategoryRow] | None = None
@@ -94,7 +94,7 @@ class PredictedSegment(Segment, kw_only=True):
 
 
 class Predicted(Struct):
-    """PHOTO.json of axial-predict, of a segmentation."""
+    """PHOTO.json, as axial-predict writes it for a segmentation."""
 
     segments: list[PredictedSegment]
 
@@ -105,7 +105,7 @@ Box = tuple[float, float, float, float]  # x, y, width, height in pixels
 
 
 class Instance(Struct):
-    """An object. Its segmentation is polygons or run lengths."""
+    """An annotated object. Its segmentation is a list of polygons, or run lengths."""
 
     id: Count
     image_id: ImageId
@@ -125,20 +125,20 @@ class Instances(Struct):
 
 
 class RunLengths(Struct):
-    """A mask, as pycocotools encodes it: its counts are numbers, or a text of them."""
+    """A mask as compressed run lengths of pycocotools."""
 
     size: tuple[Side, Side]
     counts: str
 
 
 class AnyRunLengths(RunLengths):
-    """A mask of COCO's own annotations, whose counts may be plain numbers."""
+    """A mask of COCO's annotations, whose run lengths may be uncompressed."""
 
     counts: str | list[Annotated[int, Meta(ge=0, lt=2**32)]]
 
 
 class Detection(Struct):
-    """An entry of detection results, a list of them."""
+    """An entry in a list of detection results."""
 
     image_id: ImageId
     category_id: Category
@@ -151,7 +151,7 @@ class Detection(Struct):
 
 
 class AveragePrecision(Struct):
-    """Of files of scores, from 0 to 1."""
+    """Average precision in a file of scores, from 0 to 1."""
 
     ap: float | None = None
     ap50: float | None = None
@@ -161,7 +161,7 @@ STATUS = "status.json"  # in the folder of a run
 
 
 class RunStatus(Struct):
-    """status.json of a run: how far it is, and how fast. axial-train writes it; axial-tpu and the page read it."""
+    """status.json: progress and speed of a run. axial-train writes it; axial-tpu and the run's page read it."""
 
     state: typing.Literal["training", "evaluating", "done", "preempted", "failed"]
     step: Count

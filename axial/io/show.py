@@ -1,18 +1,18 @@
-"""Text as it is shown: one function for each medium, so that no text from outside is read as markup or as commands.
+"""Shows text: one function for each medium, so that no medium reads text from outside as markup or as commands.
 
-Names of files and classes, categories, model cards, values of gin, fields of JSON and messages of exceptions may come
-from a stranger.
+File and class names, categories, model cards, gin values, JSON fields and messages of exceptions may come from a
+stranger.
 
-plain          a line on a terminal, and in a picture
+plain          one line for a terminal or a picture
 counted        a number with its unit
-say            prints such lines
-print_table    prints a table of such cells
-progress       a progress bar with such words
-working        a line on what is under way
-drawn          a text of matplotlib, without its mathematics
-html, url      text, attributes and links of a page
+say            prints lines
+print_table    prints a table
+progress       a progress bar
+working        a line that says which work is in progress
+drawn          text for matplotlib, without mathematics
+html, url      text, attributes and links of an HTML page
 markdown, code, link, markdown_table      text, code, links and tables of Markdown
-csv_text, csv_rows       rows of a CSV that no spreadsheet takes for formulas
+csv_text, csv_rows       CSV rows that no spreadsheet reads as formulas
 """
 
 import contextlib
@@ -29,43 +29,43 @@ import threading
 import time
 import urllib.parse
 
-PAUSE = 30  # seconds between two lines of progress, where no terminal draws a bar
+PAUSE = 30  # seconds between progress lines, where no terminal draws a bar
 
-# Control characters, ends of lines, marks that turn the direction of the text, and halves of surrogate pairs.
+# Control characters, line ends, marks that change the text direction, and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# What Markdown reads as markup. An underscore inside a word is none.
+# Characters that are markup in Markdown. An underscore inside a word is not.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$]|(?<![^\W_])_|_(?![^\W_])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-_FORMULA = re.compile("[=+@\uff1d\uff0b\uff0d\uff20-]")  # what a spreadsheet takes for the start of one
+_FORMULA = re.compile("[=+@\uff1d\uff0b\uff0d\uff20-]")  # first characters that make a spreadsheet read a formula
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Closed(BrokenPipeError):
-    """The reader of the standard output or error has gone, as `head` does."""
+    """Nobody reads the standard output or error any more, as after `head`."""
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
 class Markdown(str):
-    """Text that is Markdown already."""
+    """Text that is already Markdown."""
 
 
 # === The terminal ===
 
 
 def plain(value):
-    r"""A value as one line of text in which every hidden character is written out.
+    r"""A value as one line of text, with hidden characters as escape sequences.
 
-    >>> print(plain("a\x1b[31mb\n\udce9"))  # \udce9 is the byte e9 of a file name that is not UTF-8
+    >>> print(plain("a\x1b[31mb\n\udce9"))  # \udce9 is the byte e9 of a non-UTF-8 file name
     a\x1b[31mb\n\xe9
     """
     return _HIDDEN.sub(_written_out, str(value))
 
 
 def counted(number, unit):
-    """A number with its unit in singular or plural.
+    """A number with its unit in the singular or plural.
 
     >>> counted(1, "shard"), counted(17, "segment"), counted(0, "class")
     ('1 shard', '17 segments', '0 classes')
@@ -74,15 +74,15 @@ def counted(number, unit):
     return f"{number} {unit}{'' if number == 1 else plural}"
 
 
-def _written_out(found):
-    number = ord(found[0])
-    if 0xDC80 <= number <= 0xDCFF:  # stands for a byte; see PEP 383
+def _written_out(match):
+    number = ord(match[0])
+    if 0xDC80 <= number <= 0xDCFF:  # represents a byte; see PEP 383
         return f"\\x{number - 0xDC00:02x}"
-    return found[0].encode("unicode_escape").decode()
+    return match[0].encode("unicode_escape").decode()
 
 
 def say(*lines, error=False, to=None):
-    """Prints lines, on standard error with `error` or to another stream. Raises Closed if nobody reads them."""
+    """Prints lines to standard output, standard error (`error`) or a stream. Raises Closed if nobody reads them."""
     stream = to or (sys.stderr if error else sys.stdout)
     if stream is None:  # it was closed before the start
         return
@@ -94,14 +94,14 @@ def say(*lines, error=False, to=None):
 
 
 def print_table(header, *groups, title=None):
-    """Prints a table, of which no word is cut.
+    """Prints a table without cutting words.
 
-    Where a terminal is too narrow for it, each row is a block of lines, a column each. A file takes any width.
+    On a terminal that is too narrow it prints each row as a block with one line per column. A file takes any width.
 
     Args:
         header: names of the columns.
-        *groups: lists of rows. There is a line between two groups.
-        title: above the table.
+        *groups: lists of rows. A line separates the groups.
+        title: a line above the table.
     """
     if sys.stdout is None:  # it was closed before the start
         return
@@ -130,7 +130,7 @@ def print_table(header, *groups, title=None):
 
 
 class _Lines:
-    """A stream on which each bar of tqdm is a line, as nothing can be drawn over the one before."""
+    """A stream that prints each state of a tqdm bar as a line, as a file cannot overwrite the previous one."""
 
     def __init__(self, stream):
         self._stream, self.flush = stream, stream.flush
@@ -141,9 +141,9 @@ class _Lines:
 
 
 def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=True, disable=False, postfix=None):
-    """A progress bar of tqdm on standard error, over items if there are some. The arguments are tqdm's.
+    """A tqdm progress bar on standard error, over `items` if given. Takes tqdm's arguments.
 
-    Where that is no terminal it is a plain line every `PAUSE` seconds, and a last one.
+    If standard error is no terminal, it prints a plain line every `PAUSE` seconds and one at the end.
     """
     from tqdm import tqdm
 
@@ -152,17 +152,17 @@ def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=T
     )
     if sys.stderr is None or sys.stderr.isatty():
         return bar()
-    delay = 0 if postfix else 1e-9  # a line at the start only for what it says
+    delay = 0 if postfix else 1e-9  # with a postfix, the first line comes at once
     return bar(file=_Lines(sys.stderr), mininterval=PAUSE, miniters=1, ncols=0, position=0, delay=delay)
 
 
 @contextlib.contextmanager
 def working(what):
-    """Says on standard error what is under way, every `PAUSE` seconds again for how long it has been."""
+    """Prints to standard error which work begins, and then every `PAUSE` seconds for how long it has run."""
     started, done = time.monotonic(), threading.Event()
 
     def repeat():
-        with contextlib.suppress(Closed):  # whose reader the command's next line misses too
+        with contextlib.suppress(Closed):  # the command's next line raises it again
             while not done.wait(PAUSE):
                 say(f"{what}: {time.monotonic() - started:.0f} s so far", error=True)
 
@@ -180,12 +180,12 @@ def working(what):
 
 
 def drawn(value):
-    """A value as text of matplotlib, which would set what stands between two dollars as mathematics."""
+    """A value as text for matplotlib, which would render text between two dollars as mathematics."""
     return plain(value).replace("$", r"\$")
 
 
 def html(value):
-    """A value as HTML, between tags and in quoted attributes. `Html` is left as it is; ends of lines and tabs stay."""
+    """A value as HTML text or quoted attribute. Keeps `Html`, line ends and tabs as they are."""
     if isinstance(value, Html):
         return value
     lines = re.split(r"([\n\r\t])", str(value))
@@ -194,7 +194,7 @@ def html(value):
 
 
 def url(path):
-    """A path as a relative link of a page or of Markdown."""
+    """A path as a relative link for HTML or Markdown."""
     return urllib.parse.quote(path, errors="backslashreplace")
 
 
@@ -202,25 +202,25 @@ def url(path):
 
 
 def markdown(value):
-    """A value as text of Markdown, in a table too. `Markdown` is left as it is."""
+    """A value as Markdown text, also for table cells. Keeps `Markdown` as it is."""
     if isinstance(value, Markdown):
         return value
-    return Markdown(_MARKDOWN.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), plain(value)))
+    return Markdown(_MARKDOWN.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), plain(value)))
 
 
 def code(value):
-    """A value as code in a line of Markdown, in a table too."""
+    """A value as inline code of Markdown, also for table cells."""
     text = plain(value)
     return Markdown(f"<code>{markdown(text)}</code>" if re.search("[`|<]", text) else f"`{text}`")
 
 
 def link(value, address):
-    """A link of Markdown from a value to an address."""
+    """A Markdown link with a value as its text."""
     return Markdown(f"[{markdown(value)}]({urllib.parse.quote(address, safe=':/?#@!&+,;=%~')})")
 
 
 def markdown_table(header, rows):
-    """The lines of a table."""
+    """The lines of a Markdown table."""
 
     def line(cells):
         return f"| {' | '.join(map(markdown, cells))} |"
@@ -229,14 +229,14 @@ def markdown_table(header, rows):
 
 
 def broken(command):
-    """The lines of an indented block of code: a shell command, with a line for each few of its flags."""
-    kept = re.sub(" (?!--)", "\0", command)  # where no line ends
+    """A shell command as the lines of an indented code block, broken before flags."""
+    kept = re.sub(" (?!--)", "\0", command)  # no line break here
     wrapper = textwrap.TextWrapper(104, "    ", "       ", break_long_words=False, break_on_hyphens=False)
     return " \\\n".join(wrapper.wrap(kept)).replace("\0", " ").split("\n")
 
 
 def csv_text(rows):
-    """Rows as lines of CSV. Text that a spreadsheet would take for a formula gets a quote in front.
+    """Rows as CSV. Puts a quote before text that a spreadsheet would read as a formula.
 
     >>> csv_text([["=1+1", "-1+1", "-1.5", -1.5, "a-b"]])
     "'=1+1,'-1+1,-1.5,-1.5,a-b\\n"
@@ -247,7 +247,7 @@ def csv_text(rows):
 
 
 def csv_rows(kind, rows):
-    """The CSV of instances of a dataclass, which `read.read_rows` reads."""
+    """Instances of a dataclass as CSV, which `read.read_rows` reads."""
     return csv_text([[field.name for field in dataclasses.fields(kind)], *map(dataclasses.astuple, rows)])
 
 
@@ -259,5 +259,5 @@ def _cell(value):
 
 
 def percent(value, decimals=1):
-    """A share in percent; '-' for NaN and None."""
+    """A fraction in percent; '-' for NaN and None."""
     return "-" if value is None or value != value else f"{100 * value:.{decimals}f}"

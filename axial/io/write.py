@@ -1,18 +1,18 @@
-"""The door out: paths that are tried before the work begins, and files that appear only when they are complete.
+"""Writes files atomically, and checks output paths before the work begins.
 
-Links. A path that the user gives may be a link, or lead through links. Below it no link is followed to write or to
-delete, as the folder may be a stranger's:
+Links. A path that the user gives may be a link or pass through links. Below that path, axial follows no link to write
+or delete, as the folder may belong to a stranger:
 
-- A file takes the place of a link that has its name. So does the temporary file that it is before.
-- A folder that leads out of the user's one is refused (`output_folder`, `output_file`).
-- Of a folder that is removed, the links are removed, not what they lead to.
+- A written file replaces a link with its name. So does its temporary file.
+- `output_folder` and `output_file` refuse a path that leads out of the user's folder.
+- Removing a folder removes the links in it, not their targets.
 
-This holds for what lies there when the command begins. Who can change the folder meanwhile can do as much as the user.
+This holds for links that exist when the command begins. Whoever can change the folder meanwhile has the user's rights.
 
-Kills and power cuts. A local file of `write_whole` is the old one or the whole new one, whenever the process is killed
-or the machine loses its power: its bytes are on the disk before it has its name, and the name before `write_whole`
-returns. The same holds for a folder of `new_folder` and for checkpoints (`training.saving`). Summaries and traces are
-on the disk when the system likes, as TensorFlow writes them. A network file system promises what its fsync promises.
+Kills and power cuts. If the process is killed or the machine loses power, a local file of `write_whole` has either its
+old or its complete new content: the bytes are on the disk before the file is renamed, and the name is on the disk
+before `write_whole` returns. The same holds for folders of `new_folder` and for checkpoints (`training.saving`).
+TensorFlow writes summaries and traces, and does not sync them. A network file system is as safe as its fsync.
 """
 
 import contextlib
@@ -38,16 +38,16 @@ from axial.io.paths import LONGEST, inside
 from axial.io.read import check_regular, first_line, read_text
 from axial.io.show import plain, say
 
-WAITS = (1, 2, 4, 8, 16)  # seconds before a write is tried again
+WAITS = (1, 2, 4, 8, 16)  # seconds before each retry of a write
 _SAVED = {"JPEG": {"quality": 88}, "TIFF": {"compression": "tiff_adobe_deflate"}}
-NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of a file system that has no fsync, or no locks
+NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # a file system without fsync or without locks
 
 
 def retried(what, write):
-    """write(), which is called again after growing waits while the file system fails. `what` is its name in messages.
+    """Returns write(), and retries it with growing waits while the file system fails. Messages begin with `what`.
 
     Raises:
-        InputError: it has failed to the end.
+        InputError: the last retry failed.
     """
     for wait in (*WAITS, None):
         try:
@@ -65,10 +65,10 @@ def retried(what, write):
 
 
 def output_folder(folder, name, what):
-    """The path of a folder to write to, in a folder of the user's; see `inside`.
+    """The path of an output folder below the user's folder; see `inside`.
 
     Raises:
-        InputError: it leads out of the user's folder, by its name or by a link.
+        InputError: the path leads out of the user's folder, by its name or by a link.
     """
     path, real = inside(folder, name, what), os.path.realpath(folder)
     if not is_remote(path) and os.path.commonpath([real, os.path.realpath(path)]) != real:
@@ -77,24 +77,24 @@ def output_folder(folder, name, what):
 
 
 def output_file(folder, name, what):
-    """The path of a file to write, in a folder of the user's; see `output_folder`."""
+    """The path of an output file below the user's folder; see `output_folder`."""
     path = inside(folder, name, what)
     parent = os.path.dirname(name)
     return os.path.join(output_folder(folder, parent, what), os.path.basename(name)) if parent else path
 
 
 def refuse_links(folder):
-    """Raises InputError if a link is anywhere in a local folder whose files only other libraries write."""
-    for place, folders, files in os.walk(folder):
-        for path in (os.path.join(place, name) for name in folders + files):
+    """Raises InputError if a local folder, whose files another library writes, has a link at any depth."""
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in folders + files):
             if os.path.islink(path):
                 raise InputError(f"{path}: a link, where TensorFlow would write through it; remove the link")
 
 
 def make_folder(path):
-    """Makes a folder, with those above it, if it is missing. Returns the local folders that it made, the last first."""
+    """Makes a folder and its missing parents. Returns the local folders that it made, the deepest first."""
     if is_remote(path):
-        gfile.of_tensorflow().makedirs(path)
+        gfile.tf_gfile().makedirs(path)
         return []
     missing = []
     while path and not os.path.isdir(path):
@@ -108,16 +108,16 @@ def make_folder(path):
 
 
 def remove_empty(folders):
-    """Removes those of `make_folder` in which nothing was made."""
+    """Removes the empty ones of the folders that `make_folder` made."""
     for folder in folders:
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(folder)
 
 
 def remove_folder(path):
-    """Removes a folder and all in it, or what else is there. Of a link, there or below, only the link is removed."""
+    """Removes a folder with its contents, or a file. Removes links themselves, never their targets."""
     if is_remote(path):
-        gfile.of_tensorflow().rmtree(path)
+        gfile.tf_gfile().rmtree(path)
     elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -130,7 +130,7 @@ def remove_folder(path):
 def sync(path):
     """Waits until the bytes of a file, or the names in a folder, are on the disk.
 
-    A file system without fsync is left to itself.
+    Does nothing on a file system without fsync.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -143,9 +143,9 @@ def sync(path):
 
 
 def write_whole(path, write):
-    """Calls write(temporary path), then gives the file the name `path`: it is there complete or not at all.
+    """Calls write(temporary path) and then renames the file to `path`, so that it appears complete or not at all.
 
-    The temporary file of a remote path is local, so that any library can write it. It is copied with `retried`.
+    For a remote path the temporary file is local, so that any library can write it. `retried` copies it.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -162,13 +162,13 @@ def write_whole(path, write):
 
 @contextlib.contextmanager
 def _partial_file(path):
-    """Yields the path of a file that no other process writes, to be renamed; it is removed if the block fails.
+    """Yields the path of a temporary file that no other process writes. Removes the file if the block fails.
 
-    Its name is `partial_path`, so that the next writer removes what a killed one has left. While a process that lives
-    has that name, as by its lock, it is a name of its own.
+    Its name is `partial_path`, so that the next writer replaces what a killed writer has left. While a live process
+    holds the lock of that file, the name is a random one.
     """
     temporary = partial_path(path)
-    if os.path.isdir(temporary):  # which a killed `new_folder` has left
+    if os.path.isdir(temporary):  # left by a killed `new_folder`
         remove_folder(temporary)
     file = lock_file(temporary)
     if file is None:
@@ -181,7 +181,7 @@ def _partial_file(path):
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
-            # What is raised without a name, as for a full disk, gets it. A library's own text has no number.
+            # Adds the file name to an error without one, such as of a full disk. A library's own OSError has no errno.
             if isinstance(error, OSError) and error.errno and not error.filename:
                 raise OSError(error.errno, error.strerror, path) from None
             if isinstance(error, gfile.passing_errors()) and not isinstance(error, OSError):
@@ -190,13 +190,13 @@ def _partial_file(path):
 
 
 def lock_file(path, wait=False):
-    """The open and locked file at a path, or None if another process has locked it and `wait` is false.
+    """Opens and locks the file at a path. Returns None if another process holds the lock and `wait` is false.
 
-    The system releases the lock when the process ends, however it ends. A link in its place, or a file with a second
-    name, is removed and not followed, as the folder may be a stranger's. A file system without locks has one writer.
+    The system releases the lock when the process ends or is killed. A link at the path, or a file with a second
+    name, is replaced, as the folder may be a stranger's. Where the file system has no locks, no file is locked.
     """
     while True:
-        make_folder(os.path.dirname(path))  # which its last holder may have just removed, as it was empty
+        make_folder(os.path.dirname(path))  # its last holder may have just removed it, as it was empty
         with contextlib.suppress(FileNotFoundError):
             if not _is_plain(os.lstat(path)):
                 os.remove(path)
@@ -220,30 +220,29 @@ def lock_file(path, wait=False):
 
 
 def _is_plain(status):
-    """Whether the lstat of a path is that of a file with no second name."""
+    """Whether an lstat result is of a regular file with one name."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _upload(local, path):
     make_folder(os.path.dirname(path))
     temporary = partial_path(path)
-    of_bucket = gfile.of_tensorflow()
+    bucket = gfile.tf_gfile()
     with contextlib.suppress(*gfile.missing_errors()):  # ram:// would append to it
-        of_bucket.remove(temporary)
-    of_bucket.copy(local, temporary)
-    of_bucket.rename(temporary, path, overwrite=True)
+        bucket.remove(temporary)
+    bucket.copy(local, temporary)
+    bucket.rename(temporary, path, overwrite=True)
 
 
 @contextlib.contextmanager
 def new_folder(path, last):
-    """Yields a temporary folder, which gets the name `path` when the block ends, and is removed if the block fails.
+    """Yields a temporary folder. Renames it to `path` when the block ends, and removes it if the block fails.
 
-    A remote folder cannot be renamed. There the files are copied, and the one without which no reader takes the folder
-    comes last.
+    A remote folder cannot be renamed. Its files are copied instead, `last` after all others.
 
     Args:
-        path: of the new folder.
-        last: name of that file in the folder.
+        path: path of the new folder.
+        last: name of a file in the folder, without which no reader accepts the folder.
 
     Raises:
         InputError: `path` exists.
@@ -259,14 +258,14 @@ def new_folder(path, last):
                 retried(target, functools.partial(_upload, os.path.join(folder, name), target))
         return
     temporary = partial_path(path)
-    remove_folder(temporary)  # which stays when its process is killed
+    remove_folder(temporary)  # left by a killed process
     _, *above = make_folder(temporary)
     try:
         yield temporary
-        for place, _, files in os.walk(temporary):
+        for parent, _, files in os.walk(temporary):
             for name in files:
-                sync(os.path.join(place, name))
-            sync(place)
+                sync(os.path.join(parent, name))
+            sync(parent)
         os.rename(temporary, path)
         sync(os.path.dirname(path) or ".")
     finally:
@@ -275,7 +274,7 @@ def new_folder(path, last):
 
 
 def _is_taken(path):
-    """Whether something has the name, be it a link to nothing."""
+    """Whether a path exists, even as a broken link."""
     return gfile.exists(path) if is_remote(path) else os.path.lexists(path)
 
 
@@ -284,15 +283,15 @@ def write_bytes(path, data):
 
 
 def name_broken(path, messages, what):
-    """Names all broken files: the first 20 on standard error, and all in a text file, a line each.
+    """Reports broken files: prints the first 20 messages to standard error and writes all to a text file.
 
     Args:
-        path: of the text file.
-        messages: a line on each of them.
-        what: how many of what they are.
+        path: path of the text file.
+        messages: one line for each broken file.
+        what: how many files are broken, like '2 of 5 photos'.
 
     Returns:
-        One line that sums up.
+        A summary line.
     """
     say(*messages[:20], error=True)
     write_text(path, "".join(f"{plain(message)}\n" for message in messages))
@@ -302,7 +301,7 @@ def name_broken(path, messages, what):
 def write_image(path, image, format="PNG"):
     """Writes a Pillow image.
 
-    A picture of a bucket is written by one request, as there are many: a bucket shows what is complete.
+    In a bucket one request writes the file, as there are many images. A bucket shows only complete files.
     """
     encoded = io.BytesIO()
     image.save(encoded, format, **_SAVED.get(format, {}))
@@ -319,7 +318,7 @@ def write_text(path, text):
 
 
 def write_json(path, value):
-    """Writes plain Python values. NaN and infinity, which JSON does not have, become null."""
+    """Writes plain Python values as JSON. NaN and infinity, which JSON lacks, become null."""
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
@@ -327,18 +326,18 @@ def write_json(path, value):
 
 
 def write_block(path, name, text=None):
-    """Writes a block of Markdown to a new file, or replaces the block of this name in an existing file.
+    """Writes a block of Markdown to a new file, or replaces the block with this name in an existing file.
 
-    A block stands between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`. Without a text, it is only looked
-    for.
+    A block is the text between the comments `<!-- NAME:begin -->` and `<!-- NAME:end -->`. If `text` is None, the
+    function only checks that the block exists.
 
     Raises:
         InputError: the file has no such block.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, found, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
+    before, opened, rest = (read_text(path) if gfile.exists(path) else f"{begin}{end}\n").partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not opened or not closed:
         raise InputError(f"{path}: holds no lines {begin} and {end} to write between")
     if text is not None:
         write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
@@ -348,7 +347,7 @@ def write_block(path, name, text=None):
 
 
 def file_digest(path):
-    """Bytes of a file, and its SHA-256 as text. Raises InputError; see `check_regular`."""
+    """(size in bytes, SHA-256 as hexadecimal text) of a file. Raises InputError; see `check_regular`."""
     check_regular(path)
     digest, size = hashlib.sha256(), 0
     with gfile.open_binary(path, "rb") as file:
@@ -359,26 +358,26 @@ def file_digest(path):
 
 
 def folder_digests(folder, leave=()):
-    """dict from the files below a folder to their SHA-256, but for hidden files and those that `leave` names."""
+    """dict from the files below a folder to their SHA-256, without hidden files and the files in `leave`."""
     names = [name for name in _files(folder) if name not in leave and os.path.basename(name)[0] != "."]
     return {name: file_digest(os.path.join(folder, name))[1] for name in names}
 
 
 def _files(folder):
-    """The files below a folder, sorted. Raises InputError for links that lead to the same folder twice."""
-    found, seen = [], set()
-    walk = gfile.of_tensorflow().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
-    for place, _, files in walk:
-        real = place if is_remote(folder) else os.path.realpath(place)
-        if real in seen:
-            raise InputError(f"{place}: a link to a folder that is there already; remove the link")
-        seen.add(real)
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in files]
-    return sorted(found)
+    """The sorted relative paths of files below a folder. Raises InputError if links reach a folder twice."""
+    names, visited = [], set()
+    walk = gfile.tf_gfile().walk(folder) if is_remote(folder) else os.walk(folder, followlinks=True)
+    for parent, _, files in walk:
+        real = parent if is_remote(folder) else os.path.realpath(parent)
+        if real in visited:
+            raise InputError(f"{parent}: a link to a folder that was reached before; remove the link")
+        visited.add(real)
+        names += [os.path.relpath(os.path.join(parent, name), folder) for name in files]
+    return sorted(names)
 
 
 def partial_path(path, start=".partial."):
-    """The path of a hidden file beside another: of the file itself while it is written, by default."""
+    """The path of a hidden file next to `path`; by default, of its temporary file."""
     folder, name = os.path.split(path)
     partial = start + name
     if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
@@ -386,17 +385,17 @@ def partial_path(path, start=".partial."):
     return os.path.join(folder, partial)
 
 
-# === Flags that name outputs ===
+# === Checks of flags that name outputs ===
 
 
 def try_file(flag, path, suffixes=()):
-    """Raises InputError unless a file can be written at `path`, the value of a flag."""
+    """Raises InputError unless a file can be written to `path`, the value of a flag."""
     where = f"--{flag}={path}"
     if suffixes and not path.lower().endswith(tuple(suffixes)):
         raise InputError(f"{where}: its name must end in {' or '.join(suffixes)}")
     with _named(where):
         if not os.path.basename(path) or gfile.isdir(path):
-            raise InputError(f"{where}: a folder, a file is expected")
+            raise InputError(f"{where}: a folder; expected a file")
         check_regular(path)
         if not is_remote(path) and os.path.exists(path):
             with open(path, "ab"):
@@ -409,19 +408,19 @@ def try_folder(flag, path):
     where = f"--{flag}={path}"
     with _named(where):
         if gfile.exists(path) and not gfile.isdir(path):
-            raise InputError(f"{where}: a file, a folder is expected")
+            raise InputError(f"{where}: a file; expected a folder")
         _try(os.path.join(path, "try"))
 
 
 def try_new_folder(flag, path):
-    """Raises InputError if there is something at `path`, or if a folder cannot be made there."""
+    """Raises InputError if `path` exists or a folder cannot be made there."""
     if _is_taken(path.rstrip("/")):
         raise InputError(f"--{flag}={path}: exists; it is never overwritten, choose another")
     try_file(flag, path.rstrip("/"))
 
 
 def _try(path):
-    """Writes and removes the temporary file of `write_whole`, and what it makes of folders."""
+    """Makes and removes the temporary file of `write_whole` and the folders that it needs."""
     made = make_folder(os.path.dirname(path))
     try:
         if not is_remote(path):
@@ -437,7 +436,7 @@ def _try(path):
 
 @contextlib.contextmanager
 def _named(where):
-    """InputError in place of what a file system raises."""
+    """Converts the errors of a file system to InputError."""
     try:
         yield
     except InputError:

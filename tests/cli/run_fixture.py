@@ -1,16 +1,17 @@
-"""A run of one step, and its export, which the tests of several files share."""
+"""Session fixtures that several test files share: a run of one step on the sample photos, and its export."""
 
 import pytest
 
 TINY = (
     "--gin_file=sample/overfit.gin",
     "--gin_file=tiny/panoptic.gin",
-    "--gin_binding=ModelConfig.arguments = {'repeats': (1, 0, 0, 0)}",  # a network of one block is traced sooner
+    "--gin_binding=ModelConfig.arguments = {'repeats': (1, 0, 0, 0)}",  # one block per stage is traced fastest
 )
 
 
 @pytest.fixture(scope="session")
 def trained(command, tmp_path_factory):
+    """Folder of a run of one step, with an evaluation and its best checkpoint."""
     path = tmp_path_factory.mktemp("run") / "model"
     result = command("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
     assert result.code == 0, result.err
@@ -18,13 +19,14 @@ def trained(command, tmp_path_factory):
         f"trained: {path}/ckpt-1; the best one of its evaluations: {path}/best/ckpt-1",
         f"To score it: axial-evaluate --model_dir={path}",
     ]
-    # In a log no line is drawn over another one.
+    # Progress in a log overwrites no line.
     assert "\r" not in result.err and "compiling the first step" in result.err
     return path
 
 
 @pytest.fixture(scope="session")
 def exported(command, trained):
+    """Folder of the SavedModel of `trained`."""
     path = trained.parent / "export"
     result = command("export", f"--model_dir={trained}", f"--output_dir={path}")
     assert result.code == 0, result.err

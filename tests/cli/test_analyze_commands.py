@@ -1,4 +1,4 @@
-"""axial-analyze: models, curves and attention of a run; what its verbs refuse."""
+"""axial-analyze: models, curves and attention of a run, and the errors of its verbs."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from axial.data.converters.coco import SAMPLE_DIR
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-def test_what_has_moved_says_where_it_is(command):
+def test_a_former_verb_names_its_script(command):
     result = command("analyze", "gpu", "--quick")
     assert result.code == 2 and "gpu is a script of a clone now: python experiments/speed/gpu.py" in result.line
 
@@ -27,8 +27,8 @@ def test_analyze_shows_the_parts_of_a_model_and_their_sums(command):
     assert result.out.count(" B ") > 5 and "MiB" in result.out
     everything = sum(w.shape.num_elements() for w in trace("axial_deeplab_nano", 3, 65, 65)[0].trainable_weights)
     *_, total = (line for line in result.out.splitlines() if " all " in line)
-    without, of_all = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
-    assert of_all == everything > without and "with attention's batch norms" in result.out
+    without, trainable = (int(cell.replace(",", "")) for cell in re.findall(r" ([\d,]+) (?= *│)", total)[:2])
+    assert trainable == everything > without and "with attention's batch norms" in result.out
 
 
 def test_analyze_compares_two_models(command):
@@ -39,7 +39,7 @@ def test_analyze_compares_two_models(command):
 
 
 def test_curves_of_a_run(command, trained, tmp_path):
-    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run", trained]  # two of them have one name
+    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run", trained]  # two with the same name
     for run in runs[:2]:
         shutil.copytree(trained, run)
     result = command("analyze", "curves", *runs, f"--figure={tmp_path}/curves.png")
@@ -52,15 +52,8 @@ def test_attention_of_a_run_and_of_its_export(command, trained, exported, tmp_pa
     pixels = []
     for source in (f"--checkpoint={trained}", f"--saved_model={exported}"):
         out = tmp_path / str(len(pixels))
-        result = command(
-            "analyze",
-            "attention",
-            source,
-            f"--image={PHOTO}",
-            "--query=10,20",
-            "--block=stage2_block1",
-            f"--output_dir={out}",
-        )
+        asked = source, f"--image={PHOTO}", f"--output_dir={out}"
+        result = command("analyze", "attention", *asked, "--query=10,20", "--block=stage2_block1")
         assert result.code == 0, result.err
         (path,) = result.out.split()
         assert path == f"{out}/000000000285.stage2_block1.png"

@@ -1,4 +1,4 @@
-"""What all commands share: how they end, which names they take, and how they show text from outside."""
+"""Shared behaviour of all commands: their ends, the names they accept, and text from outside in their output."""
 
 import csv
 import html.parser
@@ -27,12 +27,12 @@ DRY_RUN = ("status", "--dry_run", "--engine=gcloud", "--name=a", "--project=p", 
 
 
 def process_of(name, *arguments):
-    """The command line of a command in a process of its own."""
+    """The command line that runs a command in its own process."""
     return [sys.executable, "-c", MAIN.format(name), *arguments]
 
 
 def lines_of(result):
-    """The lines on standard error. None of them is of a traceback."""
+    """The lines on standard error. Asserts that there is no traceback."""
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr, result.stderr
     return result.stderr.splitlines()
 
@@ -42,7 +42,7 @@ def lines_of(result):
 
 @pytest.fixture
 def gone():
-    """The end of a pipe that nobody reads."""
+    """The writing end of a pipe that nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -51,7 +51,7 @@ def gone():
 
 @pytest.mark.parametrize("call", [("convert", "--help"), ("train", "--version"), ("tpu", *DRY_RUN)])
 def test_a_reader_that_has_gone_ends_a_command(call, gone):
-    """As in axial-train --help | true, and in axial-tpu status --dry_run | head -1."""
+    """Exit code 141 and no message, as in axial-train --help | true and axial-tpu status --dry_run | head -1."""
     result = subprocess.run(process_of(*call), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 141 and lines_of(result) == []
 
@@ -81,7 +81,7 @@ time.sleep(60)
 
 
 def spec_of(folder, text):
-    """The arguments of a conversion whose --spec is a Python file with a text."""
+    """Writes a Python file with a text, and returns the arguments of a conversion with it as --spec."""
     (folder / "spec.py").write_text(text)
     return "folder", f"--input_dir={folder}", f"--output_dir={folder}/out", "--split=a", f"--spec={folder}/spec.py"
 
@@ -122,20 +122,20 @@ def test_the_package_lists_its_commands():
 
 
 def test_no_docstrings():
-    """The help is read from the file; TensorFlow cannot be imported."""
+    """Under python -OO the help works, as it is read from the file, and TensorFlow cannot be imported."""
     command = "import sys; sys.argv[0] = 'axial-predict'; from axial.cli import predict; predict.main()"
-    for code, argument, wanted, last in (
+    for code, argument, expected, last in (
         (command, "--help", 0, ""),
         (command, "photo.png", 2, "axial-predict: python -OO"),
         ("from axial.layers import Conv", "", 1, "axial.errors.InputError: python -OO"),
     ):
         call = [sys.executable, "-OO", "-c", code, argument]
         done = subprocess.run(call, check=False, capture_output=True, text=True)
-        assert done.returncode == wanted and ["", *done.stderr.splitlines()][-1].startswith(last), done.stderr
+        assert done.returncode == expected and ["", *done.stderr.splitlines()][-1].startswith(last), done.stderr
 
 
 CONVERT = "--input_dir={0} --output_dir={0}/out --split=val"
-# Calls, and the folder that each of them lists.
+# Calls, and the folder below the test's folder that each of them lists.
 LISTED = {
     f"convert coco {CONVERT}": "annotations",
     f"convert folder {CONVERT} --spec=coco": "val/photos",
@@ -187,7 +187,11 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def hostile(command, tmp_path_factory):
-    """A folder with a converted data set whose classes and photos have such names, and with results of another code."""
+    """A folder with converted data whose classes and photos have hostile names, and with wrong panoptic results for it.
+
+    mine/val has a photo for each of `STEMS` and masks of 20 rows, four columns per class; data has its TFRecords;
+    results.json and results/ have COCO's panoptic format.
+    """
     root = tmp_path_factory.mktemp("hostile")
     rows = [{"id": i, "name": name, "thing": i % 2 == 0} for i, name in enumerate(SHOWN, 1)]
     (root / "spec.yaml").write_text(yaml.safe_dump({"name": "<b>[mine]</b> $x_$", "classes": rows}))
@@ -201,7 +205,7 @@ def hostile(command, tmp_path_factory):
         photo = np.random.default_rng(number).integers(0, 256, [*ids.shape, 3], np.uint8)
         for layer, pixels in (("photos", photo), ("semantic", ids), ("instance", (ids % 2 == 0).astype(np.uint8))):
             Image.fromarray(pixels).save(folder / layer / f"{stem}.png")
-        wrong = np.roll(ids, 4 * number, 1)  # classes are taken for others
+        wrong = np.roll(ids, 4 * number, 1)  # shifts the classes, so that the results are wrong
         Image.fromarray(np.stack([wrong, 0 * wrong, 0 * wrong], -1)).save(results / f"{number}.png")
         segments = [{"id": i, "category_id": i} for i in range(1, len(rows) + 1)]
         annotations.append({"image_id": number, "file_name": f"{number}.png", "segments_info": segments})
@@ -213,22 +217,22 @@ def hostile(command, tmp_path_factory):
 
 
 def check_streams(result, names):
-    """Each of the names is in the output, and no control character."""
+    """Asserts that the output has every name and no control character."""
     for text in (result.out, result.err):
         assert not set(text.replace("\n", "").replace("\r", "")) & {*map(chr, range(32)), "\x7f", "\x9b", "\u202e"}
     assert not [name for name in names if plain(name).strip() not in result.out]
 
 
 def check_page(path, names):
-    """Each of the names is in a page as a text, and no tag or attribute but ours."""
+    """Asserts that a page has every name as text, and only our tags and attributes."""
     page = Page(path)
     assert page.tags <= TAGS and page.attributes <= ATTRIBUTES
     assert not [name for name in names if in_html(name) not in page.text]
 
 
 def in_html(name):
-    """A name as a page has it, where ends of lines and tabs are only spaces."""
-    return "".join(part if part in "\n\r\t" else plain(part) for part in re.split("([\n\r\t])", name))
+    """A name as the text of a page, which keeps line ends and tabs."""
+    return "".join(text if text in "\n\r\t" else plain(text) for text in re.split("([\n\r\t])", name))
 
 
 def test_a_check_shows_names_as_they_are(command, hostile, tmp_path):

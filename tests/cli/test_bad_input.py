@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-# A call, with names in it of places, and the words of its only line.
+# Calls with placeholders for paths, and words of their only error line.
 BAD = {
     "evaluate --model_dir=RUN --scales=0.5 --multi_scale": "--scales does not go with --multi_scale",
     "train --modeldir=x": "did you mean 'model_dir'",
@@ -24,7 +24,7 @@ BAD = {
     "train --model_dir=RUN --gin_binding=STEPS=\"'many'\"": "expected int, got str (TrainingConfig.steps is the macro",
     "train --model_dir=RUN --gin_binding=TrainingConfig.steps=three": "three is no value; expected a number, True",
     "train --model_dir=RUN TINY --gin_binding=INIT=\"'/nowhere'\"": "/nowhere: no such checkpoint",
-    "train '--model_dir=OUT/neu [y]'": "neu [y]: TensorFlow takes [ in this path for a pattern",
+    "train '--model_dir=OUT/neu [y]'": "neu [y]: TensorFlow reads [ in this path as a pattern",
     "train --model_dir=RUN --strategy=tpu": "no TPU was found",
     "evaluate": "one of --model and --model_dir is needed",
     "export --model_dir=RUN --output_dir=OUT --format=safetensors --data_dir=HERE": "--data_dir does not go",
@@ -39,7 +39,7 @@ BAD = {
     "predict photo.jpg": "--model=nuclei, which comes with axial",
     "train --model_dir=RUN --listen=all": "--listen needs --profiler_port",
     "analyze model axial_deeplab_nano --height=8": "the least size is 16 x 16",
-    "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket, a file is expected",
+    "evaluate --model=nuclei --json=/dev/null": "a pipe, device or socket; expected a file",
     "convert coco --output_dir=OUT --split=a/../../x": "leaves its folder",
     "train --model_dir=RUN TINY --gin_binding=EVAL_SPLIT=\"'../x'\" "
     "--gin_binding=TrainingConfig.eval_interval=1": "'../x.json': leaves its folder",
@@ -49,9 +49,9 @@ BAD = {
 
 @pytest.mark.parametrize("call,words", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(command, tmp_path, call, words):
-    places = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
-    for place, path in {**places, "TINY": shlex.join(TINY)}.items():
-        call = re.sub(rf"\b{place}\b", path, call)
+    paths = {"RUN": f"{tmp_path}/run", "OUT": f"{tmp_path}/out", "PHOTO": PHOTO, "HERE": str(FOLDER), "PY": __file__}
+    for placeholder, path in {**paths, "TINY": shlex.join(TINY)}.items():
+        call = re.sub(rf"\b{placeholder}\b", path, call)
     result = command(*shlex.split(call), environment={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 2, result.err
     assert words in result.line
@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
-    """A file takes the place of a link. A folder that leads out is refused before anything is written."""
+    """A written file replaces a link. A folder that leads out of the run is refused before any write."""
     home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
     home.mkdir()
     file.write_text("mine")
@@ -75,13 +75,13 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     for ending in ("json", "panoptic.png", "semantic.png", "overlay.png"):
         (out / f".partial.000000000285.{ending}").symlink_to(file)
     before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
-    for called, place in {
+    for called, folder in {
         ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9", "--change=learning_rate"): run / "best",
         ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
         ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
     }.items():
         result = command(*called)
-        assert result.code == 2 and f"{place}: a link that leads out of {place.parent}" in result.line, result.err
+        assert result.code == 2 and f"{folder}: a link that leads out of {folder.parent}" in result.line, result.err
     before.pop(run / ".lock")
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
@@ -89,7 +89,7 @@ def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, ex
     assert not os.listdir(home) and file.read_text() == "mine"
 
 
-def test_a_wrong_split_is_named_before_the_weights_are_looked_for(command, trained, tmp_path):
+def test_a_wrong_split_is_named_before_a_missing_checkpoint(command, trained, tmp_path):
     for name in ("config.gin", "spec.json"):
         shutil.copy(trained / name, tmp_path)
     result = command("evaluate", f"--model_dir={tmp_path}", "--split=val2071")

@@ -1,4 +1,4 @@
-"""What a command refuses before it imports TensorFlow: one line, exit code 2, in a process that has no TensorFlow."""
+"""Errors that commands find without TensorFlow, which cannot be imported here: one line and exit code 2."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from axial.weights import convert
 # Runs each line of its input, a JSON of the command's arguments, in a fork, and prints (exit code, stdout, stderr).
 RUN = """
 import importlib, json, os, sys, tempfile
-sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # importing one of them fails
-import axial.cli.app, axial.data.files, axial.io.write, axial.recipes  # what most of them import
+sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # makes their import fail
+import axial.cli.app, axial.data.files, axial.io.write, axial.recipes  # modules that most commands import
 for line in sys.stdin:
     command, *arguments = json.loads(line)
     streams = [tempfile.TemporaryFile("w+") for _ in range(2)]
@@ -48,14 +48,14 @@ CASES = {
     "evaluate --model=hf://a/b": "hf://a/b: needs ",
     "evaluate --model=FOLDER": "folder: this folder is none of a run of axial-train, ",
     "evaluate --model=nuclei --data_dir=FOLDER --split=val": "folder: no split 'val', the folder has no",
-    "evaluate --model_dir=RUN --submission_dir=OUT --cityscapes_dir=FOLDER": "Cityscapes' own scores want ",
+    "evaluate --model_dir=RUN --submission_dir=OUT --cityscapes_dir=FOLDER": "Cityscapes' own scores need ",
     # axial-export
     "export --model_dir=nuclei --output_dir=OUT --checkpoint=/nowhere": "/nowhere: no such checkpoint",
     "export --model_dir=nuclei --output_dir=FOLDER": "exists; it is never overwritten",
     "export --model_dir=nuclei --output_dir=OUT --format=onnx": "ONNX needs ",
     # axial-predict
     r"predict --model=nuclei --output_dir=OUT a\b.jpg": r"a\b.jpg: no such photo (a backslash separates no",
-    "predict --model=nuclei --output_dir=FILE FILE": "a file, a folder is expected",
+    "predict --model=nuclei --output_dir=FILE FILE": "a file; expected a folder",
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
     "convert coco --output_dir=OUT --beam": "--beam needs ",
@@ -78,7 +78,10 @@ MISSING = "tf2onnx,huggingface_hub,cityscapesscripts,apache_beam"
 
 @pytest.fixture(scope="module")
 def without_tensorflow():
-    """Function that runs a command in a process where TensorFlow and `MISSING` cannot be imported."""
+    """A function that runs a command in a process where TensorFlow and `MISSING` cannot be imported.
+
+    It returns [exit code, standard output, standard error].
+    """
     with subprocess.Popen(
         [sys.executable, "-c", RUN, MISSING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -115,7 +118,7 @@ def test_the_sources_of_weights_are_those_of_the_module():
     assert tuple(convert.SOURCES) == command.SOURCES and tuple(convert.TARGETS) == command.TARGETS
 
 
-# A white BMP of 2x2 pixels: the two headers, and two rows of three bytes a pixel and two of padding.
+# A white BMP of 2x2 pixels: two headers, and two rows of three bytes per pixel and two bytes of padding.
 BMP = b"BM" + (70).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
 BMP += b"".join(number.to_bytes(4, "little") for number in (40, 2, 2, 1 + (24 << 16), 0, 16, 0, 0, 0, 0))
 BMP += 2 * (6 * b"\xff" + bytes(2))

@@ -12,7 +12,7 @@ from tests.data.classification_fixture import COLOURS
 TRAIN = (
     "--gin_file=imagenet/axial_resnet_s.gin",
     "--gin_file=tiny/classification.gin",
-    "--gin_binding=ModelConfig.arguments = {'repeats': (1, 0, 0, 0)}",  # a network of one block is traced sooner
+    "--gin_binding=ModelConfig.arguments = {'repeats': (1, 0, 0, 0)}",  # one block per stage is traced fastest
     "--gin_binding=STEPS = 12",
     "--gin_binding=LEARNING_RATE = 0.05",
     "--gin_binding=BATCH = 8",
@@ -25,7 +25,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def root(command, colours_dir, tmp_path_factory):
-    """A folder with a trained run and its export."""
+    """A folder with `run`, a classifier trained on colours for 12 steps, and its SavedModel `export`."""
     root = tmp_path_factory.mktemp("classifier")
     result = command("train", *TRAIN, f"--data_dir={colours_dir}", f"--model_dir={root}/run")
     assert result.code == 0, result.err
@@ -74,10 +74,10 @@ def test_predict_names_the_best_classes(command, root, tmp_path):
     Image.fromarray(np.full([50, 40, 3], COLOURS["red"], np.uint8)).save(tmp_path / "red.png")
     result = command("predict", f"--model={root}/export", f"--output_dir={tmp_path}", str(tmp_path / "red.png"))
     assert result.code == 0, result.err
-    found = json.loads((tmp_path / "red.json").read_text())
-    assert (found["height"], found["width"]) == (50, 40) and not (tmp_path / "red.overlay.png").exists()
-    assert found["best"][0]["class"] == "red" and len(found["best"]) == 3
-    assert sum(guess["probability"] for guess in found["best"]) == pytest.approx(1, abs=1e-4)
+    prediction = json.loads((tmp_path / "red.json").read_text())
+    assert (prediction["height"], prediction["width"]) == (50, 40) and not (tmp_path / "red.overlay.png").exists()
+    assert prediction["best"][0]["class"] == "red" and len(prediction["best"]) == 3
+    assert sum(guess["probability"] for guess in prediction["best"]) == pytest.approx(1, abs=1e-4)
     assert "red" in result.out
 
 
@@ -92,7 +92,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_it_has_not_is_one_line(command, root, message):
+def test_unsupported_options_are_one_line(command, root, message):
     verb, *flags = (text.format(root) for text in REFUSED[message])
     result = command("evaluate", verb, f"--model_dir={root}/run", *flags)
     assert result.code == 2 and message in result.line

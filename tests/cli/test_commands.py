@@ -1,9 +1,8 @@
-"""The way from photos to pictures through the console commands."""
+"""The console commands of panoptic segmentation, from photos to scores and pictures."""
 
 import csv
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -19,12 +18,11 @@ from tests.cloud.slice_fixture import free_port
 from tests.conftest import ROOT, reached_by
 from tests.data.record_fixture import change_record, spoil
 
-FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tmp_path):
-    """The command is refused before it writes anything into the folder."""
+def test_a_run_of_another_model_or_version_is_not_changed(command, trained, tmp_path):
+    """axial-train refuses another model, and axial-evaluate an unknown setting, before they write to the folder."""
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     before = {path.name: path.read_bytes() for path in run.glob("*.gin")}
@@ -38,7 +36,7 @@ def test_a_run_of_another_model_or_version_is_kept_as_it_is(command, trained, tm
 
 
 def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
-    """A reader that expands includes by a pattern would end the string, import a module and call its function."""
+    """An include inside a string is text. Expanding it would end the string and call a function of a module."""
     run, ran = tmp_path / "run", tmp_path / "RAN"
     shutil.copytree(trained, run)
     (tmp_path / "notes.gin").write_text(
@@ -76,7 +74,7 @@ def test_a_resumed_run_goes_on_with_what_it_began_with(command, trained, tmp_pat
 
 @pytest.mark.slow
 def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_dir, tmp_path):
-    """A run, its safetensors file and its checkpoint score the same, and weights of other classes are refused."""
+    """A run, its safetensors file and its checkpoint have the same scores. Weights with other classes are refused."""
     weights = tmp_path / "weights"
     result = command("export", f"--model_dir={trained}", f"--output_dir={weights}", "--format=safetensors")
     assert result.code == 0, result.err
@@ -87,14 +85,14 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     for result in results:
         assert result.code == 0, result.err
         assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
-    own = command("evaluate", f"--model={weights}", *recipe[2:])  # by the recipe beside them
-    assert own.code == 0 and own.out == results[0].out, own.err
+    result = command("evaluate", f"--model={weights}", *recipe[2:])  # with the recipe beside the weights
+    assert result.code == 0 and result.out == results[0].out, result.err
     nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
     assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
 
 
 def test_evaluate_takes_all_that_load_takes(command, trained, exported):
-    """A run, its checkpoint and an export by --model; what an export refuses."""
+    """--model takes a run, its checkpoint and an export. An export refuses flags that change its network or scales."""
     (checkpoint,) = (path.with_suffix("") for path in (trained / "best").glob("*.index"))
     scores = []
     for model in (trained, checkpoint, exported):
@@ -105,13 +103,16 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
     for flag in ("--scales=1,2", "--multi_scale", "--gin_file=nuclei/demo.gin"):
         result = command("evaluate", f"--model={exported}", flag)
         name = flag.split("=")[0]
-        assert result.code == 2 and f"{name}: {exported} is an export, which is as it is" in result.line, result.err
+        assert result.code == 2 and f"{name}: {exported} is an export, which is fixed" in result.line, result.err
     result = command("predict", f"--saved_model={exported}", "--flip", PHOTO)
-    assert result.code == 2 and f"{exported} is an export, which sees a photo at one scale" in result.line
+    assert result.code == 2 and f"{exported} is an export, which predicts at one scale" in result.line
 
 
 def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained, sample_dir, tmp_path):
-    """Of a run, its stored scores, its results in COCO's format read back, and the truth."""
+    """Scores a run, its stored scores, its merged shards, its results in COCO's format, and the ground truth.
+
+    All have equal scores except the ground truth, whose accuracy is 1. The CSV, report and picture are written.
+    """
     asked, results, table = "--thresholds=0.05,0.5", tmp_path / "results", tmp_path / "scores.csv"
     run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
     files, truth = (
@@ -126,20 +127,20 @@ def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained,
         "results": ["results", *files, data, asked, f"--csv={table}"],
         "truth": ["results", *truth, data, asked],
     }
-    found, lines = {}, {}
+    matching, lines = {}, {}
     for name, source in sources.items():
         path = tmp_path / f"{name}.json"
         result = command("evaluate", *source, "--split=val2017", f"--json={path}")
         assert result.code == 0, result.err
         lines[name] = [line for line in result.out.splitlines() if line.startswith(("things matched by IoU", "PQ="))]
-        found[name] = json.loads(path.read_text())["val2017"]["matching"]
-    for at, row in found["truth"].items():  # the run of one step finds next to nothing
-        assert row["accuracy"] == 1 and row["tp"] == found["run"][at]["tp"] + found["run"][at]["fn"] > 8
+        matching[name] = json.loads(path.read_text())["val2017"]["matching"]
+    for at, row in matching["truth"].items():  # the run of one step has few matches
+        assert row["accuracy"] == 1 and row["tp"] == matching["run"][at]["tp"] + matching["run"][at]["fn"] > 8
     assert lines["truth"][0] == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0 accuracy@0.5=100.0"
-    assert found["run"] == found["again"] == found["results"] == found["merge"]
+    assert matching["run"] == matching["again"] == matching["results"] == matching["merge"]
     assert lines["run"] == lines["again"] == lines["results"] == lines["merge"] and len(lines["run"]) == 2
     pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in (tmp_path / "run", tmp_path / "again")]
-    accuracy = found["run"]["0.05"]["accuracy"]
+    accuracy = matching["run"]["0.05"]["accuracy"]
     assert pages[0] == pages[1] and np.asarray(Image.open(tmp_path / "new" / "a.png")).std() > 20
     assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "run" / "val2017.html").read_text()
     first, second = csv.DictReader(table.read_text().splitlines())
@@ -154,7 +155,7 @@ def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained,
     assert result.code == 2 and "its thresholds is [0.05, 0.5] and not None" in result.line, result.err
 
 
-def test_stored_work_is_of_its_configuration_and_not_of_its_place(command, trained, tmp_path):
+def test_stored_predictions_fit_a_moved_run_but_not_another_configuration(command, trained, tmp_path):
     stored = "--split=val2017", f"--results_dir={tmp_path}/results"
     result = command("evaluate", f"--model_dir={trained}", *stored)
     assert result.code == 0, result.err
@@ -202,19 +203,20 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path):
 
 
 def test_own_data_converts_and_is_checked(command, tmp_path):
+    """Three photos of 60x40 pixels with a road and a car become a split, a page, and advice on how to train."""
     for layer in ("photos", "semantic", "instance"):
         (tmp_path / "mine" / "train" / layer).mkdir(parents=True)
     rng = np.random.default_rng(0)
     for i in range(3):
 
-        def place(layer):
+        def layer_path(layer):
             return tmp_path / "mine" / "train" / layer / f"{i}.png"
 
-        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(place("photos"))
+        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(layer_path("photos"))
         ids = np.full([40, 60], 1, np.uint8)
         ids[10:30, 20:40] = 2
-        Image.fromarray(ids).save(place("semantic"))
-        Image.fromarray((ids == 2).astype(np.uint8)).save(place("instance"))
+        Image.fromarray(ids).save(layer_path("semantic"))
+        Image.fromarray((ids == 2).astype(np.uint8)).save(layer_path("instance"))
     spec = tmp_path / "mine.yaml"
     spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
     data = f"{tmp_path}/data"

@@ -1,4 +1,4 @@
-"""The commands on a detector: train, resume, evaluate in parts, export, predict, results of others."""
+"""The commands on a detector: train, export, predict, and options that it does not support."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def root(command, sample_dir, tmp_path_factory):
-    """A folder with a run of one step and its export."""
+    """A folder with `run`, a Mask R-CNN trained for one step, and its SavedModel `export`."""
     root = tmp_path_factory.mktemp("detector")
     result = command("train", *TRAIN, f"--data_dir={sample_dir}", f"--model_dir={root}/run")
     assert result.code == 0, result.err
@@ -39,23 +39,23 @@ def test_predict_draws_boxes(command, root, tmp_path):
     call = f"--saved_model={root}/export", f"--output_dir={tmp_path}", "--label_image=png"
     result = command("predict", *call, str(tmp_path / "photo.jpg"))
     assert result.code == 0, result.err
-    found = json.loads((tmp_path / "photo.json").read_text())
-    assert Image.open(tmp_path / "photo.overlay.png").size == (found["width"], found["height"])
-    size, labels = [found["height"], found["width"]], np.asarray(Image.open(tmp_path / found["label_file_name"]))
-    numbers = [one["label"] for one in found["objects"] if "label" in one]
+    content = json.loads((tmp_path / "photo.json").read_text())
+    assert Image.open(tmp_path / "photo.overlay.png").size == (content["width"], content["height"])
+    size, labels = [content["height"], content["width"]], np.asarray(Image.open(tmp_path / content["label_file_name"]))
+    numbers = [one["label"] for one in content["objects"] if "label" in one]
     assert labels.shape == tuple(size) and labels.dtype == np.uint16 and set(np.unique(labels)) <= {0, *numbers}
-    for number, one in enumerate(found["objects"], 1):
+    for number, one in enumerate(content["objects"], 1):
         assert one["id"] == number and one["segmentation"]["size"] == size and one["class"] in COCO.class_names
         assert one["area"] == masks.decode(one["segmentation"]).sum()
         x, y, width, height = one["box"]
-        assert x >= 0 and y >= 0 and x + width <= found["width"] + 0.01 and y + height <= found["height"] + 0.01
+        assert x >= 0 and y >= 0 and x + width <= content["width"] + 0.01 and y + height <= content["height"] + 0.01
 
 
 def test_serving_needs_tensorflow_alone(root):
     served = tf.saved_model.load(str(root / "export")).signatures["serving_default"]
-    found = served(encoded=tf.io.read_file(PHOTO))
-    assert set(found) == {"box", "class", "score", "count", "mask"}
-    assert found["box"].shape == (100, 4) and (np.diff(found["score"]) <= 0).all()
+    outputs = served(encoded=tf.io.read_file(PHOTO))
+    assert set(outputs) == {"box", "class", "score", "count", "mask"}
+    assert outputs["box"].shape == (100, 4) and (np.diff(outputs["score"]) <= 0).all()
 
 
 REFUSED = {
@@ -66,6 +66,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_it_has_not_is_one_line(command, root, message):
+def test_unsupported_options_are_one_line(command, root, message):
     result = command(*(argument.format(root) for argument in REFUSED[message]))
     assert result.code == 2 and message in result.err.splitlines()[-1]

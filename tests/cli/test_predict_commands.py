@@ -1,4 +1,4 @@
-"""axial-predict: photos in, pictures and segments out."""
+"""axial-predict: photos in, segments and pictures out."""
 
 import json
 import os
@@ -18,6 +18,7 @@ PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
 def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
+    """Photos of seven kinds give files of their size, whose segments agree with each other."""
     photos = {
         "grey": Image.new("L", (40, 30), 99),
         "alpha": Image.new("RGBA", (40, 30), (9, 99, 200, 80)),
@@ -68,8 +69,8 @@ def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_pa
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *folders)
     assert result.code == 0, result.err
     kinds = ("json", "overlay.png", "panoptic.png", "semantic.png")
-    wanted = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in kinds]
-    assert sorted(os.listdir(tmp_path / "out")) == wanted
+    expected = [f"{name}.{kind}" for name in ("b", "one-a.png", "two-a.png") for kind in kinds]
+    assert sorted(os.listdir(tmp_path / "out")) == expected
     (tmp_path / "empty").mkdir()
     result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", tmp_path / "empty")
     assert result.code == 2 and "empty: no photo in this folder" in result.line
@@ -85,10 +86,10 @@ def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
         labels = np.asarray(Image.open(out / content["label_file_name"]))
         ids = read_panoptic(str(out / content["file_name"]))
         assert content["label_file_name"] == f"000000000285.labels.{suffix}" and labels.dtype == np.uint16
-        wanted = np.zeros(ids.shape, int)
+        expected = np.zeros(ids.shape, int)
         for segment in content["segments"]:
-            wanted[ids == segment["id"]] = segment.get("label", 0)
-        np.testing.assert_array_equal(labels, wanted)
+            expected[ids == segment["id"]] = segment.get("label", 0)
+        np.testing.assert_array_equal(labels, expected)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", "--diameter=auto", PHOTO)
     assert result.code == 2 and "diameter=auto: the model does panoptic and does not tell the size" in result.line
     sizes = read_objects(exported / "assets.extra")
@@ -99,7 +100,7 @@ def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
 
 
 def test_no_photo_of_the_call_is_overwritten(command, exported, tmp_path):
-    """A microscopist keeps a.tif and the true a.labels.tif in one folder."""
+    """A folder may hold a.tif and its ground truth a.labels.tif, the name of an output. No photo is overwritten."""
     names = ("a.tif", "a.labels.tif", "b.png", "b.overlay.png", "c.png")
     for name in names:
         Image.new("RGB", (20, 10), (200, 10, 10)).save(tmp_path / name)
@@ -126,7 +127,7 @@ def test_no_two_outputs_share_a_name(photos, names):
 
 
 def test_weights_without_a_recipe_are_named_before_the_network_is_built(command, tmp_path):
-    """As axial-convert weights makes them."""
+    """axial-convert weights makes such folders."""
     shutil.copy(ROOT / "axial" / "shipped" / "nuclei" / "weights.safetensors", tmp_path)
     result = command("predict", f"--model={tmp_path}", f"--output_dir={tmp_path}/out", PHOTO)
     assert result.code == 2 and f"{tmp_path}: these weights have no recipe (config.gin) beside them" in result.line

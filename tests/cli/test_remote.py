@@ -1,6 +1,6 @@
-"""Every path may be of a bucket. The commands run in one process, whose ram:// is TensorFlow's remote file system.
+"""Every path may be in a bucket. The commands run in one process, with TensorFlow's ram:// in place of a bucket.
 
-ram:// has no POSIX files and loses what is in a folder that is renamed.
+ram:// has no POSIX files, and loses the contents of a renamed folder.
 """
 
 import json
@@ -25,7 +25,7 @@ def run(name, *arguments):
         module.main()
     except SystemExit as stop:
         assert not stop.code, (name, stop.code)
-    for flag in set(flags.FLAGS) - known:  # the next command may have one of the same name
+    for flag in set(flags.FLAGS) - known:  # the next command may define the same flag
         delattr(flags.FLAGS, flag)
     flags.FLAGS.unparse_flags()
 
@@ -35,7 +35,7 @@ run("convert", "coco", "--output_dir=ram://bucket/data")
 with gfile.GFile("ram://bucket/my.gin", "w") as file:
     file.write("include 'sample/overfit.gin'\\ninclude 'tiny/panoptic.gin'\\n")
     file.write("MODEL = 'panoptic_deeplab_resnet_nano'\\n")
-    file.write("ModelConfig.arguments = {{'repeats': (1, 0, 0, 0)}}\\n")  # a network of one block is traced sooner
+    file.write("ModelConfig.arguments = {{'repeats': (1, 0, 0, 0)}}\\n")  # one block is traced fastest
 run("train", "--gin_file=ram://bucket/my.gin", "--data_dir=ram://bucket/data", "--model_dir=ram://bucket/run")
 run("evaluate", "--model_dir=ram://bucket/run", "--results_dir=ram://bucket/results", "--json=ram://bucket/scores.json",
     "--report=ram://bucket/report")
@@ -45,11 +45,11 @@ photo = gfile.glob(os.path.join({sample!r}, "*.jpg"))[0]
 gfile.makedirs("ram://bucket/photos")
 gfile.copy(photo, "ram://bucket/photos/a.jpg")
 run("predict", "ram://bucket/photos", "--saved_model=ram://bucket/export", "--output_dir=ram://bucket/out")
-print(json.dumps([os.path.join(place, name) for place, _, names in gfile.walk("ram://bucket") for name in names]))
+print(json.dumps([os.path.join(folder, name) for folder, _, names in gfile.walk("ram://bucket") for name in names]))
 """
 
 
-WANTED = """
+EXPECTED = """
 data/train2017.json run/config.gin run/checkpoint run/status.json run/card.json run/objects.json scores.json run.html
 report/val2017.html export/saved_model.pb export/assets.extra/spec.json export/assets.extra/objects.json out/a.json
 """
@@ -61,5 +61,5 @@ def test_the_whole_path_leaves_its_files_in_the_bucket_and_none_elsewhere(tmp_pa
     done = subprocess.run(call, check=False, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     names = {name.removeprefix("ram://bucket/") for name in json.loads(done.stdout.splitlines()[-1])}
-    assert set(WANTED.split()) <= names and not [name for name in names if "partial" in name], sorted(names)
+    assert set(EXPECTED.split()) <= names and not [name for name in names if "partial" in name], sorted(names)
     assert os.listdir(tmp_path) == []

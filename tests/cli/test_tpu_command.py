@@ -1,4 +1,4 @@
-"""axial-tpu from the outside, against stand-ins of kubectl, sky and gcloud."""
+"""axial-tpu as a command, with fakes of kubectl, sky and gcloud."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ ENGINES = {
     "skypilot": ("--engine=skypilot", "--name=run", "--zone=us-west4-a", WHEEL),
     "gcloud": ("--engine=gcloud", "--name=run", "--project=p", "--zone=us-west4-a", WHEEL),
 }
-PLACE = {"gke": ENGINES["gke"][:2], "skypilot": ENGINES["skypilot"][:2], "gcloud": ENGINES["gcloud"][:4]}
+LOCATION = {"gke": ENGINES["gke"][:2], "skypilot": ENGINES["skypilot"][:2], "gcloud": ENGINES["gcloud"][:4]}
 RECIPE = "--gin_file=coco/axial_deeplab_s.gin", "--data_dir=gs://far/data", "--model_dir=gs://near/run"
 WISH = "--slice=v5e-16", "--time_limit=100"
 THREE_PARTS = "--gin_binding=TrainingConfig.accumulate = 3"
@@ -29,7 +29,7 @@ TINY = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", "--gin_b
 
 @pytest.fixture
 def local(sample_dir, tmp_path):
-    """Flags of data and a run in folders that count as those of a bucket."""
+    """Flags of a data and a run folder on this machine, as file:// URLs, which count as buckets."""
     return f"--data_dir=file://{sample_dir}", f"--model_dir=file://{tmp_path}/model"
 
 
@@ -39,7 +39,7 @@ def status_of(folder, state, step, steps=1):
     (folder / "status.json").write_text(text)
 
 
-def test_the_wheel_of_every_page_is_one():
+def test_the_wheels_of_the_pages_are_valid():
     pages = "".join((ROOT / path).read_text() for path in ("docs/slices.md", "axial/cli/tpu.py"))
     assert all(re.fullmatch(engines.WHEEL, wheel) for wheel in re.findall(r"--wheel=(\S+)", pages))
 
@@ -49,16 +49,16 @@ def test_a_dry_run_needs_no_tool_and_no_credentials(command, engine, tmp_path):
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere", "PATH": str(tmp_path)}
     result = command("tpu", "launch", *ENGINES[engine], *WISH, *RECIPE, "--dry_run", environment=environment)
     assert result.code == 0, result.err
-    # a recipe as it is has a row in experiments/tpu.csv
+    # an unchanged recipe has a row in experiments/tpu.csv
     assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
     assert "list price: about " in result.out and "USD a chip-hour on demand in us-" in result.out
     assert "axial.cloud.supervisor" in result.out and "costs money" not in result.out
     for verb in ("status", "logs", "delete"):
-        result = command("tpu", verb, *PLACE[engine], "--dry_run", environment=environment)
+        result = command("tpu", verb, *LOCATION[engine], "--dry_run", environment=environment)
         assert result.code == 0 and result.out.startswith("$ ") and result.out.count("\n") == 1
 
 
-def test_what_a_dry_run_prints_is_what_is_handed_over(command, tools, local):
+def test_a_dry_run_prints_what_a_launch_submits(command, tools, local):
     dry = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, "--dry_run").out
     (text,) = re.findall(r"^\$ cat > jobset.yaml <<'END'\n(.*)^END$", dry, re.MULTILINE | re.DOTALL)
     result = command("tpu", "launch", *ENGINES["gke"], *WISH, *TINY, *local, environment={"PATH": tools.path})
@@ -77,17 +77,16 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     result = command("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
     assert result.code == 0, result.err
     assert "1 step of 3.6e+04 s are 10.0 hours and 160 chip-hours" in result.out
-    kubectl = "kubectl"
     calls = tools.calls()
-    assert calls[0].startswith(f"{kubectl} explain jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns")
-    assert calls[1] == f"{kubectl} get localqueues q"
-    assert calls[2].startswith(f"{kubectl} create --validate=strict --filename=")
+    assert calls[0].startswith("kubectl explain jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns")
+    assert calls[1] == "kubectl get localqueues q"
+    assert calls[2].startswith("kubectl create --validate=strict --filename=")
     made = yaml.safe_load(tools.handed())
     (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     run = json.loads(container["env"][-1]["value"])
     assert run["arguments"][:2] == ["--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"]
     assert run["hosts"] == 4 and run["own_server"] and run["pace"] == 1.0
-    # the last line names the command that ends it, as it stands
+    # the last line names the command that ends the run
     last = result.out.splitlines()[-1]
     assert "goes on without this machine; it costs money until axial-tpu delete" in last
     delete = shlex.split(last.partition("axial-tpu delete ")[2])
@@ -95,15 +94,15 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     status = {"status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "ready": 1}]}}
     tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
     status_of(tmp_path / "model", "training", 3, 10)
-    found = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
-    assert "run: runs; recreated 2 times, 0 of 3 allowed" in found.out and "costs money until" in found.out
-    assert "run: training, step 3 of 10, 0.5 s a step" in found.out
+    result = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
+    assert "run: runs; recreated 2 times, 0 of 3 allowed" in result.out and "costs money until" in result.out
+    assert "run: training, step 3 of 10, 0.5 s a step" in result.out
     tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
-    found = command("tpu", "logs", *delete, environment={"PATH": tools.path})
-    assert found.code == 7 and found.out == "a line\n"
+    result = command("tpu", "logs", *delete, environment={"PATH": tools.path})
+    assert result.code == 7 and result.out == "a line\n"
     assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # nobody answers
     result = command("tpu", "delete", *delete, "--yes", environment={"PATH": tools.path})
-    assert result.code == 0 and tools.calls()[-1] == f"{kubectl} delete jobsets run"
+    assert result.code == 0 and tools.calls()[-1] == "kubectl delete jobsets run"
 
 
 def test_a_run_on_skypilot(command, tools, local):
@@ -149,7 +148,7 @@ def test_splits_that_are_missing_are_one_line(command, tools, local):
 
 
 def test_an_image_with_its_own_tensorflow_is_estimated_without_kernels(command):
-    """Axial-DeepLab-L with 4 images a core: they fit with the kernels, and 3 without."""
+    """Axial-DeepLab-L with 4 images per core: they fit with the kernels; only 3 fit without."""
     with open(ROOT / "experiments" / "tpu.csv") as file:
         rows = {(row["leaf"], row["slice"], row["form"]): float(row["cycles"]) for row in csv.DictReader(file)}
     flags = *ENGINES["skypilot"], *WISH, "--gin_file=coco/axial_deeplab_l.gin", *RECIPE[1:], "--dry_run"
@@ -195,8 +194,8 @@ BAD = {
 
 @pytest.mark.parametrize("call, said", BAD.items(), ids=BAD)
 def test_bad_input_is_one_line(command, call, said):
-    places = {"RECIPE": RECIPE, "WISH": WISH, "TEXT": TEXT}
-    words = [word for name in call.split() for word in places.get(name, [name])]
+    flags = {"RECIPE": RECIPE, "WISH": WISH, "TEXT": TEXT}
+    words = [word for name in call.split() for word in flags.get(name, [name])]
     result = command("tpu", *words)
     assert result.code == 2 and said in result.line
 
@@ -209,5 +208,5 @@ def test_an_engine_that_is_not_installed(command, tmp_path):
         ("gcloud", "--engine=gcloud needs gcloud: https://docs.cloud.google.com/sdk/docs/install"),
     ):
         for call in (["status"], ["logs"], ["delete", "--yes"]):
-            result = command("tpu", *call, *PLACE[engine], environment=environment)
+            result = command("tpu", *call, *LOCATION[engine], environment=environment)
             assert result.code == 2 and said in result.line

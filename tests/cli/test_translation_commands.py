@@ -1,4 +1,4 @@
-"""The commands on a translator: convert, train, evaluate with averaged weights, export, predict, and refusals."""
+"""The commands on a translator: convert, train, evaluate with averaged weights, export, predict, and errors."""
 
 import json
 
@@ -15,7 +15,7 @@ TEXT = "two dogs run"
 
 @pytest.fixture(scope="module")
 def root(command, tmp_path_factory):
-    """A folder with texts, converted data, a run of two steps with a checkpoint each, and its export."""
+    """A folder with `texts`, TFRecords `data`, `run` of two steps with two checkpoints, and its SavedModel `export`."""
     root = tmp_path_factory.mktemp("translator")
     for split, count in (("train", 96), ("val", 7)):
         write_pairs(root / "texts", split, count, seed=count)
@@ -45,13 +45,13 @@ def test_weights_are_averaged(command, root):
     assert "Worst photos" in (root / "report" / "val.html").read_text()
     scores = json.loads((root / "scores.json").read_text())["val"]
     assert scores["signatures"]["bleu"].startswith("nrefs:1|case:mixed|")
-    # After two steps both translate alike, so the mean is seen in the weights that the command restores.
+    # After two steps the translations are equal, so the test compares the restored weights.
     run, key = str(root / "run"), "model/embedding/.ATTRIBUTES/VARIABLE_VALUE"
     first, second = (tf.train.load_checkpoint(f"{run}/ckpt-{n}").get_tensor(key) for n in (1, 2))
     assert np.abs(first - second).max() > 1e-4
-    for average, wanted in ((1, second), (2, (first + second) / 2)):
+    for average, expected in ((1, second), (2, (first + second) / 2)):
         _, model = configuration.restore_run(run, average=average)
-        np.testing.assert_allclose(model.embedding, wanted, rtol=1e-6)
+        np.testing.assert_allclose(model.embedding, expected, rtol=1e-6)
 
 
 def test_a_run_and_its_export_translate_alike(command, root):
@@ -66,7 +66,7 @@ REFUSED = {
     "tokens, at most 16 are translated": ("predict", "--model_dir={}/run", f"--text={'snow ' * 10_000}"),
     "each is empty": ("predict", "--model_dir={}/run", "--text= "),
     "it takes --text": ("predict", "--model_dir={}/run", "{}/photo.png"),
-    "/run: does translation; a model that takes photos is expected": (
+    "/run: does translation; expected a model that takes photos": (
         *("analyze", "attention", "--checkpoint={}/run", "--image={}/photo.png", "--output_dir={}/pictures"),
     ),
     "--format=tflite: not for translation": ("export", "--model_dir={}/run", "--output_dir={}/x", "--format=tflite"),
@@ -97,7 +97,7 @@ def test_what_is_refused_is_one_line(command, root, refused, message):
 
 @pytest.fixture(scope="module")
 def refused(root):
-    """Files that are refused."""
+    """Adds to `root` photo.png, and uneven/train.en and .de with two lines and one."""
     Image.new("RGB", (8, 8)).save(root / "photo.png")
     (root / "uneven").mkdir()
     (root / "uneven" / "train.en").write_text("a\nb\n")

@@ -13,7 +13,7 @@ from axial.data import decode
 from axial.data.converters.coco import SAMPLE_DIR
 from axial.data.levels import DEPTH, PERCENTILES, rgb
 from axial.io import images
-from tests.io.image_fixture import deep_png, encoded, of_many_scans, picture, png, png_chunk, samples
+from tests.io.image_fixture import deep_png, encoded, many_scans_jpeg, picture, png, png_chunk, samples
 
 BYTES = [tf.TensorSpec([], tf.string)]
 pixels, by_percentiles = (
@@ -123,7 +123,7 @@ def test_what_would_be_other_pixels_than_pillows_is_refused():
 
 
 def test_what_takes_a_decoder_long_is_refused(monkeypatch):
-    for data, text in ((of_many_scans(200), "too many scans"), (png(2**15, 2**14), "too many pixels")):
+    for data, text in ((many_scans_jpeg(200), "too many scans"), (png(2**15, 2**14), "too many pixels")):
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):
             pixels(data)
     monkeypatch.setattr(decode, "_MOST_PARTS", 9)

@@ -1,4 +1,4 @@
-"""Images of every format and mode that is read, and small files that would take a decoder long or much memory."""
+"""Images of every accepted format and mode, and small files that would take a decoder much time or memory."""
 
 import io
 import struct
@@ -25,8 +25,8 @@ def encoded(image, format, **options):
 
 
 def samples():
-    """dict from (format, mode) to the bytes of an image with an EXIF block; of every pair that Pillow writes."""
-    found, exif = {}, Image.Exif()
+    """dict from (format, mode, compression) to an image of 30x20 pixels with EXIF, for all that Pillow writes."""
+    images, exif = {}, Image.Exif()
     exif[0x0112], exif[0x0131] = 6, "some software"
     for format in FORMATS:
         for mode in MODES:
@@ -38,71 +38,71 @@ def samples():
                     options |= {"save_all": True, "append_images": [picture("L")]}
                 try:
                     data = encoded(picture(mode), format, **options)
-                    Image.open(io.BytesIO(data)).load()  # old Pillows write a few that they do not read
+                    Image.open(io.BytesIO(data)).load()  # old versions of Pillow cannot read all that they write
                 except (OSError, KeyError, ValueError):  # the format has no such mode
                     continue
-                found[format, mode, options.get("compression", "")] = data
-    found["PNG", "1", "transparent"] = encoded(picture("1"), "PNG", transparency=0)
-    return found
+                images[format, mode, options.get("compression", "")] = data
+    images["PNG", "1", "transparent"] = encoded(picture("1"), "PNG", transparency=0)
+    return images
 
 
 # === Files that are small for what they hold ===
 
 
-TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and what stands for the place of the pixels
+TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and a placeholder for the offset of the pixels
 
 
 def tiff(size, changes, data=b""):
-    """A TIFF of 8 bits a pixel in one strip.
+    """A TIFF with 8 bits per pixel and one strip.
 
     Args:
         size: (width, height).
-        changes: dict from tags to (type, bytes of the values), or to None for a tag that is left out. The place of
-            `data` is `DATA` there.
-        data: bytes at the end of the file.
+        changes: dict from tags to (type, bytes of the values), or to None to omit a tag. `DATA` in the values becomes
+            the offset of `data`.
+        data: bytes of the pixels, at the end of the file.
     """
     width, height = (struct.pack("<L", side) for side in size)
     one = struct.pack("<H", 1)
     tags = {256: (LONG, width), 257: (LONG, height), 258: (SHORT, b"\x08\0"), 259: (SHORT, one), 262: (SHORT, one)}
     tags |= {273: (LONG, DATA), 277: (SHORT, one), 278: (LONG, height), **changes}
     tags = {tag: value for tag, value in sorted(tags.items()) if value}
-    place = 14 + 12 * len(tags)
+    offset = 14 + 12 * len(tags)
     far = [packed for _, packed in tags.values() if len(packed) > 4]
-    end, entries = place + sum(map(len, far)), b""
+    end, entries = offset + sum(map(len, far)), b""
     for tag, (kind, packed) in tags.items():
         count = len(packed) // {TEXT: 1, SHORT: 2, LONG: 4}[kind]
         if len(packed) > 4:
-            packed, place = struct.pack("<L", place), place + len(packed)
+            packed, offset = struct.pack("<L", offset), offset + len(packed)
         entries += struct.pack("<HHL", tag, kind, count) + packed.replace(DATA, struct.pack("<L", end)).ljust(4, b"\0")
     return b"II*\0" + struct.pack("<LH", 8, len(tags)) + entries + bytes(4) + b"".join(far) + data
 
 
-def of_few_rows():
-    """One strip of 20 rows of 4,000,000: Pillow leaves the others black."""
+def few_rows_tiff():
+    """A TIFF of 4,000,000 rows with one strip of 20 rows. Pillow would leave the other rows black."""
     return tiff((30, 4_000_000), {278: (LONG, struct.pack("<L", 20))}, bytes(600))
 
 
-def of_many_strips(count=2_000_000):
-    """A strip for each row; all are at one place."""
+def many_strips_tiff(count=2_000_000):
+    """A TIFF with a strip per row, all at the same offset."""
     return tiff((1, count), {273: (SHORT, b"\x08\0" * count), 278: (LONG, struct.pack("<L", 1))})
 
 
-def of_a_large_tile(side=2**15):
-    """An image of 100x100 pixels in a tile of 2^30."""
+def large_tile_tiff(side=2**15):
+    """A TIFF of 100x100 pixels in a tile of 2^30 pixels."""
     sides, deflate = (LONG, struct.pack("<L", side)), (SHORT, struct.pack("<H", 8))
     changes = {259: deflate, 273: None, 278: None, 322: sides, 323: sides, 324: (LONG, DATA)}
     return tiff((100, 100), changes, zlib.compress(bytes(2**20)))
 
 
-def of_shared_tags(count=40_000):
-    """Tags of which each has most of the file as its value."""
+def shared_tags_tiff(count=40_000):
+    """A TIFF whose tags each have most of the file as their value."""
     ours = tiff((1, 1), {})
     number, size = struct.unpack_from("<H", ours, 8)[0], 12 * count
     shared = b"".join(struct.pack("<HHLL", 1000 + i, 7, size, 8) for i in range(count))
     return ours[:8] + struct.pack("<H", number + count) + ours[10 : 10 + 12 * number] + shared + bytes(4)
 
 
-def of_many_scans(scans=500, size=(16_383, 10_000)):
+def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
     """A progressive JPEG whose scans each skip the whole image in a few bytes."""
     width, height = size
 
@@ -115,15 +115,15 @@ def of_many_scans(scans=500, size=(16_383, 10_000)):
     one_code = bytes([1] + [0] * 15)
     codes = segment(0xC4, b"\x00" + one_code + b"\x00") + segment(0xC4, b"\x10" + one_code + b"\xe0")
     first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
-    # The code 0xe0 ends 2^14 blocks and as many more as its 14 bits say.
+    # The code 0xe0 ends 2^14 blocks, plus the number in its 14 bits.
     rest = "".join(f"0{2**14 - 1:014b}" for _ in range(blocks // (2**15 - 1)))
     packed = int(rest.ljust(-(-len(rest) // 8) * 8, "0"), 2).to_bytes(-(-len(rest) // 8), "big")
     scan = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + packed.replace(b"\xff", b"\xff\0")
     return b"\xff\xd8" + tables + frame + codes + first + scans * scan + b"\xff\xd9"
 
 
-def of_run_lengths(size=(60_000, 2_000)):
-    """A BMP whose rows are one pixel and a mark that the row ends."""
+def run_length_bmp(size=(60_000, 2_000)):
+    """A run-length encoded BMP whose rows have one pixel and an end mark."""
     width, height = size
     data = b"\x01\x07\x00\x00" * height + b"\x00\x01"
     palette = b"".join(bytes([i, 255 - i, i, 0]) for i in range(256))
@@ -137,21 +137,21 @@ def png_chunk(kind, data):
 
 
 def png(width, height, *chunks, pixels=b"", depth=8, color=2):
-    """A PNG that says that it has this size."""
+    """A PNG whose header has this size, whatever its pixels are."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     parts = (header, *chunks, png_chunk(b"IDAT", zlib.compress(pixels)), png_chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def deep_png(levels):
-    """A PNG of 16 bits from int [h, w, n]: grey, grey and alpha, colours, or colours and alpha, for n from 1 to 4."""
+    """A 16-bit PNG of int [h, w, n]: grey, grey with alpha, colours, or colours with alpha, for n from 1 to 4."""
     height, width, channels = levels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in levels.astype(">u2"))
     return png(width, height, pixels=rows, depth=16, color=(0, 4, 2, 6)[channels - 1])
 
 
 def tiff_of(levels, **changes):
-    """An uncompressed TIFF of an array [h, w, n] of any kind of numbers; `changes` are tags, as t259=(type, bytes)."""
+    """An uncompressed TIFF of an array [h, w, n] of any numeric dtype. `changes` are tags, like t259=(type, bytes)."""
     height, width, channels = levels.shape
     kind = {"u": 1, "i": 2, "f": 3}[levels.dtype.kind]
     kind, bits, color = (struct.pack("<H", value) for value in (kind, 8 * levels.itemsize, 2 if channels > 2 else 1))
@@ -160,7 +160,7 @@ def tiff_of(levels, **changes):
     return tiff((width, height), tags, levels.tobytes())
 
 
-def of_much_text():
+def long_text_png():
     """A PNG with 200 MB of compressed text."""
     text = png_chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(2**20 - 1), 9))
     return png(1, 1, *(200 * [text]), pixels=bytes(4))
@@ -168,11 +168,11 @@ def of_much_text():
 
 REFUSED = {
     "a pixel more than the largest": (lambda: png(2**28 + 1, 1), ".*at most 268435456 are read"),
-    "few rows of many": (of_few_rows, "not a whole image .strips or tiles are missing"),
-    "many strips": (of_many_strips, "tag 273 has 2000000 values, at most 1048576 are read"),
-    "a large tile": (of_a_large_tile, "tiles of 32768x32768 pixels for an image of 10000"),
-    "shared tags": (of_shared_tags, "tags of 19200000[0-9]* bytes in a file of 480"),
-    "many scans": (of_many_scans, "501 scans of 163830000 pixels, at most 104 are read"),
-    "run lengths": (of_run_lengths, "run lengths of 120000000 pixels in 9[0-9]* bytes"),
-    "much text": (of_much_text, "not a whole image"),
+    "few rows of many": (few_rows_tiff, "not a whole image .strips or tiles are missing"),
+    "many strips": (many_strips_tiff, "tag 273 has 2000000 values, at most 1048576 are read"),
+    "a large tile": (large_tile_tiff, "tiles of 32768x32768 pixels for an image of 10000"),
+    "shared tags": (shared_tags_tiff, "tags of 19200000[0-9]* bytes in a file of 480"),
+    "many scans": (many_scans_jpeg, "501 scans of 163830000 pixels, at most 104 are read"),
+    "run lengths": (run_length_bmp, "run lengths of 120000000 pixels in 9[0-9]* bytes"),
+    "much text": (long_text_png, "not a whole image"),
 }

@@ -1,4 +1,4 @@
-"""Arguments of configuration are converted, or refused in one line that names them."""
+"""Configuration arguments are converted to their types, or refused in one line that names them."""
 
 import dataclasses
 import typing
@@ -25,7 +25,7 @@ class Config(check.Checked):
     scales: tuple[float, float] = (0.5, 2.0)
 
 
-def test_what_is_right_is_taken_as_the_annotation_says():
+def test_arguments_are_converted_to_their_annotated_types():
     config = Config(3, rate=2, size=[5, 7], norm="group", inner=Inner(2), other=Inner(3))
     assert config == Config(3, 2.0, (5, 7), norm="group", inner=Inner(2), other=Inner(3))
     assert isinstance(config.rate, float) and isinstance(config.size, tuple)
@@ -42,7 +42,7 @@ def test_what_is_right_is_taken_as_the_annotation_says():
         ({"size": (5, "x")}, "Config.size = (5, 'x'): [1]: expected int, got str"),
         ({"norm": "grup"}, "Config.norm = 'grup': expected one of batch, group (did you mean 'group'?)"),
         ({"inner": 1}, "Config.inner = 1: expected @Inner()"),
-        ({"other": 1}, "Config.other = 1: expected a Inner, or None for that of the data"),
+        ({"other": 1}, "Config.other = 1: expected a Inner, or None for the data's own"),
     ],
 )
 def test_a_refusal_names_the_argument(arguments, line):

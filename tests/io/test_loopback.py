@@ -1,4 +1,4 @@
-"""Servers that are kept to this machine, as the kernel sees them."""
+"""Servers that accept connections from this machine only, as the kernel reports them."""
 
 import socket
 
@@ -15,7 +15,7 @@ def device_of(server):
 
 @pytest.fixture(params=[("0.0.0.0", {}), ("::", dict(family=socket.AF_INET6, dualstack_ipv6=True))], ids=["4", "6"])
 def servers(request):
-    """Two servers at all addresses, as TensorFlow's."""
+    """Two servers that listen at all addresses, like TensorFlow's."""
     address, options = request.param
     if options and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
@@ -54,7 +54,7 @@ def test_a_port_where_nothing_listens_is_named():
             keep_local(port)
 
 
-def test_a_system_that_cannot_do_it_is_told(servers, monkeypatch):
+def test_a_system_without_support_is_named(servers, monkeypatch):
     monkeypatch.setattr(socket, "SO_BINDTODEVICE", 2**15)  # an option that no kernel knows
     with pytest.raises(InputError, match="port .*: this system cannot keep it .*--listen=all opens it"):
         keep_local(servers[0].getsockname()[1])

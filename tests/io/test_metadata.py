@@ -1,4 +1,4 @@
-"""What Google Cloud's metadata server says of a machine."""
+"""Values of Google Cloud's metadata server."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PREFIX = "/computeMetadata/v1/instance/"
 
 @pytest.fixture
 def answers(monkeypatch):
-    """dict from paths to what the server says there; it says 404 elsewhere."""
+    """dict from paths to the texts of a fake server, which answers other paths with 404."""
     texts = {}
     with answering(texts) as address:
         monkeypatch.setenv(metadata.HOST_VARIABLE, address)

@@ -1,4 +1,4 @@
-"""No name from outside leaves its folder, and every place that builds a path from data is known."""
+"""No name from outside leaves its folder, and all code that builds a path from data is reviewed."""
 
 import ast
 import os
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from axial.errors import InputError
 from axial.io.paths import LONGEST, inside, output_names
 from tests.conftest import ROOT
-from tests.io.test_writers import found_in
+from tests.io.test_writers import nodes_in
 
 RIGHT = (
     *("a.png", "aachen/aachen_000.png", "...", "..a", "a..", ".hidden", " a b ", "~", "-a", "C:", "été/写真 1.jpg"),
@@ -49,9 +49,9 @@ def test_a_path_is_below_its_folder_or_there_is_none(name):
     assert not any(unicodedata.category(letter) == "Cc" for letter in path)
 
 
-# === Every place that builds a path ===
+# === All code that builds a path ===
 
-# Functions that take a path first. The last part of their names is enough.
+# Functions whose first argument is a path, by the last part of their names.
 TAKE_A_PATH = set(
     """open GFile gzip exists isdir isfile listdir scandir walk glob remove unlink rename replace copy stat lstat
     makedirs mkdir rmtree file_digest folder_digests read_file read_text read_json read_yaml read_record
@@ -59,8 +59,7 @@ TAKE_A_PATH = set(
     remove_folder output_folder output_file locked savefig TFRecordWriter TFRecordDataset
     create_file_writer CheckpointManager Saver NewCheckpointReader checkpoints_iterator""".split()
 )
-# Parts of paths that do not go through `inside`, and why they need not: dict from the reason to the places, each with
-# its file, its function and the parts.
+# Parts of paths that need not go through `inside`: dict from the reason to lists of (file, function, *expressions).
 REVIEWED = {
     "the folder itself lists the name": [
         ("data/files.py", "find_photos", "name"),
@@ -80,7 +79,7 @@ REVIEWED = {
         ("weights/checkpoint.py", "_tensors", "part"),
         ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "part"),
     ],
-    "the code fixes the name, or a choice between names that it fixes": [
+    "the code fixes the name, or chooses between fixed names": [
         ("cli/tpu.py", "_launch", "engine.file"),
         ("cli/export_files.py", "_write_safetensors", "name"),
         ("cloud/engines.py", "_script", "name"),
@@ -131,24 +130,24 @@ REVIEWED = {
 }
 
 
-def is_fixed(part):
-    """Whether a part of a path is text or a number of the code: nothing that was read."""
-    if isinstance(part, ast.Constant):
+def is_fixed(node):
+    """Whether an expression in a path is text or a number of the code: nothing that was read."""
+    if isinstance(node, ast.Constant):
         return True
-    if isinstance(part, (ast.Name, ast.Attribute)):
-        return getattr(part, "id", getattr(part, "attr", "")).lstrip("_").isupper()
-    if isinstance(part, ast.JoinedStr):
-        return all(map(is_fixed, part.values))
-    if isinstance(part, ast.FormattedValue):
-        is_number = part.format_spec and ast.unparse(part.format_spec).rstrip("'\"").endswith("d")
-        return bool(is_number) or is_fixed(part.value)
-    if isinstance(part, ast.BinOp):
-        return is_fixed(part.left) and is_fixed(part.right)
-    return isinstance(part, ast.Call) and ast.unparse(part.func) in ("int", "tempfile.gettempdir")
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return getattr(node, "id", getattr(node, "attr", "")).lstrip("_").isupper()
+    if isinstance(node, ast.JoinedStr):
+        return all(map(is_fixed, node.values))
+    if isinstance(node, ast.FormattedValue):
+        is_number = node.format_spec and ast.unparse(node.format_spec).rstrip("'\"").endswith("d")
+        return bool(is_number) or is_fixed(node.value)
+    if isinstance(node, ast.BinOp):
+        return is_fixed(node.left) and is_fixed(node.right)
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("int", "tempfile.gettempdir")
 
 
 def parts_behind(path):
-    """The parts of a path that stand behind its first one, which is a path itself."""
+    """The parts of a path expression after the first one, which is a path itself."""
     if isinstance(path, ast.JoinedStr):
         starts = isinstance(path.values[0], ast.FormattedValue)
         return path.values[1:] if starts else path.values
@@ -157,20 +156,20 @@ def parts_behind(path):
     return []
 
 
-def places():
-    """(file, function, part) of each part of a path in axial that something else than the code decides."""
+def path_parts():
+    """Yields (file, function, expression) for each part of a path in axial that the code does not fix."""
     for file in sorted((ROOT / "axial").rglob("*.py")):
-        yield from places_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
+        yield from path_parts_in(file.relative_to(ROOT / "axial").as_posix(), file.read_text())
 
 
-def places_in(file, source):
+def path_parts_in(file, source):
     tree = ast.parse(source)
-    assigned = {  # a name within its function, an attribute within the file
+    assigned = {  # names by function, attributes by file
         (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
-        for node, where in found_in(tree, ast.Assign)
+        for node, where in nodes_in(tree, ast.Assign)
         for target in node.targets
     }
-    for node, where in found_in(tree, ast.Call):
+    for node, where in nodes_in(tree, ast.Call):
         called, parts = ast.unparse(node.func), []
         if not node.args:
             continue
@@ -180,15 +179,15 @@ def places_in(file, source):
             path = node.args[0]
             name = isinstance(path, ast.Name) and where, ast.unparse(path)
             parts = parts_behind(assigned.get(name, path))
-        yield from ((file, where, ast.unparse(part)) for part in parts if not is_fixed(part))
+        yield from ((file, where, ast.unparse(expression)) for expression in parts if not is_fixed(expression))
 
 
-def test_every_place_that_builds_a_path_from_data_is_known():
-    """A new one calls `inside` or a function over it, or it is reviewed and listed with its reason."""
-    found, listed = set(places()), [place for reviewed in REVIEWED.values() for place in reviewed]
-    reviewed = {(file, function, part) for file, function, *parts in listed for part in parts}
-    assert sorted(found - reviewed) == [], "these take a part of a path from somewhere: see axial.io.paths"
-    assert sorted(reviewed - found) == [], "these are no longer there"
+def test_all_code_that_builds_a_path_from_data_is_reviewed():
+    """New code calls `inside` or a function that does, or is reviewed and listed with its reason."""
+    actual, listed = set(path_parts()), [row for rows in REVIEWED.values() for row in rows]
+    reviewed = {(file, function, expression) for file, function, *parts in listed for expression in parts}
+    assert sorted(actual - reviewed) == [], "these parts of paths come from data: see axial.io.paths"
+    assert sorted(reviewed - actual) == [], "these are no longer there"
 
 
 # === Names of outputs ===
@@ -198,9 +197,9 @@ NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8
 
 @given(NAMES)
 def test_no_two_outputs_have_one_name(names):
-    """A stem that is no other photo's is kept."""
+    """A photo with a unique stem keeps its stem."""
     stems = [os.path.splitext(name)[0] for name in names]
-    found = output_names(stems, names)
-    assert len(set(found)) == len(names)
-    for stem, name in zip(stems, found):
+    outputs = output_names(stems, names)
+    assert len(set(outputs)) == len(names)
+    for stem, name in zip(stems, outputs):
         assert stems.count(stem) > 1 or name == stem

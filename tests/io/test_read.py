@@ -1,4 +1,4 @@
-"""The door in: whatever a file holds comes out as a checked value, or as one line that names the file and the field."""
+"""The contents of a file are read as a checked value, or refused in one line that names the file and the field."""
 
 import codecs
 import copy
@@ -42,7 +42,7 @@ WRONG = st.sampled_from([None, True, -1, 0, 2**70, 0.5, "", "x", [], [1, 2], {},
 
 
 def places(value, path=()):
-    """Paths to every field and item."""
+    """Yields the path, a tuple of keys and indices, of every field and item in a value."""
     if path:
         yield path
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
@@ -50,6 +50,7 @@ def places(value, path=()):
 
 
 def put(value, path, new):
+    """A copy of a value with `new` at a path, or without that item if `new` is `put`."""
     value = copy.deepcopy(value)
     parent = value
     for key in path[:-1]:
@@ -65,9 +66,9 @@ def put(value, path, new):
 @settings(RUNS, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_mutated_file_is_refused_or_has_its_types(tmp_path, schema, data):
-    """Of each field and item: deleted, of another type, out of range. Then bits are flipped, and the end is cut off."""
-    place = data.draw(st.sampled_from(list(places(CONTENTS[schema]))))
-    changed = bytearray(json.dumps(put(CONTENTS[schema], place, data.draw(st.just(put) | WRONG))).encode())
+    """A field or item is deleted, or gets a wrong type or range. Then bits are flipped, and the end is cut off."""
+    field = data.draw(st.sampled_from(list(places(CONTENTS[schema]))))
+    changed = bytearray(json.dumps(put(CONTENTS[schema], field, data.draw(st.just(put) | WRONG))).encode())
     for _ in range(data.draw(st.sampled_from((0, 0, 1, 3)))):
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "file.json"
@@ -149,7 +150,7 @@ def test_rows_of_a_csv_are_checked(tmp_path, text, words):
         list(read.read_rows(str(path), Row))
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+def test_a_byte_order_mark_is_removed(tmp_path):
     (tmp_path / "marked").write_bytes(codecs.BOM_UTF8 + b'{"images": []}\r\n')
     assert read_text(str(tmp_path / "marked")) == '{"images": []}\r\n'
     data, content = read_json(str(tmp_path / "marked"), schemas.ImageInfo)
@@ -164,7 +165,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"a\xe9b")
     for name, words in {
         "none": "no such file",
-        "": "a folder, a file is expected",
+        "": "a folder; expected a file",
         "large": "100 bytes, at most 99 are read",
         "large/below": "cannot be read .Not a directory",
     }.items():
@@ -176,7 +177,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 @pytest.fixture(params=["pipe", "socket", "device", "pipe as a URL"])
 def special(request, tmp_path):
-    """The path of something that is no file. Whoever opens the pipe does not wait: there is a writer."""
+    """The path of a pipe, socket or device. The pipe has a writer, so that opening it does not block."""
     path = tmp_path / "photo.jpg"
     if request.param == "device":
         yield "/dev/zero"
@@ -201,5 +202,5 @@ def test_pipes_devices_and_sockets_are_refused_at_once(special):
         lambda path: read_yaml(path, specs.SpecFile),
     )
     for reader in readers:
-        with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket, a file is expected$"):
+        with pytest.raises(InputError, match=f"^{special}: a pipe, device or socket; expected a file$"):
             reader(special)

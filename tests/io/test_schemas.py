@@ -1,4 +1,4 @@
-"""What files may hold: ranges, what a file may leave out, and what nobody knows."""
+"""Schemas of files: their required fields, their defaults and unknown fields."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from axial.weights import interchange
 SPEC = {"name": "s", "class_names": ["a"], "category_ids": [1], "things": [True]}
 PLAN = {"format": 1, "spec": SPEC, "split": "val", "examples": 1, "source": "s"}
 NORM = {"momentum": 0.9, "epsilon": 1e-3, "unbiased": True}
-# The least that a file of each kind has, and what is taken for what it leaves out.
+# The required fields of each schema, and the defaults of the others.
 LEAST = {
     schemas.Segment: ({"id": 1, "category_id": 1}, {"iscrowd": 0, "score": 1.0}),
     schemas.Instance: (
@@ -44,11 +44,11 @@ def takes(kind, value):
 
 
 @pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.__name__)
-def test_what_a_file_leaves_out(kind):
+def test_defaults_and_unknown_fields(kind):
     least, left_out = LEAST[kind]
     read = msgspec.convert(least, kind)
     assert {name: getattr(read, name) for name in left_out} == left_out
-    assert takes(kind, {**least, "more": 1}) == (not issubclass(kind, schemas.Strict))  # of others' files
+    assert takes(kind, {**least, "more": 1}) == (not issubclass(kind, schemas.Strict))  # files of other programs
     with pytest.raises(AttributeError):
         read.other = 1
     with pytest.raises(AttributeError):

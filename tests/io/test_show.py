@@ -1,4 +1,4 @@
-"""Text from outside is shown as it is, in every medium: no medium reads it as markup, as commands or as formulas."""
+"""Text from outside appears literally in every medium: none reads it as markup, commands or formulas."""
 
 import ast
 import csv
@@ -40,7 +40,7 @@ def test_a_line_has_no_hidden_character(text):
     assert show.plain(line) == line and line.encode().decode() == line
 
 
-TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit marks of Unicode's UAX #9
+TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # UAX #9, explicit formatting
 
 
 def test_a_command_is_broken_at_its_flags():
@@ -63,7 +63,7 @@ def test_readable_text_stays_as_it_is():
 
 
 class Stream(io.StringIO):
-    """A stream that is not a terminal, or is one."""
+    """A stream whose isatty() is `terminal`."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -72,7 +72,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def lines_of_table(monkeypatch):
-    """Function that returns the lines of a table on a terminal of some columns, or in a file for None."""
+    """A function that returns the lines of a table on a terminal with some columns, or in a file for None."""
 
     def lines(columns, *given, **more):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -89,9 +89,9 @@ def test_a_table_shows_every_cell(lines_of_table, name, columns):
     lines = lines_of_table(columns, (f"h{name}", "x"), [(name, 1)], [(f"{name}!", None)], title=f"t {name}")
     name = show.plain(name)
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in lines]
-    wanted = [[f"h{name}".strip(), "x"], [name.strip(), "1"], [f"{name}!".strip(), "None"]]
+    expected = [[f"h{name}".strip(), "x"], [name.strip(), "1"], [f"{name}!".strip(), "None"]]
     if not {"|", "┃"} & set(name):
-        assert [cell for cell in cells if cell] == wanted
+        assert [cell for cell in cells if cell] == expected
     assert lines[0].strip() == f"t {name}".strip()
 
 
@@ -109,7 +109,7 @@ def test_a_narrow_terminal_cuts_no_word(lines_of_table, columns, blocks):
     assert ("parameters                    12,063,612,424" in lines) == blocks
 
 
-def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
+def test_progress_is_plain_lines_without_a_terminal(monkeypatch):
     def log(terminal=False):
         monkeypatch.setattr(sys, "stderr", Stream(terminal))
         return sys.stderr
@@ -132,7 +132,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch)
     assert list(show.progress(range(0), "check", leave=False)) == [] and said.getvalue() == ""
 
 
-def test_what_is_under_way_is_said_again(monkeypatch, capsys):
+def test_work_in_progress_is_reported_repeatedly(monkeypatch, capsys):
     monkeypatch.setattr(show, "PAUSE", 0.05)
     said, end = "", time.monotonic() + 60
     with show.working("writing an export"):
@@ -176,13 +176,13 @@ def pixels(text, **how):
 
 
 @every_name
-@pytest.mark.filterwarnings("ignore:Glyph")  # of letters that the font does not have
+@pytest.mark.filterwarnings("ignore:Glyph")  # for characters that the font lacks
 def test_a_text_of_matplotlib_has_no_mathematics(name):
     np.testing.assert_array_equal(pixels(show.drawn(name)), pixels(show.plain(name), parse_math=False))
 
 
 class Reader(html.parser.HTMLParser):
-    """Tags, attributes and text of HTML."""
+    """Collects the tags, attribute values and texts of HTML."""
 
     def __init__(self, text):
         super().__init__()
@@ -204,13 +204,13 @@ def test_html_has_no_other_tags_than_ours(name):
     ours, read = Reader(page("a", {"b": table(("a", "b"), [("a", 1)]) + figure('<img alt="" src="">', "c")})), None
     read = Reader(page(name, {name: body}))
     assert read.tags == ours.tags
-    text = "".join(part if part in "\n\r\t" else show.plain(part) for part in re.split("([\n\r\t])", name))
+    text = "".join(piece if piece in "\n\r\t" else show.plain(piece) for piece in re.split("([\n\r\t])", name))
     assert "".join(read.texts).count(text) >= 5 and text in read.values
     assert show.html(show.html(name)) == show.html(name)
 
 
 def cells_of(text):
-    """The text of each cell of the only table in Markdown, and all types of tokens."""
+    """(text of each cell, types of all tokens) of the only table in Markdown."""
     tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)
     inline = [token for token in tokens if token.type == "inline"]
     kinds = {child.type for token in inline for child in token.children} | {token.type for token in tokens}
@@ -228,7 +228,7 @@ def test_markdown_reads_text_as_text(name):
     assert [re.sub("</?code>", "", cell).strip() for cell in cells] == ["a", plain, show.plain(f"{name}!").strip()]
     cells, kinds = cells_of("\n".join(show.markdown_table((show.link(name, f"https://a/{plain}"),), [("b",)])))
     assert cells[0] == plain and "link_open" in kinds and not kinds & {"html_inline", "em_open", "code_inline"}
-    assert "<!--" not in "\n".join(lines) + show.code(name)  # such comments end a block of a file; see `write_block`
+    assert "<!--" not in "\n".join(lines) + show.code(name)  # such a comment would end a block; see `write_block`
 
 
 FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # OWASP, CSV injection
@@ -248,10 +248,10 @@ def test_numbers_stay_numbers_in_a_csv():
     assert show.csv_text([["-", "-1,5", "--1", "=1", "-1 ", "1e5"]]) == "'-,\"'-1,5\",'--1,'=1,'-1 ,1e5\n"
 
 
-# === No other way to a medium; ruff.toml refuses print, rich, tqdm, html and csv.writer elsewhere ===
+# === All text goes through show.py; ruff.toml refuses print, rich, tqdm, html and csv.writer elsewhere ===
 
 FILES = [path for path in sorted((ROOT / "axial").rglob("*.py")) if path.name != "show.py"]
-# The texts that matplotlib's functions take: their place among the arguments.
+# Functions of matplotlib, and the index of their argument that is text.
 DRAWN = {
     **dict.fromkeys(("set_title", "suptitle", "supxlabel", "supylabel", "set_xlabel", "set_ylabel", "annotate"), 0),
     "text": 2,
@@ -265,27 +265,27 @@ TAG = re.compile("</?[a-z]+[0-9]?[ >]")
 
 
 def called(node):
-    """The last name of what is called."""
+    """The last part of the name of a called function, or None if the node is not a call."""
     return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
 
 
 def is_drawn(node):
-    """Whether a text, or each of a list, is written down here or comes from `drawn`."""
+    """Whether a text, or each text of a list comprehension, is a constant or a result of `drawn`."""
     node = node.elt if isinstance(node, ast.ListComp) else node
     return isinstance(node, ast.Constant) or called(node) == "drawn"
 
 
 def texts_of(node):
-    """The texts that a call may give to matplotlib."""
+    """Yields the expressions of texts that a call gives to matplotlib."""
     name = called(node)
-    place = DRAWN.get(name, len(node.args))
-    yield from node.args[place : place + 1]
+    index = DRAWN.get(name, len(node.args))
+    yield from node.args[index : index + 1]
     if name in DRAWN or name in ("plot", "loglog", "scatter", "bar", "set", "colorbar"):
         yield from (word.value for word in node.keywords if word.arg in NAMED)
 
 
 def skipped(path):
-    """(line, what) of each place that shows text in another way than by `axial.io.show`."""
+    """Yields (line, problem) for code that shows text without `axial.io.show`."""
     tree = ast.parse(path.read_text())
     draws = "import matplotlib" in path.read_text() or "from matplotlib" in path.read_text()
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and called(node.value) == "drawn"]
@@ -295,11 +295,11 @@ def skipped(path):
             texts = [text for text in texts_of(node) if not is_drawn(text) and getattr(text, "id", "") not in names]
             yield from ((text.lineno, f"{called(node)} without drawn") for text in texts)
         if isinstance(node, ast.JoinedStr) and path.name != "page.py":
-            words = "".join(part.value for part in node.values if isinstance(part, ast.Constant))
-            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            words = "".join(piece.value for piece in node.values if isinstance(piece, ast.Constant))
+            values = [piece.value for piece in node.values if isinstance(piece, ast.FormattedValue)]
             if TAG.search(words) and not all(called(value) in ("html", "url") for value in values):
                 yield node.lineno, "HTML without html"
 
 
-def test_text_is_shown_in_one_way():
-    assert not [(path, *place) for path in FILES for place in skipped(path)]
+def test_all_text_is_shown_by_show():
+    assert not [(path, *problem) for path in FILES for problem in skipped(path)]

@@ -1,4 +1,4 @@
-"""The door out: paths are tried before the work, and files are there whole or not at all."""
+"""Output paths are checked before the work, and files appear complete or not at all."""
 
 import errno
 import fcntl
@@ -48,8 +48,8 @@ def test_a_block_replaces_itself_alone(tmp_path):
 @pytest.mark.parametrize(
     "path,words",
     [
-        ("", "a folder, a file is expected"),
-        ("folder", "a folder, a file is expected"),
+        ("", "a folder; expected a file"),
+        ("folder", "a folder; expected a file"),
         ("file/below.png", "cannot be written"),
         ("a" * 300 + ".png", "cannot be written"),
         ("picture.gif", "its name must end in .png"),
@@ -62,7 +62,7 @@ def test_files_that_cannot_be_written_are_named(tmp_path, path, words):
     suffixes = (".png",) if path.endswith((".gif", ".png")) else ()
     with pytest.raises(InputError, match=f"^--json={tmp_path}.*: {words}"):
         write.try_file("json", f"{tmp_path}/{path}", suffixes)
-    with pytest.raises(InputError, match="a file, a folder is expected"):
+    with pytest.raises(InputError, match="a file; expected a folder"):
         write.try_folder("report", str(tmp_path / "file"))
     with pytest.raises(InputError, match="cannot be written"):
         write.try_folder("report", str(tmp_path / "file" / "below"))
@@ -78,7 +78,7 @@ def test_what_can_be_written_is_left_alone(tmp_path):
     write.try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
     write.try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
-    assert os.listdir(tmp_path) == ["there.json"]  # the folder comes with its first file
+    assert os.listdir(tmp_path) == ["there.json"]  # the folder is made with its first file
 
 
 def test_what_fails_leaves_no_empty_folder(tmp_path):
@@ -94,7 +94,7 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
 
 
 def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
-    """Each file is whole, none fails, and none waits for a writer that is suspended."""
+    """Two writers at a time: every read gives complete contents, and no writer fails or waits for another."""
     path, script = tmp_path / "file", "import sys; from axial.io.write import try_file, write_text\n"
     script += "for _ in range(100): try_file('json', sys.argv[1]); write_text(sys.argv[1], 9999 * sys.argv[2])"
     path.write_text("c")
@@ -142,7 +142,7 @@ with locked(sys.argv[1], "model_dir"):
 
 
 def test_one_writer_a_folder(tmp_path):
-    """A live holder is named; a dead one leaves nothing that stops the next."""
+    """The error names a live holder of the lock. The lock of a killed holder stops nobody."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout.readline() == "held\n"
@@ -157,12 +157,12 @@ def test_one_writer_a_folder(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# === Links in a folder of a stranger's ===
+# === Links in a stranger's folder ===
 
 
 @pytest.fixture
 def victim(tmp_path):
-    """A file and a folder of the user's, which stay as they are."""
+    """A folder with a file `victim` and a folder `home` of the user. Asserts at the end that both are unchanged."""
     file, folder = tmp_path / "victim", tmp_path / "home"
     file.write_text("mine")
     (folder / "below").mkdir(parents=True)
@@ -174,7 +174,7 @@ def victim(tmp_path):
 
 
 def link(path, kind):
-    """Puts what a stranger may have put at a path."""
+    """Makes at a path what a stranger may have made: a pipe, a second name of `victim`, or a link to `kind`."""
     root = next(folder for folder in path.parents if (folder / "victim").exists())
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "second name":
@@ -195,7 +195,7 @@ def test_no_file_is_written_through_a_link(victim, kind):
         link(out / f".partial.{name}", kind)
     link(out / ".partial.try", kind)
     link(out / ".lock", kind)
-    if kind != "home":  # a folder is expected to stay one
+    if kind != "home":  # a link to a folder is refused, not replaced
         link(out / "page.html", kind)
     write.write_json(f"{out}/scores.json", {"a": 1})
     write.write_text(f"{out}/page.html", "new")
@@ -235,7 +235,7 @@ def test_folders_are_removed_without_what_links_lead_to(victim):
 
 
 def test_a_folder_below_the_users_may_not_lead_out(victim):
-    """The user's own folder may be a link, and links may lead to another place in it."""
+    """The user's own folder may be a link, and may have links to paths within it."""
     (victim / "own" / "large").mkdir(parents=True)
     (victim / "run").symlink_to("own")
     (victim / "own" / "best").symlink_to("large")
@@ -256,7 +256,7 @@ def test_a_folder_below_the_users_may_not_lead_out(victim):
     assert write.output_folder("gs://b/run", "best", "--model_dir") == "gs://b/run/best"
 
 
-def test_folders_of_other_libraries_have_no_links(victim):
+def test_folders_for_other_libraries_may_have_no_links(victim):
     (victim / "work" / "journal").mkdir(parents=True)
     write.refuse_links(f"{victim}/work")
     link(victim / "work" / "journal" / "journal_0", "victim")
@@ -276,7 +276,7 @@ def test_pipes_and_links_that_lead_back_are_named(tmp_path):
         write.folder_digests(f"{tmp_path}/export")
     os.unlink(tmp_path / "elsewhere" / "pipe")
     (tmp_path / "elsewhere" / "back").symlink_to("..")
-    with pytest.raises(InputError, match="a link to a folder that is there already"):
+    with pytest.raises(InputError, match="a link to a folder that was reached before"):
         write.folder_digests(f"{tmp_path}/export")
 
 
@@ -295,7 +295,7 @@ def test_a_file_may_have_the_longest_name(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """What the system is asked: ('fsync', path) and ('rename', path, path), relative to the test's folder."""
+    """List of system calls, ('fsync', path) and ('rename', path, path), with paths relative to the test's folder."""
     asked, fsync = [], os.fsync
 
     def relative(path):
@@ -345,7 +345,7 @@ def test_a_new_folder_is_on_the_disk_before_it_has_its_name(tmp_path, calls):
 
 
 def test_what_cannot_be_synced_keeps_the_old_file(tmp_path, monkeypatch):
-    """But a file system that has no fsync is used as it is."""
+    """A failed fsync keeps the old file. A file system without fsync gets the new one."""
     path = f"{tmp_path}/file"
     write.write_text(path, "old")
 

@@ -1,4 +1,4 @@
-"""A server on loopback in place of Google's."""
+"""A local server in place of Google's."""
 
 import contextlib
 import http.server
@@ -7,7 +7,12 @@ import threading
 
 @contextlib.contextmanager
 def answering(answers, missing=""):
-    """host:port of a server that answers paths with texts, or with a function's, and others with 404 and a text."""
+    """Yields host:port of a server.
+
+    Args:
+        answers: dict from paths to texts, or to functions that return a text.
+        missing: text of the answer 404 to other paths.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

@@ -25,7 +25,7 @@ from tests.conftest import (
     check_golden,
     golden_files,
     jit_values,
-    part,
+    prefixed,
     randomize,
     read_golden,
     relative_error,
@@ -290,7 +290,7 @@ def test_golden_attention(name):
     layer, to_ours, convert, stride = golden_layer(arrays, meta)
     x = tf.constant(to_ours(arrays["x"]))
     layer(x)
-    assign_weights(layer, convert(part(arrays, "w/")))
+    assign_weights(layer, convert(prefixed(arrays, "w/")))
 
     def run(x, training):
         y = layer(x, training=training)
@@ -311,7 +311,7 @@ def test_golden_local_span(name):
         layer, to_ours, convert, _ = golden_layer(arrays, source_meta, span=int(key.rsplit("span", 1)[1]))
         x = to_ours(arrays["x"])
         layer(x)
-        assign_weights(layer, convert(part(arrays, "w/")))
+        assign_weights(layer, convert(prefixed(arrays, "w/")))
         assert relative_error(layer(x), to_ours(expected)) < TOLERANCE
 
 

@@ -13,7 +13,7 @@ from tests.conftest import (
     check_golden,
     golden_files,
     outputs_and_gradients,
-    part,
+    prefixed,
     randomize,
     read_golden,
 )
@@ -61,7 +61,7 @@ def test_golden_block(name):
         return after(block.before_relu(before(x), training))
 
     block(before(x))
-    assign_weights(block, convert(part(arrays, "w/")))
+    assign_weights(block, convert(prefixed(arrays, "w/")))
     check_golden(arrays, run, weight_names(block), convert=convert, to_ours=to_ours)
 
 
@@ -82,7 +82,7 @@ def test_golden_pair(name):
     def convert(arrays):
         return {k.removeprefix("attention/"): v for k, v in deeplab2_weights(arrays).items()}
 
-    assign_weights(pair, convert(part(arrays, "w/")))
+    assign_weights(pair, convert(prefixed(arrays, "w/")))
     check_golden(arrays, run, weight_names(pair), convert=convert)
 
 
