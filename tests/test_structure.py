@@ -18,7 +18,7 @@ BOUNDS = {
     "getattr, hasattr, setattr": 27,
     "inspect.signature": 0,
     "attributes set on an object of others": 24,  # all but one belong to other libraries
-    "filler names": 110,
+    "filler names": 20,
 }
 # Names that do not say what they hold. So are all names that start with `of_`.
 FILLER = {"found", "own", "place", "share", "wanted", "seen", "known", "part"}

@@ -75,9 +75,9 @@ REVIEWED = {
         ("io/write.py", "folder_digests", "name"),
         ("io/write.py", "new_folder", "name"),
         ("io/write.py", "refuse_links", "name"),
-        ("weights/checkpoint.py", "_find", "found[0]"),
-        ("weights/checkpoint.py", "_tensors", "part"),
-        ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "part"),
+        ("weights/checkpoint.py", "_find", "prefixes[0]"),
+        ("weights/checkpoint.py", "_tensors", "shard"),
+        ("weights/checkpoint.py", "remove_unfinished", "f'{name}{UNFINISHED}'", "name", "shard"),
     ],
     "the code fixes the name, or chooses between fixed names": [
         ("cli/tpu.py", "_launch", "engine.file"),

@@ -30,7 +30,7 @@ def stress_test(task, model, split, ratios, inference=Inference()):
         inference: `Inference`.
 
     Raises:
-        InputError: the task has a `DataConfig.photo_scale`, so photos are not fitted to a canvas.
+        InputError: the task scales all photos by one factor, so photos are not fitted to a canvas.
     """
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:

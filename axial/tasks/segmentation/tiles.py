@@ -169,7 +169,7 @@ class Tiling:
 
 
 def _spans(side, tile, overlap, stride):
-    """(Spans of the tiles, spans of the cores) along an axis. A span is (first pixel, end)."""
+    """(Ranges of the tiles, ranges of the cores) along an axis. A range is (first pixel, end)."""
     starts, last = [0], side - tile
     while starts[-1] < last:
         furthest = starts[-1] + tile - overlap
