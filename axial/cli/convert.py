@@ -33,6 +33,7 @@ import pkgutil
 
 from axial.cli import app, flags
 from axial.cli.flags import Flag, Flags
+from axial.data.converters import data_sets
 from axial.errors import InputError, check_installed
 from axial.io import gfile
 from axial.io.lock import locked
@@ -72,7 +73,7 @@ class Photos(Convert):
 
 
 class Labelled(Photos):
-    spec = Flag(str, "class definitions: coco, cityscapes, camvid, nuclei, json, or a .yaml or .py file.")
+    spec = Flag(str, "class definitions: coco or another of axial/data/classes, nuclei, json, or a .yaml or .py file.")
     labels = Flag(
         str,
         "cityscapes: gtFine (the default) or gtCoarse. Other data: upright (the default), or stored if labels match "
@@ -103,28 +104,27 @@ class Texts(Convert):
 
 # === Data sets ===
 
-# For each data set: its flags; the function of `data.converters` that lists the items of a split, with bytes that
-# identify their source; and the photos per shard, of about 100 MB (ImageNet: 50 MB). Street scenes are ten times as
-# large as COCO's photos.
-DATA_SETS = {
-    "coco": (Labelled, "coco.coco_items", 512),
-    "coco_tfds": (Labelled, "coco_tfds.tfds_items", 512),
-    "cityscapes": (Cityscapes, "cityscapes.cityscapes_items", 50),
-    "mapillary": (Mapillary, "mapillary.mapillary_items", 50),
-    "nuclei": (Photos, "nuclei.nuclei_items", 512),
-    "imagenet": (Photos, "imagenet.imagenet_items", 391),
-    "folder": (Labelled, "folder.folder_items", 50),
+# For a data set its flags, and the photos per shard, of about 100 MB (ImageNet: 50 MB). Street scenes are ten times as
+# large as COCO's photos. A data set without a line here has `Labelled` and 50.
+OWN = {
+    "cityscapes": (Cityscapes, 50),
+    "coco": (Labelled, 512),
+    "coco_tfds": (Labelled, 512),
+    "imagenet": (Photos, 391),
+    "mapillary": (Mapillary, 50),
+    "nuclei": (Photos, 512),
 }
+DATA_SETS = {name: OWN.get(name, (Labelled, 50)) for name in data_sets()}
 
 
 def _items(given, split, spec):
     """A function without arguments that lists the items of a split."""
     name, input_dir = given.verb, given.input_dir or _sample_dir(given.verb)
-    listed = "folder.folder_items" if name == "nuclei" and not given.input_dir else DATA_SETS[name][1]
-    list_items = functools.partial(pkgutil.resolve_name(f"axial.data.converters.{listed}"), input_dir, split)
+    converter = "folder" if name == "nuclei" and not given.input_dir else name
+    list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
     specs = [] if name == "imagenet" else [spec]
     options = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
-    return functools.partial(list_items, *specs, **{flag: vars(given)[flag] for flag in options})
+    return functools.partial(list_items, input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
 def _sample_dir(name):
@@ -173,7 +173,7 @@ def _convert(given):
                 listing = functools.partial(as_stored, listing)
             options = given.output_dir, given.workers, given.skip_broken
             made = Conversion(*listing(), spec, split, *options)
-            _write(given, made, listing, DATA_SETS[name][2])
+            _write(given, made, listing, DATA_SETS[name][1])
             if all(item.get("labels", item) is None for item in made.items) or not is_labelled(given.output_dir, split):
                 say(f"{split}: no photo has a label; the split is for predictions, not for training", error=True)
 
@@ -314,7 +314,7 @@ def _weights(given):
 
 
 VERBS = {
-    **{name: (kind, _convert) for name, (kind, *_) in DATA_SETS.items()},
+    **{name: (kind, _convert) for name, (kind, _) in DATA_SETS.items()},
     **dict.fromkeys(("multi30k", "wmt14"), (Texts, _convert_text)),
     "check": (Check, _check),
     "weights": (Weights, _weights),

@@ -27,6 +27,7 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 import re
 import runpy
 import typing
@@ -360,16 +361,10 @@ def _bare(name):
     return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
-def _packaged_spec(*names):
-    """The spec of a file beside this one, in the YAML form above."""
-    return DatasetSpec.from_yaml(os.path.join(os.path.dirname(__file__), *names))
-
-
-COCO, CITYSCAPES, CAMVID = (_packaged_spec("classes", f"{name}.yaml") for name in ("coco", "cityscapes", "camvid"))
-# The label_divisor is large: joined tiles of a large photo may have thousands of nuclei.
-NUCLEI = _packaged_spec("nuclei_sample", "spec.yaml")
-
-SPECS = {spec.name: spec for spec in (COCO, CITYSCAPES, CAMVID, NUCLEI)}
+_FOLDER = pathlib.Path(__file__).parent
+_FILES = (*sorted(_FOLDER.glob("classes/*.yaml")), _FOLDER / "nuclei_sample/spec.yaml")
+SPECS = {spec.name: spec for spec in (DatasetSpec.from_yaml(str(path)) for path in _FILES)}
+COCO, CITYSCAPES, CAMVID, NUCLEI = (SPECS[name] for name in ("coco", "cityscapes", "camvid", "nuclei"))
 
 
 # === Specs that the user names ===

@@ -5,11 +5,14 @@ import re
 
 from axial.errors import InputError, nearest
 
+# From the folders of models to their `variants.py`.
+VARIANTS_OF = {path.parent.name: path for path in sorted(pathlib.Path(__file__).parent.glob("*/variants.py"))}
+
 
 def model_names():
     """Names of all registered models, in the order of `registry.VARIANTS`."""
-    homes = sorted(pathlib.Path(__file__).parent.glob("*/variants.py"))
-    return [name for home in homes for name in re.findall(r'^    "(\w+)": ', home.read_text("utf-8"), re.M)]
+    texts = (path.read_text("utf-8") for path in VARIANTS_OF.values())
+    return [name for text in texts for name in re.findall(r'^    "(\w+)": ', text, re.M)]
 
 
 def check_model_name(name, names=None, where=""):

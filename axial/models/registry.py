@@ -1,6 +1,7 @@
 """The registry of models: all variants by name, and the functions and the configuration that build them."""
 
 import dataclasses
+import importlib
 import typing
 
 import tensorflow as tf
@@ -12,28 +13,15 @@ from axial.layers import device
 from axial.layers.batch_norm import BatchNormConfig, Norm
 from axial.layers.device import BACKENDS
 from axial.layers.rematerialisation import RECOMPUTE
-from axial.models.attended_resnet import variants as attended_resnet
 from axial.models.attended_resnet.network import AttendedResNet
-from axial.models.attention_resnet import variants as attention_resnet
-from axial.models.axial_deeplab import variants as axial_deeplab
 from axial.models.base import Network, Variant
 from axial.models.classifier import Classifier
-from axial.models.faster_rcnn import variants as faster_rcnn
-from axial.models.names import check_model_name
-from axial.models.panoptic_deeplab import variants as panoptic_deeplab
-from axial.models.resnet import variants as resnet
+from axial.models.names import VARIANTS_OF, check_model_name
 from axial.models.resnet.network import ConvResNet
-from axial.models.transformer import variants as transformer
 
-VARIANTS = {
-    **attended_resnet.VARIANTS,
-    **attention_resnet.VARIANTS,
-    **axial_deeplab.VARIANTS,
-    **faster_rcnn.VARIANTS,
-    **panoptic_deeplab.VARIANTS,
-    **resnet.VARIANTS,
-    **transformer.VARIANTS,
-}
+VARIANTS: dict[str, Variant] = {}
+for _folder in VARIANTS_OF:
+    VARIANTS |= importlib.import_module(f"axial.models.{_folder}.variants").VARIANTS
 # Backbone arguments that change neither the names nor the shapes of weights.
 FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
 # From a backbone with added modules, which start as the identity, to the backbone without them.

@@ -24,7 +24,7 @@ SPLITS = {"train2017": "train", "val2017": "validation"}
 _DECODERS = {"image": tfds.decode.SkipDecoding(), "panoptic_image": tfds.decode.SkipDecoding()}
 
 
-def tfds_items(input_dir, split, spec=COCO):
+def coco_tfds_items(input_dir, split, spec=COCO):
     """Items of a split in order of their image ids, and bytes that identify this input.
 
     Args:

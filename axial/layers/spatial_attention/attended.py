@@ -7,7 +7,6 @@ number that starts at zero, so the block starts as a residual block without A. T
 """
 
 import dataclasses
-import re
 
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
 
 SPATIAL = ("regular", "deformable", "none")  # kinds of the 3x3 convolution
+NAMED = ("dynamic", "none")  # mechanisms that are no attention type of generalised attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,6 @@ class Mechanism:
     recompute: str = "none"
 
     def __post_init__(self) -> None:
-        if not (self.name in ("none", "dynamic") or re.fullmatch(r"\d+", str(self.name))):
-            raise InputError(
-                f"mechanism = {self.name!r}: expected four bits such as '0010', 'dynamic' or 'none'"
-                f"{nearest(self.name, ('none', 'dynamic'))}"
-            )
         self.layer()  # so that bad options raise before any other layer is made
 
     def layer(
@@ -61,6 +56,9 @@ class Mechanism:
             return None
         if self.name == "dynamic":
             return DynamicConv(self.window or 3, self.groups, axes, causal, name="attention")
+        if not str(self.name).isdecimal():
+            names = f"{' or '.join(map(repr, NAMED))}{nearest(self.name, NAMED)}"
+            raise InputError(f"mechanism = {self.name!r}: expected four bits such as '0010', {names}")
         return GeneralizedAttention(
             self.name,
             self.heads,

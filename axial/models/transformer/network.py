@@ -70,7 +70,7 @@ class Transformer(Layer):
         channels, heads = options.channels, options.heads
         if channels % heads or channels % 16:
             raise InputError(f"channels = {channels}: expected a multiple of 16 and of the heads, {heads}")
-        if (memory := options.memory) in ("none", "dynamic"):
+        if not (memory := options.memory).isdecimal():
             raise InputError(f"memory = {memory!r}: expected four bits; only attention sees the encoder's output")
         self.channels = channels
         encoder = Mechanism(options.encoder, heads, window=options.window)

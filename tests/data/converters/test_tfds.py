@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.object_detection import coco as tfds_coco
 
 from axial.data.converters.coco import SAMPLE_DIR, coco_items
-from axial.data.converters.coco_tfds import record_fields, tfds_items
+from axial.data.converters.coco_tfds import coco_tfds_items, record_fields
 from axial.data.specs import COCO
 from axial.errors import InputError
 from tests.data.conversion import convert
@@ -35,16 +35,16 @@ def panoptic(tmp_path_factory):
 
 def test_records_are_those_of_cocos_own_files(panoptic, tmp_path):
     convert(coco_items(SAMPLE_DIR, "val2017"), COCO, tmp_path / "files", "val2017")
-    convert(tfds_items(panoptic, "val2017"), COCO, tmp_path / "tfds", "val2017")
+    convert(coco_tfds_items(panoptic, "val2017"), COCO, tmp_path / "tfds", "val2017")
     (shard,) = (tmp_path / "files").glob("*.tfrecord")
     assert shard.read_bytes() == (tmp_path / "tfds" / shard.name).read_bytes()
 
 
 def test_folders_that_do_not_have_the_split_are_named(panoptic, tmp_path):
     with pytest.raises(InputError, match="did you mean 'val2017'"):
-        tfds_items(panoptic, "val2018")
+        coco_tfds_items(panoptic, "val2018")
     with pytest.raises(InputError, match="not prepared; run tfds build"):
-        tfds_items(str(tmp_path), "val2017")
+        coco_tfds_items(str(tmp_path), "val2017")
 
 
 def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
@@ -55,4 +55,4 @@ def test_a_shard_that_is_cut_short_is_named(panoptic, tmp_path):
     shard.write_bytes(shard.read_bytes()[: second + 40])
     words = f"{shard.name}: the record at byte {second} is damaged"
     with pytest.raises(InputError, match=words):
-        tfds_items(str(tmp_path / "tfds"), "val2017")
+        coco_tfds_items(str(tmp_path / "tfds"), "val2017")
