@@ -125,7 +125,7 @@ def test_other_bad_input_is_named(texts_dir):
     for lengths in ((16, 8), (6, 16)):
         with pytest.raises(InputError, match="rising lengths that divide the last"):
             input_pipeline.TextData("train", "val", lengths)
-    with pytest.raises(InputError, match="batch 31: tokens, at least 32 are needed"):
+    with pytest.raises(InputError, match="batch 31: tokens; expected at least 32, a row on each replica"):
         batches(texts_dir, 1, batch=31)
     with pytest.raises(InputError, match="no pair of 'val' has at most 2 tokens"):
         input_pipeline.Sentences(texts_dir, input_pipeline.TextData("val", "val", (2,)), spec_of(texts_dir))

@@ -59,9 +59,9 @@ def _write_nothing(*_):
 
 
 def _score(tree, results, split, work):
-    from cityscapesscripts.evaluator import evalInstanceLevelSemanticLabeling as instance_level
-    from cityscapesscripts.evaluator import evalPanopticSemanticLabeling as panoptic_level
-    from cityscapesscripts.evaluator import evalPixelLevelSemanticLabeling as pixel_level
+    from cityscapesscripts.evaluation import evalInstanceLevelSemanticLabeling as instance_level
+    from cityscapesscripts.evaluation import evalPanopticSemanticLabeling as panoptic_level
+    from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as pixel_level
     from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
 
     np.in1d = np.isin  # cityscapesscripts uses the name from NumPy 1
