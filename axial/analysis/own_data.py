@@ -114,7 +114,7 @@ def print_advice(data_dir, checks, recipe):
             name = os.path.basename(path)[:-5]
             names += [name] * is_labelled(data_dir, name)
     advice = advise(checks, names)
-    products, memory = step_cost.read_steps()[recipe.model].of(advice.crop, BATCH)
+    products, memory = step_cost.read_steps()[recipe.model].training_cost(advice.crop, BATCH)
     (device, _), rate = step_cost.device_memory(), step_cost.rate()
     line, too_many = crowding(checks, advice.bindings["CANVAS"], recipe)
     say(line, error=too_many)

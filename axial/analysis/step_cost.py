@@ -1,9 +1,9 @@
-"""Estimates a recipe's training step on this device: counted work and memory, and a measured speed.
+"""Estimates the time and memory of a recipe's training step, from counts and a measured speed of this device.
 
 For the model of each photo recipe, experiments/steps.csv has the multiply-adds and bytes of the forward pass on one
 photo, counted at the recipe's canvas. Counting a model takes seconds, so commands read this file. A training step
-computes three times the forward pass: the gradients of the inputs and of the weights each take as much again. It keeps
-at most what the forward pass writes.
+computes three times the forward pass: the gradients of the inputs and of the weights each take as much again. Its
+activations take at most the bytes that the forward pass writes.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from axial.io.read import read_rows
 from axial.io.show import counted
 
 FORWARD_AND_BACKWARD = 3
-COUNTED = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
+COUNTED_TASKS = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
 SIDE, WIDE, NARROW = 64, 128, 32  # side and channels of the timed block's maps
-LONG = 60  # seconds of a long step: reports and requests to stop come only between steps
+LONG = 60  # seconds; a longer step gets a warning, because reports and stops come only between steps
 LEAST_RATE = 1e9  # least multiply-adds a second of any device with TensorFlow
 
 
@@ -50,8 +50,8 @@ class Step:
         """(height, width) of the canvas."""
         return tuple(map(int, self.canvas.split("x")))
 
-    def of(self, canvas, photos):
-        """(multiply-adds, bytes) of a training step on this many photos of another size, in proportion to pixels."""
+    def training_cost(self, canvas, photos):
+        """(multiply-adds, bytes) of a training step on photos of any size, in proportion to their pixels."""
         times = photos * math.prod(canvas) / math.prod(self.sides)
         return FORWARD_AND_BACKWARD * self.multiply_adds * times, self.activations * times
 
@@ -108,7 +108,7 @@ def device_memory():
 def long_step(step, crop, training, replicas=1):
     """A warning about a training step that takes more than a minute, or more memory than this device has.
 
-    It measures the device for half a second, but only if a step may be long.
+    It measures the speed of the device with `rate`, but only if a step may be long.
 
     Args:
         step: `Step` of the model.
@@ -119,7 +119,7 @@ def long_step(step, crop, training, replicas=1):
     Returns:
         the line, or None.
     """
-    products, memory = step.of(crop, training.batch / replicas)
+    products, memory = step.training_cost(crop, training.batch / replicas)
     memory /= training.accumulate
     device, available = device_memory()
     too_large = memory > (available or math.inf)

@@ -2,7 +2,7 @@
 
 Each family of layers has a dataclass of options, which is made once and passed down whole. Recipes, `build_model` and
 saved models name all options of a network in one flat dict. A nested dataclass contributes its own fields to the dict.
-Its field `name` has the name of the field that holds the dataclass.
+The dict stores the field `name` of a nested dataclass under the name of the outer field that holds the dataclass.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ def _nested(field, value):
 
 
 def flatten(options):
-    """dict from flat names to all options.
+    """dict from the flat name of each option to its value.
 
     Example:
         >>> from axial.models.axial_deeplab.axial_resnet import AxialResNetOptions
@@ -34,7 +34,7 @@ def flatten(options):
 
 
 def replace(options, flat):
-    """The options with the values of a flat dict. It ignores names of other options.
+    """A copy of the options with the values of a flat dict. Names that `options` do not have are ignored.
 
     Raises:
         InputError: a value does not have the type or the range of its field.

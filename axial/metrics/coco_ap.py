@@ -19,8 +19,8 @@ KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # fields that COCOeval
 class CocoAP:
     """COCO's average precision and recall, evaluated image by image. It keeps only scores and matches.
 
-    It keeps them by image number, because predictions with equal scores are ranked in that order. So shards of a data
-    set that are evaluated separately add up to the same bits.
+    It keeps them by image number, because predictions with equal scores are ranked in that order. So merged shards of
+    a data set give the scores of a single evaluation, bit for bit.
 
     Args:
         kind: 'bbox' or 'segm'.
@@ -94,7 +94,7 @@ class CocoAP:
             self.matches[category, area][image] = one
 
     def figures(self, classes=None):
-        """dict of `FIGURES`, from 0 to 1.
+        """dict from the names in `FIGURES` to scores from 0 to 1.
 
         AP is at IoU 0.5 to 0.95, at 0.5 and 0.75, and for small, medium and large objects. Recall is with 1, 10 and 100
         predictions an image, and for the three sizes. A score is NaN without true objects.
@@ -153,7 +153,7 @@ class InstanceAP(CocoAP):
         ]
 
     def result(self):
-        """The six figures of AP; see `CocoAP.figures`."""
+        """The six scores of average precision; see `CocoAP.figures`."""
         return dict(zip(FIGURES[:6], self.figures().values()))
 
 

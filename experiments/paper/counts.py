@@ -16,7 +16,7 @@ from axial.analysis import zoo
 from axial.analysis.counts import count_parameters, trace
 from axial.analysis.model_counts import Counts
 from axial.analysis.multiply_adds import activation_bytes, count_multiply_adds, total
-from axial.analysis.step_cost import COUNTED, Step
+from axial.analysis.step_cost import COUNTED_TASKS, Step
 from axial.cli import app
 from axial.cli.flags import Flags
 from axial.io import show
@@ -127,7 +127,7 @@ def _models(_):
 
 def _steps(_):
     models = {recipe.model: recipe.canvas for recipe in reversed(read_recipes()) if recipe.canvas}
-    models = {name: models[name] for name in sorted(models) if find_variant(name).task in COUNTED}
+    models = {name: models[name] for name in sorted(models) if find_variant(name).task in COUNTED_TASKS}
     steps = [count_step(name, canvas) for name, canvas in show.progress(models.items(), unit="model")]
     write_text(_path("steps.csv"), show.csv_rows(Step, steps))
 

@@ -1,4 +1,4 @@
-"""The JobSet that axial writes, validated against JobSet's own definition and Kubernetes' Job."""
+"""The JobSet that axial writes fits JobSet's CRD, and its Job fits Kubernetes' schema."""
 
 import dataclasses
 import gzip
@@ -29,19 +29,19 @@ def request(**more):
     return Request(**{"name": "run", "slice": slices.find_slice("v5e-16"), "runtime": "image:1", **more})
 
 
-def body(**more):
-    wish = request(**more)
+def manifest(**more):
+    wanted = request(**more)
     values = {"name": "run", "arguments": ["--a"], "model_dir": "gs://b/run", "deadline": time.time() + 3600}
-    return yaml.safe_load(Gke(wish).text(runs.Run(**values, hosts=wish.slice.hosts, generation="v5e")))
+    return yaml.safe_load(Gke(wanted).text(runs.Run(**values, hosts=wanted.slice.hosts, generation="v5e")))
 
 
 @pytest.fixture(scope="module")
-def definition():
-    """Validator of a JobSet."""
+def validator():
+    """Validator of JobSet manifests."""
     jsonschema = pytest.importorskip("jsonschema")
     text = gzip.decompress(CRD.read_bytes())
     assert hashlib.sha256(text).hexdigest() == CRD_SHA256
-    crd = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506, a safe one
+    crd = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506, both loaders are safe
     (version,) = crd["spec"]["versions"]
     assert (crd["spec"]["group"], version["name"]) == ("jobset.x-k8s.io", "v1alpha2")
     return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
@@ -59,20 +59,21 @@ def closed(schema):
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [
         {"queue": "q", "service_account": "s"},
         {"provisioning": "spot", "slice": slices.find_slice("v6e-8")},
     ],
 )
-def test_the_jobset_is_one_by_its_own_definition_and_its_job_by_that_of_kubernetes(definition, wish):
-    made = body(**wish)
-    assert list(definition.iter_errors(made)) == []
+def test_the_jobset_and_its_job_fit_the_schemas_of_jobset_and_kubernetes(validator, options):
+    made = manifest(**options)
+    assert list(validator.iter_errors(made)) == []
     (replicated,) = made["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **replicated["template"]}
     pytest.importorskip("kubernetes_validate").validate(job, "1.33", strict=True)
-    job["spec"]["podFailurePolicies"] = made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # of 0.11
-    assert len(list(definition.iter_errors(made))) == 2
+    job["spec"]["podFailurePolicies"] = []  # no such field
+    made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # only JobSet 0.11 and later have it
+    assert len(list(validator.iter_errors(made))) == 2
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_the_jobset_is_one_by_its_own_definition_and_its_job_by_that_of_kubernet
     ],
 )
 def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
-    """By JobSet's pkg/controllers/failure_policy.go (v0.10.1): the first rule that matches acts, else it restarts."""
-    spec = body()["spec"]
+    """As in pkg/controllers/failure_policy.go (v0.10.1), the first match decides. Without one, the JobSet restarts."""
+    spec = manifest()["spec"]
     assert spec["failurePolicy"]["maxRestarts"] == 3 and spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
     pod_rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     if "DisruptionTarget" in said:
@@ -108,7 +109,7 @@ def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
 
 
 def test_what_a_pod_gets():
-    made = body(queue="q", provisioning="spot")
+    made = manifest(queue="q", provisioning="spot")
     (replicated,) = made["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
@@ -156,7 +157,7 @@ def test_refusals_are_one_line():
 
 
 def test_states():
-    """Conditions of api/jobset/v1alpha2/jobset_types.go."""
+    """The conditions are from JobSet's api/jobset/v1alpha2/jobset_types.go."""
     engine = Gke(Request("run"))
 
     def line(*conditions, **status):
@@ -175,10 +176,10 @@ def test_states():
 
 
 def test_requests_that_it_cannot_serve():
-    for wish, said in (
+    for options, said in (
         ({"name": "a" * 41}, "--name=aaa"),
         ({"zone": "us-west4"}, "--zone=us-west4: expected the name of a zone"),
         ({"slice": slices.find_slice("v2-8")}, "--slice=v2-8: GKE has no v2"),
     ):
         with pytest.raises(InputError, match=re.escape(said)):
-            Gke(dataclasses.replace(request(), **wish))
+            Gke(dataclasses.replace(request(), **options))

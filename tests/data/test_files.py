@@ -30,14 +30,19 @@ def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format
         photo_fields("photo", encoded.getvalue(), (6, 8))
 
 
+def turned_photo(way, format, sides):
+    """An encoded photo with an EXIF orientation; an MPO also has a second picture."""
+    exif = Image.Exif()
+    exif[0x0112] = way
+    options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
+    return encoded(picture("RGB", sides), format, exif=exif, **options)
+
+
 @pytest.mark.parametrize("way,format", [(1, "JPEG"), (3, "PNG"), (6, "WEBP"), (6, "JPEG"), (8, "MPO")])
 def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherwise(way, format):
     """The record keeps the photo's bytes and stores how to turn it."""
-    exif, sides = Image.Exif(), (30, 20)
-    exif[0x0112] = way
-    turned = sides[::-1] if way > 4 else sides
-    options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
-    data = encoded(picture("RGB", sides), format, exif=exif, **options)
+    sides, turned = (30, 20), (20, 30) if way > 4 else (30, 20)
+    data = turned_photo(way, format, sides)
     pixels = np.asarray(upright(open_image("photo", data)))
     for size, stored, expected in (
         (None, False, way),
@@ -52,11 +57,8 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         assert data.startswith(fields["image/encoded"]) == (format != "WEBP")
         photo = decode_photo({key: tf.constant(value) for key, value in fields.items()}).numpy()
         assert photo.shape[:2] == (fields["image/height"], fields["image/width"])
-        if expected == way:
-            np.testing.assert_array_equal(photo, pixels)
-        else:
-            np.testing.assert_array_equal(photo, rgb(open_photo("photo", data)))
-    square = encoded(picture("RGB", (20, 20)), "JPEG", exif=exif)
+        np.testing.assert_array_equal(photo, pixels if expected == way else rgb(open_photo("photo", data)))
+    square = turned_photo(way, "JPEG", (20, 20))
     assert photo_fields("photo", square, (20, 20))[0].get("image/orientation", 1) == way
     with pytest.raises(InputError, match="^photo: 30x20 pixels.*, its labels say 7x9$"):
         photo_fields("photo", data, (7, 9))

@@ -1,4 +1,4 @@
-"""The order of training records: as mixed as by a uniform shuffle, equally often on several hosts, resumable."""
+"""Batches are as mixed as by a uniform shuffle. Several hosts see each record equally often, and a run can resume."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from axial.data.streams import Stream, evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-CLASSES, OF_CLASS, SHARDS = 500, 16, 64  # a class fills an eighth of a shard; each of ImageNet's is in one shard
+CLASSES, CLASS_SIZE, SHARDS = 500, 16, 64  # the records of a class would fill an eighth of a shard
 BATCH = 256
 
 
@@ -36,19 +36,19 @@ def ids(folder, steps, **options):
 def sorted_dir(tmp_path_factory):
     """A data set whose items are ordered by class."""
     folder = tmp_path_factory.mktemp("sorted")
-    convert_labels(folder, np.repeat(np.arange(CLASSES), OF_CLASS), SHARDS)
+    convert_labels(folder, np.repeat(np.arange(CLASSES), CLASS_SIZE), SHARDS)
     return folder
 
 
-def test_batches_are_as_mixed_as_those_of_a_uniform_shuffle(sorted_dir, hosts=2):
+def test_batches_are_as_mixed_as_by_a_uniform_shuffle(sorted_dir, hosts=2):
     streams = [stream(sorted_dir, batch=BATCH, hosts=hosts, host=host).take(5) for host in range(hosts)]
     steps = zip(*(one.as_numpy_iterator() for one in streams))
     actual = [len(np.unique([batch["class"] for batch in parts])) for parts in steps]
     assert len(actual) == 5
-    assert np.mean(actual) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), OF_CLASS), BATCH), rel=0.05)
+    assert np.mean(actual) == pytest.approx(uniform_classes(np.repeat(np.arange(CLASSES), CLASS_SIZE), BATCH), rel=0.05)
 
 
-def test_an_evaluation_knows_the_place_of_each_record_in_the_data_sets_list(tmp_path):
+def test_an_evaluation_example_has_the_number_of_its_item_in_the_data_set(tmp_path):
     convert_labels(tmp_path, np.arange(50), 3)
     spec = tfrecord.read_manifest(str(tmp_path), "train")["spec"]
 
@@ -124,7 +124,7 @@ def test_a_run_of_an_older_version_on_one_host_goes_on_with_its_stream(older_dir
     np.testing.assert_array_equal(ids(older_dir, 5, first_step=25, **options).ravel(), expected[100:])
 
 
-def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
+def test_one_line_warns_of_records_in_the_order_of_an_older_version(older_dir, sorted_dir, capfd):
     def said(folder, **options):
         stream(folder, batch=2, **options)
         return capfd.readouterr().err
@@ -136,7 +136,7 @@ def test_older_records_are_told_apart_in_one_line(older_dir, sorted_dir, capfd):
 
 
 def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
-    """A missing shard is rewritten as before, and so are the remains of a killed conversion."""
+    """A missing shard is rewritten in the old order, after a complete conversion and after a killed one."""
     folder = pathlib.Path(older_dir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
     for begun in (False, True):

@@ -157,6 +157,23 @@ def test_a_layer_computes_in_its_own_precision(name):
     assert {w.dtype for w in layer.weights} == {tf.float32}
 
 
+def float64_loss(layer, inputs):
+    """A random sum of all outputs, which must be float64."""
+    outputs, rng = run(layer, inputs, True), np.random.default_rng(2)
+    assert {y.dtype for y in outputs} == {tf.float64}
+    return tf.add_n([tf.reduce_sum(y * rng.normal(size=y.shape)) for y in outputs])
+
+
+def moved_loss(layer, inputs, start, directions, by):
+    """`float64_loss` after inputs, and weights from `start`, move by a multiple of `directions`."""
+    way = iter(directions)
+    shifted = tf.nest.map_structure(lambda x: x + by * next(way) if x.dtype.is_floating else x, inputs)
+    layer.set_weights(start)
+    for weight, direction in zip(layer.trainable_weights, way, strict=True):
+        weight.assign_add(by * direction)
+    return float64_loss(layer, shifted).numpy()
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_a_float64_layer_is_float64_throughout(name):
     """The difference quotient of its outputs equals its gradient. A single float32 intermediate would spoil it.
@@ -165,30 +182,16 @@ def test_a_float64_layer_is_float64_throughout(name):
     """
     layer, inputs = made(name, dtype="float64"), inputs_of(name, tf.float64)
     assert {w.dtype for w in layer.weights} == {tf.float64}
-    rng, by = np.random.default_rng(1), 1e-7
+    rng, by, start = np.random.default_rng(1), 1e-7, layer.get_weights()
     floats = [x for x in tf.nest.flatten(inputs) if x.dtype.is_floating]
     directions = [rng.normal(size=x.shape) for x in [*floats, *layer.trainable_weights]]
-    start = layer.get_weights()
-
-    def loss(inputs):
-        outputs, rng = run(layer, inputs, True), np.random.default_rng(2)
-        assert {y.dtype for y in outputs} == {tf.float64}
-        return tf.add_n([tf.reduce_sum(y * rng.normal(size=y.shape)) for y in outputs])
-
-    def moved(by):
-        way = iter(directions)
-        shifted = tf.nest.map_structure(lambda x: x + by * next(way) if x.dtype.is_floating else x, inputs)
-        layer.set_weights(start)
-        for weight, direction in zip(layer.trainable_weights, way, strict=True):
-            weight.assign_add(by * direction)
-        return loss(shifted).numpy()
-
     with tf.GradientTape() as tape:
         tape.watch(floats)
-        total = loss(inputs)
+        total = float64_loss(layer, inputs)
     slopes = tape.gradient(total, [*floats, *layer.trainable_weights], unconnected_gradients="zero")
     slope = sum(np.sum(way * tf.convert_to_tensor(g).numpy()) for way, g in zip(directions, slopes, strict=True))
-    difference = (moved(by) - moved(-by)) / (2 * by)
+    forward, backward = (moved_loss(layer, inputs, start, directions, step) for step in (by, -by))
+    difference = (forward - backward) / (2 * by)
     assert abs(difference - slope) < 1e-5 * max(abs(slope), 1.0), (difference, slope)
 
 

@@ -98,8 +98,8 @@ def test_equal_to_the_evaluator(trained, predictor):
 
 
 @pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
-def test_an_older_export_tells_only_that_its_list_is_full(last, dropped):
-    """An older export has no count of dropped instances: it is 1 if the last score is above 0, else 0."""
+def test_dropped_instances_of_an_older_export_are_1_if_its_scores_are_full(last, dropped):
+    """An older export does not return 'dropped'. The value is then 1 if the last score is above 0, else 0."""
     signatures = {"image": lambda image: {"score": tf.constant([0.5, last])}}
     examples = [PANOPTIC.example(np.zeros([2, 2, 3], np.uint8))]
     ((_, prediction),) = PANOPTIC.predictions(signatures, None, {})(examples)
@@ -115,7 +115,7 @@ def test_any_photo_size(predictor):
 
 
 @pytest.mark.slow
-def test_a_compiled_export_is_the_export(trained, predictor, sample_dir, tmp_path):
+def test_a_compiled_export_equals_the_plain_export(trained, predictor, sample_dir, tmp_path):
     """XLA compiles only the network. The maps equal the plain export's on 99.9 % of the pixels."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
@@ -172,7 +172,7 @@ def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_an_export_without_hashes_is_said_to_be_of_unknown_bytes(exported, tmp_path, capsys):
+def test_a_line_says_that_an_export_without_hashes_is_unverified(exported, tmp_path, capsys):
     shutil.copytree(exported, tmp_path / "export")
     (tmp_path / "export" / HASHES).unlink()
     check_export(str(tmp_path / "export"))
@@ -233,7 +233,7 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
 
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
-    """A photo of 4x4 sample photos is larger than the canvas: the export's maps equal the model's on 99 %."""
+    """A photo of 4x4 sample photos exceeds the canvas. The export's maps equal the model's on 99 % of the pixels."""
     task, model, path = scaled
     predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])

@@ -128,29 +128,37 @@ RULES = {  # name -> (function of a rate, function of a weight and its decay, de
 }
 
 
-@pytest.mark.parametrize("rule,replicas", [*((rule, 1) for rule in RULES), ("radam", 2), ("nesterov", 2)])
-def test_a_rule_is_that_of_its_paper(rule, replicas):
-    """23 random gradients of four 3x4 variables. Step 7 is not finite and changes nothing.
-
-    Batch norm scales have no weight decay, and `learning_rate_factor` multiplies the rate of one variable.
-    """
-    optimizer, oracle, table_decay = RULES[rule]
-    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": table_decay, "offset_kernel": 0.1}
-    rng, factors = np.random.default_rng(0), {"offset_kernel": 0.25}
-    start = {name: rng.normal(size=[3, 4]) for name in decays}
-    strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
-    schedule = WarmupPoly(0.05, 40, 6)
-    with strategy.scope():
-        variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
-        for name, factor in factors.items():
-            variables[name].learning_rate_factor = factor
-        optimizer = optimizer(schedule).build(list(variables.values()))
-    oracles = {name: oracle(value, decays[name]) for name, value in start.items()}
+def optimized(start, factors, optimizer, strategy):
+    """(variables by name, built optimizer, function of gradients by name and 'finite' that steps on all replicas)."""
+    variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
+    for name, factor in factors.items():
+        variables[name].learning_rate_factor = factor
+    optimizer = optimizer.build(list(variables.values()))
 
     @tf.function
     def step(gradients, finite):
         strategy.run(lambda: optimizer.apply(list(gradients.values()), list(variables.values()), finite))
 
+    return variables, optimizer, step
+
+
+def check_values(actual, expected, **tolerances):
+    """Checks that each copy of a variable equals the oracle's array."""
+    for copy in actual:
+        np.testing.assert_allclose(copy.numpy(), expected, **tolerances)
+
+
+@pytest.mark.parametrize("rule,replicas", [*((rule, 1) for rule in RULES), ("radam", 2), ("nesterov", 2)])
+def test_an_optimizer_equals_its_oracle(rule, replicas):
+    """23 random gradients of four 3x4 variables. Step 7 is not finite and changes nothing."""
+    optimizer, oracle, table_decay = RULES[rule]
+    decays = {"kernel": 0.1, "gamma": 0.0, "query_table": table_decay, "offset_kernel": 0.1}  # 0 for batch norm
+    rng, factors, schedule = np.random.default_rng(0), {"offset_kernel": 0.25}, WarmupPoly(0.05, 40, 6)
+    start = {name: rng.normal(size=[3, 4]) for name in decays}
+    strategy = two_replicas() if replicas > 1 else tf.distribute.get_strategy()
+    with strategy.scope():
+        variables, optimizer, step = optimized(start, factors, optimizer(schedule), strategy)
+    oracles = {name: oracle(value, decays[name]) for name, value in start.items()}
     for number in range(23):
         gradients = {k: rng.normal(size=v.shape) for k, v in start.items()}
         step({k: tf.constant(g, tf.float32) for k, g in gradients.items()}, tf.constant(number != 7))
@@ -161,10 +169,9 @@ def test_a_rule_is_that_of_its_paper(rule, replicas):
         for index, (name, one) in enumerate(oracles.items()):
             expected = one.step(gradients[name], factors.get(name, 1.0) * float(schedule(one.t)))
             tolerances = dict(rtol=2e-5, atol=2e-6, err_msg=f"{name} {number}")
-            for copy in strategy.experimental_local_results(variables[name]):
-                np.testing.assert_allclose(copy.numpy(), expected, **tolerances)
+            check_values(strategy.experimental_local_results(variables[name]), expected, **tolerances)
             if optimizer.averages:
-                np.testing.assert_allclose(optimizer.averages[index].numpy(), one.average, **tolerances)
+                check_values([optimizer.averages[index]], one.average, **tolerances)
     assert all(np.abs(variables[name].numpy() - start[name]).max() > 1e-4 for name in start)  # far above the tolerance
 
 

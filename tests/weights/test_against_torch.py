@@ -1,4 +1,4 @@
-"""csrhddlam/axial-deeplab against ours, from the same file: logits of its four networks, and the same training.
+"""Our models equal csrhddlam/axial-deeplab's from the same file: the logits of four networks, and a training of one.
 
 AXIAL_TORCH names a Python with PyTorch, and CSRHDDLAM a checkout of the source. `scripts/test.sh -n 0 -m slow -s` with
 this file prints the figures of experiments/results/checks.md. Both sides also compute a training step in float64, where
@@ -30,10 +30,10 @@ TORCH, SOURCE = os.environ.get("AXIAL_TORCH"), os.environ.get("CSRHDDLAM")
 IMAGENETTE = DATA / "imagenette"
 NAMES = "axial26s", "axial50s", "axial50m", "axial50l"
 STEPS, BATCH = {"float32": 30, "float64": 1}, 8  # as in torch_side.py
-RATE = 0.05 * BATCH / 128  # the rate of its README for a batch of 128
+RATE = 0.05 * BATCH / 128  # csrhddlam's README has 0.05 for a batch of 128
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (TORCH and SOURCE), reason="AXIAL_TORCH and CSRHDDLAM name PyTorch and the source"),
+    pytest.mark.skipif(not (TORCH and SOURCE), reason="AXIAL_TORCH and CSRHDDLAM must name PyTorch and the source"),
     pytest.mark.skipif(not IMAGENETTE.is_dir(), reason=f"no data in {IMAGENETTE}"),
 ]
 
@@ -67,7 +67,7 @@ def write_batches(out):
 
 
 @pytest.fixture(scope="session")
-def theirs(tmp_path_factory):
+def run_torch_side(tmp_path_factory):
     """Function of (verb of torch_side.py, name of a network) that returns the folder with the outputs."""
 
     @functools.cache
@@ -89,7 +89,7 @@ def arrays(path, start=""):
 
 @pytest.fixture(params=["float32", "float64"])
 def precision(request, monkeypatch):
-    """The precision of our models. They have no float64, so for it the fixture replaces float32 everywhere."""
+    """The precision of our models. For float64, the fixture replaces float32 in TensorFlow and Keras."""
     if request.param == "float32":
         yield request.param
         return
@@ -111,7 +111,7 @@ def precision(request, monkeypatch):
     keras.backend.set_floatx("float32")
 
 
-def ours(out, precision="float32"):
+def converted(out, precision="float32"):
     """(task, model) of a converted file."""
     conversion = convert.csrhddlam(os.path.join(out, "net.pth"))
     card, backend = conversion.card, {"backend": "reference"} if precision == "float64" else {}
@@ -126,30 +126,30 @@ def ours(out, precision="float32"):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits(name, theirs):
+def test_logits(name, run_torch_side):
     """20 photos of 224x224: the top-1 is the same, and logits differ by less than 1e-4."""
-    out = theirs("logits", name)
-    _, model = ours(out)
+    out = run_torch_side("logits", name)
+    _, model = converted(out)
     photos, expected = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
     call = tf.function(model)
     logits = np.concatenate([call(tf.constant(photo[None]))["logits"] for photo in photos])
-    print(f"\nlogits: {np.abs(logits - expected).max():.1e}, of deviation {expected.std():.2f}")
-    assert len(photos) == 20 and (logits.argmax(1) == expected.argmax(1)).all()
-    assert np.abs(logits - expected).max() < 1e-4
+    worst = np.abs(logits - expected).max()
+    print(f"\nlogits: largest difference {worst:.1e}, standard deviation {expected.std():.2f}")
+    assert len(photos) == 20 and (logits.argmax(1) == expected.argmax(1)).all() and worst < 1e-4
 
 
 # === Training ===
 
 
-def test_the_same_training(theirs, precision):
+def test_the_same_training(run_torch_side, precision):
     """Plain gradient descent with label smoothing 0.1 on the same batches gives the same losses and weights."""
-    out = theirs("train", "axial26s")
+    out = run_torch_side("train", "axial26s")
     compare_training(train(out, precision), out, precision)
 
 
 def train(out, precision):
     """dict of losses, gradients and weights as in torch_side.py's files, by our names."""
-    task, model = ours(out, precision)
+    task, model = converted(out, precision)
 
     @tf.function
     def step(image, label):
@@ -175,7 +175,7 @@ def train(out, precision):
 
 
 def their_arrays(out, precision, what, shapes):
-    """The source's arrays of a kind, by our names."""
+    """The source's arrays under our names. `what` is 'gradient', or 'first' or 'last' for weights."""
     return csrhddlam_weights(arrays(os.path.join(out, f"{precision}.npz"), f"{what}/"), shapes)
 
 
@@ -183,7 +183,7 @@ def errors(actual, expected):
     """dict from names to the largest difference, divided by the tensor's largest value.
 
     Some tensors are 0 up to rounding: gradients of offsets before a batch norm, and means after one. Their differences
-    are divided by a thousandth of the median tensor's largest value.
+    have another divisor: a thousandth of the median of all tensors' largest values.
     """
     assert set(actual) == set(expected)
     sizes = {name: np.abs(a).max() for name, a in expected.items()}

@@ -44,9 +44,9 @@ def split_page(text):
     return yaml.safe_load(head), body
 
 
-def test_the_page_says_all():
-    """A card with every field: the head has its scores without empty ones, and the page has everything."""
-    card = msgspec.structs.replace(
+def full_card():
+    """A card with every field, whose second result also has an empty score and NaN."""
+    return msgspec.structs.replace(
         make_card(NANO, 3, (33, 33), spec=SPEC),
         scores={"top1": 0.25},
         scored_split="val",
@@ -59,15 +59,18 @@ def test_the_page_says_all():
         parameters=1234,
         weights="ef" * 32,
     )
-    head, body = split_page(page(card, "safetensors", {"a.safetensors": "cd" * 32}))
+
+
+def test_the_page_says_all():
+    """The head of a full card's page has all scores but the empty ones, and its body has everything."""
+    head, body = split_page(page(full_card(), "safetensors", {"a.safetensors": "cd" * 32}))
     assert head["license"] == "cc-by-4.0" and head["library_name"] == "axial" and head["datasets"] == ["three"]
     assert head["pipeline_tag"] == "image-classification" and "safetensors" in head["tags"]
     (model,) = head["model-index"]
     assert model["name"] == "axial_resnet_nano"
     results = [(one["dataset"]["split"], one["metrics"]) for one in model["results"]]
-    assert [split for split, _ in results] == ["val", "test"]
-    assert results[0][1] == [{"type": "top1", "name": "top1", "value": 0.25}]
-    assert [metric["type"] for metric in results[1][1]] == ["top1"]
+    metric = {"type": "top1", "name": "top1"}
+    assert results == [("val", [{**metric, "value": 0.25}]), ("test", [{**metric, "value": 0.5}])]
     for words in (
         *("# axial_resnet_nano", "a, b, c", "33x33 pixels", "123.675", "ab" * 32, "cd" * 32, "ef" * 32, "1,234"),
         "On the split `val` of three, 12 records, on which this checkpoint was chosen as its run's best:",

@@ -24,9 +24,8 @@ def write_checkpoint(arrays, prefix):
                 setattr(node, name, tf.Module())
             node = getattr(node, name)
         setattr(node, last, tf.Variable(array))
-    return tf.train.Checkpoint(**{name: getattr(root, name) for name in {p.split("/")[0] for p in arrays}}).write(
-        prefix
-    )
+    top = {name: getattr(root, name) for name in {path.split("/")[0] for path in arrays}}
+    return tf.train.Checkpoint(**top).write(prefix)
 
 
 ARRAYS = {
@@ -72,14 +71,12 @@ def cut(path, fraction):
     path.write_bytes(data[: int(len(data) * fraction)])
 
 
-def test_harm_is_one_line(folder, tmp_path):
-    """Missing, damaged, ambiguous and hostile files: InputError of one line, which names the path."""
-    packed = archive(folder, tmp_path / "cut.tar.gz", str)
-    cut(packed, 0.5)
-    two = tmp_path / "two"
-    two.mkdir()
+def write_bad_files(folder, tmp_path):
+    """Writes an archive cut short, a folder of two checkpoints, hostile archives, and checkpoints cut short."""
+    cut(archive(folder, tmp_path / "cut.tar.gz", str), 0.5)
+    (tmp_path / "two").mkdir()
     for name in "ckpt-1", "ckpt-2":
-        write_checkpoint(ARRAYS, str(two / name))
+        write_checkpoint(ARRAYS, str(tmp_path / "two" / name))
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
         for name in "a", "b":
             tar.add(folder / "ckpt-7.index", f"{name}/ckpt-7.index")
@@ -88,24 +85,25 @@ def test_harm_is_one_line(folder, tmp_path):
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(entry)
     for name in ("ckpt-7.index", "ckpt-7.data-00000-of-00001"):
-        short = tmp_path / name
-        short.mkdir()
-        for file in folder.iterdir():
-            shutil.copy(file, short)
-        cut(short / name, 0.7)
-    for path, words in (
-        (packed, "not a whole"),
-        (tmp_path / "missing.tar.gz", "no such file"),
-        (tmp_path / "missing", "no such checkpoint"),
-        (tmp_path / "link.tar", "holds 0 checkpoints"),
-        (tmp_path / "ckpt-7.index", "cut short|not a whole checkpoint"),
-        (tmp_path / "ckpt-7.data-00000-of-00001", "cut short|not a whole checkpoint"),
-        (two, "holds 2 checkpoints: ckpt-1, ckpt-2"),
-        (tmp_path / "twice.tar", "two files called ckpt-7.index"),
+        cut(shutil.copytree(folder, tmp_path / name) / name, 0.7)
+
+
+def test_harm_is_one_line(folder, tmp_path):
+    """Missing, damaged, ambiguous and hostile files: InputError of one line, which names the path."""
+    write_bad_files(folder, tmp_path)
+    for name, words in (
+        ("cut.tar.gz", "not a whole"),
+        ("missing.tar.gz", "no such file"),
+        ("missing", "no such checkpoint"),
+        ("link.tar", "holds 0 checkpoints"),
+        ("ckpt-7.index", "cut short|not a whole checkpoint"),
+        ("ckpt-7.data-00000-of-00001", "cut short|not a whole checkpoint"),
+        ("two", "holds 2 checkpoints: ckpt-1, ckpt-2"),
+        ("twice.tar", "two files called ckpt-7.index"),
     ):
         with pytest.raises(InputError, match=words) as error:
-            read_checkpoint(str(path))
-        assert str(path) in str(error.value) and "\n" not in str(error.value)
+            read_checkpoint(str(tmp_path / name))
+        assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
 
 
 # === Which checkpoint a folder has ===

@@ -15,7 +15,7 @@ from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import GOLDEN
 
-FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # a file of its train.py, with 1, 2, 1, 1 blocks at width 0.125
+FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # csrhddlam's train.py wrote it, with 1, 2, 1, 1 blocks at width 0.125
 TOLERANCE = 1e-4
 
 
@@ -66,8 +66,8 @@ def test_a_larger_photo_is_warned_of(restored):
         restored(tf.zeros([1, 257, 225, 3]))
 
 
-def test_back_to_pytorch_is_the_same(folder, tmp_path):
-    """Names, shapes, dtypes and values of all tensors but counts and offsets of logits, which are 0."""
+def test_converting_back_to_pytorch_keeps_the_tensors(folder, tmp_path):
+    """All tensors keep name, shape and dtype. They keep their values, except for batch counts and offsets of logits."""
     path = tmp_path / "back.pth"
     count = convert.write_csrhddlam(str(folder), str(path))
     theirs, back = read_state_dict(FILE), read_state_dict(str(path))

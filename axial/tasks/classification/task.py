@@ -29,7 +29,7 @@ class ClassificationData(Checked):
     """Splits, crops and augmentation of a classifier's input pipeline.
 
     Crops and flips depend only on the seed, so a resumed run repeats them. The policy, mixup, cutmix and erasing are
-    tf-models-official's. They use TensorFlow's global random generators, so a resumed run draws other ones.
+    tf-models-official's. They draw from TensorFlow's global random generators, so a resumed run does not repeat them.
 
     Attributes:
         train_split, eval_split: names of the training and the evaluation split.
@@ -151,7 +151,7 @@ class ClassificationMetrics(ConfusionMetrics):
         super().__init__(spec, shard)
         self.top5 = 0
         self.right = np.zeros(BINS, np.int64)  # number of correct photos in each bin
-        self.confidences = [[] for _ in range(BINS)]  # kept, so that `fsum` gives the same in any order
+        self.confidences = [[] for _ in range(BINS)]  # all values, as `fsum` gives the same sum in any order
 
     def update(self, example, prediction):
         """Adds one photo. Returns its best classes, at most five, as a list of (class index, probability).
@@ -234,10 +234,11 @@ class ClassPredictionWriter(PredictionWriter):
     kind, schema = "classification", ClassifiedPhoto
 
     def check(self, where, annotations):
+        last = self.spec.num_classes - 1
         for photo in annotations:
             for guess in photo.best:
-                if guess.index >= self.spec.num_classes:
-                    raise InputError(f"{where}: {photo.file_name} has class {guess.index} of {self.spec.num_classes}")
+                if guess.index > last:
+                    raise InputError(f"{where}: {photo.file_name} has class index {guess.index}, expected 0 to {last}")
 
     def add(self, example, best):
         """Adds one photo."""
@@ -359,8 +360,8 @@ class ClassificationTask(Task):
         return scores["top1"]
 
     def losses(self, model, batch, whole=None):
-        """dict of the loss of a train step, 'total'."""
-        del whole  # the loss is a mean over images, which needs no counts
+        """dict with the loss of a train step as 'total'."""
+        del whole  # the loss is a mean over images, so it needs no counts of the global batch
         logits = model(batch["image"], training=True)[LOGITS]
         labels = batch["label"] * (1 - self.label_smoothing) + self.label_smoothing / self.spec.num_classes
         return {"total": tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))}

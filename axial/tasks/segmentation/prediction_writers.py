@@ -1,8 +1,8 @@
 """Segmentations on disk: in COCO's panoptic format, and for the benchmark servers of COCO and Cityscapes.
 
 COCO's format has a PNG of segment ids for each photo, and one JSON. It lacks the scores of segments, which AP needs,
-and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment, and to each
-annotation 'semantic', the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both.
+and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment. It also adds
+'semantic' to each annotation: the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both.
 """
 
 import os
@@ -87,7 +87,7 @@ class CocoPredictionWriter(PredictionWriter):
         )
 
     def decoded(self, index):
-        """(`Segments` of photo number `index`, read from its PNG, None)."""
+        """A tuple of the `Segments` of photo number `index`, read from its PNG, and None for its class indices."""
         annotation = self.annotations[index]
         folder = output_folder(self.folder, self.pictures, "--split")
         path = inside(folder, annotation["file_name"], "a state's annotations: file_name")
@@ -241,7 +241,7 @@ class CityscapesPredictionWriter:
         if not set(spec.category_ids) <= set(CITYSCAPES.category_ids):
             raise InputError(
                 f"{folder}: Cityscapes' server takes cityscapes' classes, these are {spec.name}'s; "
-                "for COCO's, --results_dir and axial-convert zip"
+                "for COCO's server, use --results_dir and then axial-convert zip"
             )
         self.folder, self.spec = folder, spec
         self.title = f"cityscapes_panoptic_{split}"
