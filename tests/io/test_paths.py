@@ -91,7 +91,6 @@ REVIEWED = {
         ("data/converters/folder.py", "folder_items", "layer"),
         ("data/converters/mapillary.py", "mapillary_items", "f'panoptic_{year}.json'", "version"),
         ("data/convert.py", "convert_sample", "name"),
-        ("data/specs.py", "_packaged_spec", "*names"),
         ("data/converters/mapillary.py", "mapillary_spec", "n", "names[0]"),
         ("data/service.py", "__init__", "f'{used:012d}-{service.job}-{host:05d}'"),
         ("tasks/segmentation/cityscapes_scores.py", "_truth", "f'*_{kind}.png'"),
