@@ -11,7 +11,7 @@ from axial.io.check import convert_argument, hints_of
 
 
 def _nested(field, value):
-    """dict from the field names of a nested dataclass to their flat names."""
+    """dict from the name of each field of a nested dataclass, the value of `field`, to its flat name."""
     return {each.name: field.name if each.name == "name" else each.name for each in dataclasses.fields(value)}
 
 
@@ -34,7 +34,7 @@ def flatten(options):
 
 
 def replace(options, flat):
-    """A copy of the options with the values of a flat dict. Names that `options` do not have are ignored.
+    """A copy of the options with the values of a flat dict. Names that are no option are ignored.
 
     Raises:
         InputError: a value does not have the type or the range of its field.
