@@ -84,8 +84,8 @@ def combine(mean, variance, count, *, group=0):
 def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
     """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns them.
 
-    Without groups all replicas have equal moving statistics. A checkpoint stores those of the first replica, because an
-    average of equal numbers can be rounded.
+    Without groups all replicas have equal moving statistics. So a read across replicas takes the first replica's
+    values. An average of equal numbers could be rounded.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
     moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)

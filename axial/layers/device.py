@@ -28,7 +28,7 @@ _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 def on_cpu():
-    """True without an accelerator and outside of `portable`. Some operations have an implementation for CPUs only."""
+    """True without an accelerator and outside of `portable`. Some operations have a separate form for CPUs."""
     return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 

@@ -351,7 +351,8 @@ def _like(key, count, rows, grid):
 def in_chunks(compute, chunks, shared, like, *, training=False):
     """Calls compute(i, chunk i, shared) for one chunk after the other, and stacks the results.
 
-    The backward pass calls it again for each chunk. Inference unrolls up to `MOST_UNROLLED` chunks, because TFLite files with a loop fail or have large errors.
+    The backward pass calls it again for each chunk. Inference unrolls up to `MOST_UNROLLED` chunks, because TFLite
+    files with a loop fail or have large errors.
 
     Args:
         compute: function that closes over no variable.
@@ -393,7 +394,7 @@ def _sizes(shape):
 
 
 def _gradients(compute, chunks, shared, upstream):
-    """The gradients of `in_chunks`, in the order of its flat inputs. Those of `shared` are summed in a wide dtype."""
+    """The gradients of `in_chunks`, in the order of its flat inputs. Gradients of `shared` add up in a wide dtype."""
     count = upstream.shape[0]
 
     def step(i, chunk_gradients, shared_gradients):
