@@ -187,7 +187,7 @@ class BatchNorm(Layer):
 
         Args:
             total, squares: sums of x and of x^2 on this replica, [C].
-            count: number of summands of each sum.
+            count: number of values in each sum.
         """
         mean, scale = global_scale_from_sums(self, total, squares, count)
         return scale, self.beta - mean * scale

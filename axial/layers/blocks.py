@@ -34,8 +34,8 @@ class AxialPair(Layer):
         norm: `BatchNormConfig`, or None for the folded layers.
         strides: stride along both axes. With 2, the block drops every second row after the height layer and every
             second column after the width layer, as in the paper.
-        average_pool: whether the block averages 2x2 pixels after the width layer and drops none, as in the authors'
-            PyTorch code.
+        average_pool: whether the block averages 2x2 pixels after the width layer and drops no pixels, as in the
+            authors' PyTorch code.
         attention: `AttentionOptions`, or a dict of its fields.
         activation: see `Conv`.
         max_distance: see `AttentionSpec`.
@@ -138,7 +138,7 @@ def run_block(block, run, x, *, training, built):
 
 
 class ResidualBlock(Layer):
-    """A branch plus the shortcut, then the activation. Subclasses define the method `branch`, which has the strides.
+    """A branch plus the shortcut, then the activation. Subclasses define `branch`, which applies the strides.
 
     Args:
         filters: channels of the output.

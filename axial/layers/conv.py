@@ -56,7 +56,7 @@ def _can_use_rows(x):
 class RowsConv2D(keras.layers.Conv2D):
     """Keras' convolution. On a TPU, the rows of all images form one batch of images with a single row.
 
-    A TPU fills its vectors with the batch, so one or two images would leave most of each vector and of memory empty.
+    A TPU fills its vectors with the batch, so one or two images would leave most of each vector and memory tile empty.
     The rows that a kernel sees become channels: a k x k kernel on C channels becomes a 1 x k kernel on k C channels.
     Fewer than `FULL_BATCH` images are convolved one after the other, because their rows together seldom fill whole
     tiles. A 1x1 convolution is a matrix product over all pixels.
@@ -130,7 +130,7 @@ class Conv(Layer):
     Args:
         filters: output channels; None for a depthwise convolution.
         kernel: odd side of the kernel.
-        norm: `BatchNormConfig`. None for a bias in place of the batch norm, as in a head's last layer or folded models.
+        norm: `BatchNormConfig`, or None for a bias in its place, as in the last layer of a head and in folded models.
         strides, dilation: stride and dilation rate of the convolution along both axes.
         relu: whether an activation follows.
         activation: one of `ACTIVATIONS`.

@@ -116,7 +116,7 @@ def has_kernels():
     """Whether jax is installed, and libtpu and the TPU are new enough for the kernels. If not, warns once."""
     lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        # Older releases had TensorFlow's version numbers, such as 2.18.0.
+        # Older releases of libtpu had TensorFlow's version numbers, such as 2.18.0.
         if not Version(OLDEST_LIBTPU) <= Version(version := importlib.metadata.version("libtpu")) < Version("1"):
             lacks = f"libtpu {version} is too old"
     if (tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
@@ -147,7 +147,7 @@ def portable():
 
 
 def local_replicas(strategy):
-    """The number of a strategy's replicas that this process controls: all, except with several workers."""
+    """The number of a strategy's replicas that this process controls: all replicas, except with several workers."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return len(strategy.extended.worker_devices)
     return strategy.num_replicas_in_sync

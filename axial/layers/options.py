@@ -1,8 +1,9 @@
 """Conversion between frozen dataclasses of options and flat dicts.
 
-Each family of layers has a dataclass of options, which is made once and passed down whole. Recipes, `build_model` and
-saved models name all options of a network in one flat dict. A nested dataclass contributes its own fields to the dict.
-The dict stores the field `name` of a nested dataclass under the name of the outer field that holds the dataclass.
+Each family of layers has a dataclass of options. A model makes it once and passes it down to its layers. Recipes,
+`build_model` and saved models name all options of a network in one flat dict. A nested dataclass contributes its own
+fields to the dict. The dict stores the field `name` of a nested dataclass under the name of the outer field that holds
+the dataclass.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted run.
 
-This holds if both runs or neither of them compile the step with XLA, because XLA draws other numbers from the same key.
+This holds if XLA compiles the step in both runs or in neither, because XLA draws different numbers from the same key.
 """
 
 import contextlib

@@ -155,7 +155,7 @@ class AttentionSpec:
         return Windows(height, width, self.axis, None if whole else span)
 
     def add_tables(self, layer: Layer) -> dict[str, tf.Variable]:
-        """Adds the position tables to a layer that is being built. Returns a dict from the name of each table to it.
+        """Adds the position tables to a layer that is being built. Returns a dict of the tables by name.
 
         A square has two tables per use, one for row offsets and one for column offsets. r_{p-o} is the sum of one row
         of the first and one row of the second.

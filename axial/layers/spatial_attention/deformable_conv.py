@@ -227,7 +227,7 @@ class DeformableConv(Layer):
         strides, dilation: stride and dilation rate of the convolution and of the convolution that makes the offsets.
         groups: number of groups of the convolution. It divides the channels and the filters.
         offset_groups: number of groups of channels with separate offsets. It divides the channels.
-        modulation: one of `MODULATIONS`. 'none' is v1, the others are v2.
+        modulation: one of `MODULATIONS`. 'none' is v1. The other values are v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.
         offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.

@@ -236,7 +236,7 @@ def gradient_sums(tiling, interpret, d, content, position):
 
 
 def outputs(tiling, interpret, x, affine, tables):
-    """The content and the position output [P, H*E], and the sums of both and of their squares [4, H*E].
+    """The content and the position output [P, H*E], and the sums of the outputs and of their squares [4, H*E].
 
     Args:
         tiling: `Tiling`.

@@ -238,7 +238,7 @@ class Gradient:
     Args:
         tiling, program: `Tiling` and `Program`.
         x, affine: refs of the previous program's pixels and of their batch norm.
-        d_x, d_affine: refs of the gradients of both.
+        d_x, d_affine: refs of the gradients of x and of affine.
         total: ref of the scratch.
         more: ref of another gradient of x, or None.
     """
