@@ -31,7 +31,7 @@ def subsample(x, rows, columns):
 def run_nonempty(run, x):
     """run(x) for maps [N, h, w, C] whose N may be 0.
 
-    For an empty batch, oneDNN's convolutions return the shape of their input, and the gradient of its maximum aborts
+    For an empty batch, oneDNN's convolutions return their input's shape, and the gradient of its max pooling aborts
     the process. So if N is not static, an image of zeros replaces an empty batch, and its result is dropped. TensorFlow
     fuses a convolution only with operations inside `run`.
     """

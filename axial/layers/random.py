@@ -16,9 +16,7 @@ _source = contextvars.ContextVar("source", default=None)
 
 @contextlib.contextmanager
 def seeded(seed, step, replica):
-    """Within this context, the random numbers of layers depend only on the seed, the step and the replica.
-
-    They also depend on whether XLA compiles the step.
+    """Within this context, the random numbers of layers depend only on the arguments and on whether XLA compiles.
 
     Args:
         seed: int.

@@ -96,7 +96,10 @@ def _sums_backward(tiling, program, *refs):
 
         @functools.cache
         def terms_of(start, stop):
-            """`Terms` of a group, [q, k, center] [C, .] each, and lists for the gradients of content, q, k, center."""
+            """`Terms` of a group, its q, k and center [C, .], and four lists for the gradients of its heads.
+
+            The lists collect the gradients of content, q, k and center.
+            """
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
             return terms, [turn_over(x) for x in (terms.q, terms.k, terms.center)], ([], [], [], [])
 

@@ -1,4 +1,4 @@
-"""The grid of a kernel: which pixels each program computes, and what it reads and writes."""
+"""The grid of a kernel: which pixels each program computes, and which arrays it reads and writes."""
 
 import dataclasses
 import functools

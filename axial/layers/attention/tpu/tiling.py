@@ -27,7 +27,8 @@ from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join,
 # Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. It is more than for other kernels
 # (`pallas.FAST_MEMORY`), because the projection of XL's last stage and its gradient need 48 MiB.
 FAST_MEMORY = 100 * 2**20
-# Bound on the numbers that the largest kernel holds per channel of q, k or v. In bfloat16, 2,048 channels take 23 MiB.
+# Upper bound on how many numbers the largest kernel holds per channel of q, k and v. In bfloat16, 2,048 channels take
+# 23 MiB.
 CHANNEL_FACTOR = 6 * 2**10
 WINDOWS = 2  # number of windows of a program
 ROWS = WINDOWS * LANES  # number of pixels of a program
