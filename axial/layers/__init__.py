@@ -1,8 +1,8 @@
 """The public layers. Import them from here: `from axial.layers import AxialAttention`.
 
-They are tf_keras layers (`import tf_keras as keras`). Importing the first layer imports TensorFlow and all layers, so
-that tf_keras knows them when it loads a model. The letters of their shapes are N images or sentences, h x w pixels, L
-or M tokens and C channels. A name in a shape is an argument of the constructor. An example:
+Every layer is a tf_keras layer (`import tf_keras as keras`). The import of the first layer imports TensorFlow and all
+layers, so that tf_keras can find them when it loads a model. Letters of the shapes: N images or sentences, h x w
+pixels, L or M tokens, C channels. A word in a shape, such as `filters`, is an argument of the constructor. An example:
 
     >>> import tensorflow as tf
     >>> import tf_keras as keras
@@ -19,7 +19,7 @@ import typing
 
 from axial.errors import check_docstrings
 
-if typing.TYPE_CHECKING:  # what `__getattr__` imports
+if typing.TYPE_CHECKING:  # for type checkers: the names that `__getattr__` imports
     from axial.layers.attention.layer import AxialAttention as AxialAttention
     from axial.layers.attention.layer import LocalAttention as LocalAttention
     from axial.layers.batch_norm import BatchNorm as BatchNorm

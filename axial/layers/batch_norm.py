@@ -18,8 +18,8 @@ class BatchNormConfig(Checked):
     Attributes:
         momentum: weight of the old moving statistics in each update (1 - momentum in PyTorch).
         epsilon: constant that is added to the variance before the square root.
-        unbiased: whether the moving variance averages N / (N - 1) times the batch variance, as in PyTorch and in
-            TensorFlow's fused op. DeepLab2's attention layers average the batch variance. Training outputs are equal.
+        unbiased: whether the moving variance averages the unbiased batch variance, as in PyTorch and in TensorFlow's
+            fused op. DeepLab2's attention layers average the biased one. The outputs in training are the same.
         group: number of replicas that share statistics, a divisor of the number of replicas; 0 for all replicas.
         frozen: whether training uses the moving statistics and does not update them.
     """
@@ -35,10 +35,10 @@ Norm = BatchNormConfig | None  # None for a layer with folded batch norms
 
 
 def all_reduce_sums(*values, group=0):
-    """Sums each tensor over the replicas of the current strategy. It has a gradient.
+    """Sums each tensor over the replicas of the current strategy. The sums are differentiable.
 
     Args:
-        group: number of neighbouring replicas that share a sum; 0 for all.
+        group: number of neighbouring replicas that share a sum; 0 for all replicas.
 
     Raises:
         InputError: `group` does not divide the number of replicas.
@@ -54,17 +54,17 @@ def all_reduce_sums(*values, group=0):
     total = tf.distribute.ReduceOp.SUM
     if groups == 1:
         return context.all_reduce(total, list(values))
-    # Each group reduces its own row, because not every strategy can reduce within groups.
+    # All replicas reduce a tensor with one row per group, because not every strategy can reduce within groups.
     group_index = context.replica_id_in_sync_group // group
     rows = [tf.tensordot(tf.one_hot(group_index, groups, dtype=x.dtype), x, 0) for x in values]
     return [tf.gather(x, group_index) for x in context.all_reduce(total, rows)]
 
 
 def combine(mean, variance, count, *, group=0):
-    """(mean, biased variance, count) of all replicas, from the statistics of each. It has a gradient.
+    """(mean, biased variance, count) over all replicas, from the statistics of this replica. It is differentiable.
 
-    It sums the means first, then the variances and the squared distances of the means (Chan, Golub and LeVeque, 1979).
-    Sums of squares would lose a variance that is far below the square of the mean.
+    It sums the means first, then the variances and the squared distances of the means from the global mean (Chan, Golub
+    and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
 
     Args:
         group: see `all_reduce_sums`.
@@ -73,9 +73,9 @@ def combine(mean, variance, count, *, group=0):
     if context is None or context.num_replicas_in_sync == 1:
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
-    total = tf.maximum(total, 1.0)  # no replica may have an image
+    total = tf.maximum(total, 1.0)  # it is 0 if no replica has an image
     together = sums / total
-    # The global mean minimises the squared distances, so their gradient through it is zero.
+    # The global mean minimises the sum of the squared distances, so the gradient through the global mean is zero.
     apart = tf.square(mean - tf.stop_gradient(together))
     (squares,) = all_reduce_sums((variance + apart) * count, group=group)
     return together, squares / total, total
@@ -84,7 +84,8 @@ def combine(mean, variance, count, *, group=0):
 def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
     """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns them.
 
-    Without groups the moving statistics of all replicas are equal. Averaging equal numbers would round them.
+    Without groups all replicas have equal moving statistics. So a read across replicas takes the first replica's
+    values. An average of equal numbers could be rounded.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
     moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
@@ -104,7 +105,7 @@ def global_scale(norm, mean, variance, count):
 
 
 def global_scale_from_sums(norm, total, squares, count):
-    """`global_scale`, from the sums of `count` numbers and of their squares."""
+    """`global_scale` of `count` numbers, from their sum `total` and the sum of their squares `squares`."""
     mean, square = (x / tf.maximum(count, 1.0) for x in (total, squares))  # a replica may have no image
     return global_scale(norm, mean, tf.maximum(square - mean * mean, 0.0), count)
 
@@ -112,13 +113,14 @@ def global_scale_from_sums(norm, total, squares, count):
 class BatchNorm(Layer):
     """Normalises each channel by its mean and variance over all replicas, or over a group of replicas.
 
-    Keras' layer is either fused or synchronised, with different moving variances. This layer is fused on one replica
-    and synchronised on several. `config.unbiased` decides the moving variance in both cases. Statistics are float32
-    under every policy except float64. A layer that is not trainable runs as in inference.
+    Keras' layer is either fused or synchronised, and the two variants have different moving variances. This layer uses
+    the fused op on one replica and synchronised statistics on several. `config.unbiased` decides the moving variance in
+    both cases. Statistics are float32 under every policy except float64. A layer that is not trainable runs as in
+    inference.
 
     Args:
         config: `BatchNormConfig`.
-        gamma_initializer: initializer of gamma. With 'zeros' the output starts at zero, as for a residual branch.
+        gamma_initializer: initializer of gamma. With 'zeros' the output starts at zero, for a residual branch.
 
     Shapes:
         x: [..., C]
@@ -163,7 +165,7 @@ class BatchNorm(Layer):
             is_training=bool(training),
         )
         if training:
-            # The op returns the unbiased variance.
+            # The op returns the unbiased variance, and `update_moving` expects the biased one.
             variance = variance * (count - 1) / tf.maximum(count, 1.0)
             moving = self.moving_mean, self.moving_variance
             update_moving(self.config, *moving, mean=mean, variance=variance, count=count)
@@ -171,8 +173,8 @@ class BatchNorm(Layer):
 
     def _by_batch(self, x):
         axes = list(range(x.shape.rank - 1))
-        # Statistics of the distances from the first pixel. Squares of the numbers would lose a variance that is far
-        # below the square of the mean. A replica may have no image.
+        # The statistics are of the distances from the first pixel. Squares of the numbers themselves would round away
+        # a variance that is far below the square of the mean. Without images, the first pixel counts as zero.
         origin = tf.stop_gradient(tf.reduce_sum(widen(x[(slice(1),) * len(axes)]), axes))
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))
@@ -181,17 +183,17 @@ class BatchNorm(Layer):
         return tf.cast(distance * scale + (self.beta - (mean - origin) * scale), x.dtype)
 
     def affine(self, total: tf.Tensor, squares: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """(scale, shift), [C], of the batch norm in training. Updates the moving statistics.
+        """(scale, shift), [C] each, of the batch norm in training. Updates the moving statistics.
 
         Args:
             total, squares: sums of x and of x^2 on this replica, [C].
-            count: number of summands of each sum.
+            count: number of values in each sum.
         """
         mean, scale = global_scale_from_sums(self, total, squares, count)
         return scale, self.beta - mean * scale
 
     def folded(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """(scale, shift), [C], of the batch norm in inference."""
+        """(scale, shift), [C] each, of the batch norm in inference."""
         scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.config.epsilon)
         return scale, self.beta - self.moving_mean * scale
 
@@ -199,7 +201,8 @@ class BatchNorm(Layer):
 class LogitNorm(Layer):
     """The scales [terms, H] by which batch norms multiply logits: gamma / sqrt(variance + epsilon).
 
-    Softmax ignores the mean and the offset of a batch norm. Other implementations use the moving mean.
+    Softmax ignores the mean and the beta of a batch norm. The layer still stores the moving mean, because other
+    implementations use it.
 
     Args:
         shape: [number of logit terms, number of heads].

@@ -19,7 +19,7 @@ def make_attention(spec, norm, name, inner_norm=True):
 
 
 def _read_options(attention, make_options, beside, value):
-    """(options, value of the argument `beside`). Configs of axial 0.2 have both in one dict."""
+    """(options, value of the argument named `beside`). Configs of axial 0.2 store both in the dict `attention`."""
     if isinstance(attention, AttentionOptions):
         return attention, value
     given = {beside: value, **(attention or {})}
@@ -32,9 +32,10 @@ class AxialPair(Layer):
     Args:
         key_channels, value_channels: see `AxialAttention`.
         norm: `BatchNormConfig`, or None for the folded layers.
-        strides: with 2, drops every second row after the height layer and every second column after the width layer,
-            as in the paper.
-        average_pool: whether to average 2x2 pixels after the width layer instead, as in the authors' PyTorch code.
+        strides: stride along both axes. With 2, the block drops every second row after the height layer and every
+            second column after the width layer, as in the paper.
+        average_pool: whether the block averages 2x2 pixels after the width layer and drops no pixels, as in the
+            authors' PyTorch code.
         attention: `AttentionOptions`, or a dict of its fields.
         activation: see `Conv`.
         max_distance: see `AttentionSpec`.
@@ -125,9 +126,10 @@ class StridedLocalAttention(Layer):
 
 
 def run_block(block, run, x, *, training, built):
-    """run(x), or with `drop_path` run(x, scale of each image's branch), rematerialised if the block's `recompute` says.
+    """run(x), or in training with `drop_path` run(x, branch_scale) with a random scale [N, 1, 1, 1] of the branch.
 
-    The scale is drawn outside of `run`, so that rematerialisation uses the same random numbers.
+    Training rematerialises a built block if `block.recompute` is 'block'. The scale is drawn outside of `run`, so that
+    rematerialisation uses the same random numbers.
     """
     inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
     if training and block.recompute == "block" and built:
@@ -136,7 +138,7 @@ def run_block(block, run, x, *, training, built):
 
 
 class ResidualBlock(Layer):
-    """A branch plus the shortcut, then the activation. Subclasses define `branch`, with the strides.
+    """A branch plus the shortcut, then the activation. Subclasses define `branch`, which applies the strides.
 
     Args:
         filters: channels of the output.
@@ -194,8 +196,8 @@ class Bottleneck(ResidualBlock):
     Args:
         inner_filters: channels after the first convolution.
         filters, norm, strides: see `ResidualBlock`.
-        middle: the spatial layer, with the strides and a final activation.
-        stride_first: whether the first convolution has the strides instead (He et al., CVPR 2016).
+        middle: the spatial layer. It applies the strides and ends with an activation.
+        stride_first: whether the first convolution applies the strides in place of `middle` (He et al., CVPR 2016).
         **kwargs: further arguments of `ResidualBlock`.
 
     Shapes:
@@ -236,7 +238,7 @@ class BasicBlock(ResidualBlock):
 
     Args:
         filters, norm, strides: see `ResidualBlock`.
-        dilation: of both convolutions.
+        dilation: dilation rate of both convolutions.
         **kwargs: further arguments of `ResidualBlock`.
 
     Shapes:

@@ -22,7 +22,7 @@ from axial.errors import InputError
 from axial.io.show import say
 from axial.layers import options
 
-# The entries that tf_keras adds to a layer's config, and the initial weights, which it leaves out.
+# The entries that tf_keras adds to a layer's config, and the argument `weights` (initial weights), which it leaves out.
 _COMMON = ("name", "trainable", "dtype", "batch_input_shape", "weights")
 _KINDS = {
     "layers": keras.layers.Layer,
@@ -39,7 +39,7 @@ class NoConfig(InputError, NotImplementedError):
 
 @functools.cache
 def _tell_type(floats):
-    """Says once that Keras is set to another dtype than float32, which another program may have done."""
+    """Prints once that Keras is set to float16 or float64. Another program may have set it."""
     if floats in ("float16", "float64"):
         setting = "floatx of ~/.keras/keras.json, set_floatx or the global policy"
         say(f"layers without a dtype compute in {floats}, as Keras is set ({setting})", error=True)
@@ -51,7 +51,7 @@ _dtype = contextvars.ContextVar("dtype", default=None)
 class _Policies(type):
     """The metaclass of layers and models. Sublayers that a constructor makes get the layer's dtype policy by default.
 
-    It takes the argument `dtype`, so constructors do not.
+    The metaclass handles the argument `dtype`, so constructors do not declare it.
     """
 
     def __call__(cls, *args, dtype=None, **kwargs):
@@ -67,7 +67,7 @@ class _Policies(type):
 class Configured(metaclass=_Policies):
     """Mixin of layers and models; see the module's docstring. tf_keras registers subclasses as 'axial>NAME'.
 
-    A config holds the `trainable` of the whole layer, but not of its sublayers.
+    A config holds the value of `trainable` of the whole layer, but not the values of its sublayers.
 
     Attributes:
         defaults: the default of the argument `options`, a dataclass; None for classes without this argument.
@@ -82,12 +82,13 @@ class Configured(metaclass=_Policies):
 
     def __new__(cls, *args, **kwargs) -> Any:
         layer: Any = super().__new__(cls, *args, **kwargs)
-        # A partial, because TensorFlow does not track or wrap its contents. So checkpoint keys stay the same.
+        # The arguments are in a partial, because TensorFlow does not track or wrap its contents. So they do not change
+        # the keys of checkpoints.
         layer._made_by = functools.partial(cls, **_by_name(cls, args, kwargs))
         return layer
 
     def __init__(self, **kwargs):
-        if "dtype" in kwargs:  # from a user's subclass; its sublayers get the same
+        if "dtype" in kwargs:  # passed by a user's subclass, whose sublayers get the same dtype
             _dtype.set(kwargs["dtype"])
         super().__init__(**{"dtype": _dtype.get(), **kwargs})
 
@@ -154,10 +155,10 @@ class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
     def sized(self, x: tf.Tensor, built: Any = None) -> tf.Tensor:
-        """x with the static size that the layer was built for, if Keras has lost it, as for a generator's batches.
+        """x with the static size for which the layer was built, if Keras has lost it, as in a generator's batches.
 
         `built` is the shape with this size, by default the shape of the layer's first input. In the scratch graph in
-        which Keras makes a functional model, sizes stay unknown, because the user chose them.
+        which Keras makes a functional model, unknown sizes stay unknown, because the user chose them.
         """
         graph, built = getattr(tf.compat.v1.get_default_graph(), "name", ""), built or self._build_input_shape
         if x.shape[1:].is_fully_defined() or not built or graph.endswith("_scratch_graph"):
@@ -166,7 +167,7 @@ class Layer(Configured, keras.layers.Layer):
 
 
 class Model(Configured, keras.Model):
-    """A Keras model with a config. Loading builds it for the inputs of its first call."""
+    """A Keras model with a config. Loading builds it for the input shapes of the saved model's first call."""
 
     def get_build_config(self) -> dict | None:
         spec = self.save_spec()
@@ -177,7 +178,7 @@ class Model(Configured, keras.Model):
 
 
 def _by_name(cls, args, kwargs):
-    """The arguments of a constructor by name, including defaults, because a later version may change them."""
+    """dict of a constructor's arguments, including the defaults, because a later version may change the defaults."""
     names, defaults = _parameters(cls)
     return {**defaults, **dict(zip(names, args)), **kwargs}
 
@@ -198,7 +199,7 @@ def _parameters(cls):
 
 
 def _described(value, where):
-    """The JSON form of an argument, from which `_restored` makes it again. `where` names it in messages."""
+    """The JSON form of an argument, from which `_restored` makes the argument. `where` names it in messages."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -237,7 +238,7 @@ def _restored(value):
     return {name: _restored(item) for name, item in value.items()}
 
 
-# The modules that older files name, and where they are now, within axial.
+# From the module names in older files to the present names of these modules, all within axial.
 _MOVED = {
     "layers.axial_attention": "layers.attention.layer",
     "layers.local_attention": "layers.attention.layer",
@@ -250,7 +251,7 @@ _MOVED = {
     "models.transformer": "models.transformer.network",
     "models.xception": "models.panoptic_deeplab.xception",
 }
-# The functions that made backbones in axial 0.2, which its files name, and the classes that replaced them.
+# From the functions that made backbones in axial 0.2, as its files name them, to the classes that replaced them.
 _MAKERS = {
     "axial.models.resnet.resnet": "axial.models.resnet.network.ConvResNet",
     "axial.models.axial_resnet.axial_resnet": "axial.models.axial_deeplab.axial_resnet.AxialResNet",

@@ -1,4 +1,4 @@
-"""Convolutions with batch norm and activation, and resizing that undoes strides."""
+"""Convolutions with batch norm and activation, and resizing that reverses the strides of convolutions."""
 
 import functools
 
@@ -17,9 +17,9 @@ FULL_BATCH = 8  # number of images that fill a TPU's vectors
 
 
 def subsample(x, rows, columns):
-    """Every rows-th row and columns-th column of [N, h, w, C], by pooling over one pixel.
+    """Every `rows`-th row and `columns`-th column of x [N, h, w, C], by average pooling with a 1x1 window.
 
-    It is exact. On a CPU it is 3 to 30 times as fast as a strided slice, gradient included.
+    The values are exact. On a CPU the pooling with its gradient is 3 to 30 times as fast as a strided slice.
     """
     if rows == columns == 1:
         return x
@@ -31,20 +31,20 @@ def subsample(x, rows, columns):
 def run_nonempty(run, x):
     """run(x) for maps [N, h, w, C] whose N may be 0.
 
-    For an empty batch, oneDNN's convolutions return the shape of their input, and the gradient of its maximum aborts
-    the process. So unless N is static, an image of zeros replaces an empty batch, and its result is dropped. TensorFlow
-    fuses a convolution only with the ops in `run`.
+    For an empty batch, oneDNN's convolutions return their input's shape, and the gradient of its max pooling aborts
+    the process. So if N is not static, an image of zeros replaces an empty batch, and its result is dropped. TensorFlow
+    fuses a convolution only with operations inside `run`.
     """
     if x.shape[0] or not device.on_cpu():
         return run(x)
     images = tf.shape(x)[0]
-    # oneDNN would fuse the Pad into the convolution. It does not if the padding value is a tensor.
+    # The padding value is a tensor, so that oneDNN does not fuse the Pad into the convolution.
     paddings = [[0, tf.maximum(1 - images, 0)], [0, 0], [0, 0], [0, 0]]
     return run(tf.pad(x, paddings, constant_values=tf.zeros([], x.dtype)))[:images]
 
 
 def _rows_of(x, first, count, step):
-    """Every step-th row of [N, h, w, C] from row `first` on, `count` in all."""
+    """`count` rows of x [N, h, w, C]: row `first` and every `step`-th row after it."""
     return x[:, first : first + (count - 1) * step + 1 : step]
 
 
@@ -56,10 +56,10 @@ def _can_use_rows(x):
 class RowsConv2D(keras.layers.Conv2D):
     """Keras' convolution. On a TPU, the rows of all images form one batch of images with a single row.
 
-    A TPU fills its vectors with the batch, so one or two images would leave most of each vector and of memory empty.
-    The rows that a kernel sees become channels: a k x k kernel on C channels becomes a 1 x k kernel on k C channels. A
-    few images are convolved one after the other, because their rows together seldom fill whole tiles. A 1x1 convolution
-    is a matrix product over all pixels.
+    A TPU fills its vectors with the batch, so one or two images would leave most of each vector and memory tile empty.
+    The rows that a kernel sees become channels: a k x k kernel on C channels becomes a 1 x k kernel on k C channels.
+    Fewer than `FULL_BATCH` images are convolved one after the other, because their rows together seldom fill whole
+    tiles. A 1x1 convolution is a matrix product over all pixels.
     """
 
     def convolution_op(self, x, kernel):
@@ -122,7 +122,7 @@ ACTIVATIONS = {"relu": tf.nn.relu, "gelu": tf.nn.gelu}
 
 
 class Conv(Layer):
-    """Convolution, batch norm, ReLU.
+    """Convolution, batch norm and activation (ReLU by default).
 
     Padding is symmetric, (kernel - 1) / 2 on each side, for every stride and size. On maps of 16k + 1 pixels it equals
     TensorFlow's SAME. On even maps it equals PyTorch's padding.
@@ -130,8 +130,8 @@ class Conv(Layer):
     Args:
         filters: output channels; None for a depthwise convolution.
         kernel: odd side of the kernel.
-        norm: `BatchNormConfig`, or None for a bias instead, as in the last layer of a head and in folded models.
-        strides, dilation: of the convolution.
+        norm: `BatchNormConfig`, or None for a bias in its place, as in the last layer of a head and in folded models.
+        strides, dilation: stride and dilation rate of the convolution along both axes.
         relu: whether an activation follows.
         activation: one of `ACTIVATIONS`.
         use_bias: whether the layer has a bias if norm is None.
@@ -199,7 +199,7 @@ class Conv(Layer):
         return ACTIVATIONS[self.activation](x) if self.relu else x
 
     def folded_weights(self) -> list[tf.Tensor]:
-        """The values of the weights of the folded layer, which has norm None."""
+        """The values of the weights of the folded layer, a `Conv` with the same arguments and norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
@@ -254,10 +254,11 @@ class SeparableConv(Layer):
 
 
 def step_of(old, new):
-    """The distance in new pixels between two neighbours of an axis that grows from `old` to `new` pixels.
+    """The distance, in new pixels, between two neighbouring old pixels of an axis resized from `old` to `new` pixels.
 
-    Convolutions of stride 2 keep every second pixel, from the first pixel on. Of 16k + 1 pixels they also keep the last
-    pixel, so the corners are aligned. Of 16k pixels they do not, so only the first pixels are aligned.
+    Convolutions of stride 2 keep every second pixel, from the first pixel on. On an axis of 16k + 1 pixels they also
+    keep the last pixel, so the corners are aligned. On an axis of 16k pixels they drop it, so only the first pixels are
+    aligned.
     """
     return new / old if new % 2 == 0 and new % old == 0 else (new - 1) / max(old - 1, 1)
 
@@ -270,14 +271,14 @@ def _positions(old, new):
 def resize_bilinear(x, size, exact=False):
     """Bilinear resizing, [N, h, w, C] -> [N, *size, C], aligned with the grid of strided convolutions (`step_of`).
 
-    Accelerators use two products with constant matrices. XLA's implementation of TensorFlow's op needs 205 GB for the
-    gradient of COCO's classes from 257 to 1025 pixels per side; the products need 0.7 GB. A TPU rounds the factors of a
-    product to bfloat16, and a GPU may do so too.
+    On accelerators, resizing is two matrix products with constant matrices. They need 0.7 GB for the gradient of COCO's
+    classes from 257 to 1025 pixels per side. XLA's implementation of TensorFlow's op needs 205 GB. A TPU rounds the
+    factors of a matrix product to bfloat16, and a GPU may do so too.
 
     Args:
-        x: the map.
+        x: the map [N, h, w, C].
         size: (height, width).
-        exact: whether the result is exact in float32 on accelerators too, at a cost that suits maps with few channels.
+        exact: whether the result is exact in float32 on accelerators too. This is fast only for few channels.
 
     Raises:
         InputError: a size is not static.
@@ -298,7 +299,7 @@ def _check_static(x, size):
 
 
 def _resize_on_cpu(x, size):
-    """`resize_bilinear` by TensorFlow's op, one axis at a time if only one has aligned corners."""
+    """`resize_bilinear` by TensorFlow's op, one axis at a time if only one axis has aligned corners."""
     corners = [step_of(old, new) != new / old for old, new in zip(x.shape[1:3], size)]
     if corners[0] != corners[1]:
         x = tf.raw_ops.ResizeBilinear(images=x, size=(size[0], x.shape[2]), align_corners=corners[0])
@@ -337,9 +338,9 @@ def _resize_by_gathers(x, size):
 
 
 def resize_antialiased(x, size):
-    """Resizing with aligned corners, as two products with constant matrices. Shrinking averages with triangle weights.
+    """Resizes [N, h, w, C] to [N, *size, C] with aligned corners, by two products with constant matrices.
 
-    Raises InputError if a size is not static.
+    If a side shrinks, each new pixel is an average with triangle weights. Raises InputError if a size is not static.
     """
     _check_static(x, size)
     if tuple(x.shape[1:3]) == tuple(size):
@@ -354,10 +355,10 @@ def _resize_by_products(x, size, antialias):
 
 
 def triangle_weights(old, new, antialias=True):
-    """float64 [new, old]: the weight of each old pixel of an axis in each new pixel. Rows sum to 1.
+    """float64 [new, old]: the weight of each old pixel of an axis in each new pixel. Each row sums to 1.
 
     Args:
-        old, new: pixels of the axis.
+        old, new: numbers of pixels of the axis before and after the resizing.
         antialias: whether shrinking widens the triangle to the distance between new pixels.
     """
     positions = np.arange(new) * (old - 1) / max(new - 1, 1) if antialias else _positions(old, new)
@@ -368,7 +369,7 @@ def triangle_weights(old, new, antialias=True):
 
 
 def max_pool(x):
-    """3x3 max pooling with stride 2. The padding is 0, the smallest output of the preceding ReLU."""
+    """3x3 max pooling with stride 2. The padding value is 0, the smallest output of the preceding ReLU."""
     x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])  # a padding of -inf would spoil the ranges of int8 files
     if not _can_use_rows(x):
         return run_nonempty(lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"), x)
@@ -380,7 +381,7 @@ def max_pool(x):
 
 
 def make_logits(layer, outputs, name, initializer=None):
-    """A 1x1 convolution to `outputs` channels, in float32 under every policy of `layer` except float64.
+    """A 1x1 convolution to `outputs` channels. It computes in float32, or in float64 if `layer` computes in float64.
 
     By default its weights start as small random numbers.
     """
@@ -390,9 +391,9 @@ def make_logits(layer, outputs, name, initializer=None):
 
 
 def product(x, kernel, after=lambda y: y):
-    """after([N, h, w, C] times [C, D]).
+    """after(y), where y [N, h, w, D] is the matrix product of x [N, h, w, C] and the kernel [C, D].
 
-    The product is a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as
+    The code calls a 1x1 convolution, because the gradient of a matrix product has transposed operands and is half as
     fast. On a TPU the rows of all images form one batch, as in `RowsConv2D`.
     """
     if not (device.on_tpu() and x.shape[1:].is_fully_defined()):

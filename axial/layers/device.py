@@ -18,8 +18,8 @@ from axial.io.check import check_choice
 from axial.io.show import say
 
 # The backends of attention. 'auto' chooses 'cpu' or 'xla' by the device. 'kernel' uses Pallas kernels on a TPU if they
-# support the layer, and is 'auto' otherwise, with a warning if a TPU lacks the extra `kernel`. 'reference' is the
-# equation as it is written.
+# support the layer. Otherwise it equals 'auto', with a warning on a TPU without the extra `kernel`. 'reference'
+# computes the equation as it is written.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
 OLDEST_LIBTPU = "0.0.24"  # the oldest version with which the kernels compile
 OLDEST_TPU = 4  # the oldest generation that the kernels support
@@ -28,7 +28,7 @@ _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 def on_cpu():
-    """True without an accelerator. Some operations have an implementation for CPUs and one for accelerators."""
+    """True without an accelerator and outside of `portable`. Some operations have a separate form for CPUs."""
     return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
@@ -57,7 +57,8 @@ def is_compiled(wish):
     """Whether XLA compiles a train step as one program.
 
     Args:
-        wish: 'yes', 'no', or 'auto' to compile for GPUs but not for CPUs. TPUs always compile, without this.
+        wish: 'yes', 'no', or 'auto' to compile for GPUs but not for CPUs. With a TPU the result is False, because
+            TensorFlow always compiles for TPUs.
 
     Raises:
         InputError: `wish` is none of these.
@@ -89,7 +90,7 @@ def tpu_generation():
 def choose(backend, can_use_kernels=lambda: False):
     """The backend that runs in the traced graph, for attention and for all other layers that have TPU kernels.
 
-    Only this function decides it.
+    No other function chooses a backend.
 
     Args:
         backend: one of `BACKENDS`.
@@ -115,7 +116,7 @@ def has_kernels():
     """Whether jax is installed, and libtpu and the TPU are new enough for the kernels. If not, warns once."""
     lacks = None if importlib.util.find_spec("jax") else "jax is not installed"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        # Older releases had TensorFlow's version numbers, such as 2.18.0.
+        # Older releases of libtpu had TensorFlow's version numbers, such as 2.18.0.
         if not Version(OLDEST_LIBTPU) <= Version(version := importlib.metadata.version("libtpu")) < Version("1"):
             lacks = f"libtpu {version} is too old"
     if (tpu_generation() or OLDEST_TPU) < OLDEST_TPU:
@@ -137,7 +138,7 @@ def import_kernels(name):
 
 @contextlib.contextmanager
 def portable():
-    """Graphs traced in this context use the accelerators' implementations, which are plain products and sums."""
+    """Graphs traced in this context use the implementations for accelerators, which are plain products and sums."""
     token = _PORTABLE.set(True)
     try:
         yield
@@ -146,7 +147,7 @@ def portable():
 
 
 def local_replicas(strategy):
-    """The number of a strategy's replicas that this process controls: all, except with several workers."""
+    """The number of a strategy's replicas that this process controls: all replicas, except with several workers."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return len(strategy.extended.worker_devices)
     return strategy.num_replicas_in_sync

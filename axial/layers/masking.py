@@ -5,14 +5,14 @@ import tensorflow as tf
 
 from axial.layers import device
 
-# The number that training, and inference on a TPU, add to hidden logits, without a pass over the map. It absorbs every
-# logit of magnitude below 1e22, so the weight is exactly 0. It stays finite in bfloat16, and if masks of rows, columns
-# and padding add up. So a row with only hidden keys gives no NaN.
+# Training, and inference on a TPU, add this number to hidden logits, which needs no extra pass over the map. It absorbs
+# every logit of magnitude below 1e22, so the weight is exactly 0. It stays finite in bfloat16, even if the masks of
+# rows, columns and padding add up. So a row with only hidden keys gives no NaN.
 MASKED = -1e30
 
 
 def adds(training):
-    """Whether `hide` adds `MASKED`. If `training` is a tensor, it does."""
+    """Whether `hide` adds `MASKED`: in training, on a TPU, or if `training` is a tensor."""
     return tf.is_tensor(training) or training or device.on_tpu()
 
 
@@ -25,10 +25,10 @@ def mask(visible, dtype):
 def hide(logits, visible, training=False):
     """The logits for a softmax over the visible keys. All other keys get exactly weight 0.
 
-    Training and TPUs add `MASKED`. Other inference must not: files of 8 bits have one scale for all logits, and float16
-    ends at -65504. There the largest visible logit of each row becomes 0, and a hidden logit becomes the first whole
-    number whose exponential is 0 in the logits' precision, -104 in float32 and -746 in float64. This works for any
-    logits. A row without a visible key has equal weights.
+    Training and TPUs add `MASKED`. All other inference must not, because files of 8 bits have one quantisation scale
+    for all logits, and the smallest float16 is -65504. It shifts each row so that the largest visible logit is 0. A
+    hidden logit becomes the first whole number whose exponential is 0 in the logits' precision, -104 in float32 and
+    -746 in float64. This works for any logits. A row without a visible key has equal weights.
 
     Args:
         logits: [..., M] over M keys.

@@ -1,8 +1,9 @@
 """Conversion between frozen dataclasses of options and flat dicts.
 
-Each family of layers has a dataclass of options, which is made once and passed down whole. Recipes, `build_model` and
-saved models name all options of a network in one flat dict. A nested dataclass contributes its own fields to the dict.
-The dict stores the field `name` of a nested dataclass under the name of the outer field that holds the dataclass.
+Each family of layers has a dataclass of options. A model makes it once and passes it down to its layers. Recipes,
+`build_model` and saved models name all options of a network in one flat dict. A nested dataclass contributes its own
+fields to the dict. The dict stores the field `name` of a nested dataclass under the name of the outer field that holds
+the dataclass.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from axial.io.check import convert_argument, hints_of
 
 
 def _nested(field, value):
-    """dict from the field names of a nested dataclass to their flat names."""
+    """dict from the name of each field of a nested dataclass, the value of `field`, to its flat name."""
     return {each.name: field.name if each.name == "name" else each.name for each in dataclasses.fields(value)}
 
 
@@ -34,7 +35,7 @@ def flatten(options):
 
 
 def replace(options, flat):
-    """A copy of the options with the values of a flat dict. Names that `options` do not have are ignored.
+    """A copy of the options with the values of a flat dict. Names that are no option are ignored.
 
     Raises:
         InputError: a value does not have the type or the range of its field.

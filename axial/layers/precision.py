@@ -1,4 +1,4 @@
-"""The dtype of softmax, statistics and prediction heads: float64 under float64, float32 under every other precision."""
+"""The dtype of softmax, statistics and prediction heads: float64 if layers compute in float64, otherwise float32."""
 
 import tensorflow as tf
 

@@ -1,6 +1,6 @@
 """Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted run.
 
-Both must compile the step with XLA, or neither, because XLA draws different numbers from the same key.
+This holds if XLA compiles the step in both runs or in neither, because XLA draws different numbers from the same key.
 """
 
 import contextlib
@@ -16,9 +16,7 @@ _source = contextvars.ContextVar("source", default=None)
 
 @contextlib.contextmanager
 def seeded(seed, step, replica):
-    """Within this context, the random numbers of layers depend only on the seed, the step and the replica.
-
-    They also depend on whether XLA compiles the step.
+    """Within this context, the random numbers of layers depend only on the arguments and on whether XLA compiles.
 
     Args:
         seed: int.
@@ -36,12 +34,12 @@ def seeded(seed, step, replica):
 
 
 def uniform(shape):
-    """float32 in [0, 1). Outside of `seeded`, TensorFlow's global generator draws it."""
+    """float32 random numbers in [0, 1). Outside of `seeded`, TensorFlow's global generator draws them."""
     source = _source.get()
     if source is None:
         return tf.random.uniform(shape)
     source["draws"] += 1
-    # A new key per draw. A new seed would cost 550 more instructions under XLA, half of a Transformer's step.
+    # Each draw has a new key. A new seed would cost 550 more instructions under XLA, half of a Transformer's step.
     key = source["key"] + tf.constant(source["draws"], tf.uint64)
     algorithm = tf.random.Algorithm.AUTO_SELECT.value
     return tf.raw_ops.StatelessRandomUniformV2(shape=shape, key=key, counter=source["counter"], alg=algorithm)

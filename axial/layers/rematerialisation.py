@@ -27,9 +27,10 @@ def statistics_kept():
 
 
 def rematerialised(function, *inputs):
-    """function(*inputs). It stores only the inputs, and the backward pass calls the function again.
+    """function(*inputs). The forward pass stores only the inputs, and the backward pass calls the function again.
 
-    Only the forward pass updates moving statistics. Tensors that `function` closes over get no gradient; variables do.
+    Only the forward pass updates moving statistics. If `function` closes over tensors, they get no gradient. Variables
+    get their gradients.
     """
     calls, scope = [], tf.get_current_name_scope()
 

@@ -1,9 +1,9 @@
 """Position-sensitive attention for CPUs: batched matrix products, each in its fastest order of axes.
 
-Three ideas make it fast. `NOTES.md` has the timings of these and of the alternatives.
+Three ideas make it fast. `NOTES.md` has their timings and the timings of alternatives.
 
 - The batch norm of a logit term needs only the mean and the variance of its map. They follow from Gram matrices of q, k
-  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the map is summed.
+  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the code sums the map.
 - The content term is one product per lane, [A*G, L, D] with [A*G, M, D]. A relative term is one product per position,
   [L, A*G, D] with [L, M, D], because all lanes share the table rows of a position.
 - Training makes the L x L maps in chunks that stay in the cache, two chunks at a time.
@@ -22,7 +22,7 @@ from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # largest chunk of a map, and most chunks
+CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # size of the largest chunk of a map, and largest number of chunks
 
 
 # === Orders of the axes ===
@@ -63,12 +63,12 @@ def _swap(x):
 
 # === Statistics of the logits ===
 #
-# Each function returns the sums [G, 2] of s and s^2 over the visible pairs of each lane. The backward pass reorders q
-# and k again, so that nothing stores the reordered tensors.
+# Each function returns the sums [G, 2] of the logits s of a term and of s^2 over the visible pairs of each lane. The
+# backward pass reorders q and k again, so that memory does not hold the reordered tensors.
 
 
 def content_sums(q, k, depth):
-    """Sums of s = q_l . k_m over all pairs.
+    """Sums of s = q_l . k_m and of s^2 over all pairs.
 
     sum s = (sum_l q_l) . (sum_m k_m) and sum s^2 = <sum_l q_l q_l^T, sum_m k_m k_m^T>.
 
@@ -101,12 +101,13 @@ def content_sums(q, k, depth):
 
 
 def position_sums(q, table, windows, key_term=False):
-    """Sums of s = q_l . r_{m-l}, where sum_m s^2 = q_l^T (sum_m r r^T) q_l over the offsets that query l sees.
+    """Sums of s = q_l . r_{m-l} and of s^2 over the visible pairs.
 
-    The key term is s = k_m . r_{m-l}. It sums over the offsets at which queries see key m.
+    sum_m s^2 = q_l^T (sum_m r r^T) q_l, where m - l are the offsets that query l sees. For the key term, s = k_m .
+    r_{m-l}, and the offsets are those at which queries see key m.
 
     Args:
-        q: float32 [A, length, G*D], in windows of the whole axis; the keys for the key term.
+        q: float32 [A, length, G*D]: the queries, or for the key term the keys, in windows of the whole axis.
         table: [R, D].
         windows: `Windows` or `SquareWindows`.
         key_term: whether this is the key term.
@@ -143,7 +144,7 @@ def position_sums(q, table, windows, key_term=False):
 
 
 def map_sums(logits, windows, lanes):
-    """Sums over the visible entries of a map [A*G, L, M]."""
+    """Sums of the visible logits of a map [A*G, L, M] and of their squares."""
     if windows.visible is not None:
         logits = _by_block(logits, windows, lanes) * windows.visible[:, None].astype(np.float32)
     logits = tf.reshape(logits, [-1, windows.queries * windows.keys])
@@ -160,7 +161,7 @@ def _by_block(logits, windows, lanes):
 
 
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
-    """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
+    """Computes the equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes the weights w.
 
     Logits and softmax are float32 under every policy except float64.
     """
@@ -224,7 +225,7 @@ def _compare(a, b):
 
 
 def _compare_gradient(a, b, d):
-    """TensorFlow's gradient transposes d to compute d_b. Transposing the result instead is up to twice as fast."""
+    """(d_a, d_b). TensorFlow's gradient transposes d to compute d_b. To transpose the result is up to twice as fast."""
     return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
 
 
@@ -320,13 +321,13 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
 
     Args:
         chunk: `_Chunk`.
-        chunk_sizes: list of the number of windows in each chunk, A in all; None for one chunk.
-        recompute: with 'softmax' it stores no map, and the backward pass recomputes w.
+        chunk_sizes: list of the number of windows in each chunk, which add up to A; None for one chunk.
+        recompute: with 'softmax' no map is stored, and the backward pass recomputes w.
         inputs: tuple of dicts:
             cut: the windows 'q' [A, L, G*D], 'k' [A, M, G*D] and 'v' [A, M, G*E].
-            maps: the maps [A*G, L, M] that were already made, by term.
+            maps: from some terms to their maps [A*G, L, M], which the statistics have computed already.
             rows: the table rows 'query' [L, M, D], 'key' [M, L, D] and 'value' [L, M, E].
-            scales: [G] by term.
+            scales: from each term to its scales [G].
 
     Returns:
         list of [A, L, G*E]: the content output and, with a value table, the position output.
@@ -335,7 +336,7 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
     def split(x, unit=1):
         if not chunk_sizes:
             return [x]
-        # Slices, because grappler moves later operations before a tf.split, and then no chunk runs on its own.
+        # These are slices, because grappler moves later operations before a tf.split. Then no chunk runs on its own.
         ends = unit * np.cumsum(chunk_sizes)
         return [x[end - unit * n : end] for end, n in zip(ends, chunk_sizes)]
 
@@ -385,7 +386,7 @@ def _merge(gradients, inputs, merge):
 
 
 def _chunk_sizes(count, windows, lanes):
-    """list of the number of windows in each chunk, so that its map stays in the cache; None for one chunk.
+    """list of the number of windows in each chunk, so that a chunk's map stays in the cache; None for one chunk.
 
     There is one chunk if the number of windows is not static.
     """

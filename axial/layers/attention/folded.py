@@ -16,7 +16,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class FoldedAttention(Unfolded, Layer):
-    """Computes what an `Attention` of the same spec computes in inference, without batch norms.
+    """Gives the same output as an `Attention` of the same spec in inference, without batch norms.
 
     q, k and v have biases. Each logit term has one scale per head, and the position output has one scale per channel.
 
@@ -47,7 +47,7 @@ class FoldedAttention(Unfolded, Layer):
         super().build(shape)
 
     def load_own_variables(self, store):
-        """Reads the weights, also of files from when only the content term had scales."""
+        """Reads the weights. In files up to axial 0.2.0 only the content term has scales; see `fill_scales`."""
         values = fill_scales(self.weights, [store[str(i)][()] for i in range(len(store))])
         super().load_own_variables({str(i): value for i, value in enumerate(values)})
 
@@ -86,8 +86,8 @@ class FoldedAttention(Unfolded, Layer):
 
         Args:
             x: [N, h, w, C].
-            index: the query's row if the layer attends along the height, or its column if along the width. For
-                attention to squares, its index in raster order.
+            index: the query's row for axis 'height', its column for axis 'width', or its index in raster order for
+                axis 'square'.
         """
         windows, heads = self.spec.windows(x), self.spec.options.heads
         lines = windows.split_lines(x)
@@ -109,7 +109,7 @@ class FoldedAttention(Unfolded, Layer):
 
     @classmethod
     def from_config(cls, config):
-        """See `Configured`. Configs of axial 0.2 have a neighbourhood in place of the options."""
+        """See `Configured`. Configs of axial 0.2 have the entry 'neighborhood' in place of the options."""
         spec, config = config["spec"], dict(config)
         if "neighborhood" in spec:
             near = {"axis": "square", "max_distance": 255, **spec["neighborhood"]}

@@ -4,21 +4,21 @@ For each head, the query at pixel o attends to the keys at the pixels p of its n
 
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
 
-In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o. In Eq. 4 it is the row or
-column of o, whole or within a span. q, k and v are linear projections of the image. r^q, r^k and r^v are rows of
-learned position tables (relative positional encodings), which all heads share.
+In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o. In Eq. 4 it is the whole row
+or column of o, or the `span` pixels of it around o. q, k and v are linear projections of the image. r^q, r^k and r^v
+are rows of learned position tables (relative positional encodings), which all heads share.
 
 Batch norms follow q, k and v, each of the three logit terms (one scale per head) and each of the two output terms (one
 scale per channel). Softmax ignores a shift that is the same for all keys. So the batch norm of a logit term reduces to
 its scale, gamma / sqrt(variance + epsilon).
 
-`attend` is the reference implementation. It makes every L x L map, so it is slow and needs much memory. The other
-implementations compute the same result with less: `cpu.py`, `xla.py`, and `tpu/` for a whole layer. `FORMS` lists
-them, and `device.choose` chooses one.
+`attend` is the reference implementation. It stores all L x L maps in full, so it is slow and needs much memory. The
+other implementations compute the same result in less time and memory: `cpu.py`, `xla.py`, and `tpu/` for a whole layer.
+`device.choose` chooses the implementation.
 
-Letters of the shapes: N images of h x w pixels; B lines, each of which attends only to itself (a row, a column, or a
-whole map for squares); L queries of a line; M keys of a line, which are the same pixels; H heads; D query and key
-channels per head; E value channels per head; R rows of a table.
+Letters of the shapes: N images of h x w pixels; B lines (rows, columns, or whole maps for squares), whose pixels attend
+only to pixels of the same line; L queries of a line; M keys of a line, which are the same pixels; H heads; D query and
+key channels per head; E value channels per head; R rows of a table.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from axial.layers.rematerialisation import RECOMPUTE
 
 TERMS = ("content", "query", "key")  # the logit terms, in the order of their scales
 KERNELS = "axial.layers.attention.tpu.layer"
-LARGEST_MAP = 2**27  # most logits of one term that inference holds at a time: 0.5 GB
+LARGEST_MAP = 2**27  # largest number of logits of one term that inference holds at a time: 0.5 GB in float32
 
 
 # === Options ===
@@ -54,10 +54,11 @@ class AttentionOptions:
         heads: number of heads, H.
         span: odd number of keys that a query sees, with |p - o| <= span // 2; None for the whole axis.
         terms: the logit terms in use, some of `TERMS`.
-        value_position: whether the values use r^v.
-        whole_up_to_span: whether a query sees the whole axis if the axis is not longer than the span. Otherwise the
+        value_position: whether the output has the position term, sum_p w_p r^v_{p-o}.
+        whole_up_to_span: whether a query sees the whole axis if the axis is not longer than the span. If False, the
             span is a window around the query on short axes too.
-        recompute: one of `RECOMPUTE`. 'softmax' does not store the map of logits and repeats a third of the products.
+        recompute: one of `RECOMPUTE`. With 'softmax' training does not store the map of logits, and the backward pass
+            repeats a third of the matrix products.
         backend: the implementation of the attention, one of `BACKENDS`.
 
     Raises:
@@ -84,7 +85,10 @@ class AttentionOptions:
 def local_options(
     span: int = 7, heads: int = 8, position_sensitive: bool = False, recompute: str = "none", backend: str = "auto"
 ) -> AttentionOptions:
-    """`AttentionOptions` of Eq. 3, or of Eq. 2 (Ramachandran et al., NeurIPS 2019), which uses only r^q."""
+    """`AttentionOptions` of local attention: Eq. 3 if `position_sensitive`, else Eq. 2, which uses only r^q.
+
+    Eq. 2 is the attention of Ramachandran et al., NeurIPS 2019.
+    """
     terms = TERMS if position_sensitive else TERMS[:2]
     return AttentionOptions(heads, span, terms, position_sensitive, recompute=recompute, backend=backend)
 
@@ -95,11 +99,11 @@ class AttentionSpec:
 
     Attributes:
         axis: 'height' or 'width'; 'square' for the span x span pixels around a query.
-        key_channels: query channels of all heads together, H*D. The keys have as many.
-        value_channels: value channels of all heads together, H*E. The output has as many.
+        key_channels: query channels of all heads together, H*D. The keys have the same number.
+        value_channels: value channels of all heads together, H*E. The output has the same number.
         options: `AttentionOptions`.
-        max_distance: a table of an axis has a row for each offset with |p - o| < max_distance, so 2 max_distance - 1
-            rows. Larger offsets use the first or the last row.
+        max_distance: the position table of an axis has one row for each offset with |p - o| < max_distance, which is
+            2 max_distance - 1 rows. Larger offsets use the first or the last row.
 
     Raises:
         InputError: the axis is unknown, a square has no span, the heads do not divide the channels, or max_distance is
@@ -127,7 +131,7 @@ class AttentionSpec:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Channels of q, k and v."""
+        """The numbers of channels of q, k and v: H*D, H*D and H*E."""
         return self.key_channels, self.key_channels, self.value_channels
 
     @property
@@ -151,10 +155,10 @@ class AttentionSpec:
         return Windows(height, width, self.axis, None if whole else span)
 
     def add_tables(self, layer: Layer) -> dict[str, tf.Variable]:
-        """Adds the position tables to a layer that is being built. Returns a dict from names to tables.
+        """Adds the position tables to a layer that is being built. Returns a dict of the tables by name.
 
-        A square has two tables per use, one for row offsets and one for column offsets. r_{p-o} is the sum of a row of
-        each.
+        A square has two tables per use, one for row offsets and one for column offsets. r_{p-o} is the sum of one row
+        of the first and one row of the second.
         """
         square, tables = self.axis == "square", {}
         rows, variance = (self.options.span, 0.5) if square else (2 * self.max_distance - 1, 1.0)
@@ -170,7 +174,7 @@ class AttentionSpec:
         return tables
 
     def lookup_tables(self, tables):
-        """dict from uses to tables [R, D], made of the tables that `add_tables` returns.
+        """dict from each use to its table, [R, D] or for 'value' [R, E], from the tables that `add_tables` returns.
 
         The two tables of a square become one, which has a row for each pair of a row offset and a column offset.
         """
@@ -184,7 +188,7 @@ class AttentionSpec:
 
 
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
-    """The equation of this module. Each logit term has a scale in place of its batch norm.
+    """Computes the equation of this module. Each logit term has a scale in place of its batch norm.
 
     Args:
         q, k: [N, h, w, H*D].
@@ -192,11 +196,12 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         tables: dict of the tables in use: 'query' [R, D], 'key' [R, D] and 'value' [R, E].
         windows: `Windows` or `SquareWindows` of the image.
         options: `AttentionOptions`. This implementation ignores `recompute`.
-        scales: [terms, H], or `BatchScales`, which computes them from the sums of s and s^2 over all visible pairs.
+        scales: [terms, H], or `BatchScales`, which computes them from the sums of the logits and of their squares.
         training: see `hide`. This implementation ignores it.
 
     Returns:
-        sum_p w_p v_p and sum_p w_p r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value' table.
+        A tuple of sum_p w_p v_p and sum_p w_p r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value'
+        table.
     """
     del training
     q, k, v = (split_heads(x, windows, options.heads) for x in (q, k, v))  # [B, L, H, D], [B, M, H, D], [B, M, H, E]
@@ -249,7 +254,7 @@ FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": attend}
 
 
 def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
-    """`attend` in the implementation that suits the device.
+    """Computes `attend` by the implementation that `device.choose` returns.
 
     Inference computes the lines chunk by chunk if the logits of all lines would exceed `LARGEST_MAP`. This needs a
     static number of images.
@@ -478,8 +483,8 @@ class LocalAttention(Attention):
         heads, recompute, backend: see `AttentionOptions`. The TPU kernels support axial attention only.
         span: odd side of the square.
         position_sensitive: True for Eq. 3; False for Eq. 2, which uses only r^q.
-        batch_norm: whether q, k, v and the logit terms have batch norms. The output always has one, as the 3x3
-            convolution that this layer replaces.
+        batch_norm: whether q, k, v and the logit terms have batch norms. The output always has a batch norm, like the
+            3x3 convolution that this layer replaces.
         norm: `BatchNormConfig`.
 
     Shapes:

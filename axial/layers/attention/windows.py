@@ -15,8 +15,8 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.precision import widen
 
-SMALLEST_BLOCK = 16  # least number of queries in a window along an axis
-BLOCK = 4  # least number of rows, and of columns, of queries in a square window
+SMALLEST_BLOCK = 16  # largest number of queries in a window along an axis, or the reach if it is larger
+BLOCK = 4  # side of the block of queries of a square window, or the reach if it is larger
 
 
 def table_rows(table, offsets):
@@ -33,14 +33,18 @@ def table_rows(table, offsets):
     index = np.asarray(offsets) + table.shape[0] // 2
     if index.ndim != 1 or np.any(np.diff(index) != 1):
         return tf.gather(table, np.clip(index, 0, last))
-    # A slice, because the gradient of a gather is a scatter, which XLA cannot partition over cores that share an image.
+    # Consecutive offsets are a slice. The gradient of a gather is a scatter, which XLA cannot partition over cores that
+    # share an image.
     before, after = np.sum(index < 0), np.sum(index > last)
     within = table[np.clip(index[0], 0, last + 1) : np.clip(index[-1] + 1, 0, last + 1)]
     return tf.concat([tf.repeat(table[:1], before, 0), within, tf.repeat(table[-1:], after, 0)], 0)
 
 
 def rows_of_tables(tables, windows, dtype):
-    """dict from names to the table rows of every pair of a window: 'query' and 'value' [L, M, D], 'key' [M, L, D]."""
+    """dict from each table's name to its rows for all pairs of a window.
+
+    Their shapes are [L, M, D] for 'query' and 'value', and [M, L, D] for 'key'.
+    """
     return {
         name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
         for name, table in tables.items()
@@ -48,9 +52,10 @@ def rows_of_tables(tables, windows, dtype):
 
 
 def visible_rows(table, windows, key_term):
-    """(mask, rows): the table rows of all visible offsets [rows, D], and 1 where a query sees an offset [L, rows].
+    """(mask, rows): `rows` [offsets, D] are the table rows of all visible offsets of `windows`.
 
-    With `key_term`, row m of the mask is 1 where a query sees key m at an offset.
+    The mask [length, offsets] is 1 where a query sees a key at an offset. With `key_term`, its rows belong to the keys,
+    and it is 1 where a query sees the key at an offset.
     """
     visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
@@ -100,7 +105,7 @@ class Windows:
         blocks: number of windows along the axis.
         queries, keys: number of queries and of keys in a window.
         abreast: number of lines that a window holds side by side: the width if the axis is the height, else 1.
-        offsets: int [queries, keys], key position - query position. Every window has the same.
+        offsets: int [queries, keys], key position - query position. They are the same for every window.
         visible: bool [blocks, queries, keys], or None if every key is visible.
         reach: largest visible |offset|.
     """
@@ -122,7 +127,7 @@ class Windows:
 
     @property
     def lines(self):
-        """Number of rows or columns of an image. Each attends only to itself."""
+        """Number of lines (rows or columns) of an image. The pixels of a line attend only to the same line."""
         return self.width if self.axis == "height" else self.height
 
     @property
@@ -132,7 +137,7 @@ class Windows:
 
     @property
     def scope(self):
-        """Name scope of the products: the pairs of a line that the equation needs, and the pairs that are computed.
+        """Name scope of the matrix products, with the numbers of pairs of a line that are needed and are computed.
 
         As in the paper's counts, every query needs min(span, length) keys, even at the borders.
         """
@@ -146,7 +151,7 @@ class Windows:
         return ((key >= 0) & (key < self.length)).astype(np.float32)
 
     def all_pairs(self, queries=slice(None)):
-        """(offsets, visible), int and bool [L, length], of some queries of a line, by default all, and all its keys."""
+        """(offsets, visible), int and bool [L, length], for L `queries` of a line (by default all) and all its keys."""
         position = np.arange(self.length)
         offsets = position[None, :] - position[queries, None]
         return offsets, np.abs(offsets) <= self.reach
@@ -201,9 +206,10 @@ class Windows:
 
 
 class _Side:
-    """One side of the square windows: blocks of `queries`, each with `keys` that reach `reach` further on either side.
+    """One side of the square windows, cut into blocks of `queries` pixels.
 
-    A side that is at most as long as a block is one block with every key.
+    A block has `keys` keys, which extend `reach` pixels beyond its queries on either side. A side that is at most as
+    long as a block is one block with every key.
     """
 
     def __init__(self, length, reach):
@@ -234,11 +240,11 @@ class _Side:
 
 
 class SquareWindows:
-    """The windows of an image whose queries see squares: `Windows` over two axes.
+    """The windows of an image for attention to squares. It is `Windows` over two axes.
 
     A block of 4 x 4 queries has the (4 + span - 1)^2 keys around it. So memory holds (1 + (span - 1) / 4)^2 copies of
-    the keys and the values, and (4 + span - 1)^2 logits per pixel and head. For span 7 these are 6.25 copies. A window
-    per pixel would need 49.
+    the keys and the values, and (4 + span - 1)^2 logits per pixel and head. For span 7 memory holds 6.25 copies. With
+    one window per pixel it would hold 49 copies.
 
     The attributes and methods have the same meaning as in `Windows`. The whole image is one line. An offset is one
     number, row offset x span + column offset, so a table has span^2 rows. `reach` is the largest offset.

@@ -1,7 +1,7 @@
 """Position-sensitive attention for GPUs and TPUs: einsums, whose layouts XLA chooses.
 
 Letters of the shapes: A windows, each with `abreast` lines side by side; H heads; L queries and M keys of a window;
-D query and key channels per head; E value channels per head; * lines of all windows x heads.
+D query and key channels per head; E value channels per head; * the lines of all windows times the heads.
 
 A TPU pads the minor axis to 128 lanes, and XLA makes * the minor axis of the relative terms. So * is one axis, unless
 the number of lines is a multiple of 128: then lines and heads are two axes. `NOTES.md` has the cycles of the
@@ -27,7 +27,7 @@ FACTORS = {  # the two factors of each logit term: their names, and their axes i
 
 
 def attend(q, k, v, tables, *, windows, options, scales, training=False):
-    """The equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes w.
+    """Computes the equation; see `layer.attend`. With recompute='softmax' the backward pass recomputes the weights w.
 
     Logits and softmax are float32 under every policy except float64.
     """
@@ -86,7 +86,10 @@ def _content_sums(q, k, windows, heads):
 
 
 def _position_sums(x, table, windows, heads, key_term):
-    """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>. t_l and G_l are sum and Gram matrix of the rows that l sees."""
+    """sum_l q_l . t_l and sum_l <q_l q_l^T, G_l>.
+
+    t_l is the sum of the table rows that query l sees, and G_l is their Gram matrix.
+    """
     visible, rows = visible_rows(table, windows, key_term)
     grams = tf.einsum("lr,rd,re->lde", visible, rows, rows)
     x = _by_head(x, windows, heads)
@@ -96,7 +99,7 @@ def _position_sums(x, table, windows, heads, key_term):
 
 
 def _map_sums(logits, windows, heads):
-    """Sums over the visible entries of a map [*, L, M]."""
+    """Sums of the visible logits of a map [*, L, M] and of their squares."""
     shape = [-1, windows.blocks, windows.abreast, heads, windows.queries, windows.keys]
     logits = tf.reshape(logits, shape) * windows.visible[:, None, None].astype(np.float32)
     return tf.stack([tf.reduce_sum(x, [0, 1, 2, 4, 5]) for x in (logits, logits * logits)], 1)

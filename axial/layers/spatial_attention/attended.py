@@ -2,8 +2,9 @@
 
     1x1 -> 3x3 (regular, deformable or none) -> x + gamma A(x) -> 1x1 -> + shortcut
 
-A is a mechanism: generalised attention, whose name is its attention type ('0110'), or dynamic convolution. gamma is one
-number that starts at zero, so the block starts as a residual block without A. The 3x3 convolution has the stride.
+A is a mechanism: dynamic convolution, or generalised attention, which is named by its attention type, such as '0110'.
+gamma is one learned number that starts at zero, so the block starts as a residual block without A. The 3x3 convolution
+has the stride.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
 
 SPATIAL = ("regular", "deformable", "none")  # kinds of the 3x3 convolution
-NAMED = ("dynamic", "none")  # mechanisms that are no attention type of generalised attention
+NAMED = ("dynamic", "none")  # all mechanisms but the attention types of generalised attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Mechanism:
     Attributes:
         name: an attention type of `GeneralizedAttention` such as '0110'; 'dynamic' for `DynamicConv`; 'none'.
         heads, key_stride, recompute: see `GeneralizedAttention`.
-        window: odd side of the window of generalised attention, None for all keys; kernel of dynamic convolution, None
-            for 3.
+        window: for generalised attention, the odd side of the window, or None for all keys; for dynamic convolution,
+            the kernel size, or None for 3.
         groups: see `DynamicConv`.
 
     Raises:
@@ -113,9 +114,9 @@ class AttendedMiddle(Layer):
     """The spatial layer of an attended residual block: the 3x3 convolution, then x + gamma A(x).
 
     Args:
-        filters: channels of the output. Without a 3x3 convolution the input must have as many.
+        filters: channels of the output. Without a 3x3 convolution the input must have the same number.
         norm: `BatchNormConfig`, or None for the folded layer.
-        strides, dilation: stride and dilation of the 3x3 convolution. Without one, the stride drops pixels.
+        strides, dilation: stride and dilation of the 3x3 convolution. With spatial 'none', the stride drops pixels.
         mechanism: `Mechanism`.
         spatial: kind of the 3x3 convolution, one of `SPATIAL`.
         deformable: further arguments of `DeformableConv`.

@@ -8,8 +8,8 @@ For each head, the weight of the key at position k for the query at position q i
     E4 = v . R_{q-k}           relative position only
 
 or of some of these terms. An attention type has one bit per term: '0110' is E2 + E3. R is the sum of a row vector and a
-column vector. So the positions of a map of h x w pixels need h + w vectors per query, not a vector per pair.
-`pair_free.py` has the attention types that need no map of pairs.
+column vector. So the relative positions of a map of h x w pixels need only h + w vectors per query. `pair_free.py` has
+the attention types that need no map of (query, key) pairs.
 
 Letters of the shapes: N images, M heads, D channels per head, a map of h x w queries, a map of Y x X keys, R
 differences q - k along an axis, r rows of queries in a chunk. A sequence is a map with one column.
@@ -27,9 +27,9 @@ from axial.layers.masking import adds, hide, mask
 from axial.layers.precision import wide, widen
 
 SETTINGS = tuple(f"{number:04b}" for number in range(1, 16))
-LARGEST_MAP = 2**24  # most logits of a chunk of queries: 64 MB
-MOST_UNROLLED = 32  # most chunks that inference computes without a loop
-LEAST_ROWS = 8  # least rows of a chunk with a window, because a chunk also reads the rows around it
+LARGEST_MAP = 2**24  # largest number of logits of a chunk of queries: 64 MB in float32
+MOST_UNROLLED = 32  # largest number of chunks that inference computes without a loop
+LEAST_ROWS = 8  # smallest number of rows of a chunk with a window, because a chunk also reads the rows around it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Terms:
     """The terms that an attention type uses.
 
     Attributes:
-        query_key, query_position, key, position: E1 to E4.
+        query_key, query_position, key, position: whether the type uses E1, E2, E3 and E4.
     """
 
     query_key: bool
@@ -85,7 +85,7 @@ class Axis:
     Attributes:
         queries, keys: number of queries and of keys.
         stride: stride of the keys.
-        before, after: how many positions a query sees before and after itself; None for all.
+        before, after: number of positions that a query sees before and after itself; None for all.
     """
 
     queries: int
@@ -103,7 +103,7 @@ class Axis:
         return np.arange(self.queries)[:, None] - self.stride * np.arange(self.keys) + self.stride * (self.keys - 1)
 
     def visible(self):
-        """bool [queries, keys]: where a query sees a key."""
+        """bool [queries, keys]: whether a query sees a key."""
         return self.visible_at(self.rows() - self.stride * (self.keys - 1))
 
     def visible_at(self, difference):
@@ -188,7 +188,10 @@ def _flatten_keys(x):
 
 
 def _axis_logits(query, key):
-    """Position logits of rows [N, M, r, w, Y] and of columns [N, M, r, w, X]. Constant axes have size 1."""
+    """Position logits of rows [N, M, r, w, Y] and of columns [N, M, r, w, X].
+
+    An axis along which the logits are constant has size 1.
+    """
     if "position" in query:
         rows = tf.einsum("nmrwd,mryd->nmrwy", query["position"], query["rows"])
         columns = tf.einsum("nmrwd,mwxd->nmrwx", query["position"], key["columns"])
@@ -229,15 +232,15 @@ def weigh(query, key, visible, width, training=False):
 
 
 def attend(query, key, tables, grid, *, keeps_weights=True, training=False):
-    """`weigh` for all rows of queries. It computes large maps in chunks of rows, and again in the backward pass.
+    """`weigh` for all rows of queries. Large maps are computed in chunks of rows, which the backward pass recomputes.
 
     With a window, a chunk reads only the rows of keys that its queries see.
 
     Args:
         query: dict of 'content' and 'position', [N, M, h, w, D] each; see `logits`.
         key: dict of 'key', 'value', 'saliency' and 'real'; see `logits`.
-        tables: dict of 'rows' and 'columns', [M, R, D] or [M, R], with an entry per difference (`Axis.differences`); or
-            an empty dict.
+        tables: dict of 'rows' and 'columns', [M, R, D] or [M, R], with an entry per difference (`Axis.differences`). It
+            is empty without E2 and E4.
         grid: `Grid`.
         keeps_weights: whether small maps store the weights for the backward pass. Large maps never do.
         training: see `hide`.
@@ -268,7 +271,7 @@ def _rows_near(axis):
 
 
 def _fitting(rows, pairs, axis):
-    """The largest number of rows, up to `rows`, with at most `LARGEST_MAP` logits."""
+    """The largest number of rows, at most `rows`, whose chunk has at most `LARGEST_MAP` logits."""
     while rows > 1 and rows * (rows + axis.before + axis.after) * pairs > LARGEST_MAP:
         rows -= 1
     return rows
@@ -340,21 +343,22 @@ def _slice_rows(x, start, size):
 
 
 def _like(key, count, rows, grid):
-    """tf.TensorSpec of the stacked results."""
+    """tf.TensorSpec of the stacked results of all chunks, [chunks, N, M, r, w, D]."""
     images, heads, _, _, depth = key["value"].shape
     return tf.TensorSpec([count, images, heads, rows, grid.columns.queries, depth], key["value"].dtype)
 
 
 def in_chunks(compute, chunks, shared, like, *, training=False):
-    """Stacks compute(i, chunk i, shared) for all chunks, one after the other. The backward pass recomputes each.
+    """Calls compute(i, chunk i, shared) for one chunk after the other, and stacks the results.
 
-    Inference unrolls up to `MOST_UNROLLED` chunks, because TFLite files with a loop fail or have large errors.
+    The backward pass calls it again for each chunk. Inference unrolls up to `MOST_UNROLLED` chunks, because TFLite
+    files with a loop fail or have large errors.
 
     Args:
         compute: function that closes over no variable.
         chunks: dict of tensors [chunks, ...].
-        shared: dict of tensors.
-        like: tf.TensorSpec of the result.
+        shared: dict of the tensors that all chunks use.
+        like: tf.TensorSpec of the stacked result.
         training: whether the graph trains. A tensor counts as true.
     """
     unrolled = not tf.is_tensor(training) and not training and like.shape[0] <= MOST_UNROLLED
@@ -390,7 +394,7 @@ def _sizes(shape):
 
 
 def _gradients(compute, chunks, shared, upstream):
-    """The gradients of `in_chunks`, in the order of its flat inputs. It sums gradients of `shared` in a wide dtype."""
+    """The gradients of `in_chunks`, in the order of its flat inputs. Gradients of `shared` add up in a wide dtype."""
     count = upstream.shape[0]
 
     def step(i, chunk_gradients, shared_gradients):

@@ -1,4 +1,4 @@
-"""Helpers of layers of sequences: caches for decoding, key masks, and checks of arguments."""
+"""Helpers for sequence layers: caches for decoding, key masks, and checks of arguments."""
 
 import functools
 from typing import TypeAlias
@@ -17,7 +17,7 @@ def check_odd(name, value):
 
 
 def check_axes(axes, causal):
-    """Raises InputError unless `axes` is 1 or 2, or if a layer of maps (2) is causal."""
+    """Raises InputError if `axes` is neither 1 (sequences) nor 2 (maps), or if a layer of maps is causal."""
     if axes not in (1, 2):
         raise InputError(f"axes = {axes}: expected 1 for sequences or 2 for maps")
     if causal and axes == 2:
@@ -31,12 +31,12 @@ def joined_masks(*masks):
 
 
 def check_index(index, length):
-    """Raises InputError unless an int `index` is in a cache of `length` tokens. A tensor is not checked."""
+    """Raises InputError if `index` is an int outside a cache of `length` tokens. A tensor `index` is not checked."""
     if isinstance(index, int) and not 0 <= index < length:
         raise InputError(f"index = {index}: expected fewer tokens than the {length} of the cache")
 
 
 def written(cache, new, index):
-    """A cache [N, L, ...] with `new` [N, 1, ...] written at `index`. Index -1 writes nothing."""
+    """The cache [N, L, ...] after `new` [N, 1, ...] is written at token `index`. Index -1 writes nothing."""
     here = tf.cast(tf.reshape(tf.one_hot(index, cache.shape[1]), [1, -1] + [1] * (cache.shape.rank - 2)), tf.bool)
     return tf.where(here, new, cache)

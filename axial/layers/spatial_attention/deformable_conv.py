@@ -1,17 +1,18 @@
 """Deformable convolution: every tap of the kernel has a learned offset that depends on the query's content.
 
-Dai et al., ICCV 2017 (v1), Zhu et al., CVPR 2019 (v2, with a mask for each tap), and Eq. 4 of Zhu et al., ICCV 2019. At
-output pixel q, tap k samples the map at
+The papers are Dai et al., ICCV 2017 (v1), Zhu et al., CVPR 2019 (v2, with a mask for each tap), and Zhu et al., ICCV
+2019 (Eq. 4). At output pixel q, tap k samples the map at
 
     p_k = stride * q - padding + dilation * k + offset_k(q)
 
-with bilinear interpolation and zeros outside the map, and y(q) = sum_k w_k mask_k x(p_k). The offsets, and the masks of
-v2, are a convolution of the same map whose kernel starts at zero. Offsets are float32 under every precision except
-float64, and whole pixels are int32. So large maps and files of 8 bits do not round positions.
+with bilinear interpolation and zeros outside the map. The output is y(q) = sum_k w_k mask_k x(p_k). A convolution of
+the same map, whose kernel starts at zero, computes the offsets and the masks of v2. Offsets are float32 under every
+precision except float64, and whole pixels are int32. So neither large maps nor files of 8 bits round positions.
 
-Two forms compute the same. 'gather' reads the four neighbours of each position, in one gather per tap. 'hat' computes
-the weight of every pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and multiplies. It needs no gather, but a map of
-pairs per tap, which suits small maps and accelerators.
+Two implementations give the same result. 'gather' reads the four neighbours of each position, in one gather per tap.
+'hat' computes the weight of every input pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and sums the pixels by a
+matrix product. It needs no gather, but one map of (output pixel, input pixel) pairs per tap. So it suits small maps and
+accelerators.
 
 Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P pixels, K taps, O offset groups,
 C channels.
@@ -40,9 +41,10 @@ def tap_positions(offsets, kernel, strides, dilation, padding):
     """A pair (position without offset, offset) for rows and one for columns, int32 [P, K, 1] and float [N, P, K, O].
 
     Args:
-        offsets: [N, h', w', 2 * K * O]: the row and the column offset of each tap, row by row, of each offset group.
-        kernel: number of its rows and of its columns.
-        strides, dilation, padding: of the convolution.
+        offsets: [N, h', w', 2 * K * O]. For each offset group and each tap, in row-major order, it has a row offset and
+            a column offset.
+        kernel: (rows, columns) of the kernel.
+        strides, dilation, padding: stride, dilation rate and padding of the convolution, the same for both axes.
     """
     _, height, width, channels = offsets.shape
     taps = kernel[0] * kernel[1]
@@ -61,16 +63,17 @@ def positions(offsets, kernel, strides, *, dilation, padding):
 
 
 def neighbors(tap, offset, size, last=None):
-    """(index, fraction) of positions along an axis: pixel index weighs 1 - fraction, pixel index + 1 weighs fraction.
+    """(index, fraction) of positions along an axis. Pixel index has weight 1 - fraction, and pixel index + 1 fraction.
 
-    An index far outside the axis is clipped to where both pixels are outside, and so zero. At a whole number the
-    derivative is the one from the right.
+    An index far outside the axis is clipped to an index whose two pixels are both outside, and so zero. At a whole
+    number the gradient is the derivative from the right.
 
     Args:
         tap: int32 positions without offsets.
         offset: float32 or float64 offsets.
         size: number of pixels of the axis.
-        last: int32, the largest position. There the derivative is the one from the left, so no pixel after it counts.
+        last: int32, the largest allowed position; None for no limit. At this position the gradient is the derivative
+            from the left, so no pixel after it has an influence.
     """
     below = tf.floor(offset)
     fraction = offset - below
@@ -83,9 +86,10 @@ def neighbors(tap, offset, size, last=None):
 
 
 def sample_by_gather(x, rows, columns):
-    """list of the samples [N, P, C] of each tap.
+    """list of the samples [N, P, C], one tensor per tap.
 
-    The channels of a pixel hold its four neighbours side by side. So each tap needs one gather, without bounds checks.
+    The four neighbours of each position are first stored side by side, on a map padded with zeros. So each tap needs
+    one gather, without bounds checks.
 
     Args:
         x: [N, h, w, C].
@@ -111,7 +115,7 @@ def sample_by_gather(x, rows, columns):
 
 
 def sample_by_hat(x, rows, columns):
-    """`sample_by_gather` as matrix products with the weights of all pixels."""
+    """The result of `sample_by_gather`, from matrix products with the weights of all pixels."""
     _, height, width, channels = x.shape
     _, pixels, taps, groups = rows[0].shape
     values = tf.reshape(x, [-1, height * width, groups, channels // groups])
@@ -140,8 +144,8 @@ def add_taps(samples, kernel, masks=None):
     """sum_k mask_k x(p_k) w_k: [N, P, filters].
 
     Args:
-        samples: list of the samples [N, P, C] of each tap.
-        kernel: [K, C / groups, filters]. The groups of channels and of filters are contiguous.
+        samples: list of the samples [N, P, C], one tensor per tap.
+        kernel: [K, C / groups, filters]. The channels of a group are contiguous, and so are its filters.
         masks: [N, P, K, O], or None.
     """
     x = tf.stack(samples, 2)
@@ -167,7 +171,7 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
         kernel: [rows, columns, C / groups, filters].
         offsets: [N, h', w', 2 * K * O]; see `tap_positions`.
         masks: [N, h', w', K * O], or None for v1.
-        strides, dilation, padding: of the convolution, the same for rows and columns.
+        strides, dilation, padding: stride, dilation rate and padding of the convolution, the same for both axes.
         form: one of `FORMS`.
 
     Returns:
@@ -195,7 +199,7 @@ def kernel_by_tap(kernel):
 
 
 def add_offset_weights(layer, shape, factor):
-    """Adds a zero kernel and a zero bias of the offsets to a layer that is being built. Returns both.
+    """Adds the offsets' kernel and bias, both zero, to a layer that is being built. Returns both.
 
     Their learning rate is `factor` times the optimizer's (see `axial.training.optimizers`). Dai et al., ICCV 2017, use
     0.1.
@@ -219,11 +223,11 @@ class DeformableConv(Layer):
     Args:
         filters: output channels.
         kernel: odd side of the kernel.
-        norm: `BatchNormConfig`, or None for a bias instead.
-        strides, dilation: of the convolution and of the convolution that makes the offsets.
+        norm: `BatchNormConfig`, or None for a bias in place of the batch norm.
+        strides, dilation: stride and dilation rate of the convolution and of the convolution that makes the offsets.
         groups: number of groups of the convolution. It divides the channels and the filters.
         offset_groups: number of groups of channels with separate offsets. It divides the channels.
-        modulation: one of `MODULATIONS`. 'none' is v1, the others are v2.
+        modulation: one of `MODULATIONS`. 'none' is v1. The other values are v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.
         offset_rate: factor of the learning rate of the offsets' convolution; see `add_offset_weights`.
@@ -329,7 +333,7 @@ class DeformableConv(Layer):
         return [self.offset_kernel, self.offset_bias]
 
     def folded_weights(self) -> list[tf.Tensor]:
-        """The values of the weights of the folded layer, which has norm None."""
+        """The values of the weights of the folded layer, a `DeformableConv` with the same arguments and norm None."""
         if self.norm is None:
             return [tf.convert_to_tensor(w) for w in self.weights]
         scale, shift = self.norm.folded()
@@ -342,8 +346,8 @@ class DeformableConv1D(Layer):
     Args:
         filters: output channels.
         kernel: odd number of taps.
-        causal: whether all taps are at the token or before it, and no position is later than the token. Then the
-            gradient of a later token is exactly zero, also through the offsets.
+        causal: whether the taps of a token, and the positions where they sample, are at most at this token. Then the
+            gradient of an output with respect to a later token is exactly zero, also through the offsets.
         offset_rate, form: see `DeformableConv`.
 
     Shapes:
@@ -397,7 +401,7 @@ class DeformableConv1D(Layer):
         return self._convolve(x, near, tf.range(x.shape[1]))
 
     def _convolve(self, x, near, tokens):
-        """The outputs at the indices `tokens` [P]. Their `near` tokens [N, P, K, C] give the offsets."""
+        """The outputs at the token indices `tokens` [P]. `near` [N, P, K, C] are the inputs that give their offsets."""
         with tf.name_scope("offsets"):
             offsets = tf.einsum("npkc,kcj->npj", near, tf.cast(self.offset_kernel, x.dtype))
         offsets = widen(offsets)
@@ -412,7 +416,7 @@ class DeformableConv1D(Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of a built layer: the inputs so far, [N, L, C]."""
+        """The empty cache of a built layer, {'inputs': [N, L, C]}. `step` stores each token in it."""
         return {"inputs": tf.zeros([images, length, self.kernel.shape[1]], self.compute_dtype)}
 
     def step(

@@ -62,9 +62,10 @@ def convolve_map(h, weights):
 
 
 def _band(weights, before):
-    """[..., w, T] -> [..., w, w]: row i holds its T weights from column i - before on, without those outside.
+    """[..., w, T] -> [..., w, w]: row i holds the T weights of query i from column i - before on, cut at the borders.
 
-    Padding each row to w + T numbers and reading rows of w + T - 1 numbers shifts each row by one more than the last.
+    Rows are padded to w + T numbers and read as rows of w + T - 1 numbers. So each row is shifted by one column more
+    than the row before it.
     """
     *lead, width, taps = weights.shape
     lead = [-1, *lead[1:]]
@@ -80,7 +81,7 @@ class DynamicConv(Unfolded, Layer):
         kernel: odd number of taps along each axis, which may exceed the length of the sequence.
         groups: number of groups of channels that share a kernel. It divides the channels.
         axes: 2 for maps, 1 for sequences.
-        causal: whether all taps are at the token or before it.
+        causal: whether the taps of a token are only at this token and at earlier tokens.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
@@ -150,7 +151,7 @@ class DynamicConv(Unfolded, Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of a built layer: h of the tokens so far, [N, L, C]."""
+        """The empty cache of a built layer, {'gated': [N, L, C]}. `step` stores h of each token in it."""
         return {"gated": tf.zeros([images, length, self.output_kernel.shape[0]], self.compute_dtype)}
 
     def step(

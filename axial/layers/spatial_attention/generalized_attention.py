@@ -48,15 +48,16 @@ class GeneralizedAttention(Unfolded, Layer):
         window: odd number of rows and columns that a query sees around itself; None for all keys.
         causal: whether a token of a sequence sees only itself and earlier tokens.
         scaled: whether the sum of the terms is divided by the square root of the channels per head.
-        wavelength: base of the wavelengths of the relative positions: 1000 for maps in the paper's code, 10000 for
-            sequences in Transformer-XL.
-        recompute: 'softmax' recomputes the weights in the backward pass. Large maps always recompute them.
+        wavelength: base of the wavelengths of the sinusoidal relative positions: 1000 for maps in the paper's code,
+            10000 for sequences in Transformer-XL.
+        recompute: one of `RECOMPUTE`. With 'softmax' the backward pass recomputes the attention weights. For large maps
+            it always does.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
         output: [N, h, w, C] or [N, L, C]
 
-    The layer supports Keras masks: a masked key has no weight. It passes the mask on to the next layer.
+    The layer supports Keras masks: a masked key has weight 0, and the layer passes the mask on to the next layer.
 
     Raises:
         InputError: the attention type is unknown, the heads do not divide the channels, the window is even or combined
@@ -95,7 +96,7 @@ class GeneralizedAttention(Unfolded, Layer):
                 raise InputError(f"window = {window}: expected key_stride = 1 beside it, got {key_stride}")
         self.heads, self.axes, self.key_stride, self.window = heads, axes, key_stride, window
         self.causal, self.scaled, self.wavelength, self.recompute = causal, scaled, wavelength, recompute
-        # How many positions a query sees before and after itself; None for all.
+        # The number of positions that a query sees before and after itself; None for all.
         reach = None if window is None else window // 2
         self.reach = reach, 0 if causal else reach
 
@@ -148,7 +149,7 @@ class GeneralizedAttention(Unfolded, Layer):
             keys: source of the keys and values, of the same rank as x; None for x.
             key_mask: bool [N, Y, X] or [N, L], False for padded keys, which get no weight; None if no key is padded.
             training: see `hide`.
-            mask: Keras' mask of x, for keys from x. The Keras mask of `keys` applies if `keys` is given.
+            mask: Keras' mask of x. It applies if `keys` is None. Otherwise the Keras mask of `keys` applies.
         """
         key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
         x, keys, key_mask = self._as_maps(self.sized(x), keys, key_mask)
@@ -184,7 +185,7 @@ class GeneralizedAttention(Unfolded, Layer):
         grid, operands = self.grid(x.shape[1:3], keys.shape[1:3]), Operands(self, self.terms)
         saliency = operands.saliency(keys)
         if self.terms.key_only and not grid.visible():
-            # Pooling before the projection saves the values.
+            # Pooling before the projection avoids the projection of every key to a value.
             pooled = pool(saliency, keys, key_mask, training)
             kernel = tf.reshape(operands.cast(self.value_kernel), [-1, self.heads, self.depth])
             y = tf.einsum("nmc,cmd->nmd", pooled, kernel)
@@ -199,7 +200,7 @@ class GeneralizedAttention(Unfolded, Layer):
         query, key = operands.queries(x), operands.keys(keys, saliency)
         key["value"] = value
         if key_mask is not None:
-            # Float, because chunks compute gradients of all shared tensors.
+            # The mask is float, because `in_chunks` computes a gradient for every shared tensor.
             key["real"] = tf.cast(key_mask, tf.float32)[:, None]
         keeps_weights = self.recompute != "softmax"
         return join_heads(attend(query, key, tables, grid, keeps_weights=keeps_weights, training=training))
@@ -219,7 +220,7 @@ class GeneralizedAttention(Unfolded, Layer):
         Args:
             x: [N, h, w, C] or [N, L, C].
             position: (row, column) of the query, or its index in a sequence.
-            terms: the terms in use, four bits, all of which the layer's attention type has too; None for all its terms.
+            terms: four bits such as '0010', for some of the terms of the layer's attention type; None for all of them.
 
         Raises:
             InputError: the position is outside the map, or the layer's attention type lacks a term.
@@ -246,7 +247,7 @@ class GeneralizedAttention(Unfolded, Layer):
     # === Decoding, a token at a time ===
 
     def new_cache(self, images: int | tf.Tensor, length: int) -> dict[str, tf.Tensor]:
-        """The empty cache of self-attention over at most `length` tokens, as a dict of [N, keys, ...].
+        """The empty cache of self-attention over at most `length` tokens, as a dict of tensors [N, keys, ...].
 
         With a key stride s, every s-th token is a key.
 
@@ -299,7 +300,7 @@ class GeneralizedAttention(Unfolded, Layer):
         axis, operands = positions["axis"], Operands(self, self.terms)
         check_index(index, axis.queries)
         if self.causal:
-            # A token that is no key has the index -1, at which `written` writes nothing.
+            # A token that the key stride skips has the key index -1, at which `written` writes nothing.
             key_index = tf.where(index % axis.stride == 0, index // axis.stride, -1)
             cache = {name: written(cache[name], new, key_index) for name, new in operands.cached(x[:, :, None]).items()}
         row = index - axis.stride * tf.range(axis.keys) + axis.stride * (axis.keys - 1)
@@ -332,7 +333,7 @@ class Operands:
         return self.layer.depth**-0.5 if self.layer.scaled else 1.0
 
     def saliency(self, keys):
-        """E3 if E1 does not include it: float32 or float64 [N, M, Y, X]; otherwise None."""
+        """The logits of E3, float32 or float64 [N, M, Y, X]. None without E3, or if the operands of E1 include E3."""
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
@@ -340,14 +341,14 @@ class Operands:
         return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
 
     def keys(self, keys, saliency):
-        """The dict `key` of `attention_terms.logits`, without the values."""
+        """The dict `key` of `attention_terms.logits`, without 'value'."""
         key = {} if saliency is None else {"saliency": saliency}
         if self.terms.query_key:
             key["key"] = split_heads(product(keys, self.cast(self.layer.key_kernel)), self.layer.heads)
         return key
 
     def queries(self, x):
-        """The dict `query` of `attention_terms.logits`, without the rows."""
+        """The dict `query` of `attention_terms.logits`, without 'rows'."""
 
         def add(q, vector, used):  # q [N, M, h, w, D] plus u or v [M, D]
             return q + self.cast(vector * self.scale)[:, None, None] if used else q
@@ -362,7 +363,10 @@ class Operands:
         return query
 
     def tables(self, grid):
-        """The projected relative positions of rows and columns [M, R, D], or without E2 their logits [M, R]."""
+        """dict of 'rows' and 'columns': the projected relative positions [M, R, D], or without E2 their logits [M, R].
+
+        The dict is empty without E2 and E4.
+        """
         if not self.terms.needs_position:
             return {}
         return {name: self._table(name, axis) for name, axis in (("rows", grid.rows), ("columns", grid.columns))}

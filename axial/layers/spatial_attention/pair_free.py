@@ -13,11 +13,11 @@ from axial.layers.spatial_attention.attention_terms import pad
 
 
 def pool(saliency, x, real=None, training=False):
-    """Type '0010' if every query sees every key: all queries have the same weights.
+    """The output of type '0010' if every query sees every key. All queries then have the same weights.
 
     Args:
-        saliency: float32 or float64 [N, M, Y, X].
-        x: [N, Y, X, C], the tensor that the weights pool.
+        saliency: the logit of each key, float32 or float64 [N, M, Y, X].
+        x: [N, Y, X, C], the tensor that is averaged over its pixels with the weights of each head.
         real: bool [N, Y, X], False for padded keys; None if no key is padded.
         training: see `hide`.
 
@@ -33,22 +33,22 @@ def pool(saliency, x, real=None, training=False):
 
 
 def pool_near(saliency, value, grid, real=None):
-    """Type '0010' if a query sees the keys near it: softmax and weighted sum over a sliding window.
+    """The output of type '0010' if a query sees the keys near it: softmax and weighted sum over a sliding window.
 
-    A triple (largest logit, sum of exponentials, weighted sum) describes a set of keys. Two triples combine to the
-    triple of the union. A window of n keys takes about 2 log2(n) combinations of whole maps along each axis.
+    A triple (largest logit, sum of exponentials, weighted sum) describes a set of keys. The triples of two disjoint
+    sets combine to the triple of their union. A window of n keys along an axis takes about 2 log2(n) combinations.
 
     Args:
-        saliency: float32 or float64 [N, M, Y, X].
+        saliency: the logit of each key, float32 or float64 [N, M, Y, X].
         value: [N, M, Y, X, D].
         grid: `Grid` with as many queries as keys.
-        real: bool [N, Y, X], False for padded keys; None if no key is padded. A window of padding gives 0.
+        real: bool [N, Y, X], False for padded keys; None if no key is padded. A window with only padded keys gives 0.
 
     Returns:
         [N, M, Y, X, D], in the dtype of the saliency.
     """
     saliency = tf.broadcast_to(saliency, tf.shape(value)[:4])
-    largest = tf.stop_gradient(saliency)  # its gradient is zero
+    largest = tf.stop_gradient(saliency)  # the output does not depend on it
     weight = tf.exp(saliency - largest)
     if real is not None:
         real = real[:, None]
@@ -65,13 +65,13 @@ def pool_near(saliency, value, grid, real=None):
 
 
 def _slide(triple, axis, before, after):
-    """For each entry of an axis, the triple of the entries from `before` before it to `after` after it."""
+    """For each position of an axis, the triple of the keys from `before` positions before it to `after` after it."""
     size = triple[0].shape[axis]
-    # Outside the map both sums are 0. The logit is the smallest of the line, so it changes no maximum.
+    # The padding has sums of 0. Its largest logit is the smallest of the line, so it changes no maximum.
     least = tf.reduce_min(triple[0], axis, keepdims=True)
     largest = tf.concat([least] * before + [triple[0]] + [least] * after, axis)
     run = [largest, *(pad(x, axis, before, after) for x in triple[1:])]
-    result, start, width = None, 0, 1  # `run` holds the triples of `width` entries
+    result, start, width = None, 0, 1  # entry i of `run` is the triple of `width` positions from i on
     left = before + after + 1
     while left:
         if left & 1:
@@ -100,7 +100,7 @@ def _combine(first, second):
 
 
 def separable(tables, value, grid, training=False):
-    """Type '0001': the weight of a key is the product of a row weight and a column weight.
+    """The output of type '0001'. The weight of a key is the product of a row weight and a column weight.
 
     Args:
         tables: dict of 'rows' and 'columns', [M, R]; see `attend`.

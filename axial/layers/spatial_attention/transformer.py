@@ -5,7 +5,8 @@
 
 The normalisation follows the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic convolution.
 With `deformable` it is A(D(x)), where D is a deformable convolution of three taps, so queries, keys and values all come
-from D(x). Without a mechanism it is D(x), or there is no self-attention. memory(x) attends to the encoder's output.
+from D(x). With `deformable` and no mechanism it is D(x). With neither, the layer has no self-attention. memory(x)
+attends to the encoder's output.
 
 Every decoder layer can also decode one token at a time, with `step`. `new_cache` and `constants` make its arguments.
 """
@@ -69,7 +70,7 @@ class SelfAttention(Layer):
     Args:
         channels: C.
         mechanism: `Mechanism`.
-        deformable: whether a deformable convolution comes first.
+        deformable: whether a deformable convolution precedes the mechanism.
         causal: whether a token sees only itself and earlier tokens.
     """
 
@@ -114,7 +115,7 @@ class EncoderLayer(Layer):
         channels: C.
         inner: channels inside the feed-forward layer.
         mechanism: `Mechanism` of the self-attention.
-        deformable: whether a deformable convolution comes before it.
+        deformable: whether a deformable convolution precedes the mechanism.
         dropout: dropout rate of each residual branch.
 
     Shapes:
@@ -164,7 +165,7 @@ class DecoderLayer(EncoderLayer):
 
     Args:
         channels, inner, mechanism, deformable, dropout: see `EncoderLayer`.
-        memory: `Mechanism` of the encoder-decoder attention. Its name is an attention type.
+        memory: `Mechanism` of the encoder-decoder attention. Only its name, an attention type, and its heads are used.
 
     Shapes:
         x: [N, L, channels], L static
@@ -203,7 +204,7 @@ class DecoderLayer(EncoderLayer):
         Args:
             x: [N, L, C]. Padding comes last, so no other token sees it.
             memory: the encoder's output [N, M, C].
-            memory_mask: bool [N, M], False for its padded tokens; None if it has no padding.
+            memory_mask: bool [N, M], False for padded tokens of the memory; None if the memory has no padding.
             training: whether to apply dropout.
             mask: Keras' mask of x.
         """

@@ -1,8 +1,8 @@
 """Resizing and cross-entropy as Pallas kernels for TPUs: main memory never holds the resized map of logits.
 
 XLA resizes the rows of the logits, which is a matrix product. For each row of the result, a kernel resizes the columns,
-also by a product, and computes the loss of the pixels. The backward pass repeats this. A map [N, rows, C, columns] has
-its classes in the sublanes of a vector and its pixels in the lanes.
+also by a product, and computes the loss of the pixels. The backward pass repeats these steps. A map [N, rows, C,
+columns] has its classes in the sublanes of a vector and its pixels in the lanes.
 
 The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
 have never run on a TPU.
@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.conv import triangle_weights
 from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
 
-LANES, ROWS = 128, 8  # pixels of a tile, and rows of a program
+LANES, ROWS = 128, 8  # number of pixels of a tile, and of rows of a program
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
@@ -67,7 +67,7 @@ def _gradients(interpret, x, labels, columns, log_sums, d):
 
 
 def _run(kernel, interpret, *, x, columns, maps, outputs=()):
-    """Runs a kernel over rows. It returns maps of pixels with the dtypes `outputs`, or a tensor like x."""
+    """Runs a kernel over rows. It returns maps of pixels of dtypes `outputs`, or without `outputs` a tensor like x."""
     images, height, classes, width = x.shape
     pixels = columns.shape[1]
     pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))

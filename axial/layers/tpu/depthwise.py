@@ -1,8 +1,8 @@
 """Depthwise convolution as Pallas kernels for TPUs.
 
 A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and the channels are its lanes. So the
-neighbours of a vector of pixels are other vectors, or the same memory read a few sublanes later, and nothing moves. A
-program computes `COLUMNS` columns of 128 channels and also reads the columns beside them.
+neighbours of a vector of pixels are other vectors, or the same memory read a few sublanes later, and no data moves
+within vectors. A program computes `COLUMNS` columns of 128 channels and also reads the columns beside them.
 
 The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
 have never run on a TPU.
@@ -25,7 +25,7 @@ COLUMNS = 8  # columns that a program computes
 
 
 def can_serve(x, side):
-    """Whether the kernels support a convolution: a static shape, an odd kernel in reach, enough memory.
+    """Whether the kernels support a convolution: a static shape, an odd kernel up to 2 * `MARGIN` + 1, enough memory.
 
     Args:
         x: [N, h, w, C].
@@ -33,7 +33,7 @@ def can_serve(x, side):
     """
     if not x.shape.is_fully_defined() or side % 2 == 0 or side // 2 > MARGIN:
         return False
-    # The backward pass has two arrays and a result. Pallas holds two blocks of each, and the kernel a float32 copy.
+    # The backward pass reads two arrays and writes one. Fast memory holds two blocks and a float32 copy of each.
     columns, rows = 3 * COLUMNS + side - 1, x.shape[1] + 2 * MARGIN + ROWS
     memory = columns * rows * LANES * (2 * x.dtype.size + 4)
     return memory < (FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4)
@@ -136,8 +136,8 @@ def _fill(columns, x, *, width, first, start, margin):
         columns: ref [., rows with margins, lanes].
         x: ref [1, ., h, lanes].
         width: number of columns of the map.
-        first: the map's column that becomes the first of `columns`.
-        start: the map's column with which x begins.
+        first: index of the map's column that becomes the first of `columns`.
+        start: index of the map's column with which x begins.
         margin: number of rows of zeros above and below.
     """
     height, rows = x.shape[2], columns.shape[1] - 2 * margin
@@ -184,7 +184,7 @@ def _for_vectors(side, columns, run, carry):
 
 
 def _convolve(side, width, *refs):
-    """The output. Refs: x, taps. Then y, and scratch memory."""
+    """Computes the output. Input refs: x, taps. Output ref: y. The other refs are scratch memory."""
     x, taps, y, spread, columns, result = refs
     _load(side, width, x, taps, spread=spread, columns=columns)
 
@@ -197,7 +197,7 @@ def _convolve(side, width, *refs):
 
 
 def _convolve_backward(side, width, *refs):
-    """The gradients. Refs: d, x, taps. Then d_x, the sums of the taps, and scratch memory."""
+    """Computes the gradients. Input refs: d, x, taps. Output refs: d_x, the taps' gradients. The rest is scratch."""
     d, x, taps, d_x, d_taps, spread, columns, result, center = refs
     _load(side, width, d, taps, spread=spread, columns=columns)
     first = pl.program_id(2) * COLUMNS
@@ -208,7 +208,7 @@ def _convolve_backward(side, width, *refs):
         d_taps[...] = jnp.zeros_like(d_taps)
 
     def run(w, rows, vectors, sums):
-        vectors = vectors[::-1]  # in reverse for d_x; a tap's gradient sums them times x
+        vectors = vectors[::-1]  # in reverse order for d_x; the gradient of a tap is the sum of its vectors times x
         result[w, rows] = sum(vector * spread[i] for i, vector in enumerate(vectors))
         return [total + vector * center[w, rows] for total, vector in zip(sums, vectors)]
 

@@ -20,7 +20,7 @@ def on_tensors(function, *static, interpret=False):
 
     Args:
         function: function of `static`, `interpret` and jax arrays.
-        static: its hashable arguments.
+        static: the first arguments of `function`, which are hashable.
         interpret: whether jax interprets the kernels on a CPU, slowly, instead of running them on a TPU.
     """
 

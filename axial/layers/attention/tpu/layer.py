@@ -4,7 +4,7 @@ The forward pass of training has three kernels: the projection with the sums of 
 of the logits (`logit_sums.py`), and softmax and outputs with the sums of their batch norms (`outputs.py`). Each has a
 backward kernel. A seventh kernel computes the sums of the gradient that the output norms need. Between two kernels the
 replicas add up these sums, which are a few numbers per channel or head. Inference has stored statistics, so it needs
-only the projection and the outputs.
+only the kernels of the projection and of the outputs.
 
 jax (of the extra `kernel`) lowers the kernels while a step is traced. TensorFlow calls them as an `XlaCallModule`. The
 TPU compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A layer uses
@@ -110,7 +110,7 @@ class _Kernels:
     interpret: bool
 
     def align(self, x):
-        """Pads q, k and v along the last axis to whole registers each."""
+        """Pads each of q, k and v along the last axis to whole registers of 128 lanes."""
         blocks = tf.split(x, self.tiling.sizes, 1)
         return tf.concat([tf.pad(block, [[0, 0], [0, -block.shape[1] % LANES]]) for block in blocks], 1)
 
@@ -168,7 +168,7 @@ class _Kernels:
         """The sum of the normalised content and position outputs, [P, H*E].
 
         The backward kernel makes the gradients of both outputs from the gradient of their sum, so main memory holds
-        only this one. Only kernels read it, so XLA keeps its dtype.
+        only the gradient of the sum. Only kernels read this gradient, so XLA keeps its dtype.
         """
 
         @tf.custom_gradient

@@ -20,7 +20,7 @@ from axial.layers.attention.tpu.tiling import (
 
 
 class Terms(Group):
-    """The logit terms of a group of heads in a window. A relative term is [pixels, J]: queries or keys by offsets.
+    """The logit terms of a group of heads in a window. A relative term is [pixels, J], for queries or for keys.
 
     Args: see `Group`.
 
@@ -33,7 +33,10 @@ class Terms(Group):
         self.center = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, lanes):
-        """float32 content term [S, L], query and key term [128, J] of the head in some `lanes` of the group."""
+        """float32 list of the content term [S, L], the query term [128, J] and the key term [128, J] of a head.
+
+        `lanes` are the lanes of the head within the group.
+        """
         q, k = (only(x, lanes) for x in (self.q, self.k))
         halo = self.tiling.halo
         content = self.tiling.shear.fold(dot(k, self.content))
@@ -49,8 +52,8 @@ def _counted(tiling, first):
 def _sums(tiling, program, *refs):
     """Sums of all terms and of their squares.
 
-    Refs: x three times, affine, the tables of the query and the key term. Then the sums [2*terms*H, 128], which the
-    caller adds up over the lanes, and scratch memory.
+    Input refs: x three times, affine, the tables of the query and the key term. Output ref: the sums [2*terms*H, 128],
+    which the caller adds up over the lanes. The other refs are scratch memory.
     """
     before, center, after, affine, query, key, sums, *scratch = refs
     pl.when(program.begins)(lambda: clear(sums))
@@ -79,8 +82,8 @@ def _sums(tiling, program, *refs):
 def _sums_backward(tiling, program, *refs):
     """Adds the gradient through the sums to another gradient of x.
 
-    Refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Then d_x, d_affine (through
-    the sums only), the gradients of the tables, and scratch memory.
+    Input refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Output refs: d_x,
+    d_affine (through the sums only), the gradients of the tables. The other refs are scratch memory.
     """
     d_sums, before, center, after, more, affine, query, key, d_x, d_affine, d_query, d_key, *scratch = refs
     *scratch, total, query_total, key_total = scratch
@@ -93,7 +96,10 @@ def _sums_backward(tiling, program, *refs):
 
         @functools.cache
         def terms_of(start, stop):
-            """`Terms` of a group, [q, k, center] [C, .] each, and lists for the gradients of content, q, k, center."""
+            """`Terms` of a group, its q, k and center [C, .], and four lists for the gradients of its heads.
+
+            The lists collect the gradients of content, q, k and center.
+            """
             terms = Terms(tiling, pixels, tables, window=window, lanes=slice(start, stop))
             return terms, [turn_over(x) for x in (terms.q, terms.k, terms.center)], ([], [], [], [])
 
@@ -134,7 +140,7 @@ def _sums_backward(tiling, program, *refs):
 
 
 def logit_sums(tiling, interpret, x, affine, tables):
-    """Sums of the logits and of their squares, [2*terms*H, 128], to be added up over the lanes.
+    """Sums of the logits and of their squares, [2*terms*H, 128]. The caller adds them up over the lanes.
 
     Args: see `outputs.outputs`.
     """

@@ -1,7 +1,7 @@
 """Softmax and outputs: a kernel for the outputs, and a kernel for the gradients, which recomputes the maps.
 
-A map is [slots, queries], because the sums of its softmax then add registers. Sums along lanes would be slow. The heads
-are interleaved (`run_in_step`).
+A map is [slots, queries], because the sums of its softmax then add whole registers. Sums along lanes would be slow. The
+kernels interleave the steps of several heads (`run_in_step`).
 """
 
 import collections
@@ -33,7 +33,7 @@ class Logits(Group):
     """The logits of a group of heads in a window."""
 
     def weigh(self, lanes, mask):
-        """Generator that returns w, float32 [S, L], of the head in some `lanes` of the group."""
+        """Generator that returns w, float32 [S, L], of the head that has these `lanes` of the group."""
         q, k = (only(x, lanes) for x in (self.q, self.k))
         shear = self.tiling.shear
         content, key_term, query_term = dot(k, self.content), dot(k, self.tables[1]), dot(q, self.tables[0])
@@ -49,8 +49,9 @@ class Logits(Group):
 def _forward(tiling, program, *refs):
     """The outputs, and the sums of their batch norms.
 
-    Refs: x three times, affine, the tables of the query term, the key term and the values, flip. Then the content
-    and the position output, the sums [4, H*E] of content, content^2, position and position^2, and scratch memory.
+    Input refs: x three times, affine, the tables of the query term, the key term and the values, flip. Output refs: the
+    content and the position output, and the sums [4, H*E] of content, content^2, position and position^2. The other
+    refs are scratch memory.
     """
     before, center, after, affine, *tables, value_table, flip, content, position, sums = refs[:11]
     pixels, flip = Normalized(*refs[11:]), flip[...]
@@ -66,7 +67,7 @@ def _forward(tiling, program, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M] of a group, and two lists for its heads' outputs [E, L]. Position outputs are in reverse."""
+            """v [C, M] of a group, and two lists for its heads' outputs [E, L], the position outputs reversed."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
@@ -107,9 +108,9 @@ _Refs = collections.namedtuple(
 def _backward(tiling, program, *refs):
     """The gradients of x, of its batch norm and of the tables.
 
-    Refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors, the
-    tables of the query term, the key term and the values [C, J], flip. Then d_x, d_affine, the gradients of the three
-    tables (values [E, J]), and scratch memory.
+    Input refs: x three times, the gradient of the sum of the normalised outputs, content, position, affine, factors,
+    the tables of the query term, the key term and the values [C, J], flip. Output refs: d_x, d_affine, the gradients of
+    the three tables ([E, J] for the values). The other refs are scratch memory.
     """
     refs = _Refs(*refs)
     totals = refs.query_total, refs.key_total, refs.value_total
@@ -147,7 +148,7 @@ class _WindowGradient:
         """The operands of a group: `Logits`, k [C, M], q and k in reverse [C, .], and four lists.
 
         The lists collect the heads' gradients of the content queries, q, k of the content term, and k of the key term.
-        The gradients of q and of k of the key term are in reverse.
+        The gradients of q and of k of the key term have their pixels in reverse order.
         """
         tables, lanes = (self.refs.query, self.refs.key), slice(start, stop)
         logits = Logits(self.tiling, self.pixels, tables, window=self.window, lanes=lanes)
@@ -215,7 +216,7 @@ class _WindowGradient:
 
 
 def _gradient_sums(tiling, program, d, content, position, sums):
-    """Refs: d, content and position [P, H*E]. Then the sums [3, H*E]."""
+    """Input refs: d, content and position [P, H*E]. Output ref: the sums [3, H*E]."""
     pl.when(program.begins)(lambda: clear(sums))
     inside = tiling.inside(program.first, ROWS)
 
@@ -235,7 +236,7 @@ def gradient_sums(tiling, interpret, d, content, position):
 
 
 def outputs(tiling, interpret, x, affine, tables):
-    """The content and the position output [P, H*E], and the sums of both and of their squares [4, H*E].
+    """The content and the position output [P, H*E], and the sums of the outputs and of their squares [4, H*E].
 
     Args:
         tiling: `Tiling`.

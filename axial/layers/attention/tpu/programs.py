@@ -1,4 +1,4 @@
-"""The grid of a kernel: which pixels each program computes, and what it reads and writes."""
+"""The grid of a kernel: which pixels each program computes, and which arrays it reads and writes."""
 
 import dataclasses
 import functools
@@ -12,16 +12,16 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.attention.tpu.tiling import FAST_MEMORY, LANES, ROWS
 
 CORES = 2  # cores of a v4 or v5p chip, which is one device; on other chips the split has no effect
-SHARED = 32  # least number of programs that are split over cores
+SHARED = 32  # smallest number of programs that are split over cores
 
 
 class Programs:
     """The programs of a kernel, and the pixels of each.
 
     A core runs its programs one after the other. A `delayed` program writes the results of the previous program (see
-    `Gradient`), so a core runs one more of them. If the programs are split over cores, each core also runs the last
-    program of the previous core, because it adds to the gradient of the core's first pixels. The other results of that
-    program are the previous core's.
+    `Gradient`), so a core runs one program more. If delayed programs are split over cores, each core first runs the
+    last program of the previous core, because this program adds to the gradient of the core's first pixels. The
+    previous core writes the other results of this program.
 
     Args:
         tiling: `Tiling`.
@@ -31,7 +31,7 @@ class Programs:
         count: number of programs.
         cores: number of cores.
         each: number of programs whose results a core writes.
-        lead: number of programs that a core runs before those.
+        lead: number of programs that a core runs before the programs whose results it writes.
         steps: number of programs that a core runs.
     """
 
@@ -51,8 +51,8 @@ class Programs:
 
         Args:
             shape: (rows, lanes).
-            late: how many programs earlier.
-            written: whether the core writes the pixels. It must not write the pixels of another core.
+            late: number of programs by which the program with these pixels is earlier than the running program.
+            written: whether the core writes the pixels. A core must not write the pixels of another core.
         """
 
         def index(core, step):
@@ -138,7 +138,7 @@ class Operands:
 def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0, exponentials=False):
     """Runs all programs of a kernel.
 
-    The programs are split over cores, and each core has its own sums. This function adds them up.
+    The programs are split over cores, and each core has its own sums. This function adds up the sums of the cores.
 
     Args:
         kernel: function of the tiling, the `Program`, and refs in the order of `Operands`.
@@ -163,7 +163,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
     aliases = {len(scalars) + len(arrays) + i: i for i in range(len(operands.before))}
     arrays += [x for x, _ in operands.before]
     specs += [programs.rows((ROWS, lanes), late=1) for _, lanes in operands.before]
-    # A matrix that all programs share needs one buffer, not two.
+    # Pallas gives an array two buffers by default. A matrix that all programs share needs only one.
     fixed = functools.partial(pl.BlockSpec, pipeline_mode=pl.Buffered(1))
     arrays += operands.small
     specs += [fixed(x.shape, lambda core, step: (0, 0)) for x in operands.small]

@@ -15,7 +15,7 @@ def _read(tiling, program, ref):
 
 
 def _project(tiling, program, *refs):
-    """Refs: x, kernel. Then qkv, and the sums [2, .] of qkv and of its squares."""
+    """Input refs: x, kernel. Output refs: qkv, and the sums [2, .] of qkv and of its squares."""
     x, kernel, qkv, sums = refs
     pl.when(program.begins)(lambda: clear(sums))
 
@@ -30,7 +30,7 @@ def _project(tiling, program, *refs):
 
 
 def _project_backward(tiling, program, *refs):
-    """Refs: x, qkv, d_qkv, kernel, d_sums. Then d_x, and d_kernel, which sums over the programs."""
+    """Input refs: x, qkv, d_qkv, kernel, d_sums. Output refs: d_x, and d_kernel, which is summed over the programs."""
     x, qkv, d_qkv, kernel, d_sums, d_x, d_kernel = refs
     pl.when(program.begins)(lambda: clear(d_kernel))
 

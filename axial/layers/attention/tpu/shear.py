@@ -32,7 +32,7 @@ def up(n, unit):
 
 
 def iota(shape, axis):
-    """int32 of a shape: the index along an axis."""
+    """int32 array of a shape that holds the index along an axis."""
     return lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
@@ -42,12 +42,12 @@ def join(parts):
 
 
 def dot(a, b):
-    """float32 a b."""
+    """The matrix product a b in float32."""
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
 def dot_turned(a, b):
-    """float32 a b^T."""
+    """The matrix product a b^T in float32."""
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
@@ -81,10 +81,10 @@ class Shear:
         return LANES + 2 * self.halo
 
     def rotate(self, x, by=0):
-        """float32 x [128, 128] with row i rotated to the right by i + `by`. With by = 1 it inverts reversed rows.
+        """float32 x [128, 128] with row i rotated to the right by i + `by` lanes.
 
-        In rows of queries it turns lanes of key - query into lanes of slots. In rows of slots it turns lanes of query
-        - key into lanes of queries.
+        If the rows are queries, it turns lanes of offsets key - query into lanes of slots. If the rows are slots, it
+        turns lanes of offsets query - key into lanes of queries. On rows in reverse order, by = 1 gives the inverse.
         """
         if self.strided:
             return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
@@ -97,9 +97,10 @@ class Shear:
         return join(rows)
 
     def _split(self, *, rotated=False, reverse=False):
-        """Two masks, bool [halo, 128]: first slots that hold keys after the window, last slots that hold keys before.
+        """Two masks, bool [halo, 128], of the first and the last `halo` slots.
 
-        Query l sees the offsets -64 to 63. Exactly one of them belongs to a slot.
+        The first mask is True where a slot holds a key after the window, and the second where it holds a key before the
+        window. A query sees the offsets -64 to 63, and exactly one of them belongs to each slot.
 
         Args:
             rotated: whether the lanes are offsets query - key. Otherwise they are queries.
@@ -121,7 +122,7 @@ class Shear:
         return join([first, *self._between(x[halo:end]), last])
 
     def unfold(self, x, reverse=False):
-        """[S, L] -> [M, L], zero for keys that no slot holds. With `reverse`, rows are reversed and lanes rotated."""
+        """[S, L] -> [M, L], zero for keys in no slot. With `reverse`, x has its rows reversed and its lanes rotated."""
         first_mask, last_mask = self._split(rotated=reverse, reverse=reverse)[:: -1 if reverse else 1]
         first, last, zero = x[: self.halo], x[LANES - self.halo :], jnp.zeros((), x.dtype)
         inner = jnp.where(first_mask, zero, first), *self._between(x), jnp.where(last_mask, zero, last)

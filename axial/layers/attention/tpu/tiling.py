@@ -4,7 +4,7 @@ An array of pixels [P, .] holds the lines of all images one after the other. A w
 may cover several lines (`shear.py`). A program computes `WINDOWS` windows and reads the halo around them.
 
 Letters of the shapes: P pixels, H heads, D query and key channels per head, E value channels per head, C channels of
-a group of heads; see also `shear.py`.
+a group of heads, and a dot for an axis whose size the text names; see also `shear.py`.
 
 The heads lie side by side in the lanes, in the order of the projection. A group is the heads that fill whole registers
 of 128 lanes. A product over 128 lanes costs as much as a product over 32. So a product reads the whole group, and one
@@ -27,10 +27,11 @@ from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join,
 # Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. It is more than for other kernels
 # (`pallas.FAST_MEMORY`), because the projection of XL's last stage and its gradient need 48 MiB.
 FAST_MEMORY = 100 * 2**20
-# Bound on the numbers that the largest kernel holds per channel of q, k or v. In bfloat16, 2,048 channels take 23 MiB.
+# Upper bound on how many numbers the largest kernel holds per channel of q, k and v. In bfloat16, 2,048 channels take
+# 23 MiB.
 CHANNEL_FACTOR = 6 * 2**10
-WINDOWS = 2  # windows of a program
-ROWS = WINDOWS * LANES  # pixels of a program
+WINDOWS = 2  # number of windows of a program
+ROWS = WINDOWS * LANES  # number of pixels of a program
 REACH = LANES // 2 - 1  # the largest |offset|: a query sees at most 127 keys
 
 
@@ -71,7 +72,7 @@ class Tiling:
 
     @property
     def sizes(self):
-        """Channels of q, k and v."""
+        """The numbers of channels of q, k and v."""
         return [self.heads * depth for depth in (self.depth, self.depth, self.value_depth)]
 
     @property
@@ -89,7 +90,7 @@ class Tiling:
         return x.astype(self.dtype)
 
     def flops(self, products):
-        """FLOPs of a program with so many products per head, each as large as a map."""
+        """FLOPs of a program with `products` matrix products per head, each as large as a map."""
         return 2 * WINDOWS * self.heads * products * LANES**3
 
     # === Heads ===
@@ -108,7 +109,7 @@ class Tiling:
     # === Visible pairs of a window ===
 
     def _bounds(self, first):
-        """Least and largest visible offset [1, L] of the queries from pixel `first` on. Padding sees no offset."""
+        """Smallest and largest visible offset [1, L] of the queries from pixel `first` on. Padding sees no offset."""
         position = lax.rem(first, self.length) + iota((1, LANES), 1)
         if self.length >= LANES:
             position = jnp.where(position >= self.length, position - self.length, position)
@@ -169,9 +170,9 @@ class Normalized:
 
         Args:
             tiling: `Tiling`.
-            x: three refs before the batch norm: pixels before the program's, which end with the halo; the program's
-                pixels; the halo after them.
-            affine: ref.
+            x: three refs of pixels before the batch norm: the pixels before the program's pixels, which end with the
+                halo; the program's pixels; the halo after them.
+            affine: ref of the batch norm of x.
             first: index of the program's first pixel.
         """
         (q, k, v), halo, (before, x, after) = tiling.lanes, tiling.halo, x
@@ -201,7 +202,7 @@ class Normalized:
 
 
 def window_rows(i, more=0):
-    """Slice of the rows of window i, or with `more` rows of its keys, which include the halo."""
+    """Slice of the rows of window i and of `more` rows after them. With more = 2 halos, it is the window's keys."""
     return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
 
 
@@ -238,7 +239,7 @@ class Gradient:
     Args:
         tiling, program: `Tiling` and `Program`.
         x, affine: refs of the previous program's pixels and of their batch norm.
-        d_x, d_affine: refs of the gradients of both.
+        d_x, d_affine: refs of the gradients of x and of affine.
         total: ref of the scratch.
         more: ref of another gradient of x, or None.
     """
@@ -295,7 +296,7 @@ class Gradient:
 
 
 def only(x, lanes):
-    """x [., C] with zeros outside the lanes of a head."""
+    """x [., C] with zeros outside `lanes`, the lanes of a head."""
     lane = iota((1, x.shape[1]), 1)
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, jnp.zeros((), x.dtype))
 
@@ -312,7 +313,7 @@ GANG = 2  # number of heads that advance together
 
 
 def run_in_step(generators):
-    """Runs generators in gangs of `GANG`, each gang one step behind the previous gang.
+    """Runs generators in gangs of `GANG`. Each gang is one step behind the previous gang.
 
     While one gang waits for matrix products, another gang transposes its maps.
     """
