@@ -14,26 +14,7 @@ from axial.io.images import LARGEST_PIXELS, MOST_SCANNED
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, PNG, GIF and BMP; WebP's is in `_format`
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _ADOBE = b"Exif\0\0", b"\xff\xee\0\x0eAdobe"
-_UNITS = [
-    0,
-    1,
-    1,
-    2,
-    4,
-    8,
-    1,
-    1,
-    2,
-    4,
-    8,
-    4,
-    8,
-    4,
-    0,
-    0,
-    8,
-    0,
-]  # bytes of a value, by TIFF type; 0 for an undefined type
+_UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value, by TIFF type; 0 if undefined
 _MOST_PARTS = 2**16  # most segments, chunks or blocks to visit: a PNG of 512 MB has so many chunks of 8 kB
 
 
@@ -55,7 +36,7 @@ def decode(encoded, levels=DEPTH):
 
 
 def _rare(function):
-    """Makes a branch that few photos take a single op: TensorFlow visits every op of a branch that is not taken."""
+    """Wraps a branch that few photos take in one op. Otherwise, TensorFlow visits its ops even if it is not taken."""
     in_graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
     @functools.wraps(function)
@@ -141,7 +122,7 @@ def _by_percentiles(values):
 
 
 def _ranked(values, ranks):
-    """int32 [R]: the elements of 16-bit `values` at the given ranks, int [R], in ascending order; 0 is the least."""
+    """int32 [R]: the 16-bit `values` at `ranks`, int [R], in ascending order. The least value has rank 0."""
     upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
     return tf.searchsorted(upto, ranks, side="right")
 
@@ -221,7 +202,7 @@ def _no_block(_):
 
 
 def _walk(encoded, step, offset):
-    """Calls `step`, a function of (offset, block) that returns the next pair, to the file's end. Returns the block."""
+    """Walks a file from `offset` to its end: `step` maps (offset, block) to the next pair. Returns the last block."""
     size, start = tf.strings.length(encoded), (offset, tf.constant(b""))
     offset, block = tf.while_loop(lambda offset, _: offset < size, step, start, maximum_iterations=_MOST_PARTS)
     with _refuse(offset >= size, f"a file of more than {_MOST_PARTS} parts"):

@@ -33,7 +33,7 @@ def names_in(path):
 
 
 def names_below(folder, names):
-    """Set of the names in a folder. It includes the names, such as 'b/a.png', in the subfolders that `names` contain.
+    """Set of the names in a folder, and of names such as 'b/a.png' in the subfolders that occur in `names`.
 
     Args:
         folder: path.
@@ -65,7 +65,7 @@ def find_manifest(data_dir, split):
 
 
 def tell_left_out(where, what, names):
-    """Prints on standard error how many files of a kind are left out, with the first name; nothing if none is."""
+    """Prints on standard error how many files are left out, and the first name. Prints nothing for no names."""
     if names:
         say(f"{where}: left out: {what} ({len(names)}, first {names[0]})", error=True)
 

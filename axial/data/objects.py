@@ -28,8 +28,8 @@ Level = Annotated[float, Meta(ge=0, le=255)]
 class Objects(Strict):
     """Content of objects.json in runs and exports: sizes and brightness of the things in the training photos.
 
-    A tuple has the 5th percentile, the median and the 95th percentile. `diameter` is about circles with the objects'
-    areas, in pixels of the stored photos. `level` is about the photos' `grey_level`s.
+    A tuple has the 5th percentile, the median and the 95th percentile. `diameter` has diameters of circles with the
+    objects' areas, in pixels of the stored photos. `level` has the photos' `grey_level`s.
     """
 
     photos: Count  # number of measured photos

@@ -89,7 +89,7 @@ def scaled_size(size, scale):
 
 
 def tile_size(canvas, scale):
-    """(height, width) in pixels of the photo for a tile that fills the canvas (height, width) after scaling."""
+    """(height, width), in pixels of the photo, of a tile that fills the canvas (height, width) after scaling."""
     return tuple(int(np.float32(side) / np.float32(scale)) for side in canvas)
 
 

@@ -8,7 +8,7 @@ communication, and every epoch has another order.
 Guarantees and limits:
 
 - A ticket goes to one worker, so no record comes twice in an epoch. Each record comes once unless a worker dies.
-- A worker that dies loses its `OPEN` tickets and its prefetched batches. `_Arrivals` counts the loss.
+- A worker that dies loses its open tickets (at most `OPEN`) and its prefetched batches. `_Arrivals` counts the loss.
 - Batches arrive in the order in which workers finish them. Two runs with one seed have the same augmented examples in
   every epoch, but in another order and in other batches. A run is not repeatable bit by bit.
 - A step with a non-finite loss cannot be repeated with the same batch, so the error message may name no tensor.
@@ -185,7 +185,7 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
 
 
 def through(dataset, service):
-    """Dataset of the same elements, which a service's workers make, in the order of their arrival."""
+    """Dataset of the elements of `dataset`, in the order in which a service's workers deliver them."""
     api = tf.data.experimental.service
     # Every host of a training registers the same dataset under the job's name.
     number = api.register_dataset(service.address, dataset, dataset_id=service.job)

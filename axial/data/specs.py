@@ -151,7 +151,7 @@ class DatasetSpec:
 
     @functools.cached_property
     def colors(self):
-        """uint8 [num_classes, 3]: the palette, or if it is empty, hues at golden-section steps, with pale stuff."""
+        """uint8 [num_classes, 3]: the palette; if it is empty, hues at golden-section steps, paler for stuff."""
         if self.palette:
             return np.array(self.palette, np.uint8)
         rows = [
@@ -271,7 +271,7 @@ Spec = DatasetSpec | TextSpec
 
 
 def difference(spec, expected):
-    """Describes the first field in which two specs differ, with both values; '' if they can share records.
+    """Describes the first field in which two specs differ, with both values; '' if no compared field differs.
 
     Only fields that decide the meaning of a record are compared: of a `DatasetSpec`, class_names, category_ids and
     things. A record holds class indices, its own segment table, 0 for unlabelled pixels, and an 8-bit photo.

@@ -35,7 +35,7 @@ class Stream:
 
     Attributes:
         batch: global batch size: examples, or tokens of sentence pairs, over all replicas.
-        seed, first_step: ints: seed of the order and the augmentation, and step to which the first batch belongs.
+        seed, first_step: ints: seed of the record order and the augmentation, and step of the first batch.
         context: `tf.distribute.InputContext` with the numbers of replicas and hosts. Each host reads a different part
             of the records. None for one replica.
         service: `Service` whose workers make the batches; None if this host makes them.
@@ -58,7 +58,7 @@ class Stream:
 
 
 def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
-    """Endless dataset of per-replica batches from step `stream.first_step` on. A restarted training gets the same ones.
+    """Endless dataset of per-replica batches from step `stream.first_step` on. A restart gets the same batches.
 
     A step takes one batch for each replica of the host, in order. Together they are the global batch.
 
@@ -118,7 +118,7 @@ def made_ahead(dataset, context=None, elements=2):
     blocked until the thread's next round, up to a minute.
 
     Args:
-        dataset: `tf.data.Dataset`. Where it has `AUTOTUNE`, as many calls run in parallel as the host has cores.
+        dataset: `tf.data.Dataset`. `AUTOTUNE` in it means as many parallel calls as the host has cores.
         context: `tf.distribute.InputContext`, or None for one replica.
         elements: number of prefetched elements per replica of the host. The default is enough for two steps.
     """
@@ -353,7 +353,7 @@ def decode_mask(png):
 
 
 def is_mask(mask, size):
-    """bool []: whether a 'box/mask' is a mask. One pixel means that the object has none, unless `size` is [1, 1]."""
+    """bool []: whether a decoded 'box/mask' is a mask. One pixel means no mask, unless `size`, int [2], is [1, 1]."""
     return tf.reduce_any(tf.shape(mask) > 1) | tf.reduce_all(size == 1)
 
 

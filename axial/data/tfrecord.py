@@ -16,7 +16,7 @@ A segmentation data set adds labels, schema 'panoptic':
     segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 for a crowd
 
-If the data set has boxes, it adds them too. 'box/known' is then 1. Records of axial 0.2 have none of these fields:
+A data set with boxes adds them too, and 'box/known' is 1. Records of axial 0.2 have none of these fields:
 
     box/class            class index of each object in the DatasetSpec
     box/crowd            1 for a crowd
@@ -63,7 +63,7 @@ from axial.io.write import write_whole
 class Plan(Struct):
     """Content of .SPLIT.plan, the manifest of an unfinished conversion.
 
-    `stamps` has a hash for each shard: of the sizes and modification times of the shard's input files.
+    `stamps` has, for each shard, a hash of the sizes and modification times of its input files.
     """
 
     format: typing.Literal[1]
@@ -199,7 +199,7 @@ def item_numbers(records, permutation, left_out=()):
 
 
 def find_splits(data_dir, splits):
-    """Names of a recipe's splits, or of the splits that replace them in a folder with none of the recipe's.
+    """Names of a recipe's splits. If a folder has none of them, its own splits may replace them.
 
     Args:
         data_dir: folder of a converted data set.
@@ -217,7 +217,7 @@ def find_splits(data_dir, splits):
 
 
 def is_labelled(data_dir, split):
-    """Whether a record of a split has a label. Reads no record after the first labelled or damaged one."""
+    """Whether any record of a split has a label. Reads no record after the first labelled or damaged one."""
     manifest = read_manifest(data_dir, split)
     if manifest["labels"] not in WITH_OBJECTS:
         return True
@@ -272,7 +272,7 @@ def _check_shard(path, data_dir, row):
     name, records, size = row
     shard = shard_path(data_dir, name)
     check_regular(shard)
-    if 16 * records > size:  # a record takes 16 bytes and its data
+    if 16 * records > size:  # a record takes 16 bytes more than its data
         raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
     length = tf.io.gfile.stat(shard).length if tf.io.gfile.exists(shard) else 0
     if length != size:
