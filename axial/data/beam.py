@@ -105,7 +105,7 @@ class _WriteShard(apache_beam.DoFn):
                 items, source = self._listing()
                 if hashlib.sha256(source).digest() != self._conversion.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
-                # It is set after the check, so that otherwise every shard of this worker fails the check.
+                # It is set after the check. So if the check fails, it fails for every shard of this worker.
                 self._items = dataclasses.replace(self._conversion, items=items).permuted()
             with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
                 yield write_items(self._conversion, path, self._items[first:last], pool)

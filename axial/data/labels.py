@@ -129,7 +129,7 @@ def same_size(path, ids, other_path, other):
 
 
 def labels_of(keys, describe):
-    """`Labels` from an image of keys, which may be any numbers that tell segments apart.
+    """`Labels` from an image of keys. Keys are any numbers that tell segments apart.
 
     Args:
         keys: int [h, w], at least 0.

@@ -27,22 +27,24 @@ def rgb(photo, levels=PERCENTILES):
 def eight_bits(values, levels, band=2**20):
     """Scales values of more than 8 bits to uint8 of the same shape. NaN becomes 0.
 
+    The rule 'percentiles' maps a low percentile of the n finite values to 0 and a high one to 255, and is linear
+    between them. sqrt(n) / 4 values are below the low percentile, and as many above the high one. This is 0.1 % of
+    256x256 pixels, as in QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and
+    0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. Percentiles that do not depend
+    on n lie in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and the
+    99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal, as
+    on a constant background, the extremes replace them. A constant photo becomes black. The range counts as at least
+    `NOISE` times the median difference of neighbours in a row, taken over rows with about `NOISE_VALUES` values.
+    Otherwise pure noise would be stretched to bright and dark spots, of which the model `nuclei` counts dozens.
+
+    The rule 'depth', of older versions of axial, divides integers by one of `DEEP_DIVISORS` and multiplies floats up to
+    1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these
+    that holds the largest value. So a 12-bit photo in a 16-bit file does not become nearly black, and a photo that
+    fills 16 bits keeps the upper byte of each value.
+
     Args:
         values: integers or floats of a photo, [h, w] or [h, w, 3].
-        levels: key of `LEVELS`. With 'percentiles', a linear function maps a low percentile of the n finite values to
-            0 and a high percentile to 255; sqrt(n) / 4 values are below the low one, and as many above the high one.
-            This is 0.1 % of 256x256 pixels, as in QuPath's automatic contrast (its preference
-            autoBrightnessContrastSaturationPercentage), and 0.012 % of 2048x2048 pixels, because a nucleus has no more
-            pixels in a larger photo. Fixed percentiles leave few nuclei of a large photo among the noise: ImageJ
-            saturates 0.35 %, StarDist takes the 1st and the 99.8th, Cellpose the 1st and the 99th. A single hot pixel
-            changes no percentile. If both percentiles are equal, as on a constant background, the extremes replace
-            them. A constant photo becomes black. The range is at least `NOISE` times the median difference of
-            neighbours in a row, over rows with about `NOISE_VALUES` values. Otherwise pure noise would be stretched to
-            bright and dark spots, of which the model `nuclei` counts dozens. With 'depth', the rule of older versions
-            of axial, integers are divided by one of `DEEP_DIVISORS`, and floats up to 1 are multiplied by 255. Cameras
-            have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these that holds
-            the largest value. So a 12-bit photo in a 16-bit file does not become nearly black, and a photo that fills
-            16 bits keeps the upper byte of each value.
+        levels: the rule, a key of `LEVELS`.
         band: number of values that are converted at a time, because float64 takes more memory.
     """
     flat = values.reshape(-1)

@@ -1,6 +1,6 @@
 """Measures the objects of training labels: their sizes, and the grey levels of the photos.
 
-A network recognises objects only at the scale of its training photos. objects.json of a run or an export records it.
+A network recognises objects only at the scale of its training photos. objects.json of a run or export records them.
 """
 
 import os
@@ -26,7 +26,7 @@ Level = Annotated[float, Meta(ge=0, le=255)]
 
 
 class Objects(Strict):
-    """Content of objects.json in runs and exports: sizes and brightness of the things in the training photos.
+    """Content of objects.json in runs and exports: sizes of the things and brightness of the training photos.
 
     A tuple has the 5th percentile, the median and the 95th percentile. `diameter` has diameters of circles with the
     objects' areas, in pixels of the stored photos. `level` has the photos' `grey_level`s.

@@ -1,9 +1,9 @@
 """Distributes the training input with tf.data's service, as an option of every task.
 
 A dispatcher hands out tickets in order, each to the first worker that asks (dynamic sharding). A ticket is a part of an
-epoch: the records of a shard, or every n-th of them in a split with few shards. The seed and the ticket decide its
-records and their order. The seed and the record's number decide the augmentation. So the workers agree without
-communication, and every epoch has another order.
+epoch: the records of a shard, or every n-th record of a shard if the split has few shards. The seed and the ticket
+decide its records and their order. The seed and the record's number decide the augmentation. So the workers agree
+without communication, and every epoch has another order.
 
 Guarantees and limits:
 
@@ -99,7 +99,7 @@ class Tickets:
     Args:
         data_dir, manifest: a converted split; see `tfrecord.read_manifest`.
         seed: int.
-        shuffle: size of a worker's shuffle buffer, over its open tickets; 0 keeps the order of the files.
+        shuffle: number of records in a worker's shuffle buffers, one per open ticket; 0 keeps the order of the files.
         keep_mask: bool [records]: whether a record becomes an example; None if all do.
     """
 

@@ -335,8 +335,8 @@ ANOTHER_SPEC = "; choose another --spec (json takes the JSON's own, of COCO's la
 def check_categories(path, categories, spec, hint=""):
     """Raises InputError, which names the first difference, unless a JSON's categories agree with the spec.
 
-    Names are compared without case, spaces, hyphens and underscores. `isthing` is not compared for a spec without
-    things, which merges instances on purpose. Categories that the spec lacks or ignores are skipped.
+    Names are compared without case. Spaces, hyphens and underscores count as equal. `isthing` is not compared for a
+    spec without things, which merges instances on purpose. Categories that the spec lacks or ignores are skipped.
 
     Args:
         path: path of the JSON.

@@ -65,7 +65,7 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
     Every epoch has its own order of shards and records and its own augmentation, both derived from the seed. A resumed
     stream skips used records without decoding them.
 
-    Several hosts divide the split into one part each, with sizes that differ by at most one record. In each epoch, a
+    The split is divided into one part per host. The parts' sizes differ by at most one record. In each epoch, a
     host moves on to the next part. So every record is read equally often, apart from the epochs in progress.
 
     With a service, order, restarts and hosts behave differently: see `axial.data.service`.

@@ -34,7 +34,7 @@ SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sample")
 
 
 def coco_items(input_dir, split, spec=COCO):
-    """Items of a split in order of their image ids, and the bytes of its JSONs.
+    """Items of a split in order of their image ids, and the bytes of its JSON files.
 
     Raises:
         InputError: a folder or file is missing (the message names the nearest split); see also `panoptic_items`.

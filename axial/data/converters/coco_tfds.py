@@ -1,7 +1,7 @@
 """Lists items of COCO as tensorflow-datasets prepares it (coco/2017_panoptic), for `convert_split`.
 
 Records equal the records from COCO's own panoptic files, byte for byte, because tensorflow-datasets keeps the encoded
-images. It has no object masks.
+images. The prepared data set has no object masks.
 """
 
 import dataclasses

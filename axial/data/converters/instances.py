@@ -134,7 +134,7 @@ def as_json(runs):
 
 
 def check_runs(where, runs, size):
-    """Raises InputError unless a `schemas.AnyRunLengths` has an image's `size` (height, width) and adds up to it."""
+    """Raises InputError unless a `schemas.AnyRunLengths` has the (height, width) `size` and as many pixels."""
     if runs.size != tuple(size):
         mask_size, photo_size = (f"{width}x{height}" for height, width in (runs.size, size))
         raise InputError(f"{where}: of {mask_size} pixels, the photo has {photo_size}")
