@@ -30,10 +30,10 @@ def eight_bits(values, levels, band=2**20):
     The rule 'percentiles' maps a low percentile of the n finite values to 0 and a high one to 255, and is linear
     between them. sqrt(n) / 4 values are below the low percentile, and as many above the high one. This is 0.1 % of
     256x256 pixels, as in QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and
-    0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. Percentiles that do not depend
-    on n lie in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and the
-    99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal, as
-    on a constant background, the extremes replace them. A constant photo becomes black. The range counts as at least
+    0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. A high percentile that does not
+    depend on n lies in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and
+    the 99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal,
+    as on a constant background, the extremes replace them. A constant photo becomes black. The range counts as at least
     `NOISE` times the median difference of neighbours in a row, taken over rows with about `NOISE_VALUES` values.
     Otherwise pure noise would be stretched to bright and dark spots, of which the model `nuclei` counts dozens.
 
