@@ -19,7 +19,7 @@ NOT_UTF8 = "not UTF-8" if sys.getfilesystemencoding() == "utf-8" else "not of th
 class InputError(ValueError):
     """The user gave wrong input. The message names it and says what was expected.
 
-    A command prints the message as one line and exits with 2.
+    A command prints the message as one line and exits with code 2.
     """
 
     _keras_call_info_injected = True  # so that Keras adds no lines to errors of a layer's call
@@ -63,7 +63,7 @@ def nearest(name, candidates):
 def pip_install(extra):
     """The command that installs the packages of an extra of setup.py.
 
-    It names these packages, not axial: axial is not on PyPI, so a package of that name would be a stranger's.
+    It names these packages, not axial: axial is not on PyPI, so a package of that name would be somebody else's.
     """
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
@@ -89,8 +89,8 @@ def check_docstrings():
 
 
 class Preempted(Exception):
-    """Training was asked to stop and has saved a checkpoint. A command exits with 42."""
+    """Training was asked to stop and has saved a checkpoint. A command exits with code 42."""
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or gradient is not finite. The message names the first tensors that are not."""
+    """A loss or gradient is not finite. The message names the first non-finite tensors."""

@@ -120,7 +120,7 @@ class Conversion:
         workers: number of threads; by default one for each core.
         skip_broken: whether to leave out items that cannot be read.
         shards: number of files; by default one for every 512 items.
-        encode: `encode_item`, or a function like it.
+        encode: function with the argument and the results of `encode_item`.
         unit: noun for an item, shown in the progress bar.
         progress: whether to show a progress bar.
         permutation: seed of the record order; `convert_split` sets it.
