@@ -1,10 +1,10 @@
 """Published figures of Google's TPUs.
 
 From https://cloud.google.com/tpu/docs/v3 and its pages for v4, v5e, v5p and v6e, read in November 2026. The clock is
-not published. It is the peak of a chip divided by its products a cycle, from the published number and size of its
-matrix units. The page of v6e names two units of 256x256, which would need 3.5 GHz for its peak. For a product of
-8192x8192 matrices, libtpu's cost model gives a v6e 3.4 times as many products a cycle as a v5e. So this file assumes
-four units.
+not published. It follows from the peak of a chip and its multiply-adds per cycle, that is, from the published number
+and size of its matrix units. The page of v6e names two units of 256x256, which would need 3.5 GHz for the published
+peak. For a product of 8192x8192 matrices, libtpu's cost model gives a v6e 3.4 times as many multiply-adds per cycle as
+a v5e. So this file assumes four units.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ class Chip:
     """A TPU chip.
 
     Attributes:
-        peak: floating-point operations a second in bfloat16.
-        products: multiply-adds a cycle, of all its matrix units. On a v3, two cores share them and the memory.
-        memory: bytes a second between the chip and its memory.
+        peak: peak floating-point operations per second in bfloat16.
+        products: multiply-adds per cycle, summed over the chip's matrix units. A v3 divides units and memory between
+            two cores.
+        memory: memory bandwidth in bytes per second.
     """
 
     peak: float
@@ -31,7 +32,7 @@ class Chip:
 
     @property
     def clock(self):
-        """Cycles a second."""
+        """Clock frequency in cycles per second."""
         return self.peak / (2 * self.products)
 
 
@@ -48,7 +49,7 @@ def replicas_of(slice_name, partitions=1):
     """Number of replicas on a slice such as 'v5e:4x4'.
 
     Args:
-        slice_name: generation and shape.
+        slice_name: generation and number of chips along each axis, such as 'v5e:4x4'.
         partitions: cores per replica; see `TrainingConfig`.
 
     Raises:

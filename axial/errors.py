@@ -12,21 +12,21 @@ from packaging.requirements import Requirement
 
 DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is somebody else's package
 LONGEST = 4000  # most characters of a message
-# Describes a name that Python cannot encode. In a locale with few letters, these are most names.
+# Describes a name that Python cannot encode. In a locale with few letters, Python can encode few names.
 NOT_UTF8 = "not UTF-8" if sys.getfilesystemencoding() == "utf-8" else "not of the locale's letters; set PYTHONUTF8=1"
 
 
 class InputError(ValueError):
     """The user gave wrong input. The message names it and says what was expected.
 
-    A command prints the message as one line and exits with 2.
+    A command prints the message as one line and exits with code 2.
     """
 
     _keras_call_info_injected = True  # so that Keras adds no lines to errors of a layer's call
     __init__ = Exception.__init__  # AutoGraph re-raises an error with its type only if it has this constructor
 
     def __str__(self):
-        """The message, `bounded`. AutoGraph's lines of code before it are removed."""
+        """The message, shortened by `bounded`. The lines of code that AutoGraph puts before it are removed."""
         message = super().__str__()
         if message.startswith("in user code:"):
             message = message.rstrip().splitlines()[-1].strip().removeprefix(f"{type(self).__name__}: ")
@@ -34,7 +34,10 @@ class InputError(ValueError):
 
 
 def bounded(message):
-    """Shortens long words and long messages, which lose their middle. The names of all models fit."""
+    """Cuts the ends of words beyond 500 characters and the middle of a message beyond `LONGEST`.
+
+    A message that lists the names of all models is not cut.
+    """
     message = re.sub(r"(\S{500})\S+", r"\1...", message)
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1000]} ... {message[-900:]}"
 
@@ -42,8 +45,9 @@ def bounded(message):
 def nearest(name, candidates):
     """' (did you mean ...?)' with the nearest of the candidate names, or '' if none is near.
 
-    Unicode can write the same letter in several ways: "\\xe9" and "e\\u0301". Such a pair is shown with escapes.
-    A name with a backslash comes from a system on which it separates folders.
+    Unicode can write the same letter in several ways: "\\xe9" and "e\\u0301". If a candidate differs only in this, both
+    names are shown with escapes. For a name with a backslash, which separates folders on other systems, the hint is to
+    write a slash.
     """
     name, candidates = str(name)[:LONGEST], [str(k) for k in candidates]
     if "\\" in name:
@@ -59,18 +63,18 @@ def nearest(name, candidates):
 def pip_install(extra):
     """The command that installs the packages of an extra of setup.py.
 
-    It names these packages, not axial: axial is not on PyPI, so a package of that name would be a stranger's.
+    It names these packages, not axial: axial is not on PyPI, so a package of that name would be somebody else's.
     """
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # sources that are not installed
+    except importlib.metadata.PackageNotFoundError:  # axial runs from its sources and is not installed
         return f"pip install '.[{extra}]' in axial's checkout"
     selected = [r for r in map(Requirement, requirements) if f'extra == "{extra}"' in str(r.marker)]
     return shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in selected)])
 
 
 def check_installed(what, extra, *packages):
-    """Raises InputError, which begins with `what`, unless an extra's packages exist. Imports none of them."""
+    """Raises InputError, which begins with `what`, unless an extra's packages are installed. Imports no package."""
     missing = [name for name in packages if sys.modules.get(name) is None and importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{what} {pip_install(extra)} (there is no {', '.join(missing)})")
@@ -85,8 +89,8 @@ def check_docstrings():
 
 
 class Preempted(Exception):
-    """Training was asked to stop and has saved a checkpoint. A command exits with 42."""
+    """Training was asked to stop and has saved a checkpoint. A command exits with code 42."""
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or gradient is not finite. The message names the first tensors that are not."""
+    """A loss or gradient is not finite. The message names the first non-finite tensors."""

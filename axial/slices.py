@@ -5,7 +5,7 @@ A *slice* is the unit that is rented: chips of one generation, their hosts, and 
 Sources, at https://docs.cloud.google.com unless another address is given:
 - Topologies and hosts: /tpu/docs/v2 to /tpu/docs/v6e, each with a table of configurations, and
   /tpu/docs/supported-tpu-configurations.
-- Numbers in names: TensorCores for v2, v3, v4 and v5p, chips for v5e and v6e; same pages.
+- Numbers in names count TensorCores for v2, v3, v4 and v5p, and chips for v5e and v6e; same pages.
 - Labels of GKE: /kubernetes-engine/docs/concepts/plan-tpus, and https://github.com/AI-Hypercomputer/xpk,
   system_characteristics.py.
 - TPU software versions: `RUNTIMES_PAGE`.
@@ -30,12 +30,12 @@ class Generation:
     """Properties of all slices of a TPU generation.
 
     Attributes:
-        cores: TensorCores of a chip if the number in a slice's name counts them; 1 if it counts chips.
+        cores: TensorCores per chip if the number in a slice's name counts TensorCores; 1 if it counts chips.
         topologies: topologies of its slices, separated by spaces.
         api: prefix of its accelerator types in the Cloud TPU API.
-        base: TPU software version without a framework.
-        gke: label cloud.google.com/gke-tpu-accelerator; '' if GKE does not have it.
-        one_host: chips of the largest slice with one host.
+        base: name of the TPU software version without a framework.
+        gke: value of the label cloud.google.com/gke-tpu-accelerator; '' if GKE does not offer the generation.
+        one_host: number of chips of the largest slice with a single host.
     """
 
     cores: int
@@ -108,7 +108,7 @@ SLICES = {
 
 
 def find_slice(name):
-    """The `Slice` of a name.
+    """The `Slice` with a name.
 
     Args:
         name: 'v5e-16', 'v5litepod-16' or, with a topology, 'v5e-4x4'.
@@ -149,17 +149,17 @@ def tensorflow_of(runtime):
 
 
 def default_runtime(slice_):
-    """TPU software version with TensorFlow for a slice's VMs: the only documented one for several hosts."""
+    """TPU software version with TensorFlow for a slice's VMs. For several hosts, no other one is documented."""
     return f"tpu-vm-tf-{TENSORFLOW_RUNTIME}{'-pod' if slice_.hosts > 1 else ''}-pjrt"
 
 
 def supported_runtimes(slice_):
-    """TPU software versions that axial supports: one with TensorFlow, and one on which axial installs its own."""
+    """TPU software versions that axial supports: one with TensorFlow, and one on which axial installs TensorFlow."""
     return default_runtime(slice_), slice_.kind.base
 
 
 def check_runtime(slice_, runtime):
-    """Raises InputError if a TPU software version does not fit a slice or axial."""
+    """Raises InputError if a TPU software version does not suit the slice, or axial does not run on it."""
     oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
     expected = f"expected {' or '.join(supported_runtimes(slice_))} ({RUNTIMES_PAGE})"
     version = tensorflow_of(runtime)

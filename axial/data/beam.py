@@ -1,9 +1,9 @@
 """Converts a split on many machines: an Apache Beam pipeline writes its shards.
 
 An element of the pipeline is a shard. Each worker lists the items once, with the same function as a local conversion,
-permutes them in the same way and encodes the items of its shards. So the pipeline carries no items, and a shard has the
-same bytes as in a local conversion. `convert_split` writes the manifest after the pipeline. A stopped pipeline resumes
-like a local conversion.
+permutes them in the same way and encodes the items of its shards. So no items pass through the pipeline, and a shard
+has the same bytes as in a local conversion. `convert_split` writes the manifest after the pipeline. A stopped pipeline
+resumes like a local conversion.
 """
 
 import concurrent.futures
@@ -54,7 +54,7 @@ def shard_writer(listing, options):
     """Returns the argument `write` of `convert_split`: a function that writes shards with a pipeline.
 
     Args:
-        listing: function without arguments that returns the items of the split and the bytes of their source. Beam
+        listing: function without arguments that returns the items of the split and bytes that identify them. Beam
             pickles it, with the conversion's `encode`, for the workers. A shard gets one thread by default, because a
             runner converts several shards at a time.
         options: pipeline options from `make_options`.
@@ -90,9 +90,9 @@ def _run(listing, options, conversion, todo, bar):
 
 
 class _WriteShard(apache_beam.DoFn):
-    """Writes a shard and yields a `WrittenShard`, also for bad input: a runner retries what raises.
+    """Writes a shard and yields a `WrittenShard`. It yields one for bad input too, as runners retry after an exception.
 
-    The conversion holds a hash of the source. The worker fills in the items with `listing`.
+    Instead of `source`, the conversion holds its hash. The worker gets the items from `listing`.
     """
 
     def __init__(self, conversion, listing):
@@ -105,7 +105,7 @@ class _WriteShard(apache_beam.DoFn):
                 items, source = self._listing()
                 if hashlib.sha256(source).digest() != self._conversion.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
-                # Set after the check only, so that every shard of this worker fails.
+                # It is set after the check. So if the check fails, it fails for every shard of this worker.
                 self._items = dataclasses.replace(self._conversion, items=items).permuted()
             with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
                 yield write_items(self._conversion, path, self._items[first:last], pool)

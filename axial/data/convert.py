@@ -5,10 +5,10 @@ can be resumed, and every run writes the same bytes. A shard is converted again 
 changed its size or modification time.
 
 A broken photo or label file does not stop the conversion; the end of the run names all of them. Without `skip_broken`,
-their shards are not written, and the next run converts only these. With it, their items have no record, and the
-manifest lists them. If the run was killed, such a shard is converted again.
+shards with such files are not written, and the next run converts only these shards. With `skip_broken`, their items
+have no record, and the manifest lists them. If such a run was killed, its shards with broken items are converted again.
 
-Each data set provides a list of items; everything else is here. An item is a dict:
+Each data set provides a list of items; this module does everything else. An item is a dict:
 
     photo       path of the photo
     name        name of the photo in its split, with subfolders; by default the file name
@@ -18,7 +18,7 @@ Each data set provides a list of items; everything else is here. An item is a di
     label_files paths of the files that `labels` reads; optional
     boxes       function of the photo's size (width, height) that returns the 'box/' fields of the record; optional
     stored      True if the labels match the stored pixels, before the EXIF turn; see `files.photo_fields`
-    read        function that reads the photo's bytes and `Labels` (or None), if the photo has no file of its own
+    read        function that returns the photo's bytes and `Labels` (or None), if the photo has no file of its own
 
 `text.pair_items` makes the items of sentence pairs.
 """
@@ -53,9 +53,10 @@ AHEAD = 64  # items in progress at a time
 
 
 class WrittenShard(Strict):
-    """What a worker says of a shard. One without a file has no digest.
+    """A worker's report on a shard. `digest` is the file's SHA-256; '' without a file, or if it is computed later.
 
-    Broken items are (place in the shard, what is wrong), remarks (text, photo). After an `error` the job ends.
+    `broken` lists (index of the item in the shard, error message). `remarks` lists (text, path of the photo). An
+    `error` ends the conversion.
     """
 
     path: str
@@ -119,7 +120,7 @@ class Conversion:
         workers: number of threads; by default one for each core.
         skip_broken: whether to leave out items that cannot be read.
         shards: number of files; by default one for every 512 items.
-        encode: `encode_item`, or a function like it.
+        encode: function with the argument and the results of `encode_item`.
         unit: noun for an item, shown in the progress bar.
         progress: whether to show a progress bar.
         permutation: seed of the record order; `convert_split` sets it.
@@ -163,7 +164,7 @@ class Conversion:
         return dict(zip(names, itertools.pairwise(total * i // shards for i in range(shards + 1))))
 
     def shards_there(self):
-        """Paths of all existing shards of the split, whatever their number."""
+        """Paths of all existing shards of the split, also from runs with another number of shards."""
         return gfile.glob(self.manifest.removesuffix(".json"), "-?????-of-?????.tfrecord")
 
 
@@ -174,7 +175,7 @@ def convert_split(conversion, write=None):
         conversion: `Conversion`.
         write: function of (conversion, dict from shard paths to (first record, last record + 1), progress bar) that
             writes these shards and returns a `WrittenShard` for each. By default this process writes them;
-            `beam.shard_writer` makes another.
+            `beam.shard_writer` makes such a function for Beam.
 
     Returns:
         The manifest, and a dict: 'photos' is the number of photos that this call converted, 'seconds' its duration, and
@@ -182,7 +183,7 @@ def convert_split(conversion, write=None):
 
     Raises:
         InputError: there are no items; the folder holds a split of this name from other input or with another number of
-            `shards`; an item cannot be read or, with `skip_broken`, none can.
+            `shards`; an item cannot be read (with `skip_broken`: no item can be read).
     """
     if not conversion.items:
         raise InputError(f"--split={conversion.split}: no {conversion.unit} is in this split")
@@ -193,7 +194,7 @@ def convert_split(conversion, write=None):
     finished = bool(earlier and earlier.shards)
     if earlier:  # keeps the record order of older versions
         conversion = dataclasses.replace(conversion, permutation=earlier.permutation)
-    if isinstance(conversion.spec, DatasetSpec):  # and their levels
+    if isinstance(conversion.spec, DatasetSpec):  # keeps the levels of a finished split
         levels = earlier.spec.levels if finished else PERCENTILES
         conversion = dataclasses.replace(conversion, spec=dataclasses.replace(conversion.spec, levels=levels))
     bounds, plan, total = conversion.bounds(), _plan(conversion), len(conversion.items)
@@ -235,7 +236,7 @@ def _digest(row):
 
 
 def convert_sample(name, splits, listing, spec):
-    """Folder with photos that ship with axial as TFRecords, in the user's cache. The first use converts them.
+    """Path of a sample data set as TFRecords, in the user's cache. The first call converts axial's sample photos.
 
     Args:
         name: name of the folder.
@@ -297,7 +298,7 @@ def _stamp(items):
 
 
 def _kept(conversion, earlier, plan, order):
-    """dict from each reusable shard of an earlier run to a `WrittenShard` without its bytes.
+    """dict from the path of each reusable shard of an earlier run to its `WrittenShard`, without size and digest.
 
     Args:
         conversion: `Conversion`.
@@ -306,7 +307,7 @@ def _kept(conversion, earlier, plan, order):
         order: list of item numbers in record order.
 
     Raises:
-        InputError: the earlier run had other input.
+        InputError: the earlier run had other input or another number of shards.
     """
     if not earlier:
         return {}
@@ -339,7 +340,7 @@ def _kept(conversion, earlier, plan, order):
 
 
 def _records(path):
-    """Number of records in a shard; -1 if it is damaged. A killed run with --skip_broken may have left some out."""
+    """Number of records in a shard; -1 if it is damaged. A killed run with --skip_broken may have left out records."""
     try:
         return sum(1 for _ in tf.data.TFRecordDataset(path))
     except tf.errors.DataLossError:
@@ -355,7 +356,7 @@ def _remove(path):
 
 
 def _tell_broken(conversion, path, messages):
-    """Names the items that cannot be converted. Raises InputError unless they may be left out and others are whole."""
+    """Names the items that cannot be converted. Raises InputError unless they may be left out and others remain."""
     if not messages:
         return
     if len(messages) == 1 and not conversion.skip_broken:
@@ -370,7 +371,7 @@ def _tell_broken(conversion, path, messages):
 
 
 def _tell_remarks(remarks):
-    """Prints remarks, pairs (text, photo): each text once, with its first photo and the number of others."""
+    """Prints remarks, pairs (text, photo): each text once, with its first photo and the number of other photos."""
     photos = collections.defaultdict(list)
     for text, path in sorted(remarks):
         photos[text].append(path)
@@ -448,6 +449,6 @@ def _encoded(encode, item):
     try:
         fields, seconds, remarks = encode(item)
         return tfrecord.encode_example(fields), seconds, remarks
-    except Exception as error:  # whatever a library raises for an image is the image's fault
+    except Exception as error:  # an exception of any library means that the image is broken
         odd = f"it or its labels cannot be converted ({type(error).__name__}: {first_line(error)})"
         return None, {}, str(error) if isinstance(error, InputError) else f"{item.get('photo', 'a pair')}: {odd}"

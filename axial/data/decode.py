@@ -1,7 +1,7 @@
 """Decodes a photo's file to pixels in TensorFlow, for training, evaluation and exports.
 
-Each value equals Pillow's (`io.images.open_photo`), which checks photos before the conversion and reads them for
-axial-predict. With TensorFlow's default method for JPEGs, two thirds of the values would differ by rounding.
+Each value equals the one from Pillow (`io.images.open_photo`). Pillow checks photos before the conversion and reads
+them for axial-predict. With TensorFlow's default method for JPEGs, two thirds of the values would differ by rounding.
 """
 
 import functools
@@ -11,24 +11,24 @@ import tensorflow as tf
 from axial.data.levels import DEEP_DIVISORS, DEPTH, NOISE, NOISE_VALUES, PERCENTILES
 from axial.io.images import LARGEST_PIXELS, MOST_SCANNED
 
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, PNG, GIF and BMP; WebP has two parts
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, PNG, GIF and BMP; WebP's is in `_format`
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _ADOBE = b"Exif\0\0", b"\xff\xee\0\x0eAdobe"
-_UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value, by TIFF type; 0 for no type
-_MOST_PARTS = 2**16  # most segments, chunks or blocks to walk; a PNG of 512 MB has so many of 8 kB
+_UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value, by TIFF type; 0 if undefined
+_MOST_PARTS = 2**16  # most segments, chunks or blocks to visit: a PNG of 512 MB has so many chunks of 8 kB
 
 
 def decode(encoded, levels=DEPTH):
     """Decodes a photo's file, string [], to uint8 [h, w, 3], before the EXIF turn.
 
-    Values of 16 bits become 8 by the rule `levels`; see `levels.eight_bits`. Only old versions of axial, which knew
-    no rule but 'depth', wrote records with 16-bit photos. Transparency is dropped. If a JPEG, PNG or GIF has several
+    The rule `levels` scales 16-bit values to 8 bits; see `levels.eight_bits`. Only old versions of axial, whose only
+    rule was 'depth', wrote records with 16-bit photos. Transparency is dropped. If a JPEG, PNG or GIF has several
     pictures, the first is decoded.
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for a file that it cannot decode like Pillow: any
     format but JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without Adobe's marker; an animated WebP; a GIF whose first
-    picture does not fill its canvas; a BMP with 1, 4 or 16 bits a pixel or with run lengths. It also raises beyond
-    `open_image`'s limits on a PNG's pixels and a JPEG's scans.
+    picture does not fill its canvas; a BMP with 1, 4 or 16 bits a pixel or with run lengths. It also raises if a
+    PNG has more pixels or a JPEG more scans than `open_image` accepts.
     """
     is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
     image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _not_jpeg(encoded, levels))
@@ -36,7 +36,7 @@ def decode(encoded, levels=DEPTH):
 
 
 def _rare(function):
-    """A branch that few photos take, as one op: a graph visits every op of a branch, even if it is not taken."""
+    """Wraps a branch that few photos take in one op. Otherwise, TensorFlow visits its ops even if it is not taken."""
     in_graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
     @functools.wraps(function)
@@ -71,7 +71,7 @@ def _turn(image, orientation):
 
 
 def _format(encoded):
-    """int32 []: index of the file format, from the first bytes."""
+    """int32 []: index of the file format, `_JPEG` to `_OTHER`, according to the first bytes."""
     matches = [_slice(encoded, 0, len(start)) == start for start in _SIGNATURES]
     webp = (_slice(encoded, 0, 4) == b"RIFF") & (_slice(encoded, 8, 4) == b"WEBP")
     return tf.argmax(tf.cast(tf.stack([*matches, webp, True]), tf.int32), output_type=tf.int32)
@@ -122,13 +122,13 @@ def _by_percentiles(values):
 
 
 def _ranked(values, ranks):
-    """int32: the 16-bit values at the given ranks, from 0."""
+    """int32 [R]: the 16-bit `values` at `ranks`, int [R], in ascending order. The least value has rank 0."""
     upto = tf.cumsum(tf.math.bincount(tf.reshape(values, [-1]), minlength=2**16))
     return tf.searchsorted(upto, ranks, side="right")
 
 
 def _gif(encoded):
-    """Decodes the first picture. Clears its transparency flag: TensorFlow paints transparent pixels black."""
+    """Decodes a GIF's first picture, without its transparency flag: TensorFlow paints transparent pixels black."""
 
     def step(offset, skipping, flag):
         head = _bytes(encoded, offset, 2)
@@ -141,7 +141,7 @@ def _gif(encoded):
     picture, _, flag = tf.while_loop(
         lambda offset, skipping, _: (offset < size) & (skipping | (_bytes(encoded, offset, 1)[0] != 0x2C)),
         step,
-        (start, tf.constant(False), size),  # without a flag: an offset behind the end
+        (start, tf.constant(False), size),  # `size` as the flag's offset means that there is no flag
         maximum_iterations=_MOST_PARTS,
     )
     frame, canvas = _bytes(encoded, picture + 1, 8), _bytes(encoded, 6, 4)
@@ -152,7 +152,7 @@ def _gif(encoded):
 
 
 def _bmp(encoded):
-    """Decodes a BMP. With 8 bits, TensorFlow returns palette indices as grey; the palette precedes the pixels."""
+    """Decodes a BMP. TensorFlow returns an 8-bit BMP's palette indices as grey; `look_up` gets their colours."""
 
     def look_up():
         first, used = _number(encoded, 14) + 14, _number(encoded, 46)
@@ -173,7 +173,7 @@ def _webp(encoded):
     if not hasattr(tf.io, "decode_webp"):  # before TensorFlow 2.20
         return _other(encoded)
     moving = (_slice(encoded, 12, 4) == b"VP8X") & (_bytes(encoded, 20, 1)[0] & 2 > 0)
-    with _refuse(~moving, "a moving WebP"):  # TensorFlow 2.20 crashes on one
+    with _refuse(~moving, "a moving WebP"):  # TensorFlow 2.20 crashes on a moving WebP
         return tf.io.decode_webp(encoded)[0, :, :, :3]
 
 
@@ -202,7 +202,7 @@ def _no_block(_):
 
 
 def _walk(encoded, step, offset):
-    """Walks a file with `step` of (offset, block), from `offset` to the end. Returns the last block."""
+    """Walks a file from `offset` to its end: `step` maps (offset, block) to the next pair. Returns the last block."""
     size, start = tf.strings.length(encoded), (offset, tf.constant(b""))
     offset, block = tf.while_loop(lambda offset, _: offset < size, step, start, maximum_iterations=_MOST_PARTS)
     with _refuse(offset >= size, f"a file of more than {_MOST_PARTS} parts"):
@@ -249,8 +249,8 @@ def _webp_block(encoded):
 
 
 def _exif_orientation(block):
-    """int32 []: value of the orientation tag in an EXIF block, string []; 0 without a tag, 9 if it is no EXIF."""
-    for _ in range(2):  # the name: some programs write it twice
+    """int32 []: orientation tag of an EXIF block, string []. 0 without a tag; 9 if the value or block is invalid."""
+    for _ in range(2):  # skips the block's name, which some programs write twice
         block = tf.where(_slice(block, 0, 6) == _EXIF, _slice(block, 6, tf.strings.length(block)), block)
     order, size = _slice(block, 0, 4), tf.strings.length(block)
     little = _slice(order, 0, 2) == b"II"
@@ -283,23 +283,23 @@ def _exif_orientation(block):
 
 
 def _slice(text, offset, length):
-    """`length` bytes of a string [] from `offset`, or fewer at its end."""
+    """string []: `length` bytes of `text`, string [], from `offset` on, or fewer at its end."""
     return tf.strings.substr(text, tf.clip_by_value(offset, 0, tf.strings.length(text)), tf.maximum(length, 0))
 
 
 def _bytes(text, offset, count):
-    """int32 [count]: bytes of a string [] from `offset`; 0 behind its end."""
+    """int32 [count]: bytes of `text`, string [], from `offset` on; 0 behind its end."""
     return tf.cast(tf.io.decode_raw(_slice(text, offset, count), tf.uint8, fixed_length=count), tf.int32)
 
 
 def _number(text, offset, big=False):
-    """int32 []: the four bytes from `offset` as a number, at most 2^30."""
+    """int32 []: the four bytes from `offset` on as a number, clipped to 2^30; little-endian unless `big`."""
     data = tf.cast(_bytes(text, offset, 4), tf.int64)
     powers = tf.constant([256 ** (3 - i if big else i) for i in range(4)], tf.int64)
     return tf.cast(tf.minimum(tf.reduce_sum(data * powers), 2**30), tf.int32)
 
 
 def _matches(data, pattern):
-    """bool, of the shape of uint8 [n]: whether a pattern begins there."""
+    """bool [n]: whether `pattern` begins at each byte of `data`, uint8 [n]."""
     padded = tf.pad(data, [[0, len(pattern)]])
     return tf.reduce_all([padded[i : i + tf.size(data)] == byte for i, byte in enumerate(pattern)], 0)

@@ -33,11 +33,11 @@ def names_in(path):
 
 
 def names_below(folder, names):
-    """Set of the names in a folder, and of names such as 'b/a.png' in those subfolders that `names` mention.
+    """Set of the names in a folder, and of names such as 'b/a.png' in the subfolders that occur in `names`.
 
     Args:
         folder: path.
-        names: files to look for, checked by `io.paths.inside`.
+        names: names of the files to look for, which `io.paths.inside` has checked.
 
     Raises:
         InputError: no such folder.
@@ -65,7 +65,7 @@ def find_manifest(data_dir, split):
 
 
 def tell_left_out(where, what, names):
-    """Prints on standard error how many files of a kind are left out, with the first name. Prints nothing for none."""
+    """Prints on standard error how many files are left out, and the first name. Prints nothing for no names."""
     if names:
         say(f"{where}: left out: {what} ({len(names)}, first {names[0]})", error=True)
 
@@ -73,7 +73,7 @@ def tell_left_out(where, what, names):
 def check_ids(path, images):
     """Raises InputError if two images of a JSON share an id, or if some ids are text and others numbers.
 
-    A photo with a text id is numbered by its position, which could be the number of another photo.
+    A photo with a text id is numbered by its position, which could equal the id of another photo.
     """
     check_unique(path, "images: id", (image.id for image in images))
     first = {type(image.id): image for image in reversed(images)}
@@ -109,7 +109,7 @@ def split_folder(folder, split):
 
 
 def by_name(folder, suffixes, beside=()):
-    """Sorted dict from names without suffix to paths. Prints how many names with other suffixes are left out.
+    """Sorted dict from file names without suffix to paths. Prints how many names with other suffixes are left out.
 
     Args:
         folder: path.
@@ -168,21 +168,22 @@ def labelled_items(photos, labels, read):
 
 
 def photo_fields(path, data, size=None, stored=False):
-    """The record fields of a photo (see `tfrecord`), from which `streams.decode_photo` makes the same pixels.
+    """The record fields of a photo (see `tfrecord`). `streams.decode_photo` decodes them to the photo's pixels.
 
-    Most files are only checked and kept. If a file has further pictures (MPO), only the first is kept. CMYK, palette,
-    transparent and deep photos (more than 8 bits), and formats other than JPEG and PNG, are re-encoded as 8-bit RGB.
-    The encoded photo is decoded once to check it; see `check_decodes`.
+    Most files are checked and stored unchanged. If a file has several pictures (MPO), only the first is stored. CMYK,
+    palette, transparent and deep photos (more than 8 bits), and formats other than JPEG and PNG, are re-encoded as
+    8-bit RGB. The encoded photo is decoded once to check it; see `check_decodes`.
 
     Args:
         path: path of the photo, for messages.
         data: bytes of the photo.
         size: (width, height) of its labels; None without label images.
-        stored: whether the labels match the stored pixels, not the upright photo. If `size` fits only one of the two,
-            the labels match that one.
+        stored: True if the labels match the stored pixels, False if they match the upright photo. If `size` fits only
+            one of the two, `size` decides.
 
     Returns:
-        The fields, and remarks: parts of the file that are left out, and how deep values become 8 bits.
+        A dict of the fields, and a list of remarks. They say which parts of the file are left out, and how values of
+        more than 8 bits are scaled to 8 bits.
 
     Raises:
         InputError: the photo is cut short, damaged or has another size, or TensorFlow cannot decode it.
@@ -212,11 +213,11 @@ def _encoded(data, photo):
         if image.format in ("JPEG", "PNG"):
             return data
         if image.format == "MPO":
-            first = data[: image.mpinfo[0xB002][0]["Size"]]  # by the file's index of pictures, which may be wrong
+            first = data[: image.mpinfo[0xB002][0]["Size"]]  # the size in the MPO index may be wrong
             return first if first.endswith(b"\xff\xd9") else data
     encoded = io.BytesIO()
     format = "JPEG" if image.format in ("JPEG", "MPO") else "PNG"
-    # Pillow would keep a transparency, which may not fit the mode.
+    # By default, Pillow saves the original's transparency, which may not fit the new mode.
     rgb(photo).save(encoded, format, quality=95, subsampling=0, transparency=None)
     return encoded.getvalue()
 
@@ -227,9 +228,10 @@ def reason_of(error):
 
 
 def check_decodes(path, encoded):
-    """Raises InputError unless TensorFlow decodes a record's JPEG or PNG, with the kernel of `decode` and labels.
+    """Raises InputError unless TensorFlow decodes a record's JPEG or PNG.
 
-    Pillow also reads some damaged files, and files with more pixels.
+    The kernel is the one that decodes photos and labels in training. Pillow accepts some damaged files, and files with
+    more pixels, that the kernel refuses.
     """
     import tensorflow as tf
 
@@ -303,7 +305,7 @@ def _is_predicted(folder, name):
     path = os.path.join(folder, f"{stem}.json")
     if stem == name or not gfile.exists(path):
         return False
-    with contextlib.suppress(InputError):  # another JSON
+    with contextlib.suppress(InputError):  # the JSON is another program's
         content = read_json(path, dict[str, typing.Any])[1]
         return "photo" in content and name in content.values()
     return False

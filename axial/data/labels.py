@@ -1,4 +1,4 @@
-"""Brings label images of every layout to one form: a panoptic PNG and a list of its segments."""
+"""Converts label images of every layout to one form: a panoptic PNG and a list of its segments."""
 
 import io
 import typing
@@ -36,7 +36,7 @@ def blank(size):
 
 
 def encode_rgb(rgb):
-    """PNG of uint8 [h, w, 3]."""
+    """Bytes of a PNG of `rgb`, uint8 [h, w, 3]."""
     encoded = io.BytesIO()
     Image.fromarray(rgb).save(encoded, format="PNG")
     return encoded.getvalue()
@@ -67,14 +67,14 @@ def numbered(ids, segment_ids):
 
 
 def nth_of_class(classes):
-    """int [S]: number of earlier segments with the same class, from each segment's class index, int [S]."""
+    """int [S]: for each segment, the number of earlier segments with its class. `classes`: class indices, int [S]."""
     order, nth = np.argsort(classes, kind="stable"), np.empty(len(classes), int)
     nth[order] = np.arange(len(classes)) - np.searchsorted(classes[order], classes[order])
     return nth
 
 
 def open_label(path, data):
-    """Decodes a label image. Raises InputError if it is damaged, or if its format does not keep exact numbers."""
+    """Decodes a label image. Raises InputError if it is damaged, or if its format is lossy."""
     image = open_image(path, data)
     if image.format in ("JPEG", "MPO") or (image.format == "WEBP" and b"VP8L" not in data):
         raise InputError(f"{path}: its content is {image.format}, which changes the numbers of labels; expected PNG")
@@ -82,7 +82,7 @@ def open_label(path, data):
 
 
 def _depth(image, data):
-    """Bits a channel in the file. Pillow converts most PNGs of 2, 4 and 16 bits to 8."""
+    """Bits per channel in the file. Pillow converts most PNGs of 2, 4 and 16 bits to 8."""
     return data[24] if image.format == "PNG" else 8
 
 
@@ -115,7 +115,7 @@ def read_ids(path, deep=False):
     if deep and image.mode not in DEEP:
         raise InputError(f"{path}: {bits} bits a pixel, where ids of instances need 16; was it saved anew?")
     ids = np.asarray(image).astype(np.int32)
-    if image.mode == "L" and bits < 8:  # Pillow stretches grey levels to 0 to 255
+    if image.mode == "L" and bits < 8:  # Pillow scales these grey levels to 0 to 255
         ids //= 255 // (2**bits - 1)
     if ids.min(initial=0) < 0:
         raise InputError(f"{path}: a pixel is {ids.min()}, ids are at least 0")
@@ -129,11 +129,11 @@ def same_size(path, ids, other_path, other):
 
 
 def labels_of(keys, describe):
-    """`Labels` from a map of keys.
+    """`Labels` from an image of keys. Keys are any numbers that tell segments apart.
 
     Args:
         keys: int [h, w], at least 0.
-        describe: function from a key to its `segment`. Keys with the same id become one segment.
+        describe: function from a key to the result of `segment`. Keys with the same segment id become one segment.
     """
     if keys.max(initial=0) >= 1 << 22:  # a table of all keys would be too large
         present, dense = np.unique(keys, return_inverse=True)
@@ -152,11 +152,11 @@ def segment(spec, path, category, instance, *, identity=None, pixel=None):
     Args:
         spec: `DatasetSpec`.
         path: path of the label image, for messages.
-        category: the data set's number of the class.
-        instance: instance number, from 1; 0 is a crowd: things that are not told apart. Stuff has no instances, so it
-            ignores the number.
+        category: id of the class in the data set.
+        instance: instance number from 1; 0 for a crowd, that is, things that are not told apart. Ignored for stuff,
+            which has no instances.
         identity: segment id; by default (class index + 1) x label_divisor + instance.
-        pixel: number in the image, for messages; by default the category.
+        pixel: pixel value in the image, for messages; by default the category.
 
     Raises:
         InputError: the spec lacks the category, or the instance number is not below the label_divisor.

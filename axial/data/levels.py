@@ -1,4 +1,4 @@
-"""How values of more than 8 bits become levels from 0 to 255."""
+"""Scales pixel values of more than 8 bits to levels from 0 to 255."""
 
 import math
 
@@ -15,34 +15,37 @@ DEEP_DIVISORS = (1, 4, 16, 64, 256)  # see `eight_bits`
 
 
 def rgb(photo, levels=PERCENTILES):
-    """A `io.images.Photo` as an image of RGB of 8 bits, without transparency. Deeper values become 8 by `levels`.
+    """Converts an `io.images.Photo` to an 8-bit RGB image of Pillow, without transparency.
 
-    See `eight_bits`.
+    The rule `levels` scales values of more than 8 bits; see `eight_bits`.
     """
     image = photo.image if photo.deep is None else Image.fromarray(eight_bits(photo.deep, levels))
-    # Pillow has no other way from La to RGB.
+    # Pillow converts La to RGB only by way of LA.
     return (image.convert("LA") if image.mode == "La" else image).convert("RGB")
 
 
 def eight_bits(values, levels, band=2**20):
-    """Numbers of more than 8 bits as levels from 0 to 255: uint8, of the shape of `values`. NaN becomes 0.
+    """Scales values of more than 8 bits to uint8 of the same shape. NaN becomes 0.
+
+    The rule 'percentiles' maps a low percentile of the n finite values to 0 and a high one to 255, and is linear
+    between them. sqrt(n) / 4 values are below the low percentile, and as many above the high one. This is 0.1 % of
+    256x256 pixels, as in QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and
+    0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. A high percentile that does not
+    depend on n lies in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and
+    the 99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal,
+    as on a constant background, the extremes replace them. A constant photo becomes black. The range counts as at least
+    `NOISE` times the median difference of neighbours in a row, taken over rows with about `NOISE_VALUES` values.
+    Otherwise pure noise would be stretched to bright and dark spots, of which the model `nuclei` counts dozens.
+
+    The rule 'depth', of older versions of axial, divides integers by one of `DEEP_DIVISORS` and multiplies floats up to
+    1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these
+    that holds the largest value. So a 12-bit photo in a 16-bit file does not become nearly black, and a photo that
+    fills 16 bits keeps the upper byte of each value.
 
     Args:
         values: integers or floats of a photo, [h, w] or [h, w, 3].
-        levels: of `LEVELS`. With 'percentiles', a linear function takes a low percentile of the n finite values to 0
-            and a high one to 255: those that sqrt(n) / 4 values lie beyond. This is 0.1 % of 256x256 pixels, as in
-            QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and 0.012 % of
-            2048x2048, where a nucleus has no more pixels. ImageJ saturates 0.35 %, StarDist takes the 1st and the
-            99.8th, Cellpose the 1st and the 99th, which leave few nuclei of a large photo among the noise. One hot
-            pixel has no say in a photo of any size. Where both percentiles are one number, as on a constant ground, the
-            extremes take their places. A constant photo becomes black. Noise alone is not stretched to bright and dark
-            spots, of which the model `nuclei` counts dozens: the range is at least `NOISE` times the median difference
-            of neighbours in a row, in as many rows as have about `NOISE_VALUES` values. With 'depth', which older
-            versions of axial have, integers are divided by one of `DEEP_DIVISORS`, and floats up to 1 are shares of
-            255. Cameras have 8, 10, 12, 14 or 16 bits, and files of 16 bits seldom say which: the depth is the least of
-            these that the largest value fits. Then a photo of 12 bits in a file of 16 is not nearly black, and one
-            whose values fill 16 bits gives its upper bytes.
-        band: how many numbers are converted at a time, as they take more memory in float64.
+        levels: the rule, a key of `LEVELS`.
+        band: number of values that are converted at a time, because float64 takes more memory.
     """
     flat = values.reshape(-1)
     finite = flat[np.isfinite(flat)]
@@ -63,9 +66,9 @@ def eight_bits(values, levels, band=2**20):
 
 
 def _percentiles(values):
-    """The low and the high percentile of numbers, or their extremes where these are the same; see `eight_bits`.
+    """The low and the high percentile of `values` [n], or the extremes if both are equal; see `eight_bits`.
 
-    The numbers change their order.
+    It reorders `values` in place.
     """
     if not values.size:
         return 0.0, 0.0
@@ -78,7 +81,7 @@ def _percentiles(values):
 
 
 def _difference(rows):
-    """The median difference of neighbouring values in rows, 0 where there are none."""
+    """Median absolute difference of neighbouring values in the rows; 0 if there are no neighbours."""
     with np.errstate(invalid="ignore"):
         found = np.abs(np.diff(rows.astype(np.float64), axis=1))
     found = found[np.isfinite(found)]

@@ -1,6 +1,6 @@
 """Measures the objects of training labels: their sizes, and the grey levels of the photos.
 
-A network knows objects only at its training zoom. objects.json of a run or an export records it.
+A network recognises objects only at the scale of its training photos. objects.json of a run or export records them.
 """
 
 import os
@@ -26,13 +26,13 @@ Level = Annotated[float, Meta(ge=0, le=255)]
 
 
 class Objects(Strict):
-    """objects.json of runs and exports: what the things of the training photos looked like, by their labels.
+    """Content of objects.json in runs and exports: sizes of the things and brightness of the training photos.
 
-    Each range has the 5th percentile, the median and the 95th percentile: of the diameters of circles of the objects'
-    areas, in pixels of the photos as they are stored, and of the photos' `grey_level`s.
+    A tuple has the 5th percentile, the median and the 95th percentile. `diameter` has diameters of circles with the
+    objects' areas, in pixels of the stored photos. `level` has the photos' `grey_level`s.
     """
 
-    photos: Count  # that were looked at
+    photos: Count  # number of measured photos
     objects: Count
     diameter: tuple[Pixels, Pixels, Pixels]
     level: tuple[Level, Level, Level]

@@ -1,4 +1,4 @@
-"""Places a decoded photo on the network's canvas, and brings predictions back.
+"""Places a decoded photo on the network's canvas, and resizes predictions to the photo.
 
 Training, evaluation and export share this file. A photo is scaled to fit the canvas, or all photos are scaled by one
 factor and placed on canvases of several sizes (see `ScaledCanvas`). Values are scaled to [-1, 1]. The rest of the
@@ -15,7 +15,7 @@ import tensorflow as tf
 from axial.errors import InputError
 
 SCALE = "photo_scale"  # name of the common scale factor in stored files
-STEP, LEAST_SIDE = 0.8, 65  # canvas sides: ratio of neighbours, and smallest side
+STEP, LEAST_SIDE = 0.8, 65  # ratio of a canvas side to the next larger one, and smallest canvas side in pixels
 STRIDE = 16  # output stride of most networks
 LEAST_TILE = 32  # smallest side of a tile, in pixels of the photo
 
@@ -28,8 +28,8 @@ class ScaledCanvas:
     canvases is cut into overlapping tiles, each on the largest canvas; see `axial.tasks.segmentation.tiles`.
 
     Attributes:
-        scale: the factor.
-        heights, widths: sides of the canvases, the largest first.
+        scale: the scale factor, pixels of the canvas per pixel of the photo.
+        heights, widths: sides of the canvases in pixels, the largest first.
         overlap: least overlap of neighbouring tiles along a side, in pixels of the photo.
     """
 
@@ -40,9 +40,9 @@ class ScaledCanvas:
 
     @classmethod
     def within(cls, canvas, scale, overlap=None):
-        """The canvas (height, width) and smaller ones, whose sides are `canvas_sides`.
+        """Makes the canvas (height, width) and smaller ones, whose sides are `canvas_sides`.
 
-        `overlap` is the tiles' overlap; None for a quarter of a tile's smaller side.
+        `overlap` is the tiles' overlap in pixels of the photo; None for a quarter of a tile's smaller side.
         """
         overlap = min(tile_size(canvas, scale)) // 4 if overlap is None else overlap
         return cls(scale, *map(canvas_sides, canvas), overlap)
@@ -59,25 +59,25 @@ class ScaledCanvas:
 
     @property
     def alone(self):
-        """Only the largest canvas, as in exports."""
+        """A `ScaledCanvas` with only the largest canvas, which exports use."""
         return dataclasses.replace(self, heights=self.heights[:1], widths=self.widths[:1])
 
     def choose(self, valid_size):
-        """(height, width) of the canvas for a photo of scaled size `valid_size`, int32 [2], if one holds it."""
+        """(height, width) of the smallest canvas that holds a photo of scaled size `valid_size`, int32 [2]."""
         return _smallest(self.heights, valid_size[0]), _smallest(self.widths, valid_size[1])
 
 
 def canvas_sides(side):
     """Sides of canvases from `side` down to `LEAST_SIDE`, each about `STEP` times the previous one.
 
-    They differ by multiples of `STRIDE`: the canvases below one of 16k + 1 pixels also have 16k + 1.
+    They differ by multiples of `STRIDE`. So if `side` is 16k + 1 for an integer k, all sides are.
     """
     sides = (side - STRIDE * round(side * (1 - STEP**i) / STRIDE) for i in itertools.count(1))
     return side, *dict.fromkeys(itertools.takewhile(lambda smaller: smaller >= LEAST_SIDE, sides))
 
 
 def _smallest(sides, length):
-    """The smallest side that is at least `length`, int []."""
+    """The smallest side that is at least `length`, int []; the largest if all sides are below it."""
     if len(sides) == 1:
         return sides[0]
     return tf.reduce_min(tf.where(tf.constant(sides) >= length, sides, sides[0]))
@@ -89,7 +89,7 @@ def scaled_size(size, scale):
 
 
 def tile_size(canvas, scale):
-    """(height, width), in pixels of the photo, of a tile that fills a canvas (height, width) at a scale."""
+    """(height, width), in pixels of the photo, of a tile that fills the canvas (height, width) after scaling."""
     return tuple(int(np.float32(side) / np.float32(scale)) for side in canvas)
 
 
@@ -102,7 +102,7 @@ def is_whole(size, canvas, name=""):
         name: name of the photo, for the message.
 
     Raises:
-        InputError: the scaled photo has less than a pixel, or it needs tiles and the canvas is too small for a tile.
+        InputError: a side of the scaled photo is 0, or the photo needs tiles and a tile is smaller than `LEAST_TILE`.
     """
     if not isinstance(canvas, ScaledCanvas):
         return True
@@ -135,11 +135,11 @@ def fitted_size(size, canvas, scale=1.0):
 
 
 def place_image(image, valid_size, canvas, corner=(0, 0)):
-    """Places a photo on a canvas: uint8 [h, w, 3] -> float32 [*canvas, 3].
+    """Places a photo on a canvas: [h, w, 3] -> float32 [*canvas, 3] with values from -1 to 1.
 
     Args:
         image: the photo, of any dtype, with values from 0 to 255.
-        valid_size: int32 [2], the scaled size.
+        valid_size: int32 [2], (height, width) of the scaled photo.
         canvas: (height, width).
         corner: (y, x) of the canvas's upper left corner on the scaled photo; negative if padding precedes the photo.
     """
@@ -166,10 +166,10 @@ def _shown_region(valid_size, canvas, corner):
 
 
 def _resized(image, valid_size, first, extent):
-    """float32 [*extent, 3]: the region from `first` on of the photo scaled to `valid_size`.
+    """float32 [*extent, 3]: the region of size `extent` from pixel `first` on in the photo scaled to `valid_size`.
 
-    It equals that region of `tf.image.resize(image, valid_size, "bilinear", antialias=True)` up to rounding, but reads
-    only the pixels that it depends on.
+    It equals the same region of `tf.image.resize(image, valid_size, "bilinear", antialias=True)` up to rounding, but
+    only the pixels on which it depends are read.
     """
     size = tf.cast(tf.shape(image)[:2], tf.float64)
     scale = tf.cast(valid_size, tf.float64) / size
@@ -181,7 +181,7 @@ def _resized(image, valid_size, first, extent):
     rows, columns = tf.unstack(tf.cast(extent, tf.int32))
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.convert_to_tensor(image)[None, top : end[0], left : end[1]],
-        size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op makes no empty image
+        size=tf.maximum(tf.cast(extent, tf.int32), 1),  # the op cannot make an empty image
         scale=tf.cast(valid_size, tf.float32) / tf.cast(size, tf.float32),
         translation=tf.cast(start * scale - first, tf.float32),
         kernel_type="triangle",
@@ -191,7 +191,7 @@ def _resized(image, valid_size, first, extent):
 
 
 def _nearest(first, extent, valid_size, side):
-    """int32 [extent]: nearest pixels along a side that is scaled to `valid_size` pixels, from `first` on."""
+    """int32 [extent]: source pixel nearest to each pixel from `first` on, for a side scaled to `valid_size` pixels."""
     scale = tf.cast(side, tf.float32) / tf.cast(valid_size, tf.float32)
     centres = (tf.cast(tf.range(first, first + extent), tf.float32) + 0.5) * scale  # as `tf.image.resize` rounds
     return tf.minimum(tf.cast(tf.floor(centres), tf.int32), side - 1)
@@ -211,8 +211,8 @@ def preprocess(image, canvas):
         canvas: static (height, width) to fit the photo to, or a `ScaledCanvas`.
 
     Returns:
-        float32 [*canvas, 3], and int32 [2], the valid size on the canvas. If no canvas holds the photo, its pixels are
-        left out, so that they do not fill the memory.
+        float32 [*canvas, 3], and int32 [2], the valid size on the canvas. If no canvas holds the photo, the canvas
+        shows it as one pixel, to save memory. The valid size is then the scaled photo's size.
     """
     size = tf.shape(image)[:2]
     if not isinstance(canvas, ScaledCanvas):
@@ -225,13 +225,13 @@ def preprocess(image, canvas):
 
 
 def restore(labels, valid_size, size):
-    """The valid region of a label map, at the photo's original size: int32 [*canvas] -> int32 [*size]."""
+    """Resizes the valid region of a label map to the photo's original size: int32 [*canvas] -> int32 [*size]."""
     labels = labels[: valid_size[0], : valid_size[1], None]
     return tf.image.resize(labels, size, "nearest")[..., 0]
 
 
 def full_size(result, valid_size, size):
-    """Brings a prediction on the canvas to the photo's original size.
+    """Resizes a prediction on the canvas to the photo's original size.
 
     Args:
         result: dict of int32 maps 'panoptic', 'semantic', 'instance' [*canvas], 'score' [K] and 'dropped' [] for one

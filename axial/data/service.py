@@ -1,21 +1,21 @@
-"""Distributes the training input: tf.data's service, as an option of every task.
+"""Distributes the training input with tf.data's service, as an option of every task.
 
 A dispatcher hands out tickets in order, each to the first worker that asks (dynamic sharding). A ticket is a part of an
-epoch: the records of a shard, or every n-th of them in a split with few shards. The seed and the ticket decide its
-records and their order. The seed and the record's number decide the augmentation. So the workers agree without
-communication, and every epoch has another order.
+epoch: the records of a shard, or every n-th record of a shard if the split has few shards. The seed and the ticket
+decide its records and their order. The seed and the record's number decide the augmentation. So the workers agree
+without communication, and every epoch has another order.
 
 Guarantees and limits:
 
-- A ticket goes to one worker, so no record comes twice in an epoch. Each comes once unless a worker dies.
-- A worker that dies loses its `OPEN` tickets and what it has prefetched. `_Arrivals` counts the loss.
+- A ticket goes to one worker, so no record comes twice in an epoch. Each record comes once unless a worker dies.
+- A worker that dies loses its open tickets (at most `OPEN`) and its prefetched batches. `_Arrivals` counts the loss.
 - Batches arrive in the order in which workers finish them. Two runs with one seed have the same augmented examples in
   every epoch, but in another order and in other batches. A run is not repeatable bit by bit.
-- A step with a non-finite loss cannot be repeated on its own batch, so its message may name no tensor.
-- Neighbouring epochs overlap by the examples that the workers hold.
+- A step with a non-finite loss cannot be repeated with the same batch, so the error message may name no tensor.
+- Consecutive epochs overlap by the examples that the workers hold at the end of an epoch.
 - A resumed training starts a new job at the first ticket that the earlier steps have not used up, in ticket order. Near
   that point, records that workers had open may be repeated or missing in the interrupted epoch. All later epochs are
-  whole.
+  complete.
 
 Workers read the shards themselves, under the same path as the trainer.
 """
@@ -39,12 +39,12 @@ from axial.io.schemas import Count, Struct
 from axial.io.show import counted
 
 OPEN = 4  # tickets that a worker reads at a time; if it dies, they are lost
-TICKETS = 64  # fewest tickets of an epoch; a split with fewer shards has several tickets a shard
+TICKETS = 64  # fewest tickets of an epoch; in a split with fewer shards, a shard has several tickets
 SECONDS = 10.0  # seconds between two reports of arrivals
 
 
 class Arrivals(Struct):
-    """What reached one host of a training with --data_service."""
+    """Report of the examples that have reached one host of a training with --data_service."""
 
     hosts: Count
     epoch: Count
@@ -79,7 +79,7 @@ def connect(address, folder=None, job=None):
         job: job number, the same in all processes of the training; None for a random one.
 
     Raises:
-        InputError: this is not the address of a dispatcher, or nothing answers there.
+        InputError: `address` is not the address of a dispatcher, or nothing answers there.
     """
     check_answer("data_service", address)
     return Service(address, f"axial-{random_job() if job is None else job:x}", folder)
@@ -99,7 +99,7 @@ class Tickets:
     Args:
         data_dir, manifest: a converted split; see `tfrecord.read_manifest`.
         seed: int.
-        shuffle: size of a worker's shuffle buffer, over its open tickets; 0 keeps the order of the files.
+        shuffle: number of records in a worker's shuffle buffers, one per open ticket; 0 keeps the order of the files.
         keep_mask: bool [records]: whether a record becomes an example; None if all do.
     """
 
@@ -111,11 +111,11 @@ class Tickets:
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self.records = int(self._starts[-1])
         self._keep_mask = np.ones(self.records, bool) if keep_mask is None else np.asarray(keep_mask, bool)
-        self._stride = min(-(-TICKETS // len(counts)), max(counts))  # tickets of a shard
+        self._stride = min(-(-TICKETS // len(counts)), max(counts))  # number of tickets per shard
         self.an_epoch = self._stride * len(counts)
 
     def after(self, used):
-        """(first ticket that `used` records have not used up, number of examples in its epoch's earlier tickets)."""
+        """(first ticket after `used` records, number of examples in the earlier tickets of its epoch)."""
         epoch, position = divmod(used, self.records)
         tickets = epoch * self.an_epoch + np.arange(self.an_epoch)
         members = [self._members(*self._locate(tf.constant(ticket))) for ticket in tickets] if position else []
@@ -135,7 +135,7 @@ class Tickets:
         return tf.data.Dataset.range(first, last).interleave(self._read, OPEN, 1)
 
     def _locate(self, ticket):
-        """(shard, first record in it) of a ticket, whose records follow at the stride."""
+        """(index of the shard, first record in the shard) of a ticket. From there, it has every `_stride`-th record."""
         epoch, unit = ticket // self.an_epoch, ticket % self.an_epoch
         if self._shuffle:
             key = tf.stack([tf.constant(self._seed, tf.int64), epoch])
@@ -165,10 +165,10 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
     """Dataset of batches that the workers of a service make.
 
     Args:
-        make: function from `Tickets.dataset` to a dataset of (numbers int64 [n], batch).
+        make: function from `Tickets.dataset` to a dataset of (record numbers, int64 [n]; batch).
         tickets: `Tickets`.
         service: `Service`.
-        used: number of records that the training has used before, over all hosts.
+        used: number of records that earlier steps have used, over all hosts.
         context: `tf.distribute.InputContext`: all hosts take batches from one job. None for one host.
         epochs: number of epochs after which the stream ends; None for an endless stream.
 
@@ -185,7 +185,7 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
 
 
 def through(dataset, service):
-    """The elements of a dataset, made by a service's workers, in the order of arrival."""
+    """Dataset of the elements of `dataset`, in the order in which a service's workers deliver them."""
     api = tf.data.experimental.service
     # Every host of a training registers the same dataset under the job's name.
     number = api.register_dataset(service.address, dataset, dataset_id=service.job)
@@ -195,9 +195,9 @@ def through(dataset, service):
 
 
 class _Arrivals:
-    """Counts the examples of each epoch that reach a host, and reports them. None comes twice (see above).
+    """Counts the examples of each epoch that reach a host, and reports the counts. No example comes twice.
 
-    It consists of TensorFlow ops, because the hosts of a TPU slice do not run this process.
+    It counts with TensorFlow ops, because the hosts of a TPU slice do not run this process.
 
     Args:
         tickets, service, used, context: see `served`.
@@ -213,13 +213,13 @@ class _Arrivals:
 
     def state(self):
         return {
-            "arrived": tf.zeros([1], tf.int64),  # examples of each epoch, from the first
+            "arrived": tf.zeros([1], tf.int64),  # number of examples of each epoch, from `_epoch` on
             "written": tf.constant(0.0, tf.float64),
             "writes": tf.constant(0, tf.int64),
         }
 
     def count(self, state, element):
-        """(new state, batch) of (numbers, batch)."""
+        """Function for `Dataset.scan`: returns (new state, batch) for an element (record numbers, batch)."""
         numbers, batch = element
         epochs = numbers // self._records - self._epoch
         more = tf.maximum(tf.reduce_max(epochs) + 1 - tf.size(state["arrived"], tf.int64), 0)
@@ -230,8 +230,8 @@ class _Arrivals:
     def _reported(self, state):
         """Returns the state. Writes its counts to a file if the last report is old enough.
 
-        Reports alternate between two names, because TensorFlow has no op that renames a file: one of them is always
-        whole.
+        Reports alternate between two file names, so that one file is always complete: TensorFlow has no op that renames
+        a file.
         """
 
         def write():
@@ -250,20 +250,20 @@ class _Arrivals:
 
 
 def read_arrivals(folder):
-    """Counts of the examples that reached all hosts of a training, from the reports in a folder.
+    """Sums the examples that have reached all hosts of a training, from the reports in a folder.
 
     Returns:
-        dict from each job, in order of start, to a list of dicts: 'epoch', 'examples' (of the job in this epoch),
-            'arrived', and 'open' (whether more may arrive).
+        dict from each job, in order of start, to a list of dicts: 'epoch', 'examples' (that the job should
+            deliver in this epoch), 'arrived', and 'open' (whether more may arrive).
 
     Raises:
-        InputError: no reports there.
+        InputError: the folder has no reports.
     """
     jobs = {}
     for path in sorted(gfile.glob(os.path.join(folder, ""), "*-*-*-[01].json")):
         start, host, _ = os.path.basename(path).rsplit("-", 2)
         used, job = start.split("-", 1)
-        with contextlib.suppress(InputError):  # this report is being written; the other is whole
+        with contextlib.suppress(InputError):  # this report is being written; the other one is complete
             report, hosts = read_json(path, Arrivals)[1], jobs.setdefault((int(used), job), {})
             hosts[host] = max(report, hosts.get(host, report), key=lambda one: sum(one.arrived))
     if not jobs:
@@ -272,7 +272,7 @@ def read_arrivals(folder):
 
 
 def _summed(reports):
-    """A list of dicts, summed over the reports of all hosts."""
+    """The list of dicts of `read_arrivals` for one job, from the reports of all hosts."""
     first, rows = reports[0], []
     counts = [sum(by_host) for by_host in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
     for i, arrived in enumerate(counts):
@@ -283,7 +283,7 @@ def _summed(reports):
 
 
 def arrival_lines(folder, most=20):
-    """Lines with the sums of each job, and with at most `most` incomplete epochs of each."""
+    """Lines of text: for each job, its sums and then at most `most` of its incomplete epochs."""
     lines = []
     for job, epochs in read_arrivals(folder).items():
         closed = [row for row in epochs if not row["open"]]

@@ -1,6 +1,6 @@
-"""Classes of data sets. A frozen `DatasetSpec` decides all numbers of classes and all colours.
+"""Classes of data sets. A frozen `DatasetSpec` holds their names, ids and colours.
 
-A spec may be a user's YAML or Python file. my_spec.yaml:
+A spec may be a user's YAML or Python file. For example, my_spec.yaml:
 
     name: mine
     classes:
@@ -8,12 +8,12 @@ A spec may be a user's YAML or Python file. my_spec.yaml:
       - {id: 2, name: car, thing: true, color: [0, 0, 142]}
     ignored_ids: [0, 255]
 
-my_spec.py:
+or my_spec.py:
 
     from axial.data.specs import DatasetSpec
     SPEC = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True), ignored_ids=(0, 255))
 
-`json_spec` takes the classes of COCO's panoptic JSON.
+`json_spec` makes a spec from the categories of a JSON in COCO's panoptic format.
 
 Colours are optional, but either all classes have one or none has. ignored_ids are the ids of unlabelled pixels.
 label_divisor and ignore are optional too; see `DatasetSpec`.
@@ -54,7 +54,7 @@ def named_file(path):
 
 
 class _AnySpec(Strict, kw_only=True):
-    """What a `StoredSpec` and the user's YAML share."""
+    """Fields that `StoredSpec` and `SpecFile` share."""
 
     name: Text
     ignored_ids: list[Category] = []
@@ -64,14 +64,14 @@ class _AnySpec(Strict, kw_only=True):
 
 
 class StoredSpec(_AnySpec, kw_only=True):
-    """A `DatasetSpec` or a `TextSpec` as a file has it; see there."""
+    """A `DatasetSpec` or `TextSpec` as JSON files store it; these classes describe the fields."""
 
     class_names: list[Text]
     category_ids: list[Category]
     things: list[bool]
     palette: list[Color] = []
     levels: typing.Literal["depth", "percentiles"] = "depth"
-    languages: list[Text] = []  # with the vocabulary, of a `TextSpec` alone
+    languages: list[Text] = []  # only a `TextSpec` has languages and a vocabulary
     vocabulary: str = ""
 
 
@@ -83,7 +83,7 @@ class ClassRow(Strict):
 
 
 class SpecFile(_AnySpec, kw_only=True):
-    """The user's YAML of classes."""
+    """Content of a user's YAML file of classes; see the module."""
 
     classes: typing.Annotated[list[ClassRow], msgspec.Meta(min_length=1)]
 
@@ -95,14 +95,14 @@ class DatasetSpec:
     Attributes:
         name: name of the data set.
         class_names: name of each class.
-        category_ids: the data set's own number of each class.
+        category_ids: id of each class in the data set's own files.
         things: for each class, whether it is a thing: a class of countable objects.
         label_divisor: a panoptic label is class x label_divisor + instance.
         ignore: class index of unlabelled pixels.
         palette: (red, green, blue) of each class, 0 to 255. If it is empty, `colors` chooses them.
-        ignored_ids: the data set's numbers that count as unlabelled.
-        levels: rule by which photos of more than 8 bits became 8 in the conversion, and become 8 for the data set's
-            models; see `data.levels.eight_bits`. Versions of axial that wrote no `levels` knew only 'depth'.
+        ignored_ids: the data set's ids whose pixels count as unlabelled.
+        levels: rule that scales photos of more than 8 bits to 8 bits, in the conversion and for the data set's models;
+            see `data.levels.eight_bits`. Older versions of axial stored no `levels` and had only the rule 'depth'.
     """
 
     name: str
@@ -151,7 +151,7 @@ class DatasetSpec:
 
     @functools.cached_property
     def colors(self):
-        """uint8 [num_classes, 3]: the palette, or else hues a golden section apart, with stuff paler than things."""
+        """uint8 [num_classes, 3]: the palette; if it is empty, hues at golden-section steps, paler for stuff."""
         if self.palette:
             return np.array(self.palette, np.uint8)
         rows = [
@@ -161,7 +161,7 @@ class DatasetSpec:
         return np.round(255 * np.array(rows)).astype(np.uint8)
 
     def class_index(self, category):
-        """Class index of the data set's number: `ignore` for an ignored number, None for an unknown one."""
+        """Class index of one of the data set's ids: `ignore` for an ignored id, None for an unknown id."""
         return self.class_of_category.get(category, self.ignore if category in self.ignored_ids else None)
 
     def to_json(self):
@@ -170,10 +170,10 @@ class DatasetSpec:
 
     @classmethod
     def from_schema(cls, path, spec):
-        """The spec of a `StoredSpec` read from the file `path`; a `TextSpec` if it has a vocabulary.
+        """Makes the spec from a `StoredSpec` that was read from the file `path`: a `TextSpec` if it has a vocabulary.
 
         Raises:
-            InputError: this is not a spec; the message names the file.
+            InputError: the fields do not fit each other; the message names the file.
         """
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in msgspec.structs.asdict(spec).items()}
         languages, vocabulary = fields.pop("languages"), fields.pop("vocabulary")
@@ -182,7 +182,7 @@ class DatasetSpec:
 
     @classmethod
     def from_yaml(cls, path):
-        """The spec of a user's YAML file. Raises InputError."""
+        """Reads the spec in a user's YAML file. Raises InputError."""
         content = read_yaml(path, SpecFile)
         rows = content.classes
         with named_file(path):
@@ -199,7 +199,7 @@ class DatasetSpec:
 
     @classmethod
     def read(cls, path):
-        """The spec in a spec.json. Raises InputError."""
+        """Reads the spec in a spec.json. Raises InputError."""
         return cls.from_schema(path, read_json(path, StoredSpec, LARGEST_TEXT)[1])
 
 
@@ -210,8 +210,8 @@ class TextSpec:
     Attributes:
         name: name of the data set.
         languages: source language and target language.
-        vocabulary: the SentencePiece model as base64, so that a spec needs no other file. Id 0 is padding and starts a
-            target.
+        vocabulary: the SentencePiece model as base64, so that a spec needs no other file. Piece id 0 is the padding and
+            the start token of targets.
     """
 
     name: str
@@ -225,7 +225,7 @@ class TextSpec:
 
     @functools.cached_property
     def model(self):
-        """The SentencePiece model, bytes."""
+        """Bytes of the SentencePiece model."""
         try:
             return base64.b64decode(self.vocabulary, validate=True)
         except ValueError:
@@ -233,37 +233,37 @@ class TextSpec:
 
     @functools.cached_property
     def pieces(self):
-        """The `SentencePieceProcessor`."""
+        """The `SentencePieceProcessor` of the vocabulary."""
         return read_pieces(f"spec {self.name!r}: vocabulary", self.model)
 
     @property
     def num_classes(self):
-        """Number of pieces."""
+        """Number of pieces in the vocabulary."""
         return self.pieces.vocab_size()
 
     @property
     def end(self):
-        """The id that ends a sentence."""
+        """Piece id that ends a sentence."""
         return self.pieces.eos_id()
 
     @property
     def class_names(self):
-        """The pieces."""
+        """The vocabulary's pieces, in order of their ids."""
         return tuple(self.pieces.id_to_piece(i) for i in range(self.num_classes))
 
     def encode(self, text):
-        """Ids of a sentence, and then `end`."""
+        """Piece ids of a sentence, followed by `end`."""
         return [*self.pieces.encode(text), self.end]
 
     def decode(self, ids):
-        """Sentence of some ids, up to `end` if it is there."""
+        """The sentence of a sequence of piece ids, up to the first `end`. Padding is skipped."""
         ids = [int(i) for i in ids]
         if self.end in ids:
             ids = ids[: ids.index(self.end)]
         return self.pieces.decode([i for i in ids if i])
 
     def to_json(self):
-        lists = {"class_names": [], "category_ids": [], "things": []}  # a `StoredSpec` has them
+        lists = {"class_names": [], "category_ids": [], "things": []}  # required fields of `StoredSpec`
         return {"name": self.name, **lists, "languages": list(self.languages), "vocabulary": self.vocabulary}
 
 
@@ -271,10 +271,10 @@ Spec = DatasetSpec | TextSpec
 
 
 def difference(spec, expected):
-    """The first field in which two specs differ, with both values; '' if a model of one takes the other's records.
+    """Describes the first field in which two specs differ, with both values; '' if no compared field differs.
 
-    A record holds class indices, its own segment table, 0 for unlabelled pixels, and an 8-bit photo. So fields for
-    names, ids and colours of the data set are not compared.
+    Only fields that decide the meaning of a record are compared: of a `DatasetSpec`, class_names, category_ids and
+    things. A record holds class indices, its own segment table, 0 for unlabelled pixels, and an 8-bit photo.
 
     >>> difference(CAMVID, CITYSCAPES)
     'it has 11 class_names, not 19'
@@ -308,12 +308,13 @@ def field_difference(name, one, other):
 
 
 def read_pieces(where, model):
-    """The `SentencePieceProcessor` of a model, bytes.
+    """The `SentencePieceProcessor` of a model, given as bytes.
 
     Raises:
-        InputError: this is not a SentencePiece model, or it lacks padding or end; the message starts with `where`.
+        InputError: `model` is not a SentencePiece model, or its padding id is not 0, or it has no id that ends a
+            sentence. The message starts with `where`.
     """
-    import sentencepiece  # imported here, because photos do not need it
+    import sentencepiece  # imported here, because only translation needs it
 
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -334,8 +335,8 @@ ANOTHER_SPEC = "; choose another --spec (json takes the JSON's own, of COCO's la
 def check_categories(path, categories, spec, hint=""):
     """Raises InputError, which names the first difference, unless a JSON's categories agree with the spec.
 
-    Names are compared without case, spaces, hyphens and underscores. `isthing` is not compared for a spec without
-    things, which merges instances on purpose. Categories that the spec lacks or ignores are skipped.
+    Names are compared without case. Spaces, hyphens and underscores count as equal. `isthing` is not compared for a
+    spec without things, which merges instances on purpose. Categories that the spec lacks or ignores are skipped.
 
     Args:
         path: path of the JSON.
@@ -374,7 +375,7 @@ def find_spec(name):
     """The published spec called `name`, or the spec in a .yaml, .yml or .py file at the path `name`.
 
     Raises:
-        InputError: neither exists, or the file does not have the form above. The message names the field.
+        InputError: neither exists, or the file does not have the module's form. The message names the field.
     """
     if name in SPECS:
         return SPECS[name]
@@ -416,7 +417,7 @@ def json_spec(input_dir, splits):
 
 
 def boxes_alone(input_dir, split):
-    """Message for a split whose only COCO JSON is for detection, as most tools export it; '' for others."""
+    """End of a message about a missing panoptic JSON: what to do if COCO's detection JSON exists; else ''."""
     path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
     how = "panopticapi's detection2panoptic_coco_format.py makes both from it"
     return f"; {path} is there, but axial needs the panoptic JSON and its PNGs; {how}" if gfile.exists(path) else ""

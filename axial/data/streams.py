@@ -25,7 +25,7 @@ def decode_photo(record):
 
 
 def photo_of(example):
-    """uint8 [h, w, 3]: photo of an evaluation example, or of an example made from a photo."""
+    """uint8 [h, w, 3]: the field 'photo' of an example if it exists, else the decoded photo of its record."""
     return example["photo"] if "photo" in example else decode_photo(example)
 
 
@@ -35,9 +35,9 @@ class Stream:
 
     Attributes:
         batch: global batch size: examples, or tokens of sentence pairs, over all replicas.
-        seed, first_step: ints.
-        context: `tf.distribute.InputContext` with the replicas and hosts; each host reads its own records. None for one
-            replica.
+        seed, first_step: ints: seed of the record order and the augmentation, and step of the first batch.
+        context: `tf.distribute.InputContext` with the numbers of replicas and hosts. Each host reads a different part
+            of the records. None for one replica.
         service: `Service` whose workers make the batches; None if this host makes them.
     """
 
@@ -58,22 +58,21 @@ class Stream:
 
 
 def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
-    """An endless stream of a replica's batches, from a step on. A restarted training gets the same batches.
+    """Endless dataset of per-replica batches from step `stream.first_step` on. A restart gets the same batches.
 
     A step takes one batch for each replica of the host, in order. Together they are the global batch.
 
     Every epoch has its own order of shards and records and its own augmentation, both derived from the seed. A resumed
     stream skips used records without decoding them.
 
-    Several hosts divide the split into one part each, with sizes that differ by at most one record. In each epoch, a
-    host reads the part after its previous one. So every record is read equally often, apart from the epochs in
-    progress.
+    The split is divided into one part per host. The parts' sizes differ by at most one record. In each epoch, a
+    host moves on to the next part. So every record is read equally often, apart from the epochs in progress.
 
     With a service, order, restarts and hosts behave differently: see `axial.data.service`.
 
     Args:
-        data_dir, split: a converted data set and its split.
-        spec: the `DatasetSpec` of its conversion.
+        data_dir, split: folder of a converted data set, and name of its split.
+        spec: the `DatasetSpec` with which the data set was converted.
         example: function of a record and a seed, int [2], that returns a dict of the network's input and targets.
         stream: `Stream`.
         shuffle: number of records in the shuffle buffer; 0 keeps the order of the files.
@@ -113,15 +112,15 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
 
 
 def made_ahead(dataset, context=None, elements=2):
-    """Prefetches some elements of the dataset, which the host makes on all its cores.
+    """Prefetches elements of a dataset. The host makes them on all its cores.
 
-    Autotuning is off: with TensorFlow 2.20, its thread may not notice that the iterator is freed. Then all of Python
-    waits for its next round, up to a minute.
+    Autotuning is off: with TensorFlow 2.20, its thread may not notice that the iterator is freed. Then Python is
+    blocked until the thread's next round, up to a minute.
 
     Args:
-        dataset: a dataset whose `AUTOTUNE` stands for the host's number of cores.
+        dataset: `tf.data.Dataset`. `AUTOTUNE` in it means as many parallel calls as the host has cores.
         context: `tf.distribute.InputContext`, or None for one replica.
-        elements: number of elements for each replica of the host; two steps by default.
+        elements: number of prefetched elements per replica of the host. The default is enough for two steps.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -131,11 +130,11 @@ def made_ahead(dataset, context=None, elements=2):
 
 
 def _host_records(data_dir, manifest, stream, shuffle):
-    """(number, serialised record) of one host, endlessly, from the stream's first step.
+    """Endless dataset of (number, serialised record) for one host, from the stream's first step on.
 
     A host starts at part number `host` of the split and takes the parts in turn. In the endless sequence of parts, part
-    t ends at record t / hosts of the split's length, rounded down. So at the start of an epoch, all hosts have read
-    equally many records, up to one.
+    t starts at record t x records / hosts, rounded down. So at the start of an epoch, the numbers of records that the
+    hosts have read differ by at most one.
     """
     host, hosts = stream.host
     names, counts = zip(*((name, count) for name, count, _ in manifest["shards"]))
@@ -170,16 +169,16 @@ def _host_records(data_dir, manifest, stream, shuffle):
 
 
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
-    """The records of a split once, in order, one at a time.
+    """Dataset of a split's examples without batching, once each, in the order of the records.
 
-    Each example also has its 'number', int64 []: its index in the data set's list (see `tfrecord.item_numbers`).
+    An example also has a 'number', int64 []: its index in the data set's list (see `tfrecord.item_numbers`).
 
     Args:
-        data_dir, split: a converted data set and its split.
-        spec: the `DatasetSpec` of its conversion.
+        data_dir, split: folder of a converted data set, and name of its split.
+        spec: the `DatasetSpec` with which the data set was converted.
         example: function of a record that returns a dict with the network's input.
         labels: see `training_stream`.
-        shard: (i, n) for every n-th record, from the i-th on.
+        shard: (i, n) selects every n-th record, from record i on.
         skip: number of records to skip at the beginning of the shard.
     """
     manifest = tfrecord.read_manifest(data_dir, split)
@@ -200,7 +199,7 @@ def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shar
 
 
 def spec_of(data_dir, split, labels="panoptic"):
-    """The spec of a split's conversion. Raises InputError; see `check_spec`."""
+    """The spec with which a split was converted. Raises InputError; see `check_spec`."""
     manifest = tfrecord.read_manifest(data_dir, split)
     check_spec(manifest, manifest["spec"], data_dir, labels)
     return manifest["spec"]
@@ -216,13 +215,13 @@ def check_spec(manifest, spec, data_dir, labels="panoptic"):
         raise InputError(f"{data_dir}: converted for another spec: {mismatch}")
 
 
-_MARK = "<axial>"  # encloses the message of an op
+_MARK = "<axial>"  # encloses the message of `unless` in TensorFlow's error
 
 
 def unless(right, text):
-    """Control dependency of an op that fails with a message, string [], unless `right`, bool [], holds.
+    """Control dependency on an assertion. It fails with the message `text`, string [], if `right`, bool [], is false.
 
-    `name_damaged_records` turns it into an InputError with this message.
+    `name_damaged_records` turns the failure into an InputError with this message.
     """
     return tf.control_dependencies([tf.debugging.Assert(right, [_MARK + text + _MARK])])
 
@@ -260,7 +259,7 @@ def check_records(data_dir, split):
 
 
 def record_fault(serialized, spec, labels="panoptic"):
-    """Describes the fault of a serialised record, after its photo's name if that can be read; '' for a sound record."""
+    """Describes the fault of a serialised record, with its photo's name if possible; '' for a correct record."""
     name = ""
     try:
         names = tf.train.Example.FromString(serialized).features.feature["image/file_name"].bytes_list.value
@@ -279,15 +278,15 @@ def whole_record(record, spec, pictures=False):
 
     Args:
         record: result of `tfrecord.parse_example`.
-        spec: the `DatasetSpec` of its conversion.
-        pictures: whether to decode its photo, labels and masks, to check them.
+        spec: the `DatasetSpec` with which the record was converted.
+        pictures: whether to check its photo, labels and masks too, which decodes them.
     """
     checks = (*class_checks(record, spec), *field_checks(record), *(picture_checks(record) if pictures else ()))
     with tf.control_dependencies([tf.debugging.Assert(right, [text]) for right, text in checks]):
         return {key: tf.identity(x) for key, x in record.items()}
 
 
-# Checks of a record: (bool tensor, error message if it is false).
+# Each function yields checks of a record: (bool tensor, error message if it is false).
 
 
 def class_checks(record, spec):
@@ -354,12 +353,12 @@ def decode_mask(png):
 
 
 def is_mask(mask, size):
-    """bool []: whether an object has a mask. One pixel, for a photo of another size, int [2], stands for no mask."""
+    """bool []: whether a decoded 'box/mask' is a mask. One pixel means no mask, unless `size`, int [2], is [1, 1]."""
     return tf.reduce_any(tf.shape(mask) > 1) | tf.reduce_all(size == 1)
 
 
 def photo_names(data_dir, split):
-    """Dict from image id to file name of every record of a converted split.
+    """dict from the image id of each record of a converted split to the photo's file name.
 
     Raises:
         InputError: there is no such split, or its records are sentence pairs or photos with one class each.

@@ -16,12 +16,13 @@ A segmentation data set adds labels, schema 'panoptic':
     segment/class        class index of each segment in the DatasetSpec
     segment/crowd        1 for a crowd
 
-and its own boxes, if it has any ('box/known' is 1; records of axial 0.2 have none of these fields):
+A data set with boxes adds them too, and 'box/known' is 1. Records of axial 0.2 have none of these fields:
 
     box/class            class index of each object in the DatasetSpec
     box/crowd            1 for a crowd
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
-    box/mask             PNG of each object's mask, 255 inside; one pixel for no mask. Empty if no object has one
+    box/mask             PNG of each object's mask, 255 inside; a PNG of one pixel means no mask. Empty if no object has
+                         a mask
 
 Schema 'objects' has boxes only. A classification data set has the schema 'class':
 
@@ -31,11 +32,11 @@ A record of sentence pairs, schema 'text', has no photo:
 
     text/id                    line number, from 0
     source/text, target/text   UTF-8
-    source/ids, target/ids     ids of the TextSpec's pieces; the last is its end
+    source/ids, target/ids     piece ids of the TextSpec; the last id is its `end`
 
 A split consists of shards named `SPLIT-00000-of-00004.tfrecord` and so on, and of its manifest `SPLIT.json`, which is
 written last. The manifest's 'permutation' is the seed of the record order. Without it, as in older versions, records
-have the order of the data set's items. Its optional 'left_out' lists the items without a record.
+have the order of the data set's items. The manifest's optional 'left_out' lists the items without a record.
 """
 
 import concurrent.futures
@@ -60,7 +61,10 @@ from axial.io.write import write_whole
 
 
 class Plan(Struct):
-    """.SPLIT.plan, of a conversion that goes on. Stamps are hashes of the sizes and times of a shard's input files."""
+    """Content of .SPLIT.plan, the manifest of an unfinished conversion.
+
+    `stamps` has, for each shard, a hash of the sizes and modification times of its input files.
+    """
 
     format: typing.Literal[1]
     spec: StoredSpec
@@ -68,8 +72,8 @@ class Plan(Struct):
     examples: typing.Annotated[int, msgspec.Meta(ge=1, le=2**40)]
     source: Text
     stamps: list[Text] = []
-    labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # of `SCHEMAS`
-    # Seed of the order of the records, of `item_numbers`; None where they have the order of the items.
+    labels: typing.Literal["panoptic", "objects", "class", "text"] = "panoptic"  # key of `SCHEMAS`
+    # Seed of the record order (see `item_numbers`); None if the records have the order of the items.
     permutation: typing.Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     shards: list[tuple[Text, Count, Count]] = []
     hashes: list[Text] = []
@@ -77,9 +81,10 @@ class Plan(Struct):
 
 
 class Manifest(Plan, kw_only=True):
-    """SPLIT.json, of a converted split: shards are [file, records, bytes], hashes their SHA-256.
+    """Content of SPLIT.json, the manifest of a converted split.
 
-    The items that --skip_broken left out are (number in the data set's list, what is wrong).
+    `shards` lists [file name, number of records, bytes], `hashes` the SHA-256 of each shard. `left_out` lists the items
+    that --skip_broken left out, as (index in the data set's list, error message).
     """
 
     shards: typing.Annotated[list[tuple[Text, Count, Count]], msgspec.Meta(min_length=1)]
@@ -166,7 +171,7 @@ def write_shard(path, records):
 
 
 def shard_path(data_dir, name):
-    """Path of a manifest's shard. Raises InputError if its name leaves the folder."""
+    """Path of a manifest's shard. Raises InputError if its name leads out of the folder."""
     return inside(data_dir, name, f"{data_dir}: a manifest's shard")
 
 
@@ -178,8 +183,8 @@ def shard_paths(data_dir, manifest):
 def item_numbers(records, permutation, left_out=()):
     """int64 [records]: index of each record's item in the data set's list.
 
-    Data sets list their items by class, city or date. Training reads neighbouring records together, so they must not be
-    alike.
+    Data sets list their items by class, city or date. Training reads neighbouring records together, so neighbouring
+    records must not be alike.
 
     Args:
         records: number of records.
@@ -194,14 +199,14 @@ def item_numbers(records, permutation, left_out=()):
 
 
 def find_splits(data_dir, splits):
-    """Splits of a folder that replace a recipe's splits, if the folder has none of these.
+    """Names of a recipe's splits. If a folder has none of them, its own splits may replace them.
 
     Args:
         data_dir: folder of a converted data set.
         splits: dict from the beginning of a split's name, 'train' or 'val', to the recipe's split.
 
     Returns:
-        list, in the order of `splits`: the folder's only split with this beginning, or else the recipe's.
+        list in the order of `splits`. A split is replaced if exactly one split of the folder has its beginning.
     """
     paths = gfile.glob(os.path.join(data_dir, ""), "*.json") if data_dir else []
     names = [os.path.basename(path)[:-5] for path in paths]
@@ -212,7 +217,7 @@ def find_splits(data_dir, splits):
 
 
 def is_labelled(data_dir, split):
-    """Whether a record of a split has a label. Reads up to the first labelled or damaged record."""
+    """Whether any record of a split has a label. Reads no record after the first labelled or damaged one."""
     manifest = read_manifest(data_dir, split)
     if manifest["labels"] not in WITH_OBJECTS:
         return True
@@ -220,7 +225,7 @@ def is_labelled(data_dir, split):
         records = tf.data.TFRecordDataset(shard_paths(data_dir, manifest))
         features = (tf.train.Example.FromString(record.numpy()).features.feature for record in records)
         return any(feature[name].int64_list.value for feature in features for name in ("segment/id", "box/class"))
-    except (tf.errors.OpError, DecodeError):  # the reader that needs the record names it
+    except (tf.errors.OpError, DecodeError):  # training or evaluation reports the damaged record
         return True
 
 
@@ -233,16 +238,16 @@ def fingerprint(data_dir, split):
         InputError: no such split.
     """
     manifest = read_json(inside(data_dir, f"{split}.json", "--split"), Manifest, LARGEST_TEXT)[1]
-    spec, content = manifest.spec, manifest.hashes or [manifest.source, manifest.shards]  # 0.1 wrote no hashes
+    spec, content = manifest.spec, manifest.hashes or [manifest.source, manifest.shards]  # axial 0.1 wrote no hashes
     classes = [spec.class_names, spec.category_ids, spec.things, spec.label_divisor, spec.ignore, spec.vocabulary]
     digest = hashlib.sha256(msgspec.json.encode([classes, manifest.labels, content])).hexdigest()
     return f"{spec.name} {split}, {manifest.examples} records, {digest[:16]}"
 
 
 def read_manifest(data_dir, split):
-    """The manifest of a converted split: 'spec', 'examples', 'shards' of [file, records, bytes].
+    """dict of the fields of a converted split's `Manifest`, with its `DatasetSpec` or `TextSpec` as 'spec'.
 
-    A process asks a bucket only once for a manifest's shards.
+    A process checks the shards of a manifest in a bucket only once.
 
     Raises:
         InputError: there is no such folder or split (the message names the nearest split); the split is empty; a shard
@@ -267,7 +272,7 @@ def _check_shard(path, data_dir, row):
     name, records, size = row
     shard = shard_path(data_dir, name)
     check_regular(shard)
-    if 16 * records > size:  # a record is its data and 16 bytes
+    if 16 * records > size:  # a record takes 16 bytes more than its data
         raise InputError(f"{path}: shards: {records} records do not fit the {size} bytes of {name}")
     length = tf.io.gfile.stat(shard).length if tf.io.gfile.exists(shard) else 0
     if length != size:

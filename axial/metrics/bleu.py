@@ -1,4 +1,4 @@
-"""BLEU of translations: sacrebleu's, and tokenised BLEU as in papers on WMT14 English-German."""
+"""BLEU and chrF of translations by sacrebleu, and tokenised BLEU as in papers on WMT14 English-German."""
 
 import re
 
@@ -33,7 +33,7 @@ def compound_split(text):
     """Tokenises a sentence and makes hyphens between words separate tokens: 'rich-text' -> 'rich - text'.
 
     Papers on WMT14 English-German split compounds like this in both translations and references. They use Moses'
-    tokeniser; this uses sacrebleu's, mteval-v13a.
+    tokeniser; this function uses sacrebleu's tokeniser mteval-v13a.
     """
     return _COMPOUND.sub(r"\1 ##AT##-##AT## ", Tokenizer13a()(text))
 

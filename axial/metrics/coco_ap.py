@@ -19,8 +19,8 @@ KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # fields that COCOeval
 class CocoAP:
     """COCO's average precision and recall, evaluated image by image. It keeps only scores and matches.
 
-    It keeps them by image number, because predictions with equal scores are ranked in that order. So merged shards of
-    a data set give the scores of a single evaluation, bit for bit.
+    Both are kept by image number, because predictions with equal scores are ranked in order of image numbers. So merged
+    shards of a data set give the same scores as a single evaluation, bit for bit.
 
     Args:
         kind: 'bbox' or 'segm'.
@@ -29,7 +29,7 @@ class CocoAP:
 
     def __init__(self, kind, num_classes):
         self.kind, self.num_classes = kind, num_classes
-        self.matches = collections.defaultdict(dict)  # (class, area range) -> image -> result
+        self.matches = collections.defaultdict(dict)  # (class, area range) -> image number -> dict of `KEPT`
         self.images = 0
 
     def add(self, true, predicted, *, size, image):
@@ -38,7 +38,7 @@ class CocoAP:
         Args:
             true: list of COCO's annotations: 'category_id' (a class index), 'iscrowd', 'area', and 'bbox' or
                 'segmentation'.
-            predicted: list of predictions, which also have a 'score'.
+            predicted: list of such annotations that also have a 'score'.
             size: (height, width) of the image.
             image: number of the image in the data set.
         """
@@ -96,8 +96,8 @@ class CocoAP:
     def figures(self, classes=None):
         """dict from the names in `FIGURES` to scores from 0 to 1.
 
-        AP is at IoU 0.5 to 0.95, at 0.5 and 0.75, and for small, medium and large objects. Recall is with 1, 10 and 100
-        predictions an image, and for the three sizes. A score is NaN without true objects.
+        Average precision is over IoU 0.5 to 0.95, at 0.5, at 0.75, and for small, medium and large objects. Average
+        recall is with 1, 10 and 100 predictions per image, and for the three sizes. Without objects, scores are NaN.
 
         Args:
             classes: class indices to average over; by default all.
@@ -122,7 +122,7 @@ class CocoAP:
         return {k: float("nan") if v < 0 else float(v) for k, v in zip(FIGURES, evaluation.stats)}
 
     def per_class(self):
-        """dict from a class index to its AP at IoU 0.5 to 0.95, for classes with objects or predictions."""
+        """dict from class index to AP, averaged over IoU 0.5 to 0.95, for classes with objects or predictions."""
         return {c: self.figures([c])["ap"] for c in sorted({c for c, _ in self.matches})}
 
 
@@ -162,7 +162,7 @@ def run_lengths(segments, numbers):
 
     Args:
         segments: int [h, w], i + 1 for segment i.
-        numbers: numbers i of the segments to encode.
+        numbers: indices i of the segments to encode.
     """
     flat = np.ravel(segments, "F")
     starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])

@@ -4,9 +4,9 @@ StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bo
 code calls it `accuracy`. It differs from COCO's AP: predictions have no scores.
 
 - A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. A
-  largest matching counts. Above 0.5 there is only one.
-- Unlabelled pixels and crowds count as in `PanopticQuality`. Among the largest matchings, one with the fewest false
-  positives counts.
+  largest one-to-one matching counts. For thresholds above 0.5, it is unique.
+- Unlabelled pixels and crowds count as in `PanopticQuality`. If several matchings are largest, one with the
+  fewest false positives counts.
 - Counts are summed over images, and then over classes.
 """
 
@@ -23,7 +23,9 @@ COUNTS = ("tp", "fp", "fn")
 
 
 class MatchingAccuracy:
-    """Counts over images. Shards of a data set can be counted separately and added.
+    """Counts true positives, false positives and false negatives over images.
+
+    Shards of a data set can be counted separately and added.
 
     Args:
         spec: `DatasetSpec`.
@@ -41,7 +43,7 @@ class MatchingAccuracy:
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
             matched, _ = largest_matching(i, j)
-            # A largest matching of the unexcused predictions extends to a largest one of all, so both count together.
+            # Some largest matching of all predictions also matches all of `right`, so both can be counted together.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
             missed, wrong = pairs.errors(matched, right)
@@ -86,7 +88,7 @@ def largest_matching(rows, columns):
     """A largest subset of the pairs without a repeated row or column, as (rows, columns), int [M] each."""
     if not len(rows):
         return rows, columns
-    places = rows.astype(np.int32), columns.astype(np.int32)  # SciPy 1.13 matches no other dtype
+    places = rows.astype(np.int32), columns.astype(np.int32)  # SciPy 1.13's matching accepts no other dtype
     graph = csr_array((np.ones(len(rows), bool), places))
     column = maximum_bipartite_matching(graph, perm_type="column")  # column of each row, or -1
     matched = np.nonzero(column >= 0)[0]

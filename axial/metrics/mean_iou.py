@@ -19,7 +19,7 @@ class MeanIoU:
         self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds the true and predicted class indices of an image, int [h, w] each. Prediction spec.ignore is void."""
+        """Adds the true and predicted class indices of an image, int [h, w] each. A predicted spec.ignore is void."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
         predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]
@@ -40,8 +40,8 @@ class MeanIoU:
     def result(self):
         """dict of 'miou', 'per_class' and 'confusion'.
 
-        'miou' is the mean over the classes in the ground truth or the prediction; NaN without such a class. IoUs are
-        from 0 to 1.
+        'miou' is the mean IoU over the classes in the ground truth or the prediction; NaN without such a class. IoUs
+        are from 0 to 1.
         'confusion' counts pixels: {true class: {predicted class or 'void': count}}.
         """
         square = self.confusion[:, :-1]

@@ -86,9 +86,10 @@ def compare(truth, predicted):
 
 
 class PanopticQuality:
-    """Counts over images. Shards of a data set can be counted separately and added.
+    """Counts matches, false positives and false negatives over images.
 
-    IoUs are kept individually and summed exactly. So shards add up to the same bits in any order.
+    Shards of a data set can be counted separately and added. IoUs are kept individually and summed
+    exactly. So merged shards give the same bits in any order.
 
     Args:
         spec: `DatasetSpec`.
@@ -137,7 +138,7 @@ class PanopticQuality:
         self.fp, self.fn = np.array(state["fp"]), np.array(state["fn"])
 
     def result(self):
-        """dict of 'all', 'things' and 'stuff', each {'pq', 'sq', 'rq', 'classes'}, and of 'per_class'.
+        """dict with 'all', 'things' and 'stuff', each a dict of 'pq', 'sq', 'rq' and 'classes', and with 'per_class'.
 
         Qualities are from 0 to 1. Means are over the classes in the ground truth or the prediction; 'classes' is their
         number. Without such a class, a mean is NaN.
@@ -163,7 +164,7 @@ class PanopticQuality:
 
 
 def split_segments(panoptic, spec):
-    """The `Segments` of a map of class x label_divisor + instance, int [h, w]. Class spec.ignore is void."""
+    """The `Segments` of a panoptic map, int [h, w]: class x label_divisor + instance. Class spec.ignore is void."""
     labels = np.flatnonzero(np.bincount(np.ravel(panoptic)))
     keep = labels // spec.label_divisor != spec.ignore
     number = np.zeros(labels[-1] + 1, np.int32)

@@ -42,7 +42,7 @@ CITIES = {
 def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, partial=False):
     """Items of a split in order of their names, and bytes that identify this input.
 
-    The test split is read without labels, because its label files are void.
+    The test split is read without labels, because its label files have only void pixels.
 
     Args:
         input_dir: folder with leftImg8bit and the label folders.
@@ -78,7 +78,7 @@ def cityscapes_items(input_dir, split, spec=CITYSCAPES, labels="gtFine", *, part
 
 
 def _frames(folder, ending, suffixes):
-    """dict from CITY/CITY_SEQUENCE_FRAME to the path of each file below a folder whose name has the ending."""
+    """dict from CITY/CITY_SEQUENCE_FRAME to the file's path, for all files in city folders that end in `ending`."""
     paths = {}
     for city in folders_in(folder, NO_CITIES):
         path, rest = os.path.join(folder, city), []
@@ -96,7 +96,7 @@ def _frames(folder, ending, suffixes):
 def read_instance_labels(spec, _, path):
     """`Labels` of an instanceIds image, or of a labelIds image if the spec has no things."""
     instances = any(spec.things)
-    plate = 65535 if instances else 255  # the licence plate's id, -1, wraps around
+    plate = 65535 if instances else 255  # unsigned pixels hold the licence plate's id, -1, as this value
 
     def describe(key):
         category, instance = (key // 1000, key % 1000 + 1) if key >= 1000 else (key, 0)

@@ -34,7 +34,7 @@ SAMPLE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sample")
 
 
 def coco_items(input_dir, split, spec=COCO):
-    """Items of a split in order of their image ids, and the bytes of its JSON.
+    """Items of a split in order of their image ids, and the bytes of its JSON files.
 
     Raises:
         InputError: a folder or file is missing (the message names the nearest split); see also `panoptic_items`.
@@ -71,7 +71,7 @@ def panoptic_content(path, spec):
 
     Raises:
         InputError: this is not COCO's panoptic JSON; it has no annotations; an image, annotation or segment is
-            repeated; ids have two kinds; the spec lacks a category or gives it another name.
+            repeated; some image ids are text and others numbers; the spec lacks a category or gives it another name.
     """
     data, content = read_json(path, schemas.Panoptic)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
@@ -100,11 +100,11 @@ def panoptic_items(path, photos, labels, spec):
 
     Args:
         path: path of the JSON.
-        photos, labels: folders of the files that it names.
+        photos, labels: folders of the photos and of the PNGs that the JSON names.
         spec: `DatasetSpec`; segments with its ignored_ids are dropped.
 
     Returns:
-        dict from the JSON's image ids to items, and the bytes. If the ids are text, an item's own id is its position.
+        dict from the JSON's image ids to items, and the bytes. If the ids are text, an item's 'id' is its position.
 
     Raises:
         InputError: an annotation has no image; a photo or PNG is missing; see also `panoptic_content`.
@@ -144,7 +144,7 @@ def _items(images, paths):
 
 
 def _listed_paths(path, field, folder, entries):
-    """Dict from file names of a JSON's entries to paths in a folder, and a list of the folder's other names.
+    """dict from file names of a JSON's entries to paths in a folder, and a list of the folder's other names.
 
     Raises:
         InputError: a file is missing.
@@ -172,7 +172,7 @@ def read_panoptic_labels(path, size, segments, spec):
 def checked_labels(path, png, size, segments, *, spec):
     """`Labels` from the bytes of a panoptic PNG.
 
-    An RGB PNG keeps its bytes, unless the spec ignores one of its segments. The segments keep their order.
+    An RGB PNG keeps its bytes, unless the spec ignores one of its segments. The order of `segments` is kept.
 
     Args:
         path: path of the PNG, for messages.
@@ -208,5 +208,5 @@ def checked_labels(path, png, size, segments, *, spec):
 
 
 def sample_data_dir():
-    """Folder of the sixteen sample photos as TFRecords, in the user's cache. The first use converts them."""
+    """Folder in the user's cache with the sixteen sample photos as TFRecords. The first call converts them."""
     return convert_sample("sample", ("train2017", "val2017"), functools.partial(coco_items, SAMPLE_DIR), COCO)

@@ -1,7 +1,7 @@
 """Lists items of COCO as tensorflow-datasets prepares it (coco/2017_panoptic), for `convert_split`.
 
-Records equal those from COCO's own files, byte for byte, because tensorflow-datasets keeps the encoded images. It has
-no object masks.
+Records equal the records from COCO's own panoptic files, byte for byte, because tensorflow-datasets keeps the encoded
+images. The prepared data set has no object masks.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def coco_tfds_items(input_dir, split, spec=COCO):
     """Items of a split in order of their image ids, and bytes that identify this input.
 
     Args:
-        input_dir: tensorflow-datasets' data_dir, with coco/2017_panoptic prepared.
+        input_dir: data_dir of tensorflow-datasets, in which coco/2017_panoptic is prepared.
         split: one of `SPLITS`.
         spec: `DatasetSpec` with the data set's class names.
 
@@ -64,8 +64,8 @@ class _Reader:
     """Reads a record: the bytes of the photo, and its `Labels`.
 
     Attributes:
-        features: features of tensorflow-datasets' builder.
-        categories: category id of each of its labels.
+        features: features of the builder of tensorflow-datasets.
+        categories: category id of each of the builder's labels.
         spec: `DatasetSpec`.
     """
 

@@ -9,9 +9,9 @@ same names:
     input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
     input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
 
-Instances are numbered from 1; 0 in a thing class is a crowd. A panoptic 0 is category 0 if the spec has one, otherwise
-unlabelled. A split without labels has only photos. axial-predict's PHOTO.panoptic.png and PHOTO.json can be read as
-panoptic/NAME.png and panoptic/NAME.json.
+Instances are numbered from 1; 0 in a thing class is a crowd. The panoptic value 0 is category 0 if the spec has it,
+otherwise unlabelled. A split without labels has only photos. axial-predict's PHOTO.panoptic.png and PHOTO.json can be
+read as panoptic/NAME.png and panoptic/NAME.json.
 """
 
 import functools
@@ -75,7 +75,7 @@ def folder_items(input_dir, split, spec):
 def _read_panoptic(spec, _, path):
     """`Labels` of a panoptic image.
 
-    A 0 is category 0, instance 0, like any number. If the spec lacks category 0, it is unlabelled.
+    The value 0 is category 0, instance 0. If the spec lacks category 0, it marks unlabelled pixels.
     """
     divisor, ids = spec.label_divisor, read_panoptic(path)
     present = np.setdiff1d(ids, 0)

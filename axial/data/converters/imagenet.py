@@ -2,7 +2,7 @@
 
     input_dir/SPLIT/CLASS/PHOTO         the classes are the sorted names of the folders with photos
     or
-    input_dir/SPLIT/PHOTO               with a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
+    input_dir/SPLIT/PHOTO               and a list of lines 'PHOTO CLASS'; CLASS is a folder's name or a class index
 
 The list is input_dir/SPLIT.txt or Kaggle's input_dir/LOC_SPLIT_solution.csv. If input_dir/LOC_synset_mapping.txt
 exists, its lines 'FOLDER name' give readable class names.
@@ -40,7 +40,7 @@ def classes_spec(name, folders, names=None):
 
 
 def _classes(input_dir):
-    """Two sets of folder names: those with photos in some split, which are the classes, and the others.
+    """Two sets of names: folders with photos in some split, which are the classes, and folders without photos.
 
     Raises:
         InputError: no split of `input_dir` has folders of photos.
@@ -55,7 +55,7 @@ def _classes(input_dir):
 
 
 def imagenet_spec(input_dir):
-    """The `DatasetSpec` of a folder of folders; see the module. Raises InputError."""
+    """The `DatasetSpec` of the class folders in `input_dir`; see the module. Raises InputError."""
     path, names = os.path.join(input_dir, NAMES), {}
     if tf.io.gfile.exists(path):
         names = dict(line.split(" ", 1) for line in read_text(path).splitlines() if " " in line)
@@ -96,7 +96,7 @@ def _photos(folder):
 
 
 def _listed(input_dir, split, index):
-    """Dict from a list's photos to class indices. Raises InputError."""
+    """dict from the photos in a split's list to class indices. Raises InputError."""
     paths = [inside(input_dir, name, "--split") for name in (f"{split}.txt", f"LOC_{split}_solution.csv")]
     path = next((path for path in paths if tf.io.gfile.exists(path)), None)
     if path is None:

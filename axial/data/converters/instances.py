@@ -15,7 +15,7 @@ from axial.errors import InputError
 from axial.io import schemas
 from axial.io.read import check_unique, convert, read_json
 
-SLACK = 1.0  # pixels by which a box may leave its image: COCO rounds corners
+SLACK = 1.0  # pixels by which a box may extend beyond its image, because COCO rounds corners
 SHORTEST = 6  # fewest numbers of a polygon: two points are a line, and pycocotools reads four numbers as a box
 
 
@@ -31,9 +31,9 @@ def read_instances(path, spec):
         and the bytes.
 
     Raises:
-        InputError: this is not COCO's JSON; an id is repeated; the JSON lacks an object's image; the spec lacks its
-            category; its class is not a thing; its box leaves the image; ids have two kinds; the spec gives a category
-            another name. The message names the object.
+        InputError: this is not COCO's JSON; an id is repeated; the JSON lacks an object's image; the spec lacks an
+            object's category or gives it another name; an object's class is not a thing; a box extends beyond its
+            image; some image ids are text and others numbers. The message names the object.
     """
     data, content = read_json(path, schemas.Instances)
     check_categories(path, content.categories, spec, ANOTHER_SPEC)
@@ -74,13 +74,13 @@ def _check_box(where, box, image):
 
 
 def _short(one):
-    """Polygons of a `schemas.Instance` that are too short. A list with anything but numbers is left to `_mask`."""
+    """Polygons of a `schemas.Instance` that are too short. `_mask` reports lists with other values than numbers."""
     lists = [polygon for polygon in one.segmentation or () if isinstance(polygon, list) and len(polygon) < SHORTEST]
     return [polygon for polygon in lists if all(type(number) in (int, float) for number in polygon)]
 
 
 def _has_mask(one):
-    """Whether a `schemas.Instance` has a segmentation with more than short polygons."""
+    """Whether a `schemas.Instance` has run lengths, or a polygon that is not too short."""
     return len(_short(one)) < len(one.segmentation or ())
 
 
@@ -93,7 +93,7 @@ def box_fields(path, objects, size):
         size: (width, height) of the image.
 
     Raises:
-        InputError: a segmentation is not COCO's, or its size or its number of pixels differs from the image's.
+        InputError: a segmentation does not have COCO's form, or its size or number of pixels differs from the image's.
     """
     fields = {
         "box/known": 1,
@@ -108,7 +108,7 @@ def box_fields(path, objects, size):
 
 
 def _mask(where, segmentation, size):
-    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths. No mask becomes one pixel."""
+    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths; one pixel for None."""
     if segmentation is None:
         pixels = np.zeros([1, 1], np.uint8)
     elif isinstance(segmentation, list):
@@ -134,7 +134,7 @@ def as_json(runs):
 
 
 def check_runs(where, runs, size):
-    """Raises InputError unless a `schemas.AnyRunLengths` has an image's (height, width) and fills it."""
+    """Raises InputError unless a `schemas.AnyRunLengths` has the (height, width) `size` and as many pixels."""
     if runs.size != tuple(size):
         mask_size, photo_size = (f"{width}x{height}" for height, width in (runs.size, size))
         raise InputError(f"{where}: of {mask_size} pixels, the photo has {photo_size}")
@@ -146,8 +146,8 @@ def check_runs(where, runs, size):
 def _unpacked(where, text):
     """List of the run lengths in pycocotools' text (maskApi.c, rleFrString). Raises InputError.
 
-    A character holds five bits of a number, and whether more follow. The last one holds the sign. From the fourth on, a
-    number is the difference from the number two before it.
+    A character holds five bits of a number, and a flag that more characters follow. The number's last character also
+    holds its sign. From the fourth number on, the text has the difference from the run length two positions before.
     """
     if not text:
         return []

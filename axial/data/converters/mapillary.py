@@ -1,7 +1,7 @@
 """Lists items of Mapillary Vistas (https://www.mapillary.com/dataset/vistas) for `convert_split`.
 
     input_dir/config_v1.2.json, config_v2.0.json         the classes; config.json in older releases
-    input_dir/SPLIT/images/KEY.jpg                        training, validation, testing
+    input_dir/SPLIT/images/KEY.jpg                        SPLIT is training, validation or testing
     input_dir/SPLIT/VERSION/panoptic/KEY.png              and panoptic_2018.json or panoptic_2020.json
 
 Older releases have no VERSION folder. Photos are converted at their original size. Training and evaluation resize them
@@ -20,7 +20,7 @@ from axial.errors import InputError
 from axial.io.read import read_json
 from axial.io.schemas import Color, Struct, Text
 
-# For each version: number of labels in its configuration, and year of its panoptic annotations.
+# For each version: number of labels in its configuration, and year in the name of its panoptic JSON.
 VERSIONS = {"v1.2": (66, 2018), "v2.0": (124, 2020)}
 
 

@@ -7,7 +7,7 @@ The release has stage1_train and stage1_test. Instead of such a folder, a list m
 
     input_dir/SPLIT.txt                 stage1_train/ID on each line
 
-A nucleus keeps the holes and all pieces of its mask. If masks of a photo overlap, the later mask gets the pixels. A
+A nucleus keeps the holes and all pieces of its mask. Where masks of a photo overlap, the later mask gets the pixels. A
 split without masks is unlabelled.
 
 `SAMPLE_DIR` has 130 photos in the layout of `axial.data.converters.folder`; ATTRIBUTION.md lists them.
@@ -86,13 +86,13 @@ def _photo(folder):
 
 
 def read_masks(spec, photo, *masks):
-    """`Labels` from the path of a photo and the paths of its nuclei's masks, which are numbered from 1.
+    """`Labels` from the path of a photo and the paths of its nuclei's masks. Nuclei are numbered from 1.
 
     Raises:
         InputError: the photo has several pages; a mask is empty, has another size than its photo, or several values.
     """
     image = open_image(photo, read_file(photo))
-    if image.format == "TIFF" and image.is_animated:  # a stack, or separate channels: no page is the photo
+    if image.format == "TIFF" and image.is_animated:  # its pages are a stack or separate channels: no page is the photo
         raise InputError(f"{photo}: a TIFF of several pages, one is expected")
     keys = np.zeros(upright(image).size[::-1], np.int32)
     for number, path in enumerate(masks, 1):
@@ -108,6 +108,6 @@ def read_masks(spec, photo, *masks):
 
 
 def nuclei_data_dir():
-    """Folder of the 130 sample photos as TFRecords, in the user's cache. The first use converts them."""
+    """Folder in the user's cache with the 130 sample photos as TFRecords. The first call converts them."""
     listing = functools.partial(folder_items, SAMPLE_DIR, spec=NUCLEI)
     return convert_sample("nuclei_sample", ("train", "test"), listing, NUCLEI)

@@ -1,4 +1,4 @@
-"""Lists sentence pairs of text files as items for `convert_split`, and trains their vocabulary."""
+"""Lists the sentence pairs of two text files as items for `convert_split`, and trains a joint vocabulary."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ LARGEST_LINES = 2**33  # largest text file, in bytes
 VOCABULARY = "vocabulary.model"
 
 
-# Pieces of the joint vocabulary: 37,000 for WMT14 (Vaswani et al., NeurIPS 2017, Sec. 5.1). Multi30k's is our choice.
+# Pieces of the joint vocabulary: 37,000 for WMT14 (Vaswani et al., NeurIPS 2017, Sec. 5.1). 4,000 is our choice.
 SIZES = {"multi30k": 4000, "wmt14": 37000}
 
 
@@ -25,13 +25,13 @@ def read_pairs(input_dir, split, languages):
     """The sentence pairs of a split.
 
     Args:
-        input_dir: folder of SPLIT.SOURCE and SPLIT.TARGET.
+        input_dir: folder of the files SPLIT.SOURCE and SPLIT.TARGET.
         split: name of the split.
         languages: (source, target), the suffixes of the files.
 
     Returns:
-        list of (line number from 0, source, target) without pairs that have an empty line, the number of such pairs,
-        and bytes that identify the files.
+        list of (line number from 0, source, target), without pairs in which a sentence is empty; the number of such
+        pairs; and bytes that identify the files.
 
     Raises:
         InputError: a file is missing or not UTF-8 (the message names the line), or the files differ in their number of
@@ -50,7 +50,7 @@ def read_pairs(input_dir, split, languages):
 
 
 def lines_of(path, data):
-    """Lines of a text, stripped of surrounding space. Only line feeds end a line."""
+    """Lines of a text, given as bytes, without surrounding space. Only line feeds end a line. Raises InputError."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         lines = data.decode().split("\n")
@@ -82,7 +82,7 @@ def encode_pair(item):
 
 
 def train_vocabulary(pairs, size):
-    """Trains a SentencePiece model, bytes, on both sides of the pairs. The same pairs give the same bytes.
+    """Bytes of a SentencePiece model that is trained on both sides of the pairs. Equal pairs give equal bytes.
 
     Args:
         pairs: sentence pairs from `read_pairs`.
@@ -115,18 +115,18 @@ def train_vocabulary(pairs, size):
 
 
 def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
-    """The vocabulary of a converted data set, bytes, which is kept in the data set's folder.
+    """Bytes of the SentencePiece model in a converted data set's folder. If there is none yet, it is written.
 
     Args:
         output_dir: folder of the data set.
         given: path of a SentencePiece model, or None.
-        pairs: function that returns the training split's `read_pairs`, or None if that split is not converted now.
+        pairs: function that returns `read_pairs` of the training split, or None if that split is not converted now.
         size: number of pieces that the user requests, or None.
         default: number of pieces to train if `size` is None.
 
     Raises:
         InputError: the folder has another vocabulary, or one of another size; it has none, and there is no training
-            split; a file is not such a model; both `given` and `size` are set. Then nothing is written.
+            split; a file is not such a model; both `given` and `size` are set. After an error, nothing is written.
     """
     if given and size:
         raise InputError(f"--vocabulary_size={size}: for a vocabulary of the training split, not for --vocabulary")
@@ -151,5 +151,5 @@ def find_vocabulary(output_dir, given, pairs, size=None, *, default=None):
 
 
 def text_spec(name, languages, model):
-    """The `TextSpec` of a data set, from a SentencePiece model, bytes."""
+    """The `TextSpec` of a data set, from the bytes of a SentencePiece model."""
     return TextSpec(name, tuple(languages), base64.b64encode(model).decode())
