@@ -117,7 +117,7 @@ class AttentionResNetOptions(ResNetOptions):
 
 
 class AttentionResNet(ResNet):
-    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions. Attention keeps the channels.
+    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions, with the same numbers of channels.
 
     Args:
         options: `AttentionResNetOptions`.

@@ -26,7 +26,7 @@ class AxialResNetOptions(ResNetOptions):
             up to 255 at every stride. A larger photo causes a warning.
         attention_stride: smallest stride of the input of a block with attention; 16 in DeepLab2. Earlier blocks have
             convolutions.
-        conv_block: kind of the blocks without attention: 'bottleneck' (ResNet) or 'basic' (SWideRNet, Chen et al., 2020).
+        conv_block: kind of blocks without attention: 'bottleneck' (ResNet) or 'basic' (SWideRNet, Chen et al., 2020).
         attention_width: factor of the attention's channels inside each block; 2 in DeepLab2's SWideRNets.
         activation: see `Conv`.
         pixels: normalisation of the photo, one of `PIXELS`.

@@ -10,7 +10,7 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 from axial.models.resnet.variants import ONE_EACH
 
 _classifier = functools.partial(Variant.of, Classifier, AxialResNet)
-# Axial-ResNet with a conv stem. A query sees the whole axis.
+# Axial-ResNet with a conv stem. A query attends to the whole axis.
 _conv_stem = functools.partial(_classifier, stem="imagenet", output_stride=32, span=None)
 _full_axial = functools.partial(_classifier, stem="axial", output_stride=32, span=15)
 _axial_deeplab = functools.partial(Variant.of, PanopticDeepLab, AxialResNet, output_stride=16, span=65)

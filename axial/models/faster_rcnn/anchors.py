@@ -12,9 +12,9 @@ def match(overlaps, least, background):
     """Assigns boxes to objects by the rule of mmdetection's MaxIoUAssigner.
 
     A box is assigned to the object that it overlaps most if their overlap is at least `least`. An object also gets the
-    boxes that overlap it most, if this overlap is at least `background`. The second rule takes precedence; if it gives a
-    box to several objects, the last object gets it. An unassigned box is background if all of its overlaps are below
-    `background`.
+    boxes that overlap it most, if this overlap is at least `background`. The second rule takes precedence; if it
+    gives a box to several objects, the last object gets it. An unassigned box is background if all of its overlaps are
+    below `background`.
 
     Args:
         overlaps: float32 [..., boxes, objects], intersections over union, with at least one object. Boxes with

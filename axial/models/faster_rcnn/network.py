@@ -18,7 +18,7 @@ from axial.layers.conv import Conv, make_logits, subsample
 from axial.models.base import Network, NetworkOptions
 from axial.models.faster_rcnn.anchors import LEVELS, RATIOS, anchors, choose, match
 
-CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # weights of a box code (y, x, height, width), as in mmdetection and tf-models-official
+CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of box codes (y, x, height, width), as in mmdetection and tf-models-official
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # IoU above which suppression removes the lower-scored box
 LEAST_SCORE = 0.05  # smallest score of a detection
 OBJECT = 0.5  # IoU; at or above it a proposal belongs to an object, below it is background
@@ -50,7 +50,7 @@ class Pyramid(Layer):
 
 
 class ProposalHead(Layer):
-    """Scores and box codes of each level's A anchors: two dicts of float32 maps, with A and 4 A channels."""
+    """Scores and box codes of the A anchors at each position: two dicts of float32 maps, with A and 4 A channels."""
 
     def __init__(self, filters, name=None):
         super().__init__(name=name)

@@ -169,7 +169,7 @@ class PanopticDeepLab(Network):
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
         'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]. An offset is the vector (y, x) from a
-        pixel to the centre of its instance, in pixels of the map. Without instances the dict has only 'semantic_logits'.
+        pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
     task, title, hub = "panoptic", "panoptic segmentation", "image-segmentation"
@@ -214,7 +214,7 @@ class PanopticDeepLab(Network):
 
 
 def _channels(options):
-    """dict of the channels: `CHANNELS` times the width and both decoders' projections, overridden by `options.channels`."""
+    """dict of `CHANNELS` times the width and of both decoders' projections, overridden by `options.channels`."""
     width, changes = options.decoder_width, options.channels or {}
 
     def scaled(channels):

@@ -295,7 +295,7 @@ def base_filters(width, heads=1, least=64):
 
 
 class ConvResNet(ResNet):
-    """ResNet with 3x3 convolutions. A stage's first 3x3 convolution has the stride; see `stride_first`.
+    """ResNet with 3x3 convolutions. The first 3x3 convolution of a stage has the stride, unless `stride_first` is set.
 
     Args:
         options: `ConvResNetOptions`.

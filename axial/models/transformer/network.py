@@ -29,7 +29,7 @@ class TransformerOptions:
 
     Attributes:
         layers: number of layers of the encoder, and of the decoder.
-        channels: C.
+        channels: number C of channels of the embeddings and of each layer's output.
         inner: channels inside the feed-forward layers.
         heads: number of heads of generalised attention.
         encoder, decoder: names of the self-attentions' `Mechanism`s.
@@ -134,7 +134,7 @@ class Translator(Unfolded, Network):
 
     Args:
         backbone: `Transformer`.
-        num_classes: size of the vocabulary. Token 0 is padding and starts a target.
+        num_classes: size of the vocabulary. Token 0 is padding and the decoder's first input.
         options: `TranslatorOptions`.
 
     Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes]. The
@@ -152,7 +152,7 @@ class Translator(Unfolded, Network):
         super().__init__(backbone, num_classes, norm, options, name=name)
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
-        # Keras autocasts weights only inside `call`. Without autocast, `translate` uses the same float32 weights as `call`.
+        # Keras autocasts weights only inside `call`. Without autocast, `translate` uses the same float32 weights.
         self.embedding = self.add_weight(
             "embedding",
             [num_classes, channels],
@@ -179,7 +179,7 @@ class Translator(Unfolded, Network):
         return self.backbone.encode(self._embed(source, training=training), mask, training), mask
 
     def _embed(self, ids, index=None, training=False):
-        """Embeds token ids: [B, L] -> [B, L, C]. `index` is the position of the token if L is 1, else None."""
+        """Embeds token ids: [B, L] -> [B, L, C]. `index` is a single token's position; None for positions from 0."""
         x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
         if self.options.positions == "sinusoid":
             positions = tf.range(ids.shape[1]) if index is None else index[None]
@@ -203,7 +203,7 @@ class Translator(Unfolded, Network):
             source: int32 [B, S], a static shape.
             length: largest number of tokens of a translation.
             end: the token that ends a sentence.
-            beams: number of unfinished translations that the search keeps.
+            beams: beam size, the number of unfinished translations that the search keeps.
             alpha: exponent of the length penalty ((5 + length) / 6)^alpha, which divides log probabilities (Wu et al.,
                 2016, Eq. 14).
 

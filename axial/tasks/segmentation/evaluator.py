@@ -79,8 +79,8 @@ class PanopticMetrics(Metrics):
 
         Args:
             example: an example from `Evaluator.examples`.
-            prediction: dict of 'semantic', int [h, w], and of either the maps and scores that `segment_table` takes or its
-                result, 'table'.
+            prediction: dict of 'semantic', int [h, w], and of either the arrays that `segment_table` takes or its
+                result 'table'.
         """
         truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
         table = prediction.get("table") or segment_table(prediction, self.spec)

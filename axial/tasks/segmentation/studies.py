@@ -99,7 +99,7 @@ def combinations(grouping, sweeps):
 
 
 def _value(text):
-    """Parses a literal, such as a number or None; other texts are returned unchanged. `PostprocessConfig` checks both."""
+    """Parses a literal, such as a number or None; returns any other text unchanged. `PostprocessConfig` checks it."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
