@@ -140,7 +140,7 @@ class PublicWeights:
         source: name of the implementation.
         names: list of (pattern, replacement), applied in order. They turn the source's weight names into ours, or ours
             into the source's.
-        models: dict to names of registered models. The key distinguishes the source's models: the number of blocks in
+        models: dict from a model of the source to the name of a registered model. The key is the number of blocks in
             each stage, or (these numbers, width).
         norm: `BatchNormConfig` of the source's training.
         unused: dict from patterns of the source's weight names to the reason why our models do not need these weights.

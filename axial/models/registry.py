@@ -38,7 +38,7 @@ def plain_classifier(name: str) -> tuple[str, dict]:
     """(name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
 
     The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
-    shapes; span and output stride may differ. Of these classifiers, the one with the fewest arguments is returned.
+    shapes; span and output stride may differ. The one with the fewest further arguments is returned.
 
     Example:
         >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
@@ -122,7 +122,7 @@ class ModelConfig(Checked):
             convolutions and the semantic loss use kernels too.
         arguments: dict of further arguments of the variant; see `build_model`.
         whole_up_to_span: whether each query attends to the whole axis if the axis is at most as long as the span. With
-            False a query attends only to the window of `span` pixels around it.
+            False a query attends only to the window of `span` positions around it.
 
     Raises:
         InputError: the name is unknown.

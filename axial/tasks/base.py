@@ -227,7 +227,7 @@ class Inference:
         strategy: `tf.distribute` strategy that the model was built under.
         scales: scales of the canvas. Predictions are averaged over them.
         flip: whether to average over the mirror image as well.
-        compiled: whether XLA compiles predictions if all canvases have one size. It is too slow for a single photo.
+        compiled: whether XLA compiles predictions if all canvases have one size. It takes too long for a single photo.
     """
 
     strategy: tf.distribute.Strategy | None = None

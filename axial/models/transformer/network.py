@@ -1,8 +1,8 @@
 """The base Transformer with mechanisms of the spatial-attention study as its three attentions.
 
 This is the Transformer of Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it. Sources, targets and
-the last linear layer share one embedding, which is scaled by sqrt(C) where tokens are embedded. By default
-only the mechanisms encode positions.
+the last linear layer share one embedding, which is scaled by sqrt(C) where tokens are embedded. By default only the
+mechanisms encode positions.
 """
 
 import dataclasses
