@@ -16,14 +16,14 @@ PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.
 
 @dataclasses.dataclass(frozen=True)
 class NetworkOptions:
-    """Options of a `Network` without its backbone."""
+    """Options of a `Network`, other than its backbone's."""
 
 
 class Network(Model):
     """A backbone with a head.
 
     Args:
-        backbone: layer that computes the feature maps of the head.
+        backbone: layer that computes the feature maps for the head.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None (folded); the backbone has the same.
         options: the subclass's `NetworkOptions`.
@@ -36,7 +36,7 @@ class Network(Model):
         input_row: (name, type, shape, meaning) of the model's input. C is the number of classes.
         maps: (name, shape) of each float32 map that the model returns. h and w are the input's height and width. Empty
             if the model returns no maps.
-        spec, photo_scale, predictor: set by `know` on the models that `axial.load` returns; see there.
+        spec, photo_scale, predictor: what `know` stores on a model that `axial.load` returns; None on other models.
     """
 
     task: str
@@ -63,14 +63,14 @@ class Network(Model):
         return copied
 
     def __reduce__(self) -> tuple:
-        """For pickle. Raises InputError if the model has a predictor, which a pickle would lose."""
+        """Supports pickle. Raises InputError if the model has a predictor, which a pickle would lose."""
         if self.predictor:
             raise InputError(f"{self.name}: a pickle forgets how to predict; call axial.load in each process")
         return super().__reduce__()
 
     @property
     def output_stride(self) -> int:
-        """Ratio of the sizes of the input and of the backbone's last map; no side of an input may be smaller."""
+        """Stride of the backbone's last map, in pixels of the input. It is also the smallest valid side of an input."""
         return self.backbone.output_stride
 
     @staticmethod
@@ -85,12 +85,12 @@ class Network(Model):
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A registered model: two classes and their arguments.
+    """A registered model: the classes of its network and backbone, and their arguments.
 
     Attributes:
         model: subclass of `Network`.
         backbone: class of the backbone.
-        arguments: flat dict of options of the model and the backbone. An option of both classes goes to both.
+        arguments: flat dict of options of the model and the backbone. An option that both classes have applies to both.
     """
 
     model: type[Any]
@@ -140,8 +140,8 @@ class PublicWeights:
         source: name of the implementation.
         names: list of (pattern, replacement), applied in order. They turn the source's weight names into ours, or ours
             into the source's.
-        models: dict from the number of blocks of each stage, which tells the source's models apart, to names of
-            registered models.
+        models: dict from a model of the source to the name of a registered model. The key is the number of blocks in
+            each stage, or (these numbers, width).
         norm: `BatchNormConfig` of the source's training.
         unused: dict from patterns of the source's weight names to the reason why our models do not need these weights.
         arguments: dict of arguments that all of the source's models share and that its files do not record.

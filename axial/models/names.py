@@ -1,11 +1,11 @@
-"""Names of the registered models, found in the text of every `variants.py`, so that no model is imported."""
+"""Names of the registered models, read from the text of each `variants.py` without importing a model."""
 
 import pathlib
 import re
 
 from axial.errors import InputError, nearest
 
-# From the folders of models to their `variants.py`.
+# Maps the name of a model's folder to the path of its `variants.py`.
 VARIANTS_OF = {path.parent.name: path for path in sorted(pathlib.Path(__file__).parent.glob("*/variants.py"))}
 
 
@@ -19,7 +19,7 @@ def check_model_name(name, names=None, where=""):
     """Raises InputError if no registered model has the name.
 
     Args:
-        name: of a model.
+        name: name of a model.
         names: all names; by default `model_names()`.
         where: start of the message.
     """

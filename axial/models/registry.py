@@ -24,7 +24,7 @@ for _folder in VARIANTS_OF:
     VARIANTS |= importlib.import_module(f"axial.models.{_folder}.variants").VARIANTS
 # Backbone arguments that change neither the names nor the shapes of weights.
 FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
-# From a backbone with added modules, which start as the identity, to the backbone without them.
+# Maps the class of a backbone with added modules, which start as the identity, to the backbone class without them.
 PLAIN: dict[type, type] = {AttendedResNet: ConvResNet}
 
 
@@ -38,7 +38,7 @@ def plain_classifier(name: str) -> tuple[str, dict]:
     """(name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
 
     The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
-    shapes; span and output stride may differ. Among such classifiers, the one that needs the fewest arguments is taken.
+    shapes; span and output stride may differ. The one with the fewest further arguments is returned.
 
     Example:
         >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
@@ -70,7 +70,7 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
     """A registered model, not built yet.
 
     Args:
-        name: of `VARIANTS`.
+        name: name of the model, a key of `VARIANTS`.
         num_classes: from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None for the folded model.
         **changes: arguments that override the variant's; `Variant.parameters` lists their names. Every published model
@@ -111,18 +111,18 @@ class ModelConfig(Checked):
     """Which model is trained, and how.
 
     Attributes:
-        name: of `VARIANTS`.
+        name: name of the model, a key of `VARIANTS`.
         norm: `BatchNormConfig`.
-        drop_path: stochastic depth of the backbone's last block.
+        drop_path: stochastic-depth rate of the backbone's last block.
         recompute: rematerialisation, which saves memory. The backward pass recomputes nothing ('none'), the softmax of
             attention ('softmax'), or all of each residual block of the backbone ('block'). 'auto' means 'none' if
-            `backend` is 'kernel' and its kernels, which need little memory, run here, or if the model has no residual
-            blocks; otherwise it means 'block'.
+            `backend` is 'kernel' and this machine can run the kernels, which need little memory, or if the model has no
+            residual blocks; otherwise it means 'block'.
         backend: implementation of attention, one of `device.BACKENDS`. With 'kernel', the decoders' depthwise
             convolutions and the semantic loss use kernels too.
         arguments: dict of further arguments of the variant; see `build_model`.
-        whole_up_to_span: whether a query sees the whole axis if the axis is not longer than the span. With False
-            the span is a window around the query, however short the axis is.
+        whole_up_to_span: whether each query attends to the whole axis if the axis is at most as long as the span. With
+            False a query attends only to the window of `span` positions around it.
 
     Raises:
         InputError: the name is unknown.
@@ -139,13 +139,13 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_variant(self.name)
-        if self.whole_up_to_span:  # outputs depend on it, and weight files record the arguments
+        if self.whole_up_to_span:  # the outputs depend on it, so it must be in weight files, which record `arguments`
             object.__setattr__(self, "arguments", {"whole_up_to_span": True, **self.arguments})
 
     def settings(self) -> dict:
-        """JSON dict of all that the outputs depend on: name, batch norms, and all arguments with their defaults.
+        """JSON dict of everything that the outputs depend on: name, batch norms, and all arguments with their defaults.
 
-        It leaves out `recompute` and `backend`, which change how the model computes but not what.
+        It leaves out `recompute` and `backend`, which change how the outputs are computed but not the outputs.
         """
         variant = find_variant(self.name)
         arguments = variant.all_arguments({"drop_path": self.drop_path, **self.arguments})
@@ -159,7 +159,7 @@ class ModelConfig(Checked):
 
         Args:
             num_classes: from the `DatasetSpec`.
-            image: (height, width) of an image that builds the model; (length,) of a sentence.
+            image: (height, width) of the zero image that builds the model; (length,) of the sentences for a translator.
             folded: whether the batch norms are folded into the convolutions.
             changes: dict of further arguments; see `build_model`.
 

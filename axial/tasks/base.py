@@ -1,4 +1,4 @@
-"""The contract of tasks: a `Task` is trained and exported; its `Evaluator` scores, writes and draws predictions.
+"""The base classes of tasks: a `Task` is trained and exported; its `Evaluator` scores, writes and draws predictions.
 
 A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor use only
 the classes of this file. An `Evaluator` has neither a model nor data, so it can merge shards and score the results of
@@ -27,7 +27,7 @@ from axial.models.base import Network
 from axial.models.registry import ModelConfig, check_model
 from axial.tasks.metrics import Metrics, PredictionWriter
 
-MOST_NAMED = 6  # classes or objects that `summary_line` names
+MOST_NAMED = 6  # largest number of items that `summary_line` lists
 # A function that takes examples and yields (example, prediction) for each, in order.
 Predictions = Callable[[Iterable[dict]], Iterator[tuple[dict, dict]]]
 
@@ -36,17 +36,17 @@ Predictions = Callable[[Iterable[dict]], Iterator[tuple[dict, dict]]]
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A prediction of one photo or text, in the forms that people and other programs read.
+    """The prediction for one photo or text, in forms for people and for other programs.
 
     Attributes:
         content: dict that is written as JSON.
         summary: a short text.
-        draw: function without arguments that returns a picture, uint8 [h, w, 3].
-        warning: a line that says what is wrong with the prediction. It follows the photo's name. Empty by default.
-        segments: the list of dicts in `content` that has the segments or objects; None for tasks without them.
-        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None except for segmentation.
-        categories: int [h, w], the category id of each pixel; None without classes of pixels, or if an id exceeds 16
-            bits.
+        draw: function without arguments that returns a picture of the prediction, uint8 [h, w, 3].
+        warning: a one-line warning, which is printed after the photo's name; empty by default.
+        segments: list of the dicts of segments or objects in `content`; None for tasks without them.
+        panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None for tasks other than segmentation.
+        categories: int [h, w], the category id of each pixel; None if the task does not classify pixels, or if an id
+            exceeds 16 bits.
         label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
             the segment or object whose 'label' is i. None if the network predicts no instances, or no masks for them.
     """
@@ -69,19 +69,20 @@ class Evaluator(abc.ABC):
 
     Attributes:
         name: name of the task, in exports and in the states of evaluations.
-        labels: labels of the records: a key of `tfrecord.SCHEMAS`, or a tuple of accepted keys.
+        labels: kind of labels in the records: a key of `tfrecord.SCHEMAS`, or a tuple of accepted keys.
         metrics: subclass of `Metrics`.
         quality: name of the score of a single example in `Metrics.photos`.
         writer: subclass of `PredictionWriter`.
         pictures: names of the pictures that `draw` returns.
-        one_file: whether a network of this task can be exported as TFLite or ONNX, with a single canvas.
-        studies: flags and verbs of axial-evaluate that only this task has.
-        takes: input of a prediction, 'photo' or 'text'.
-        unit: name of an example in messages.
+        one_file: whether the task's networks can be exported to TFLite or ONNX, for a single canvas.
+        studies: names of the flags and subcommands of axial-evaluate that only this task supports.
+        takes: kind of the predictor's input, 'photo' or 'text'.
+        unit: singular noun for an example in messages, such as 'photo'.
         shown: names of the scores that `headline` takes from a result by default.
-        main: pairs (name in `headline`, printed name) for the last of the `lines`; None prints all scores by name.
-        briefly: the same pairs for `brief`; by default `main`.
-        confused: what the rows (truth, prediction, count) of a result's 'confusions' count.
+        main: pairs (name in `headline`, printed name) of the scores in the last line of `lines`; None for all
+            scores under their own names.
+        briefly: pairs like those in `main`, for the text of `brief`; None for `main`.
+        confused: plural noun for the unit of the counts in a result's 'confusions', such as 'photos'.
     """
 
     name: str
@@ -124,12 +125,12 @@ class Evaluator(abc.ABC):
         return evaluation_stream(data_dir, split, spec, example, labels=self.labels, shard=shard, skip=skip)
 
     def truth(self, record: dict[str, tf.Tensor], spec: Spec) -> dict[str, tf.Tensor]:
-        """dict of the ground truth that `metrics` needs beside the record. For a photo: 'size', int32 [2]."""
+        """dict of the ground truth that `metrics` needs, by default 'size', int32 [2], the photo's (height, width)."""
         del spec
         return {"size": tf.cast(tf.stack([record["image/height"], record["image/width"]]), tf.int32)}
 
     def given(self, example: dict) -> typing.Any:
-        """The predictor's input in an evaluation example: a photo, uint8 [h, w, 3], or a text."""
+        """The predictor's input for an evaluation example: a photo, uint8 [h, w, 3], or a text."""
         return photo_of(example)
 
     def example(self, given: typing.Any) -> dict:
@@ -162,7 +163,7 @@ class Evaluator(abc.ABC):
         return {name: result[name] for name in self.shown}
 
     def columns(self, result: dict) -> dict[str, float]:
-        """dict of all scores in a row of the CSV, from 0 to 1."""
+        """dict of all scores that a row of axial-evaluate's CSV has, from 0 to 1."""
         return self.headline(result)
 
     def summaries(self, result: dict) -> dict[str, float]:
@@ -179,7 +180,7 @@ class Evaluator(abc.ABC):
         """A table of the scores of each class, as text.
 
         Returns:
-            the header, the rows of the classes, and the last rows, which are of groups of classes.
+            the header, a row for each class, and summary rows for the end of the table.
         """
 
     def lines(self, result: dict) -> list[str]:
@@ -198,7 +199,7 @@ class Evaluator(abc.ABC):
 
 
 def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | None = None) -> str:
-    """Scores from 0 to 1 in a line, in percent. `names` has pairs (score, printed name); None prints all scores."""
+    """One line of scores from 0 to 1, in percent. `names` has pairs (score, printed name); None prints all scores."""
     names = names or zip(scores, scores)
     return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
 
@@ -220,13 +221,13 @@ def summary_line(count: int, unit: str, items: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """Options of inference that a command or a training run decides.
+    """Options of inference that a command or a training run sets.
 
     Attributes:
         strategy: `tf.distribute` strategy that the model was built under.
         scales: scales of the canvas. Predictions are averaged over them.
         flip: whether to average over the mirror image as well.
-        compiled: whether XLA compiles predictions if all canvases have one size. It does not pay for a single photo.
+        compiled: whether XLA compiles predictions if all canvases have one size. It takes too long for a single photo.
     """
 
     strategy: tf.distribute.Strategy | None = None
@@ -239,7 +240,7 @@ class Inference:
 class Task(Checked, abc.ABC):
     """A model, its data, its losses and its predictions, without the training loop.
 
-    A task is never changed after it is made. `dataclasses.replace` makes one with another model, data or grouping.
+    A task does not change after its construction. `dataclasses.replace` copies it with another model, data or grouping.
 
     Args:
         model: `ModelConfig`.
@@ -250,23 +251,24 @@ class Task(Checked, abc.ABC):
 
     Attributes:
         evaluator: the task's `Evaluator`.
-        models: tasks of the accepted models, as in `registry.VARIANTS`.
-        configures: classes that gin binds for the task, beside the task and `ModelConfig`; data configuration first.
+        models: values of `Network.task` that the task accepts.
+        configures: classes whose settings gin binds, other than the task and `ModelConfig`. The data configuration is
+            the first.
         best_scores: schema of the scores in best/scores.json that `main_score` reads.
-        trained_by: names of the task's arguments that the losses depend on, beside model and data.
+        trained_by: names of the task's arguments, other than model and data, that the losses depend on.
         finish: function that maps a batch of `training_example`s to the final batch; None for the identity.
-        about: dict of the facts that an export keeps for `Evaluator.predictions`, beside spec and canvas.
-        settings: dict, for JSON, of the settings that predictions depend on, beside the weights and the canvas.
+        about: dict that an export stores for `Evaluator.predictions`, in addition to spec and canvas.
+        settings: JSON dict of the settings, other than the weights and the canvas, that predictions depend on.
         loss_names: names of the `losses`; 'total' is the last.
         multi_scale: scales of the canvas that multi-scale inference averages over.
         num_classes: number of classes that the model predicts.
         canvas: (height, width) of the network's input in evaluation; for texts, (largest number of tokens,).
         scale: factor that photos are scaled by; None if photos are fitted to the canvas.
         instances: whether predictions separate the instances of a class, if the data has instances.
-        row: number of tokens in a row of a text batch, which can only be divided into whole rows; 1 for images.
+        row: number of tokens in a row of a text batch; 1 for images. A batch is only divided into whole rows.
         counted: whether the losses divide by `counts`. Otherwise each loss is a mean over the images of a batch.
-        branched: whether `by_shape` has branches.
-        server: class of an export's signatures; None for `axial.serving.export.Server`, which takes photos.
+        branched: whether `by_shape` has a branch for each shape of a batch.
+        server: class that defines an export's signatures; None for `axial.serving.export.Server`, which takes photos.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
 
@@ -380,7 +382,7 @@ class Task(Checked, abc.ABC):
     def serve(self, model: Network, image: tf.Tensor) -> dict[str, tf.Tensor]:
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`.
 
-        A `server` of the task's own may define another input and output.
+        If the task defines a `server`, input and output may differ.
         """
 
 
@@ -454,9 +456,9 @@ class DistributedPredictor:
 
 
 def batch_size(examples, most):
-    """The batch size on a replica: 1 for a list of one example, whose user waits for the answer, else `most`.
+    """The batch size on a replica: 1 for a list of one example, unless a TPU is present, else `most`.
 
-    A smaller last batch is filled by repeating its last example: another batch size would need another graph, which
+    A smaller last batch is filled by repeating its last example. Another batch size would need another graph, which
     rounds differently and takes a minute to compile on a TPU.
 
     >>> [batch_size(examples, 32) for examples in (["a"], ["a", "b"], iter(["a"]))]
@@ -470,12 +472,12 @@ def by_size(function):
     """The function as a `tf.function` that is traced once for each combination of input shapes.
 
     Args:
-        function: function of tensors or dicts of tensors, all of static shape and the same on every replica.
+        function: function of tensors or dicts of tensors, of static shapes that are the same on every replica.
     """
 
     @functools.cache
     def graph(shapes):
-        return tf.function(functools.partial(function), autograph=False)  # a single one would warn of retracing
+        return tf.function(functools.partial(function), autograph=False)  # a shared one would warn of retracing
 
     def run(*arguments):
         values = tf.nest.flatten(arguments, expand_composites=True)

@@ -22,7 +22,7 @@ class Metrics(abc.ABC):
 
     Attributes:
         photos: list of [number in the split, file name, quality from 0 to 1 or None], a row for each scored example.
-        parts: names of the attributes that are metrics themselves, each with `merge`, `state` and `restore`.
+        parts: names of the attributes that hold metrics with `merge`, `state` and `restore`.
     """
 
     parts: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Metrics(abc.ABC):
         """Adds the scores of another shard."""
         for name in self.parts:
             getattr(self, name).merge(getattr(other, name))
-        in_order = self.photos[-1:] <= other.photos[:1]  # as when an evaluation is resumed
+        in_order = self.photos[-1:] <= other.photos[:1]  # true when an evaluation is resumed
         self.photos = self.photos + other.photos if in_order else sorted(self.photos + other.photos)
 
     def state(self) -> dict:
@@ -80,7 +80,7 @@ def evaluate(
     total: int | None = None,
     watch: Callable[[dict, Any], None] | None = None,
 ) -> dict:
-    """Scores a stream of examples. Returns `metrics.result()`. Only the metrics use memory that grows.
+    """Scores a stream of examples. Returns `metrics.result()`. Only the metrics' memory grows with the stream.
 
     Args:
         examples: iterable of evaluation examples of a task.
@@ -101,7 +101,7 @@ class ConfusionMetrics(Metrics):
 
     Attributes:
         pairs: Counter of the pairs (true class, predicted class).
-        kinds: number of columns: of classes that can be predicted.
+        kinds: number of columns of the matrix, one for each class that can be predicted.
     """
 
     def __init__(self, spec: Spec, shard: tuple[int, int] = (0, 1)):
@@ -140,13 +140,12 @@ class PredictionWriter(abc.ABC):
         folder: output folder.
         spec: `DatasetSpec` or `TextSpec`.
         split: name of the split.
-        data_dir: folder of the converted split, for formats that need the names of all photos.
+        data_dir: folder of the converted split; only formats that need the names of all photos read it.
 
     Attributes:
         kind: prefix of the JSON's name.
         schema: msgspec type of an element of `annotations`.
-        annotations: list, for JSON, with an element for each example. `close` writes it, and an evaluation's state
-            stores it.
+        annotations: JSON list with an element for each example. `close` writes it, and an evaluation's state stores it.
     """
 
     kind: str
@@ -159,7 +158,7 @@ class PredictionWriter(abc.ABC):
 
     @classmethod
     def path_of(cls, folder: str, split: str) -> str:
-        """Path of the JSON of a split. An evaluation never overwrites it."""
+        """Path of the JSON of a split. An evaluation never overwrites an existing file."""
         return output_file(folder, f"{cls.kind}_{split}.json", "--split")
 
     def restore(self, path: str, annotations: list) -> None:

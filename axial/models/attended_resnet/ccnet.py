@@ -1,8 +1,8 @@
 """CCNet's head (Huang et al., ICCV 2019) with any mechanism in place of criss-cross attention.
 
-It is the segmentation network of the spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1). On the last map of a
-dilated ResNet-50 there are two 3x3 convolutions, with an optional mechanism between them. A third 3x3 convolution takes
-their output concatenated with that map.
+It is the segmentation network of the spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1). Two 3x3
+convolutions, with an optional mechanism between them, follow the last map of a dilated ResNet-50. A third 3x3
+convolution takes their output concatenated with the last map.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class CCNetOptions(NetworkOptions):
 
 
 class CCNet(Network):
-    """Backbone, a head with an attention module, and an auxiliary head on the second-last stage.
+    """Backbone, a head with an attention module on 'res5', and an auxiliary head on 'res4'.
 
     Args:
         backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper has output stride 8.

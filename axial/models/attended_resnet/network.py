@@ -13,13 +13,13 @@ STAGES = 4
 
 @dataclasses.dataclass(frozen=True)
 class AttendedResNetOptions(ResNetOptions):
-    """Options of `AttendedResNet`. The paper attends in conv4 and conv5 of ResNet-50.
+    """Options of `AttendedResNet`. The paper has attention in conv4 and conv5 of ResNet-50.
 
     Attributes:
         mechanism: `Mechanism` of the last `attended_stages` stages.
         spatial: kind of the 3x3 convolution in the last `spatial_stages` stages, one of `SPATIAL`.
-        attended_stages: number of stages that attend, counted from the last.
-        spatial_stages: number of stages whose 3x3 convolution is `spatial`, counted from the last.
+        attended_stages: number of stages, counted from the last, whose blocks have the `mechanism`.
+        spatial_stages: number of stages, counted from the last, whose 3x3 convolutions are of the kind `spatial`.
         modulation, form: see `DeformableConv`.
         stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
         pixels: normalisation of the photo, one of `PIXELS`.
@@ -46,7 +46,7 @@ class AttendedResNet(ResNet):
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: the heads do not divide the channels of this width.
+        InputError: the number of heads does not divide the channels at this width.
     """
 
     defaults = AttendedResNetOptions()

@@ -14,7 +14,7 @@ from axial.layers.device import BACKENDS
 from axial.layers.precision import widen
 from axial.models.resnet.network import ResNet, ResNetOptions, base_filters
 
-SIDE = 4  # pixels, of the stem's blocks
+SIDE = 4  # side of the stem's blocks, in pixels
 
 
 class AttentionStem(Layer):
@@ -47,7 +47,7 @@ class AttentionStem(Layer):
         channels, filters = shape[-1], self.filters
         scaled = keras.initializers.VarianceScaling(1.0, "fan_in")
         self.kernel = self.add_weight("kernel", [channels, 2 * filters], initializer=scaled)
-        normal = keras.initializers.TruncatedNormal  # one instance would give each weight the same numbers
+        normal = keras.initializers.TruncatedNormal  # a shared instance would give each weight the same numbers
         depth = filters // self.heads
         self.values = self.add_weight(
             "values", [self.mixtures, channels, filters], initializer=normal(stddev=channels**-0.5)
@@ -117,14 +117,14 @@ class AttentionResNetOptions(ResNetOptions):
 
 
 class AttentionResNet(ResNet):
-    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions. The channels stay the same.
+    """ResNet-50 with `LocalAttention` in place of its 3x3 convolutions, with the same numbers of channels.
 
     Args:
         options: `AttentionResNetOptions`.
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: the heads do not divide the channels of this width, or the span is even.
+        InputError: the number of heads does not divide the channels at this width, or the span is even.
     """
 
     defaults = AttentionResNetOptions()

@@ -18,10 +18,10 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 class AxialDecoderBlock(Layer):
     """An axial-attention block that upsamples and adds encoder features (Fig. 5).
 
-    1. A 1x1 convolution to 2f channels, upsampled to the size of the encoder's map, plus a 1x1 convolution of that map.
-       ReLU.
+    1. A 1x1 convolution to 2f channels, upsampled to the size of the encoder's map, plus a 1x1 convolution of the
+       encoder's map, then ReLU.
     2. Attention along the height, then along the width.
-    3. A 1x1 convolution to 4f channels, plus the upsampled shortcut. ReLU.
+    3. A 1x1 convolution to 4f channels, plus the upsampled shortcut, then ReLU.
 
     Args:
         filters: f.
@@ -72,7 +72,7 @@ class AxialDecoderDeepLab(Network):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
     The paper does not give the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
-    stride 4. The last block replaces the 5x5 convolutions of the three heads, where the paper has a block for each.
+    stride 4. The last block replaces the three heads' 5x5 convolutions; the paper has a block for each head.
     Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each block, parameters
     and multiply-adds match Table 9; `experiments/paper/tables.py` prints both. Blocks without a shortcut would also
     match, with f = 128, 96, 48; with a shortcut these channels give 1.3 M parameters too many. So Table 9 does not

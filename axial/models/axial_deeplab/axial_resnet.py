@@ -22,11 +22,12 @@ class AxialResNetOptions(ResNetOptions):
         pool: whether a max-pool follows the stem.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
-        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for 255 distances
-            at every stride. A larger photo causes a warning.
-        attention_stride: blocks whose input has a smaller stride have convolutions, not attention. DeepLab2 has 16.
-        conv_block: kind of these blocks: 'bottleneck' as in ResNet, or 'basic' as in SWideRNet (Chen et al., 2020).
-        attention_width: multiplies the attention's channels inside each block. DeepLab2's SWideRNets have 2.
+        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for distances
+            up to 255 at every stride. A larger photo causes a warning.
+        attention_stride: smallest stride of the input of a block with attention; 16 in DeepLab2. Earlier blocks have
+            convolutions.
+        conv_block: kind of blocks without attention: 'bottleneck' (ResNet) or 'basic' (SWideRNet, Chen et al., 2020).
+        attention_width: factor of the attention's channels inside each block; 2 in DeepLab2's SWideRNets.
         activation: see `Conv`.
         pixels: normalisation of the photo, one of `PIXELS`.
     """
@@ -72,7 +73,7 @@ class AxialResNet(ResNet):
         norm: `BatchNormConfig`, or None for the folded network.
 
     Raises:
-        InputError: the heads do not divide the channels of this width.
+        InputError: the number of heads does not divide the channels at this width.
     """
 
     defaults = AxialResNetOptions()

@@ -5,7 +5,7 @@ from axial.models.base import PublicWeights
 
 SOFTMAX = "softmax ignores the offset of a logit"
 
-# Classifiers. The patterns turn our names into names of the state dict.
+# csrhddlam's classifiers. The patterns turn our names into the names in its PyTorch state dict.
 CSRHDDLAM = PublicWeights(
     source="csrhddlam",
     names=[
@@ -47,7 +47,8 @@ CSRHDDLAM = PublicWeights(
     norm=BatchNormConfig(momentum=0.9, epsilon=1e-5, unbiased=True),
 )
 
-# The patterns turn object paths, without the underscores that start their components, and variable names into ours.
+# The patterns turn a checkpoint's object paths, or variable names, into our names. Before that, underscores at the
+# start of the components of a path are removed.
 DEEPLAB2 = PublicWeights(
     source="deeplab2",
     names=[
@@ -85,7 +86,7 @@ DEEPLAB2 = PublicWeights(
     models={(3, 6, 3, 3): "axial_swidernet_1_1_1", (9, 18, 9, 9): "axial_swidernet_1_1_3"},
     norm=BatchNormConfig(momentum=0.99, epsilon=1e-3),  # Keras' defaults
 )
-# From the keys of `PanopticDeepLab`'s `channels` to the convolutions that have these channels.
+# Maps each key of `PanopticDeepLab`'s `channels` to the convolutions with that number of output channels.
 DECODERS = {
     "semantic": ["semantic_decoder/fuse_res3/pointwise"],
     "semantic_low": ["semantic_decoder/project_res3", "semantic_decoder/project_res2"],

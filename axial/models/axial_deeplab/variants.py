@@ -10,12 +10,12 @@ from axial.models.panoptic_deeplab.network import PanopticDeepLab
 from axial.models.resnet.variants import ONE_EACH
 
 _classifier = functools.partial(Variant.of, Classifier, AxialResNet)
-# Axial-ResNet with a conv stem. A query sees the whole axis.
+# Axial-ResNet with a conv stem. A query attends to the whole axis.
 _conv_stem = functools.partial(_classifier, stem="imagenet", output_stride=32, span=None)
 _full_axial = functools.partial(_classifier, stem="axial", output_stride=32, span=15)
 _axial_deeplab = functools.partial(Variant.of, PanopticDeepLab, AxialResNet, output_stride=16, span=65)
 _axial_decoder = functools.partial(Variant.of, AxialDecoderDeepLab, AxialResNet, output_stride=16, span=65)
-# A model of google-research/deeplab2's zoo. It attends from stride 16 on, and has neither max-pool nor ASPP.
+# A model of google-research/deeplab2's zoo. It has attention from stride 16 on, and has neither max-pool nor ASPP.
 _deeplab2 = functools.partial(
     _axial_deeplab, projection=256, inner_norm=True, pool=False, span=None, attention_stride=16
 )
@@ -37,7 +37,7 @@ VARIANTS = {
     "axial_resnet_xl": _conv_stem(width=2.0),
     # csrhddlam/axial-deeplab's published network: ResNet-26 with axial attention.
     "axial_resnet_26_s": _csrhddlam(width=0.5, repeats=(1, 2, 4, 1), stem_width=0.5),
-    # The segmentation models start from these, which have their stem. Xception-71 has only one stem.
+    # The segmentation models start from these classifiers, which have the same stem. Xception-71 has a single stem.
     "axial_resnet_s_deeplab_stem": _conv_stem(width=0.5, stem="deeplab"),
     "axial_resnet_m_deeplab_stem": _conv_stem(width=0.75, stem="deeplab"),
     "axial_resnet_l_deeplab_stem": _conv_stem(width=1.0, stem="deeplab"),
@@ -67,7 +67,7 @@ VARIANTS = {
     "axial_swidernet_1_1_1": _axial_swidernet(1),
     "axial_swidernet_1_1_3": _axial_swidernet(3),
     "axial_swidernet_1_1_4_5": _axial_swidernet(4.5),
-    # Axial-DeepLab-S without parts of position-sensitivity; the letters name what is left.
+    # Axial-DeepLab-S without some terms of position-sensitivity; the letters name the remaining terms.
     "axial_deeplab_s_no_position": _axial_deeplab(width=0.5, terms=("content",), value_position=False),
     "axial_deeplab_s_q": _axial_deeplab(width=0.5, terms=("content", "query"), value_position=False),
     "axial_deeplab_s_k": _axial_deeplab(width=0.5, terms=("content", "key"), value_position=False),

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 LEVELS = range(2, 7)  # pyramid levels, strides 4 to 64 (Lin et al., CVPR 2017)
-ANCHOR_SIZE = 8.0  # in strides; size and ratios are mmdetection's, the study's code
-RATIOS = (0.5, 1.0, 2.0)  # width by height
+ANCHOR_SIZE = 8.0  # in strides of the level; size and ratios are those of mmdetection, the study's code
+RATIOS = (0.5, 1.0, 2.0)  # width / height
 SAME = 1e-4  # overlaps that differ by less are equal up to rounding
 
 
@@ -12,14 +12,14 @@ def match(overlaps, least, background):
     """Assigns boxes to objects by the rule of mmdetection's MaxIoUAssigner.
 
     A box is assigned to the object that it overlaps most if their overlap is at least `least`. An object also gets the
-    boxes that overlap it most, if this overlap is at least `background`. This rule comes first; if it gives a box to
-    several objects, the last one gets it. An unassigned box is background if all of its overlaps are below
-    `background`.
+    boxes that overlap it most, if this overlap is at least `background`. The second rule takes precedence; if it
+    gives a box to several objects, the last object gets it. An unassigned box is background if all of its overlaps are
+    below `background`.
 
     Args:
         overlaps: float32 [..., boxes, objects], intersections over union, with at least one object. Boxes with
             overlaps of -1 are ignored.
-        least, background: thresholds from 0 to 1.
+        least, background: IoU thresholds.
 
     Returns:
         int32 [..., boxes], the index of an object; bool [..., boxes], whether the box is assigned to this object; and

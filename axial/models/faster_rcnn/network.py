@@ -18,12 +18,12 @@ from axial.layers.conv import Conv, make_logits, subsample
 from axial.models.base import Network, NetworkOptions
 from axial.models.faster_rcnn.anchors import LEVELS, RATIOS, anchors, choose, match
 
-CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of a box code (y, x, height, width), as in mmdetection and tf-models-official
+CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of box codes (y, x, height, width), as in mmdetection and tf-models-official
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # IoU above which suppression removes the lower-scored box
-LEAST_SCORE = 0.05  # of detections
+LEAST_SCORE = 0.05  # smallest score of a detection
 OBJECT = 0.5  # IoU; at or above it a proposal belongs to an object, below it is background
-SAMPLED_OBJECTS = 0.25  # largest fraction of the sampled boxes
-MASK_CROP, BOX_CROP = 14, 7  # sides of the crops
+SAMPLED_OBJECTS = 0.25  # largest fraction of positives among the sampled boxes
+MASK_CROP, BOX_CROP = 14, 7  # sides of RoIAlign's crops
 
 
 class Pyramid(Layer):
@@ -50,7 +50,7 @@ class Pyramid(Layer):
 
 
 class ProposalHead(Layer):
-    """Scores and box codes of each level's A anchors: two dicts of float32 maps, with A and 4 A channels."""
+    """Scores and box codes of the A anchors at each position: two dicts of float32 maps, with A and 4 A channels."""
 
     def __init__(self, filters, name=None):
         super().__init__(name=name)
@@ -123,7 +123,7 @@ class FasterRCNNOptions(NetworkOptions):
         sampled: number of boxes of a photo that train the box head.
         detections: largest number of objects that are detected in a photo.
         masks: whether to predict masks.
-        frozen_stages: number of stages whose weights are frozen with the stem's; -1 freezes nothing.
+        frozen_stages: number of stages that are frozen together with the stem: 0 freezes the stem only, -1 nothing.
     """
 
     pyramid_width: int = 256
@@ -306,7 +306,7 @@ def _float32(maps):
 def _on_photo(scores, stride, valid_size):
     """Sets scores [N, h, w, A] outside of the valid region, `valid_size` float [N, 2], to the lowest number.
 
-    Scores there are not trained, and mmdetection's maps end with the photo.
+    Training ignores these scores, and mmdetection's maps end at the photo's border.
     """
     rows, columns = (
         stride * tf.range(float(side)) < valid_size[:, i, None] for i, side in enumerate(scores.shape[1:3])

@@ -58,7 +58,7 @@ class DecoderOptions:
             paper's counts.
         inner_norm, backend: see `SeparableConv`.
         aspp: channels of an `ASPP` on 'res5' in place of the projection, or None.
-        aspp_dropout: the dropout of the `ASPP`.
+        aspp_dropout: dropout rate of the `ASPP`.
     """
 
     projection: int | None = None
@@ -74,7 +74,7 @@ class Decoder(Layer):
     Args:
         filters: channels of every 5x5 separable convolution that fuses two maps.
         low: channels of the projected low-level maps, from the smallest map to 'res2'.
-        projection: see `DecoderOptions`; replaces the option.
+        projection: channels of the 1x1 convolution on 'res5', or None. It overrides `options.projection`.
         norm: `BatchNormConfig`, or None (folded).
         options: `DecoderOptions`.
         widen: multiplies the rates of the `ASPP`.
@@ -115,7 +115,7 @@ class Decoder(Layer):
 class Head(Layer):
     """5x5 separable convolution, then a 1x1 convolution to `outputs` channels.
 
-    The 1x1 convolution computes in float32, or in float64 under that policy. In bfloat16 many pixels of a heat map
+    The 1x1 convolution computes in float32, or in float64 under a float64 policy. In bfloat16 many pixels of a heat map
     would be equal, and an instance's centre could not be told from its neighbours.
 
     Args:
@@ -169,7 +169,7 @@ class PanopticDeepLab(Network):
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:
         'semantic_logits' [num_classes], 'center_heatmap' [1], 'offset_map' [2]. An offset is the vector (y, x) from a
-        pixel to the centre of its instance, in pixels of the map. Without instances only 'semantic_logits' is there.
+        pixel to the centre of its instance, in pixels of the map. Without instances there is only 'semantic_logits'.
     """
 
     task, title, hub = "panoptic", "panoptic segmentation", "image-segmentation"
@@ -181,7 +181,7 @@ class PanopticDeepLab(Network):
     def __init__(self, backbone, num_classes, norm, options=defaults, name="panoptic_deeplab"):
         super().__init__(backbone, num_classes, norm, options, name=name)
         levels = max(1 + backbone.output_stride // 16, 2)  # number of low-level maps that the decoders project
-        # At output stride 8, doubled rates keep the receptive field in the photo, as in DeepLabv3 (Chen et al., 2017).
+        # At output stride 8, doubled rates keep the receptive field in pixels, as in DeepLabv3 (Chen et al., 2017).
         widen = max(16 // backbone.output_stride, 1)
         sizes = _channels(options)
 
@@ -214,7 +214,7 @@ class PanopticDeepLab(Network):
 
 
 def _channels(options):
-    """`CHANNELS` times the width, the projections of both decoders, and the user's changes."""
+    """dict of `CHANNELS` times the width and of both decoders' projections, overridden by `options.channels`."""
     width, changes = options.decoder_width, options.channels or {}
 
     def scaled(channels):

@@ -85,8 +85,8 @@ class Xception71(Layer):
         options: `BackboneOptions`.
         norm: `BatchNormConfig`, or None (folded).
 
-    Shapes: [N, h, w, 3] -> dict 'res2' [256] and 'res3' [728] at strides 4 and 8, 'res4' [728] at 16 (8 if
-        output_stride is) and 'res5' [2048] at output_stride.
+    Shapes: [N, h, w, 3] -> dict of maps: 'res2' with 256 channels at stride 4, 'res3' with 728 at 8, 'res4' with 728 at
+        16 (8 with output stride 8), 'res5' with 2048 at output_stride.
 
     Raises:
         InputError: output_stride is not 8, 16 or 32, or drop_path is outside [0, 1).

@@ -16,7 +16,7 @@ from axial.layers.configured import Layer
 from axial.layers.conv import Conv, max_pool
 from axial.layers.rematerialisation import RECOMPUTE
 
-# Mean and standard deviation, from 0 to 255, by which a network normalises pixels.
+# (mean, standard deviation) of RGB values from 0 to 255, by which a network normalises photos.
 PIXELS = {
     "symmetric": ((127.5,) * 3, (127.5,) * 3),
     "torchvision": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of ImageNet
@@ -30,9 +30,9 @@ class BackboneOptions:
 
     Attributes:
         output_stride: stride of the last map, 16 or 32. With 16 the last stage has no stride, and its blocks after the
-            first have dilation 2, as in DeepLab. Some backbones also take 8: the last two stages have no stride, and
-            all of their blocks have dilation 2 and 4. Attention is never dilated.
-        drop_path: stochastic depth of the last block. The rate rises linearly from 0 in the first block.
+            first have dilation 2, as in DeepLab. Some backbones also take 8: the last two stages have no stride,
+            and all of their blocks have dilations 2 and 4, respectively. Attention is never dilated.
+        drop_path: stochastic-depth rate of the last block. The rates rise linearly from 0 at the first block.
         recompute: what the backward pass recomputes to save memory: 'none' or 'block'; see `ResidualBlock`.
     """
 
@@ -79,10 +79,10 @@ class BlockSpec:
 
     Attributes:
         filters: base channels of the stage; the block returns 4 times as many.
-        strides, dilation: of the block's spatial layer.
+        strides, dilation: stride and dilation of the block's spatial layer.
         input_stride: stride of the block's input relative to the photo.
-        drop_path: stochastic depth of the block.
-        name: of the layer.
+        drop_path: stochastic-depth rate of the block.
+        name: name of the block's layer.
     """
 
     filters: int
@@ -154,15 +154,15 @@ class ResNet(Layer):
             input_stride *= spec.strides
 
     def make_stem(self):
-        """The layer from the image to 'res1'."""
+        """The layer that computes 'res1' from the photo."""
         return make_stem(self.options.stem, self.options.width, self.norm)
 
     def make_block(self, spec):
-        """The block of a `BlockSpec`."""
+        """The residual block with the arguments of a `BlockSpec`."""
         raise InputError(f"{type(self).__name__} does not define make_block")
 
     def bottleneck(self, spec, middle, inner=1, stride_first=False, activation="relu"):
-        """The `Bottleneck` of a `BlockSpec`, whose spatial layer `middle` gets `inner` times the base channels."""
+        """The `Bottleneck` of a `BlockSpec`, whose spatial layer `middle` takes `inner` times the base channels."""
         return Bottleneck(
             inner * spec.filters,
             4 * spec.filters,
@@ -276,11 +276,11 @@ def base_filters(width, heads=1, least=64):
 
     Args:
         width: multiplies all channels.
-        heads: number of heads, which must divide the channels.
-        least: smallest number of channels of any block at width 1. The heads must divide it too.
+        heads: number of heads, which must divide `least` x `width`.
+        least: smallest number of channels of any block at width 1.
 
     Raises:
-        InputError: the heads do not divide the channels. The message names the nearest widths that fit.
+        InputError: the number of heads does not divide the channels. The message names the nearest widths that fit.
     """
     filters = least * width
     if width <= 0 or filters != int(filters) or int(filters) % heads:
@@ -295,7 +295,7 @@ def base_filters(width, heads=1, least=64):
 
 
 class ConvResNet(ResNet):
-    """ResNet with 3x3 convolutions. The first 3x3 convolution of a stage has the stride.
+    """ResNet with 3x3 convolutions. The first 3x3 convolution of a stage has the stride, unless `stride_first` is set.
 
     Args:
         options: `ConvResNetOptions`.

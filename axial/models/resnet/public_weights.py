@@ -3,7 +3,7 @@
 from axial.layers.batch_norm import BatchNormConfig
 from axial.models.base import PublicWeights
 
-# The patterns turn layer names of tf_keras.applications, version 1, into ours.
+# The patterns turn the layer names of tf_keras.applications' ResNets, version 1, into our names.
 KERAS = PublicWeights(
     source="keras_applications",
     names=[

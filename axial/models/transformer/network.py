@@ -1,8 +1,8 @@
 """The base Transformer with mechanisms of the spatial-attention study as its three attentions.
 
 This is the Transformer of Vaswani et al., NeurIPS 2017, as Zhu et al., ICCV 2019, Sec. 4.1 use it. Sources, targets and
-the last linear layer share one embedding, which is scaled by sqrt(C) where tokens are embedded. Only the mechanisms
-encode positions.
+the last linear layer share one embedding, which is scaled by sqrt(C) where tokens are embedded. By default only the
+mechanisms encode positions.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ class TransformerOptions:
 
     Attributes:
         layers: number of layers of the encoder, and of the decoder.
-        channels: C.
+        channels: number C of channels of the embeddings and of each layer's output.
         inner: channels inside the feed-forward layers.
         heads: number of heads of generalised attention.
         encoder, decoder: names of the self-attentions' `Mechanism`s.
         memory: attention type of the encoder-decoder attention.
         encoder_deformable, decoder_deformable: whether a deformable convolution precedes the self-attention.
-        window: kernel of dynamic convolution, or window of generalised self-attention; odd, or None.
-        dropout: rate on each residual branch.
+        window: size in tokens of dynamic convolution's kernel or of generalised self-attention's window; odd, or None.
+        dropout: dropout rate of each residual branch.
     """
 
     layers: int = 6
@@ -60,7 +60,7 @@ class Transformer(Layer):
         norm: unused, as a Transformer has no batch norm.
 
     Raises:
-        InputError: a mechanism is invalid, or the heads or 16 do not divide C.
+        InputError: a mechanism is invalid, or C is not a multiple of 16 and of the number of heads.
     """
 
     defaults = TransformerOptions()
@@ -119,9 +119,10 @@ class TranslatorOptions(NetworkOptions):
     """Options of `Translator`.
 
     Attributes:
-        positions: 'sinusoid' adds the absolute positions of Vaswani et al. to the embeddings. The study uses relative
-            positions. It does not say whether attention types without a relative term get absolute ones; ours do not.
-        dropout: rate on the embeddings.
+        positions: 'sinusoid' adds the absolute positional encodings of Vaswani et al. to the embeddings. The study uses
+            relative positions. It does not say whether attention types without a relative term have absolute positions;
+            ours do not.
+        dropout: dropout rate of the embeddings.
     """
 
     positions: typing.Literal["none", "sinusoid"] = "none"
@@ -133,11 +134,11 @@ class Translator(Unfolded, Network):
 
     Args:
         backbone: `Transformer`.
-        num_classes: size of the vocabulary. Token 0 is padding and starts a target.
+        num_classes: size of the vocabulary. Token 0 is padding and the decoder's first input.
         options: `TranslatorOptions`.
 
     Shapes: dict of 'source' int32 [B, S] and 'target' int32 [B, T] -> dict 'logits' float32 [B, T, num_classes]. The
-        logits of a target token depend on the tokens before it.
+        logits of a target token depend on the source and the target tokens before it.
     """
 
     task = title = hub = "translation"
@@ -151,7 +152,7 @@ class Translator(Unfolded, Network):
         super().__init__(backbone, num_classes, norm, options, name=name)
         random.check_rate("dropout", options.dropout)
         channels = backbone.channels
-        # Keras casts weights only inside `call`. Without its cast, `translate` uses the same float32 weights.
+        # Keras autocasts weights only inside `call`. Without autocast, `translate` uses the same float32 weights.
         self.embedding = self.add_weight(
             "embedding",
             [num_classes, channels],
@@ -178,7 +179,7 @@ class Translator(Unfolded, Network):
         return self.backbone.encode(self._embed(source, training=training), mask, training), mask
 
     def _embed(self, ids, index=None, training=False):
-        """[B, L] -> [B, L, C]; `index` is the position of a single token."""
+        """Embeds token ids: [B, L] -> [B, L, C]. `index` is a single token's position; None for positions from 0."""
         x = tf.cast(tf.gather(self.embedding, ids), self.compute_dtype) * self.backbone.channels**0.5
         if self.options.positions == "sinusoid":
             positions = tf.range(ids.shape[1]) if index is None else index[None]
@@ -202,7 +203,7 @@ class Translator(Unfolded, Network):
             source: int32 [B, S], a static shape.
             length: largest number of tokens of a translation.
             end: the token that ends a sentence.
-            beams: number of unfinished translations that the search keeps.
+            beams: beam size, the number of unfinished translations that the search keeps.
             alpha: exponent of the length penalty ((5 + length) / 6)^alpha, which divides log probabilities (Wu et al.,
                 2016, Eq. 14).
 
@@ -244,7 +245,7 @@ class Translator(Unfolded, Network):
 
 
 def greedy_search(step, cache, batch, length, *, end, alpha):
-    """Takes the most probable next token each time; see `Translator.translate`."""
+    """Takes the most probable token at each step; see `Translator.translate`."""
 
     def goes_on(index, ids, last, score, done, cache):
         return (index < length) & ~tf.reduce_all(done)

@@ -189,7 +189,7 @@ class ClassificationMetrics(ConfusionMetrics):
         super().restore(state)
         right, confidences = state["bins"]
         self.top5, self.right = int(state["top5"]), np.reshape(np.asarray(right, np.int64), BINS)
-        # older states have the sum of each list instead
+        # states of older versions have the sum of each list instead
         self.confidences = [list(map(float, x if isinstance(x, list) else [x])) for x in confidences]
         if len(self.confidences) != BINS:
             raise ValueError(f"bins: {len(self.confidences)}, expected {BINS}")
@@ -273,7 +273,7 @@ class ClassificationEvaluator(Evaluator):
     briefly = ("top1", "top1"), ("top5", "top5")
 
     def draw(self, example, best, spec):
-        """A tuple of one picture, uint8 [h + some, w, 3]: the photo with its true and its predicted class below it."""
+        """A tuple of one picture, uint8 [H, w, 3], the photo with its true and predicted class in a line below it."""
         index, probability = best[0]
         truth = spec.class_names[int(example["image/class"])]
         return (caption(decode_photo(example).numpy(), f"{truth} | {spec.class_names[index]} {probability:.0%}"),)

@@ -96,7 +96,8 @@ def true_objects(example, spec, masked=False):
 def with_mask(one, size):
     """A true object for mask AP. An object without a mask becomes a crowd that fills its box.
 
-    So it cannot be missed, and a prediction on it is not wrong. pycocotools accepts no object without a mask.
+    A crowd is never counted as missed, and predictions on it are not false positives. pycocotools needs a mask for
+    every object.
 
     Args:
         one: a true object.
@@ -120,7 +121,7 @@ class DetectionMetrics(ConfusionMetrics):
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.box, self.mask = CocoAP("bbox", spec.num_classes), CocoAP("segm", spec.num_classes)
-        self.kinds += 1  # the last column is of missed objects
+        self.kinds += 1  # the last column counts missed objects
 
     def update(self, example, prediction):
         """Adds one photo. Returns its `predicted_objects`."""
@@ -137,7 +138,7 @@ class DetectionMetrics(ConfusionMetrics):
             {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
             for one in objects
         ]
-        # Ties in score are ranked in the data set's order.
+        # AP ranks equal scores in the order of the data set.
         image = int(example.get("number", self.next_number()))
         photo_ap = CocoAP("bbox", self.spec.num_classes)
         photo_ap.add(true, predicted, size=size, image=image)

@@ -12,9 +12,9 @@ from axial.io.check import Checked, Count, Name, Natural, Size
 from axial.models.faster_rcnn.anchors import RATIOS, anchors, choose, match
 from axial.tasks.segmentation.input_pipeline import segment_map
 
-MASK_SIDE = 112  # pixels of a training mask on its box, as in tf-models-official
-# IoU thresholds of `match`, and the number of sampled anchors. At most half of these are positive (Ren et al., NIPS
-# 2015, Sec. 3.1; the study's configs in mmdetection).
+MASK_SIDE = 112  # side in pixels of a training mask, which covers its box, as in tf-models-official
+# IoU thresholds of `match`, and the number of sampled anchors. At most half of the anchors are positive (Ren et al.,
+# NIPS 2015, Sec. 3.1; the spatial-attention study's configs in mmdetection).
 OBJECT, BACKGROUND, SAMPLED_ANCHORS = 0.7, 0.3, 256
 
 
@@ -24,7 +24,7 @@ class DetectionData(Checked):
 
     Attributes:
         train_split, eval_split: names of the training and the evaluation split.
-        sides: largest shorter side and largest longer side of the scaled photo, in pixels.
+        sides: (limit of the shorter side, limit of the longer side) of the scaled photo, in pixels.
         canvas: (height, width) of the network's input, multiples of 64. The scaled photo fits into it.
         flip: whether training flips photos horizontally with a probability of 1/2.
         boxes: largest number of objects in a training example; further objects are dropped.
@@ -57,7 +57,7 @@ class DetectionData(Checked):
 
 
 def photo_size(size, sides, canvas):
-    """int32 [2]: valid size on the `canvas` of a photo of `size` (h, w), scaled to `sides`; see `DetectionData`."""
+    """(height, width) of a photo of `size` on the `canvas`, int32 [2], within the limits `sides` of `DetectionData`."""
     size = tf.cast(size, tf.float32)
     sides, canvas = tf.constant(sides, tf.float32), tf.constant(canvas, tf.float32)
     scale = tf.reduce_min(
@@ -151,7 +151,7 @@ def record_masks(record, spec):
 
 
 def has_masks(record):
-    """bool []: whether a record has masks. It has if its objects are segments, if a box has a mask, or without objects.
+    """bool []: whether a record has masks: its objects are segments, its boxes have masks, or it has no objects.
 
     A photo without masks, as in tensorflow-datasets' coco/2017, does not count in mask AP.
     """
@@ -174,12 +174,12 @@ def check_masks(data_dir, split):
 def training_example(record, seed, spec, data, masks=False):
     """dict of the network's input and targets, from one record.
 
-    Crowds and boxes without an area are dropped. Classes are numbered over the things, from 1. Padding rows are -1, and
-    so is the mask of an object that has none.
+    Crowds and boxes without an area are dropped. Only thing classes are numbered, from 1. Padding rows are -1. The
+    mask of an object without a mask is -1 too.
 
     Args:
         record: a record from `tfrecord.parse_example`.
-        seed: int [2], decides the flip and the sampled anchors.
+        seed: int [2], the seed of the flip and of the sampled anchors.
         spec: `DatasetSpec`.
         data: `DetectionData`.
         masks: whether to make mask targets.
@@ -253,17 +253,18 @@ def anchor_targets(corners, valid_size, canvas, seed):
     """Training targets of the region proposal network for each level L.
 
     Anchors that extend beyond the valid region are never sampled. The study's configs in mmdetection have
-    allowed_border=0, and its anchor_inside_flags compares anchors with the photo (img_shape), not with the canvas.
+    allowed_border=0, and mmdetection's anchor_inside_flags compares anchors with the photo, not with the canvas.
 
     Args:
         corners: float32 [n, 4], the objects' corners (y, x, y, x) on the canvas.
         valid_size: int32 [2], the photo's size on the canvas.
         canvas: (height, width).
-        seed: int [2], decides which anchors are sampled.
+        seed: int [2], the seed of the sampling of anchors.
 
     Returns:
         dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for positive, 0 for negative and -1 for unsampled
-        anchors; and 'anchor_boxes/L' float32 [rows, columns, 4 x anchors], the codes of sampled positives, else 0.
+        anchors; and 'anchor_boxes/L' float32 [rows, columns, 4 x anchors], the box codes of sampled positive
+        anchors, and 0 for all other anchors.
     """
     from official.vision.ops import box_ops, iou_similarity
 

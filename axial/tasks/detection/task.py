@@ -11,7 +11,7 @@ from axial.tasks.base import DistributedPredictor, Inference, Task, whole_batch
 from axial.tasks.detection.evaluator import DETECTION
 from axial.tasks.detection.input_pipeline import DetectionData, check_masks, place_photo, training_example
 
-BETA = {"anchors": 1 / 9, "boxes": 1.0}  # of the smooth L1 losses, as in both codes
+BETA = {"anchors": 1 / 9, "boxes": 1.0}  # thresholds of the smooth L1 losses; see `_smooth_l1`
 TRUTH = ("boxes", "classes", "masks")  # keys of a batch that the network takes as ground truth
 MASK = ("mask", "float32", "[K, 28, 28]", "probabilities on the box, 0 to 1")  # added to `served`
 
@@ -83,8 +83,9 @@ class DetectionTask(Task):
     def losses(self, model, batch, whole=None):
         """dict of the losses of a train step and their sum 'total', as scalars.
 
-        The losses follow mmdetection, the study's code (AnchorHead.loss, BBoxHead.loss and FCNMaskHead.loss, each with
-        a weight of 1). S is the smooth L1 loss summed over the four codes of a box, and E is the cross entropy:
+        The losses follow mmdetection, the code of the spatial-attention study: AnchorHead.loss, BBoxHead.loss and
+        FCNMaskHead.loss, each with weight 1. S is the smooth L1 loss summed over the four numbers of a box code, and E
+        is the cross entropy:
 
             anchor_score = sum of E over sampled anchors / sampled anchors
             anchor_box = sum of S over positive sampled anchors / sampled anchors
@@ -92,8 +93,8 @@ class DetectionTask(Task):
             box = sum of S over positive sampled boxes / sampled boxes
             mask = mean of E over the mask pixels of positive sampled boxes
 
-        The counts are of the global batch. mmdetection divides by the counts of one GPU and averages over GPUs, which
-        is the same if every photo has 256 sampled anchors and 512 sampled boxes.
+        The counts are taken over the global batch. mmdetection divides by the counts of one GPU and averages over GPUs,
+        which gives the same if every photo has 256 sampled anchors and 512 sampled boxes.
 
         Args:
             model: a model of `build_model`.

@@ -1,4 +1,4 @@
-"""The official Cityscapes scores of files for its server, computed by cityscapesscripts.
+"""Cityscapes' official scores for files of `CityscapesPredictionWriter`, computed by cityscapesscripts.
 
 The evaluators of cityscapesscripts print, fork, set module-wide arguments and expect NumPy 1. So they run in a separate
 process, without TensorFlow:
@@ -31,7 +31,7 @@ def cityscapes_scores(tree, results, split):
         split: name of the split.
 
     Raises:
-        InputError: see `check_cityscapes`; or cityscapesscripts failed.
+        InputError: see `check_cityscapes`, or cityscapesscripts fails.
     """
     check_cityscapes(tree, split)
     command = [sys.executable, "-m", __name__, tree, results, split]

@@ -16,7 +16,7 @@ OPACITY = 0.6  # of the segments' colours
 def segment_colors(classes, spec):
     """The colour of each segment, uint8 [S, 3]: the colour of its class, in a different shade for each instance.
 
-    If the spec has a single class of things, each instance has another hue instead. The first has the class's hue.
+    If the spec has a single thing class, its instances have different hues, not shades. The first has the class's hue.
     """
     classes = np.asarray(classes, int)
     nth, colors = nth_of_class(classes), spec.colors[classes].astype(np.float64)
@@ -32,7 +32,7 @@ def segment_colors(classes, spec):
 def overlay(photo, segments, classes, spec):
     """Overlays segments on a photo: colours, outlines, and the class names of large segments.
 
-    There are no names if the spec has two classes, a background and things: the colours tell them apart.
+    No names are drawn if the spec has one stuff class and one thing class, as the colours distinguish these.
 
     Args:
         photo: uint8 [h, w, 3].
@@ -82,8 +82,8 @@ def save_stress(path, curves, title=""):
 
     Args:
         path: path of the picture.
-        curves: dict from the name of a model to the rows of `stress_test`, after `add_changes`. With two models, the
-            relative changes are of the second one.
+        curves: dict from the name of a model to the rows of `stress_test`, after `add_changes`. With two models,
+            only the second model's relative changes are plotted.
         title: title of the figure.
     """
     figure = Figure([12, 5], layout="constrained", facecolor="white")

@@ -79,11 +79,12 @@ class PanopticMetrics(Metrics):
 
         Args:
             example: an example from `Evaluator.examples`.
-            prediction: dict of 'semantic', and either of the arguments of `segment_table` or of its result, 'table'.
+            prediction: dict of 'semantic', int [h, w], and of either the arrays that `segment_table` takes or its
+                result 'table'.
         """
         truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
         table = prediction.get("table") or segment_table(prediction, self.spec)
-        # Ties in score are ranked in the data set's order.
+        # AP ranks equal scores in the order of the data set.
         image = int(example.get("number", self.next_number()))
         one = self.quality.update(truth, table).result()["all"]
         self.iou.update(np.concatenate([[self.spec.ignore], truth.classes])[truth.ids], semantic)
@@ -106,7 +107,7 @@ class PanopticMetrics(Metrics):
         if "matching" in state:
             self.parts = (*PanopticMetrics.parts, "matching")
         super().restore(state)
-        self.full_photos = state.get("full_photos", 0)  # older states lack it
+        self.full_photos = state.get("full_photos", 0)  # states of older versions lack it
 
     @property
     def confusion(self):
@@ -263,7 +264,7 @@ class SegmentationEvaluator(Evaluator):
         return [*lines, last]
 
     def mistakes(self, result):
-        """See `Evaluator.mistakes`. The confusions of the most pixels come first."""
+        """See `Evaluator.mistakes`. The confusions with the most pixels come first."""
         confusion = result["miou"]["confusion"]
         pixels = [(n, true, guess) for true, row in confusion.items() for guess, n in row.items() if guess != true]
         pixels.sort(key=lambda mistake: -mistake[0])

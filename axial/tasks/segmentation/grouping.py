@@ -1,7 +1,7 @@
 """Panoptic-DeepLab's post-processing: groups the network's output maps into a panoptic segmentation.
 
 Each local maximum of the centre heat map is the centre of an instance. A thing pixel belongs to the centre that is
-nearest to the point its offset gives. The class of an instance is the majority vote of its pixels (DeeperLab). The
+nearest to its position plus its offset. The class of an instance is the majority vote of its pixels (DeeperLab). The
 functions work on batches and have static shapes, as XLA needs.
 """
 
@@ -34,7 +34,7 @@ class PostprocessConfig(Checked):
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
         pieces: handling of instances that are not connected: 'largest' keeps the largest connected component, 'split'
-            makes each component an instance, None leaves them, as the papers do. See `apply_pieces`.
+            makes each component an instance, None leaves them unchanged, as the papers do. See `apply_pieces`.
 
     Raises:
         InputError: an argument of the wrong type, or out of range; an even nms_kernel.
@@ -54,10 +54,10 @@ class PostprocessConfig(Checked):
 
 
 def most_centers(canvas, config, spec):
-    """Largest number of instances on a canvas (height, width): `top_k`, or the number of local maxima that fit.
+    """Largest number of instances on a canvas (height, width): `top_k`, or fewer if fewer local maxima can exist on it.
 
     Each maximum lies outside the NMS windows of the others, so a square of half a window's side has at most one.
-    Instance numbers of panoptic labels are below the spec's label_divisor.
+    Panoptic labels limit the number too, as instance numbers are below the spec's label_divisor.
     """
     room = min(math.prod(-(-side // _half(config)) for side in canvas), max(spec.label_divisor - 1, 1))
     return min(config.top_k or room, room)
@@ -119,7 +119,7 @@ def _is_peak(hot, kernel):
 
 @functools.cache
 def _compiled():
-    """`group_pixels`, compiled by XLA if possible, which then compares several centres in one pass over the pixels."""
+    """`group_pixels`, compiled by XLA if possible. XLA compares several centres in one pass over the pixels."""
     return device.compiled(group_pixels, device.has_xla())
 
 
@@ -152,7 +152,7 @@ def group_pixels(offsets, centers, count):
 
 
 def postprocess(maps, spec, config):
-    """Panoptic segmentation of a batch. Without a 'center_heatmap', every class is one segment.
+    """Panoptic segmentation of a batch. Without a 'center_heatmap', the pixels of each class are one segment.
 
     Args:
         maps: dict of maps on the canvas: int32 'semantic' [N, H, W], the class; float32 'probability' [N, H, W, C],
@@ -237,8 +237,8 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     """Panoptic labels of one image, and the class of each instance by the majority vote of its pixels.
 
     Args:
-        semantic: class, int32 [H, W].
-        instance: instance from 1 to `most`, 0 for none, int32 [H, W].
+        semantic: class of each pixel, int32 [H, W].
+        instance: number of the instance from 1 to `most`, 0 for none, int32 [H, W].
         most: largest number of instances.
         spec, config: see `postprocess`.
 
@@ -256,7 +256,7 @@ def merge_semantic_and_instance(semantic, instance, most, *, spec, config):
     winner = tf.argmax(votes, 1, tf.int32)
     area = tf.reduce_sum(votes, 1)
     first = tf.math.unsorted_segment_min(tf.range(pixels), flat, most + 1)
-    order = tf.argsort(tf.where(tf.range(most + 1) > 0, first, pixels))  # 0 is no instance
+    order = tf.argsort(tf.where(tf.range(most + 1) > 0, first, pixels))  # instance 0 means none
     order = tf.gather(order, tf.argsort(tf.gather(winner, order), stable=True))  # by class, then by first pixel
     begin = tf.math.unsorted_segment_min(tf.range(most + 1), tf.gather(winner, order), classes)
     number = tf.argsort(order) - tf.gather(begin, winner) + 1
@@ -281,8 +281,8 @@ def apply_pieces(panoptic, spec, config, scale):
     """Applies `PostprocessConfig.pieces` to the instances of one photo. Returns panoptic labels, int32 [h, w].
 
     A piece is a connected component of an instance (4-connectivity). With 'largest', all pieces but the largest become
-    void. With 'split', they become instances, numbered from the photo's largest instance number + 1. Pieces beyond the
-    label_divisor stay in their instance. Pieces with fewer pixels than `thing_area` become void.
+    void. With 'split', they become instances, numbered from the photo's largest instance number + 1. Pieces whose
+    number would reach the label_divisor stay in their instance. Pieces with fewer pixels than `thing_area` become void.
 
     Args:
         panoptic: panoptic labels at the photo's own size, int32 [h, w].
@@ -300,7 +300,7 @@ def _piece_graph(spec, config):
     def run_pieces(panoptic, scale):
         run, label, root = _components(panoptic)
         runs = tf.range(tf.size(root))
-        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of the piece that begins at a run
+        area = tf.math.bincount(tf.gather(root, run), minlength=tf.size(root))  # of each piece, at its first run
         segment = tf.unique(label)[1]
         largest = tf.gather(tf.math.unsorted_segment_max(area, segment, tf.size(root)), segment)
         largest = tf.where(area == largest, runs, tf.size(root))

@@ -23,8 +23,8 @@ class Augmentation(Checked):
             `DataConfig.photo_scale`.
         scale_step: step between the scales that can be drawn; 0 for a uniform distribution.
         flip: whether to flip photos horizontally with a probability of 1/2.
-        shift: whether the position of the crop (or of a photo that is smaller than the crop) is random. Otherwise it is
-            the upper left corner, as in evaluation.
+        shift: whether the position of the crop in the photo (or of a smaller photo in the crop) is random. Otherwise
+            their upper left corners coincide, as in evaluation.
         crop: (height, width) that photos are cropped or padded to; None for the size of the canvas.
         quarter_turns: whether to rotate photos by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
         brightness: range of a random factor for pixel values. Values above 255 are clipped.
@@ -134,7 +134,7 @@ def training_example(record, seed, spec, data, instances=True):
 
     Args:
         record: a record from `tfrecord.parse_example`.
-        seed: int [2], decides the augmentation.
+        seed: int [2], the seed of the augmentation.
         spec: `DatasetSpec`.
         data: `DataConfig`.
         instances: whether to return `panoptic_targets`; otherwise `semantic_targets`.

@@ -90,7 +90,7 @@ def panoptic_targets(segments, classes, crowd, spec, config=TargetConfig()):
 def semantic_targets(segments, classes, spec):
     """Targets without instances: dict of 'semantic' int32 [H, W] and 'semantic_weight' [H, W], which is all 1.
 
-    Crowds have their class. See `panoptic_targets` for the arguments.
+    Crowds keep their class. See `panoptic_targets` for the arguments.
     """
     table = tf.concat([[spec.ignore], tf.cast(classes, tf.int32)], 0)
     return {"semantic": tf.gather(table, segments), "semantic_weight": tf.ones(segments.shape)}
@@ -121,8 +121,8 @@ class LossConfig(Checked):
     Attributes:
         stride: the losses use every stride-th row and column of the crop; 1 as published. These pixels, the crop's
             pixels and the pixels of the output maps must lie on a common grid.
-        top_k: fraction of hardest pixels that the semantic loss averages over. DeepLab2 and Panoptic-DeepLab's code
-            have 0.2 on COCO and Cityscapes; DeeperLab's paper, which Panoptic-DeepLab cites, has 0.15.
+        top_k: fraction of pixels, the hardest ones, that the semantic loss averages over. DeepLab2 and
+            Panoptic-DeepLab's code have 0.2 on COCO and Cityscapes; DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         auxiliary_weight: weight of the auxiliary loss, for networks with an auxiliary head; 0.4 in CCNet's code.
         center_weight: weight of the centre heat map loss.
         offset_weight: weight of the offset loss. Offsets are in pixels of the crop. The published weight of 0.01 is for
@@ -146,8 +146,8 @@ def bootstrapped_cross_entropy(logits, labels, weights, *, ignore, top_k):
         logits: float32 [N, h, w, C]. If (h, w) is not the labels' size, Pallas kernels for TPUs resize the logits.
         labels: int32 [N, H, W].
         weights: [N, H, W].
-        ignore: label of pixels that do not count.
-        top_k: fraction of hardest pixels, of all H x W pixels.
+        ignore: label of the pixels that do not count.
+        top_k: number of hardest pixels, as a fraction of all H x W pixels.
     """
     most = max(round(top_k * labels.shape[1] * labels.shape[2]), 1)
     valid = labels != ignore
@@ -164,8 +164,8 @@ def mean_of_largest(values, valid, most):
     """Mean of the `most` largest valid values of each image: [N]; 0 for an image without valid values.
 
     A radix selection finds the smallest value that counts, from its highest bits to its lowest. A sort would take a
-    CPU four times as long for a map of 1025x1025. Values that are equal to the smallest share a fractional weight, so
-    that the weights sum to `most`. So their gradients are equal, where a sort would pick some of them.
+    CPU four times as long for a map of 1025x1025. All values equal to this smallest one have one fractional weight, so
+    that the weights sum to `most`. Their gradients are therefore equal; a sort would select only some of them.
 
     Args:
         values: float32 [N, H, W], not negative; a valid NaN makes the image's mean NaN.
@@ -210,7 +210,7 @@ def _check_stride(stride, crop, outputs):
 def panoptic_losses(outputs, targets, spec, config=LossConfig(), backend="auto"):
     """dict of the weighted losses 'semantic', 'auxiliary', 'center' and 'offset', scalars, and their sum 'total'.
 
-    A loss is left out if the model does not have its map.
+    A loss is left out if the model does not return its map.
 
     Args:
         outputs: the model's dict of output maps.

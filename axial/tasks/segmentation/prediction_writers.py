@@ -47,7 +47,7 @@ class CocoPredictionWriter(PredictionWriter):
 
     def __init__(self, folder, spec, split, data_dir=None):
         super().__init__(folder, spec, split, data_dir)
-        self._names = None  # of all photos; set when the first is added
+        self._names = None  # of the PNGs of all photos; set when the first photo is added
         self.pictures, self.semantic = f"panoptic_{split}", f"semantic_{split}"
         make_folder(output_folder(folder, self.pictures, "--split"))
 

@@ -21,7 +21,7 @@ def stress_test(task, model, split, ratios, inference=Inference()):
     """Yields a row for each ratio: 'ratio', 'canvas' and the `headline`, scored at the photos' own size.
 
     Photos are fitted to the canvas times the ratio. The grouping's areas are scaled with the area of the canvas; the
-    paper does not say whether it does so. Its other options, in pixels of the network's input, do not change.
+    paper does not say whether it does so. The grouping's other options, in pixels of the canvas, do not change.
 
     Args:
         task, model: a segmentation task and its model.
@@ -51,7 +51,7 @@ def add_changes(curves):
     """Adds the relative changes of PQ, PQ-things and PQ-stuff, named as in `CHANGES`, to the rows of one or two runs.
 
     With two runs, the changes are relative to the first run at the same ratio, as in Fig. 4. With one run, they are
-    relative to its row at ratio 1. A change is None without that row, or if the base score is 0 or undefined.
+    relative to its row at ratio 1. A change is None if that row is missing, or if the base score is 0 or undefined.
 
     Args:
         curves: list of the `stress_test` rows of each run.
@@ -99,7 +99,7 @@ def combinations(grouping, sweeps):
 
 
 def _value(text):
-    """The number or None that the text is a literal of, or else the text. `PostprocessConfig` checks it."""
+    """Parses a literal, such as a number or None; returns any other text unchanged. `PostprocessConfig` checks it."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -111,7 +111,7 @@ def sweep(tasks, model, examples, inference=Inference(), *, total=None, threshol
 
     Args:
         tasks: copies of one task, each with another grouping.
-        model: their model.
+        model: the model of all tasks.
         examples: examples from `eval_dataset`.
         inference: `Inference`.
         total: number of examples, for the progress bar.

@@ -3,11 +3,11 @@
 Each tile is predicted like a photo. Its edges cut objects, and the network may assign the visible rest of a cut object
 to a neighbour or to the background. So tiles are joined by these rules:
 
-- If one tile cuts an object and another tile has it whole, the object comes from the other tile. An object smaller than
-  the overlap is whole in some tile.
+- If one tile cuts an object and another tile contains it completely, the object comes from the other tile. Some tile
+  completely contains an object that is smaller than the overlap.
 - Instances of two tiles are one object if their IoU in the overlap is above 0.5. This joins objects larger than the
   overlap.
-- All other pixels come from the tile whose core has them. Cores end in the middle of each overlap.
+- All other pixels come from the tile whose core contains them. Cores end in the middle of each overlap.
 """
 
 import collections
@@ -52,14 +52,14 @@ class Tiled:
         return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
-        """dict of the facts that `from_export` needs, for an export's signature 'classes'."""
+        """dict that `from_export` reads; an export's signature 'classes' returns it."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
         return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
 
     @classmethod
     def from_export(cls, about, example, spec):
-        """The `Tiled` for an export, from the arrays of `about` and its canvas; None without a photo scale."""
+        """The `Tiled` for an export, from its arrays `about`, which include the canvas; None without a photo scale."""
         if SCALE not in about:
             return None
         canvas, scale, overlap = (about[name].tolist() for name in ("canvas", SCALE, "tile_overlap"))
@@ -133,7 +133,7 @@ def _name(example):
 
 @dataclasses.dataclass
 class Tiling:
-    """The tiles of a photo. All have one size, except that the last ones end at the photo's border.
+    """The tiles of a photo. All have one size, but the photo's border may cut the last along an axis.
 
     Tiles start at multiples of the network's stride. So the pixels of a tile's maps are aligned with the maps of the
     whole photo, and a convolutional network predicts the same segments, except near edges.
@@ -141,7 +141,7 @@ class Tiling:
     Args:
         size: (height, width) of the photo.
         tile: (height, width) of a tile. If the photo is smaller along an axis, the tile has the photo's side.
-        overlap: smallest overlap of neighbouring tiles, in pixels. Less than a tile's sides.
+        overlap: smallest overlap of neighbouring tiles, in pixels; less than a tile's sides.
         stride: the network's stride, in pixels of the photo. The last tiles may be shorter by less than a stride.
 
     Attributes:
@@ -169,7 +169,7 @@ class Tiling:
 
 
 def _spans(side, tile, overlap, stride):
-    """(Ranges of the tiles, ranges of the cores) along an axis. A range is (first pixel, end)."""
+    """(Ranges of the tiles, ranges of the cores) along an axis. A range is (first pixel, last pixel + 1)."""
     starts, last = [0], side - tile
     while starts[-1] < last:
         furthest = starts[-1] + tile - overlap
@@ -181,7 +181,7 @@ def _spans(side, tile, overlap, stride):
 
 
 def _multiple(position, stride, to_whole):
-    """The stride's multiple, rounded to a pixel, next to a position: before it (math.floor) or after it (math.ceil)."""
+    """The last multiple of the stride up to a position (math.floor), or the first from it (math.ceil), as an int."""
     slack = 0.49 if to_whole is math.floor else -0.49
     return round(to_whole((position + slack) / stride) * stride)
 
@@ -200,14 +200,14 @@ def join(results, tiling, *, spec, grouping, scale):
         results: iterable of a dict for each tile: int maps 'semantic' and 'instance' of the tile's size, 'score' [K]
             and 'dropped'; see `postprocess`.
         tiling: `Tiling`.
-        spec: `DatasetSpec`; `stuff_only` of it if there is no instance branch.
+        spec: `DatasetSpec`; without an instance branch, the result of `stuff_only`.
         grouping: `PostprocessConfig`. Its areas are in pixels of the canvas.
         scale: side of the photo on the canvas / side of the photo.
 
     Returns:
         dict of int32 maps [*tiling.size] 'semantic', 'instance' and 'panoptic', of 'score' float32 [N], and of
         'dropped' int32 []. Instances are numbered in the raster order of their first pixels. An instance's score is the
-        mean of its scores in the tiles, weighted by pixels. 'dropped' is the largest of the tiles.
+        mean of its scores in the tiles, weighted by pixels. 'dropped' is the largest 'dropped' of a tile.
 
     Raises:
         InputError: more instances of a class than the spec's label_divisor allows.
@@ -231,7 +231,7 @@ def join(results, tiling, *, spec, grouping, scale):
 
 def _assemble(results, tiling):
     """(Instance of each pixel, class of each pixel, object of each instance, score of each instance, 'dropped')."""
-    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # the first score is of "no instance"
+    tiles, scores, first, dropped = [], [np.zeros(1)], 0, 0  # index 0 means "no instance"
     for box, result in zip(tiling.boxes, results, strict=True):
         tiles.append(_Tile(result, box, tiling.size, first))
         scores.append(np.asarray(result["score"], np.float64))
@@ -271,7 +271,7 @@ class _Tile:
         # An object that reaches the tile's edge may continue beyond it, except at the photo's border.
         self._low = [axis.start + (axis.start > 0) for axis in box]
         self._high = [axis.stop - (axis.stop < side) for axis, side in zip(box, size)]
-        self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first or end, y or x]
+        self._bounds = np.zeros([len(self.areas), 2, 2], int)  # [instance, first pixel or end, y or x]
         for i, bounds in enumerate(find_objects(instance), 1):
             if bounds:
                 axes = list(zip(box, bounds))
@@ -280,7 +280,7 @@ class _Tile:
         self.whole[0] = False
 
     def contains(self, other):
-        """bool [K + 1]: whether this tile has an instance of another tile whole, away from its inner edges."""
+        """bool [K + 1]: whether an instance of another tile lies in this tile and does not touch its inner edges."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
@@ -338,7 +338,7 @@ def _number_objects(ids, objects, scores):
     visible, first = np.unique(objects[flat[runs[flat[runs] > 0]]], return_index=True)
     number = np.zeros(len(objects), np.int32)
     number[visible[np.argsort(first)]] = np.arange(1, len(visible) + 1)
-    number = number[objects]  # of each instance; 0 for hidden instances
+    number = number[objects]  # object of each instance; 0 for hidden instances
     pixels = np.bincount(flat, minlength=len(objects))
     area, total = (np.bincount(number, x, len(visible) + 1)[1:] for x in (pixels, pixels * scores))
     return number[ids], (total / area).astype(np.float32)

@@ -4,9 +4,9 @@ Before conversion, a split is two text files with one sentence a line, SPLIT.SOU
 and train.de. Both languages share one SentencePiece vocabulary of type BPE (Kudo and Richardson, EMNLP 2018; Sennrich
 et al., ACL 2016).
 
-All batches have one static shape: rows of L tokens, where L is the largest bucket length. A batch is from one bucket.
-With a bucket length of l, a row has L / l sentences of at most l tokens, each padded to l. `unpack_rows` reshapes rows
-to sentences.
+All batches have one static shape: rows of L tokens, where L is the largest bucket length. All pairs of a
+batch are from one bucket. With a bucket length of l, a row has L / l sentences of at most l tokens, each padded to l.
+`unpack_rows` reshapes rows to sentences.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Sentences:
         spec: its `TextSpec`.
 
     Raises:
-        InputError: the data set is missing, damaged, or of another spec or schema; no pair fits into a bucket.
+        InputError: the data set is missing or damaged, or has another spec or schema; no pair fits into a bucket.
     """
 
     def __init__(self, data_dir, data, spec):
@@ -107,7 +107,7 @@ class Sentences:
     def epoch(self, seed, epoch, rows):
         """The batches of an epoch, shuffled by the seed: list of (bucket, indices of pairs).
 
-        Every pair is in a batch. The last batch of a bucket is filled up with pairs of its other batches.
+        Every pair is in a batch. The last batch of a bucket is filled up by repeating the bucket's first pairs.
         """
         rng = np.random.default_rng([seed, epoch])
         order, batches = rng.permutation(len(self.buckets)), []
@@ -139,11 +139,11 @@ def training_text(data_dir, data, spec, stream):
         data_dir: folder of the converted data set.
         data: `TextData`.
         spec: the data set's `TextSpec`.
-        stream: `Stream`. Its batch is the global batch size in tokens, padding included, of sources and as many of
-            targets. It is rounded down to whole rows on each replica.
+        stream: `Stream`. Its batch is the number of source tokens in a global batch, padding included, and also the
+            number of target tokens. It is rounded down to whole rows on each replica.
 
     Raises:
-        InputError: see `Sentences`; the batch has less than a row for each replica.
+        InputError: see `Sentences`; the batch has less than one row for each replica.
     """
     (host, hosts), replicas, length = stream.host, stream.replicas, data.lengths[-1]
     rows, least = stream.batch // replicas // length, replicas * length

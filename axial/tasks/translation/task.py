@@ -139,7 +139,7 @@ class TranslationEvaluator(Evaluator):
         return Description(content, translation, draw=functools.partial(write_lines, lines))
 
     def classes(self, result):
-        """See `Evaluator.classes`. The rows are scores, with sacrebleu's signatures."""
+        """See `Evaluator.classes`. Each row has a score and sacrebleu's signature."""
         about = {"tokenized_bleu": "13a tokens, compounds split; "}
         rows = [
             [name, percent(value, 2), about.get(name, "") + result["signatures"].get(name, "")]
@@ -330,7 +330,7 @@ class TranslationTask(Task):
         return run
 
     def look(self, record):
-        """The network's input, 'ids', for a record, and its texts in the direction of `data`."""
+        """dict of a record's 'ids', the network's input, and of its texts, 'source' and 'reference'."""
         source, target = self.data.sides
         ids = truncate(tf.cast(record[f"{source}/ids"], tf.int32), self.canvas[0])
         return {"ids": ids, "source": record[f"{source}/text"], "reference": record[f"{target}/text"]}
