@@ -131,8 +131,8 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         `Result` of one photo or text; a list of `Result`s for a list, or for a folder in the order of its file names.
 
     Raises:
-        InputError: the model is not from `load`; there is no photo; a photo is damaged, or has another type or shape; a
-            text is too long for the model; the model cannot use a diameter, see `Zoomed`.
+        InputError: the model is not from `load`; there is no photo; a photo is damaged, or has a wrong type or shape; a
+            text is too long for the model; the model cannot use a diameter (see `Zoomed`).
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Networks in one file, TFLite or ONNX. A file maps a canvas to the network's output maps, and nothing else.
+"""Networks in one file, TFLite or ONNX. A file only maps a canvas to output maps; the task does all other steps.
 
 The network is folded. Its input 'image' is one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1.
 """

@@ -57,8 +57,8 @@ class Zoomed:
         """The prediction whose objects' median diameter is nearest to the training's.
 
         The size of the objects at one zoom gives the next zoom. If there are no objects, the next zoom is twice as
-        large. The first zoom is small, because a network may cut objects that are larger than the training's into
-        pieces of the training's size.
+        large. The first zoom is small, because a network may cut an object that is larger than the training's objects
+        into pieces of their size.
         """
         size, target, tries = image.shape[:2], self.objects.diameter[1], []
         least = min(1.0, max(LEAST, LEAST_TILE / min(size)))

@@ -18,7 +18,7 @@ TABLE = re.compile(r"_table(:\d+)?$")  # position tables
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """Updates variables by a `Rule`. From the first loss or gradient that is not finite on, steps change nothing.
+    """Updates variables by a `Rule`, until a loss or gradient is not finite. This step and later ones change nothing.
 
     A variable's attribute `learning_rate_factor` multiplies its learning rate, and so its whole update, including
     weight decay.

@@ -11,7 +11,7 @@ from joblib.externals import loky
 
 from axial.layers import device
 
-FEW = 500  # examples: this process scores so few before other processes have imported TensorFlow
+FEW = 500  # examples: this process scores this many before other processes have imported TensorFlow
 AT_ONCE = 8  # examples of one call to another process
 MOST = 16  # processes
 WAITING = 128  # examples in the queue: some seconds of work while processes start; 3.2 GB for 2048x1024 pixels

@@ -92,8 +92,8 @@ def save_json(path, value):
 def _list_checkpoints(folder):
     """Writes TensorFlow's list of checkpoints, the file `checkpoint`, from the checkpoints in a folder.
 
-    A `tf.train.CheckpointManager` trusts the list, and removes its oldest entries. In a copied run the list may be
-    missing or name other files.
+    A `tf.train.CheckpointManager` trusts the list, and removes the oldest checkpoints in it. In a copied run, the list
+    may be missing or name other files.
     """
     path, names = os.path.join(folder, "checkpoint"), [os.path.basename(prefix) for prefix in run_checkpoints(folder)]
     if not names and tf.io.gfile.exists(path):

@@ -108,7 +108,7 @@ class SplitRun:
             self.writer.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Iterator of what `Metrics.update` returned for each example that an earlier run has scored, in order."""
+        """Iterator over the results of `Metrics.update` for the examples that an earlier run has scored, in order."""
         return map(self.writer.decoded, range(len(self.metrics.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
@@ -170,7 +170,7 @@ class SplitRun:
         return folder and state_path(folder, self.split, shard)
 
     def _stored(self, shard):
-        """(metrics, annotations, whether it is complete) from the state of a shard (i, n).
+        """(metrics, annotations, whether the shard is complete) from the state of a shard (i, n).
 
         Raises:
             InputError: the state belongs to another evaluation, or does not hold the shard's first examples.
@@ -218,8 +218,8 @@ def merge(results_dir, split, find_evaluator, report=None):
         report: function of an `Evaluator` and a `DatasetSpec` that returns a `Report`; None for no report.
 
     Raises:
-        InputError: the results exist already; a shard is missing, unfinished or of another evaluation; a picture of the
-            report is missing.
+        InputError: the results exist already; a shard is missing, is unfinished or belongs to another evaluation; a
+            picture of the report is missing.
     """
     stored = _shards(results_dir, split)
     if not stored:

@@ -1,4 +1,4 @@
-"""The train step of a task. orbit runs several steps as one loop without the host."""
+"""The train step of a task. orbit runs several steps as one loop on the device, without the host in between."""
 
 import time
 import unittest.mock

@@ -52,7 +52,7 @@ class TrainingConfig(Checked):
         seed: seed of the initial weights, the order of the examples, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         clip_norm: largest global norm of the gradients. Larger gradients are scaled down to it. 0 for no clipping.
-        steps_per_loop: steps between two reports of the mean losses. A loop without the host has at most so many steps.
+        steps_per_loop: steps between two reports of the mean losses, and largest number of steps in a device loop.
         seconds_per_loop: target duration in seconds of a loop of steps, after which the host checks for a request to
             stop. A preempted machine has about 30 seconds in all.
         hang_seconds: seconds after which a loop counts as hanging, and every thread's stack goes to standard error.
@@ -299,7 +299,7 @@ def _restored(loop, latest, start):
     Args:
         loop: `TrainStep`.
         latest: prefix of the run's latest checkpoint; None for a new run.
-        start: the result of `find_weights` for the weights that a new run starts from; None for random weights.
+        start: path of the weights that a new run starts from, as `find_weights` returns it; None for random weights.
     """
     model, optimizer, config = loop.model, loop.optimizer, loop.config
     # `restore_model` depends on these names.

@@ -1,8 +1,8 @@
 """The model card, README.md of a model's folder, for people and for Hugging Face's hub.
 
 The card begins with the hub's YAML head (https://huggingface.co/docs/hub/model-cards): licence, library, tags, data
-sets, and scores as a model-index. The page below describes the model's input, output and data, lists the scores of each
-split, and shows the commands that made the model and that use it.
+sets, and scores as a model-index. The text after it describes the model's input, output and data, lists the scores of
+each split, and shows the commands that made the model and the commands that use it.
 """
 
 import json
@@ -48,7 +48,7 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
         card: `WeightsCard`; see `make_card`.
         form: format of the model's files, one of `FORMS`.
         task: the model's task; None for weights without a recipe, whose card names the model.
-        outputs: dict from the names of an exported network's maps to their shapes; None if the shapes are not fixed.
+        outputs: dict from the name of each map of an exported network to its shape; None if the shapes are not fixed.
         objects: statistics (`Objects`) of the training photos' objects, or None.
     """
     digests = folder_digests(folder, leave=(PAGE,))

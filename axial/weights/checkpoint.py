@@ -158,7 +158,7 @@ def _names(folder):
 
 @contextlib.contextmanager
 def refused(prefix, what, passing=()):
-    """Turns TensorFlow's errors on a checkpoint that is damaged or of another model into an InputError.
+    """A context that turns TensorFlow's errors on a damaged checkpoint, or on another model's, into an InputError.
 
     Args:
         prefix: prefix of the checkpoint.

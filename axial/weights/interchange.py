@@ -154,7 +154,7 @@ def build_from_card(
         card: the card.
         path: path of the card's file.
         arguments: arguments of the model that override the card's.
-        arrays: dict of the file's arrays, if any. A much larger model, which a hostile card may describe, is refused.
+        arrays: dict of the file's arrays, or None. A model that is much larger, as a hostile card may ask, is refused.
     """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
     remaining = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
@@ -191,7 +191,7 @@ def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard
 
 
 def read_safetensors(path: str) -> tuple[WeightsCard, dict[str, np.ndarray]]:
-    """(`WeightsCard`, dict from names to float32 arrays) of a file that `write_safetensors` wrote.
+    """(`WeightsCard`, dict from the name of each weight to a float32 array) of a file of `write_safetensors`.
 
     Raises:
         InputError: the file is damaged, has no card, or its weights do not match the card's hash.

@@ -1,9 +1,9 @@
-"""Converts weight names and axes of other public implementations to ours. The tables of names are beside our models.
+"""Converts weight names and axes of other public implementations to ours, by the tables in `public_weights.py` files.
 
 `deeplab2_weights`, `csrhddlam_weights` and `keras_weights` convert weights of google-research/deeplab2, of
 csrhddlam/axial-deeplab and of tf_keras.applications. Each turns a dict of the source's arrays into a dict of ours,
-which `assign_weights` assigns to a layer or model. They leave out the offset of a logit batch norm, because softmax
-ignores it. `to_csrhddlam` converts in the other direction.
+which `assign_weights` assigns to a layer or model. The offsets of logit batch norms are left out, because softmax
+ignores them. `to_csrhddlam` converts in the other direction.
 """
 
 import math
@@ -154,9 +154,9 @@ def keras_weights(arrays):
 
 
 def weight_names(module):
-    """dict from the name of each variable of `module`, like 'backbone/stage2_block1/reduce/conv/kernel', to it.
+    """dict from each weight's name, like 'backbone/stage2_block1/reduce/conv/kernel', to the variable of `module`.
 
-    The names do not begin with the module's own name.
+    The names leave out the module's own name.
     """
     return {w.name.split("/", 1)[-1].removesuffix(":0"): w for w in module.weights}
 

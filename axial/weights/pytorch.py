@@ -224,7 +224,7 @@ def state_dict_bytes(arrays):
     """The bytes of a file that torch.load(weights_only=True) reads as an OrderedDict of tensors.
 
     Args:
-        arrays: dict from names to float32 or int64 arrays.
+        arrays: dict from the name of each tensor to a float32 or int64 array.
     """
     names = {np.dtype(dtype): name for name, dtype in STORAGES.items()}
     structure = b"\x80\x02ccollections\nOrderedDict\n)R("

@@ -31,7 +31,7 @@ LEAST = 0.9  # smallest fraction of the backbone's parameters that an initial ch
 def find_checkpoint(path: str) -> str:
     """The prefix of the checkpoint at `path`, which is a prefix or a folder.
 
-    A folder gives its best checkpoint, or its latest if it has no best one.
+    In a folder it is the best checkpoint, or the latest one if the folder has no best checkpoint.
 
     Raises:
         InputError: there is no checkpoint.
@@ -54,7 +54,7 @@ def find_checkpoint(path: str) -> str:
 
 
 def find_weights(what: Location, count: int = 1) -> list[str]:
-    """The weight files of a `Source`: one file, or the latest checkpoints of a run, for averaging.
+    """The weight files at a location: one file, or the latest checkpoints of a run, for averaging.
 
     Args:
         what: see `resolve`. In a folder, a checkpoint comes before a safetensors file.
@@ -156,14 +156,14 @@ def stored_optimizer(prefix: str) -> tuple[list[str], int]:
 
 
 def _stored_names(reader):
-    """dict from a checkpoint's keys to variable names."""
+    """dict from each key of a checkpoint to the name of its variable."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor(GRAPH))
     return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
 def slot_names(names: Iterable[str]) -> list[str]:
-    """Sorted kinds of optimizer slots, from names like 'velocity/model/conv/kernel'."""
+    """Sorted list of the kinds of optimizer slots, like 'velocity' in the name 'velocity/model/conv/kernel'."""
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
@@ -185,8 +185,8 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
         Text with a line for each group of weights: taken, left in the checkpoint, new, and unmatched (random).
 
     Raises:
-        InputError: there is no checkpoint; fewer than `LEAST` of the backbone's parameters fit, or none at all; or
-            converted weights need other arguments.
+        InputError: there is no checkpoint; no weight fits; the fraction of the backbone's parameters that fit is below
+            `LEAST`; or converted weights need other arguments.
     """
     (file,) = find_weights(path)
     with refused(file, "cannot be restored"):
@@ -274,7 +274,7 @@ def _check_backbone(prefix, backbone, weights, taken):
     Args:
         prefix: prefix of the checkpoint, for the message.
         backbone: the backbone layer.
-        weights: dict from paths to the model's weights, without the weights of new modules.
+        weights: dict from the path of each weight of the model to the weight, without the weights of new modules.
         taken: paths of the weights that the checkpoint has.
     """
     if not taken:
@@ -295,8 +295,8 @@ def _summary(weights, stored, taken, new):
     """List of lines, one for each group of weights: taken, left in the checkpoint, new, and unmatched.
 
     Args:
-        weights: dict from paths to the model's weights.
-        stored: dict from paths to the checkpoint's arrays.
+        weights: dict from the path of each weight of the model to the weight.
+        stored: dict from the path of each weight in the checkpoint to its array.
         taken, new: paths of weights; see `initialize`.
     """
     numbers = sum(weights[name].shape.num_elements() for name in taken)
@@ -350,7 +350,7 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
 
 
 def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
-    """dict from checkpoint keys to the weights of a built model."""
+    """dict from the checkpoint key of each weight of a built model to the weight."""
     queue, visited = [(root, model)], {id(model)}
     for path, node in queue:  # breadth first like TensorFlow, so that an object with two paths gets TensorFlow's
         for name, child in node._trackable_children().items():
@@ -450,7 +450,7 @@ class Features(Model):
 
     @property
     def strides(self) -> dict[str, int]:
-        """dict from the names of the maps to their strides."""
+        """dict from the name of each map to its stride."""
         last = self.backbone.output_stride
         return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
 
