@@ -372,7 +372,7 @@ def load_weights(
     Args:
         what: where the weights are; see `resolve`.
         name: key of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
-        num_classes: number of classes of a checkpoint without a card; the default is the variant's, like 1000.
+        num_classes: number of classes of a checkpoint without a card; the default is the variant's number.
         arguments: dict of arguments of the model; see `build_model`. They override the card's.
 
     Returns:
