@@ -11,7 +11,7 @@ from axial.io.show import Closed, say
 
 
 def commands():
-    """dict from command names to the first sentences of their help, for every module of `axial.cli` with a `main`."""
+    """dict from the name of each command (a module of `axial.cli` with a `main`) to the first sentence of its help."""
     summaries = {}
     for path in sorted(pathlib.Path(__file__).with_name("cli").glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -34,19 +34,19 @@ def load(
     Args:
         what: name of a model that axial ships, such as 'nuclei'; or the path of
 
-            - a run of axial-train (its best checkpoint, else its latest), or one of its checkpoints by its prefix;
+            - a run of axial-train (loads its best checkpoint, else its latest), or the prefix of one checkpoint;
             - an export of axial-export: a SavedModel, a TFLite or an ONNX file, or a folder with a safetensors file;
-            - a safetensors file, weights of axial-convert weights, or a checkpoint without a card;
+            - a safetensors file, the output of `axial-convert weights`, or a checkpoint without a card;
             - one of these on Hugging Face's hub, 'hf://OWNER/REPO' or 'hf://OWNER/REPO/FILE', which needs the package
               huggingface_hub.
 
-            A folder that has a shipped model's name is './NAME'.
+            Write './NAME' for a folder that has the name of a shipped model.
         model: name of the model, from `registry.VARIANTS`. A checkpoint without a card needs it; weights of another
             model are refused.
         num_classes: number of classes, for a checkpoint without a card; the default is ImageNet's 1000 or Cityscapes'
             19. Weights of another number of classes are refused.
-        features_only: whether to return a model of the backbone's feature maps; see `weights.restore.Features`.
-        **arguments: model arguments that replace those of the weights' training; see `build_model`.
+        features_only: whether to return only the backbone, which returns feature maps; see `weights.restore.Features`.
+        **arguments: model arguments that override the ones stored with the weights; see `build_model`.
 
     Returns:
         keras.Model. It takes photos [N, h, w, 3] with values from -1 to 1 and returns a dict of maps: 'logits' for a
@@ -54,15 +54,15 @@ def load(
         `Translator` for a translator, and `Exported` for an export. Its attributes:
 
             task: 'panoptic', 'segmentation', 'classification', 'detection' or 'translation'.
-            spec: `DatasetSpec` with the classes, or `TextSpec` for a translator; None if the weights have none.
-            photo_scale: factor that scales photos; None if photos are fitted to the canvas.
+            spec: `DatasetSpec` with the classes, or `TextSpec` for a translator; None if no spec is stored.
+            photo_scale: scale factor of all photos; None if each photo is fitted to the canvas.
             predictor: `Predictor` for `axial.predict`; None if the weights have no recipe (config.gin) beside them.
 
         With `features_only`, a `Features` without these attributes.
 
     Raises:
-        InputError: there is no such model, the path is none of the above, the weights are damaged, or they are of
-            another model or of other classes.
+        InputError: there is no such model, the path is none of the above, the weights are damaged, or they belong to
+            another model or to other classes.
 
     Example:
         >>> model = load("nuclei")
@@ -94,7 +94,7 @@ class Exported(keras.Model):
     """An export as a Keras model, which `load` returns. It predicts whole photos, or translates texts.
 
     A call takes uint8 [N, h, w, 3], or string [N] for a translator. It returns the outputs of the export's signature
-    'image' or 'text', with the axis N in front. The network cannot be trained.
+    'image' or 'text', with a leading axis N. The network cannot be trained.
 
     Args:
         predictor: `Predictor` of the export.
@@ -125,14 +125,14 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         photos: a photo or a list of photos. A photo is the path of a file, or uint8 [h, w, 3]. The path of a folder
             stands for all photos in it. A translator takes a text or a list of texts.
         diameter: median diameter of the photos' objects in pixels; 'auto' to estimate it for each photo. Photos are
-            scaled until these objects have the size of the training's. None for no scaling.
+            scaled so that their objects get the median diameter of the training's objects. None for no scaling.
 
     Returns:
         `Result` of one photo or text; a list of `Result`s for a list, or for a folder in the order of its file names.
 
     Raises:
-        InputError: the model is not from `load`; there is no photo; a photo is damaged, or has another type or shape; a
-            text is too long for the model; the model cannot use a diameter, see `Zoomed`.
+        InputError: the model is not from `load`; there is no photo; a photo is damaged, or has a wrong type or shape; a
+            text is too long for the model; the model cannot use a diameter (see `Zoomed`).
 
     Example:
 

@@ -21,7 +21,7 @@ from axial.models.names import check_model_name
 from axial.recipes.settings import first_sentence, read_settings
 
 LARGEST = 2**17  # characters of a configuration with its included files; axial's own have a few thousand
-LARGEST_USES = 100  # references that a value leads to, counted once for each use: gin builds every use anew
+LARGEST_USES = 100  # references that a value leads to. Each use counts, because gin builds a new object for it
 MOST_QUOTES = 2000  # quotes in a text: gin's parser takes quadratic time for adjacent strings
 DEEPEST = 50  # nested brackets or files
 FLAG = "--gin_binding"  # the position of a binding from the command line
@@ -56,12 +56,12 @@ def _is_run_config(path):
 # === Recipes ===
 
 COLUMNS = ("recipe", "model", "data", "steps", "batch", "canvas", "what it is")
-_NO_LEAVES = ("tasks/", "tiny/")  # folders of files that recipes include, and of files that override a recipe
+_NO_LEAVES = ("tasks/", "tiny/")  # folders without recipes: recipes include files of tasks/, and tiny/ overrides them
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A reference in a value: `name` is a configurable, 'WarmupPoly', or a macro, '%STEPS'. `called` marks '()'."""
+    """A reference in a value. `name` is like 'WarmupPoly', or '%STEPS' for a macro. `called`: whether '()' follows."""
 
     name: str
     called: bool
@@ -75,11 +75,11 @@ class Recipe:
     """The content of gin files and bindings.
 
     Attributes:
-        path: path below experiments/ of one of axial's recipes.
+        path: path relative to experiments/, if it is one of axial's recipes; else ''.
         purpose: first sentence of the comment at the beginning of the first file.
-        bindings: dict from macros and arguments, like 'STEPS' and 'LossConfig.top_k', to their values, with those of
-            included files.
-        positions: dict from the same keys to the file and line, or the flag, of the statement.
+        bindings: dict from each macro or argument, like 'STEPS' or 'LossConfig.top_k', to its value. Bindings of
+            included files are in it too.
+        positions: dict from the same keys to the position of the statement: 'FILE:LINE', or `FLAG`.
     """
 
     path: str = ""
@@ -88,7 +88,7 @@ class Recipe:
     positions: dict = dataclasses.field(default_factory=dict)
 
     def chain(self, key):
-        """List of keys that lead to a value: the argument, the macro it is bound to, the macro of that macro, ..."""
+        """List of the keys on the way to a value: the argument, its macro, the macro that this one is bound to, ..."""
         chain = []
         while key in self.bindings and key not in chain:
             chain.append(key)
@@ -122,7 +122,7 @@ class Recipe:
         return self.bindings.get("CANVAS") or self.bindings.get("IMAGE")
 
     def cells(self):
-        """The strings of the recipe's row, in the order of `COLUMNS`."""
+        """The recipe's row in a table of recipes: a string for each of `COLUMNS`."""
         canvas = "x".join(map(str, self.canvas)) if self.canvas else "-"
         numbers = (str(self.bindings.get(name, "-")) for name in ("STEPS", "BATCH"))
         return self.path, self.model, os.path.dirname(self.path), *numbers, canvas, self.purpose
@@ -192,7 +192,7 @@ class _Reader(config_parser.ParserDelegate):
     """Collects the statements of gin's parser, and checks that every name in them exists.
 
     Attributes:
-        purpose: `purpose` of the `Recipe`.
+        purpose: see `Recipe`; None before the first file.
         statements: list of (key, value, position).
     """
 

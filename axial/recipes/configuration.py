@@ -49,7 +49,7 @@ def experiment(task: Task, training: TrainingConfig, optimizer: Any) -> tuple[Ta
         optimizer: the optimizer, one of `OPTIMIZERS`.
 
     Raises:
-        InputError: an argument has another type.
+        InputError: an argument has the wrong type.
     """
     expected = {"task": TASKS, "training": (TrainingConfig,), "optimizer": OPTIMIZERS}
     for (name, kinds), value in zip(expected.items(), (task, training, optimizer)):
@@ -83,7 +83,7 @@ def load(files: list[str], bindings: Sequence[str] = ()) -> None:
 
     Raises:
         InputError: one line for a missing file, a syntax error, a macro that is not set, an unknown configurable,
-            argument or macro, or a scope without effect. For an unknown name the line has the nearest one.
+            argument or macro, or a scope. For an unknown name, the line suggests the nearest known one.
     """
     bind(read(files, bindings))
 
@@ -145,7 +145,7 @@ def _build(configurable):
 
 
 def with_macros(message: str) -> str:
-    """A message, with the macros of the loaded configuration that set the arguments which the message names."""
+    """A message, followed by the macro that sets each argument which the message names, if a macro sets it."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
     chains = {name: _loaded[0].chain(name) for name in names}
     remarks = "; ".join(f"{name} is the macro {keys[-1]}" for name, keys in chains.items() if len(keys) > 1)
@@ -183,9 +183,9 @@ def restore_run(
         checkpoint: prefix of one checkpoint, or a safetensors file; the default is `find_weights`' choice.
         data_dir: replaces the run's own data.
         bindings: gin bindings that override the run's own.
-        average: number of the run's latest checkpoints whose weights are averaged; 1 for the checkpoint above.
+        average: number of the run's latest checkpoints whose weights are averaged; 1 for no averaging.
         arguments: dict of model arguments that replace the run's own.
-        splits: splits that the run's data must have; None in it stands for the run's evaluation split.
+        splits: splits that the run's data must have. An item None stands for the run's evaluation split.
 
     Raises:
         InputError: there is no such run or split, or the checkpoint does not fit.
@@ -209,13 +209,13 @@ def restore_run(
 
 
 def check_splits(task: Task, splits: Sequence[str | None]) -> None:
-    """Raises InputError unless the task's data has these splits; None stands for its evaluation split."""
+    """Raises InputError unless the task's data has these splits. An item None stands for its evaluation split."""
     for split in splits:
         read_manifest(task.data_dir, split or _split(task, "eval_split"))
 
 
 def _split(task, name):
-    """The split that a task uses. A line tells if the data lacks the recipe's split, an InputError if the user's."""
+    """The split that a task uses. Raises InputError if the data lacks a split that the user has bound."""
     config, split = type(task.data).__name__, getattr(task.data, name)
     bound = query(f"{config}.{name}", split)
     if bound != split:
@@ -228,11 +228,11 @@ def _split(task, name):
 def task_of_weights(
     files: list[str], card: WeightsCard | None, data_dir: str | None = None, bindings: Sequence[str] = (), *, path: str
 ) -> Task:
-    """The task of a recipe, with the network of some weights.
+    """The task of a recipe, with the network that some weights belong to.
 
     Args:
         files: gin files of the recipe.
-        card: `WeightsCard` with the network; None for the recipe's own network.
+        card: `WeightsCard` that describes the network; None for the recipe's own network.
         data_dir: replaces the recipe's own data.
         bindings: gin bindings that override the recipe and the card.
         path: path of the weights, for messages.
@@ -267,7 +267,7 @@ def load_export(what: Location) -> Predictor:
 
 
 def exported(task: Task) -> Task:
-    """The task as an export has it: all photos use one canvas, also if the task scales photos by one factor."""
+    """The task as an export needs it: all photos use the largest canvas, even if the task scales photos by a factor."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
@@ -300,7 +300,7 @@ def load_folded(what: Location) -> tuple[Task, Network]:
 def save(folder: str, spec: Spec, objects: Objects | None = None) -> None:
     """Writes the configuration of a run or an export into its folder.
 
-    'config.gin' is the whole configuration. 'operative_config.gin' has only the used settings, with all defaults.
+    'config.gin' is the whole configuration. 'operative_config.gin' has only the settings in use, including defaults.
     'spec.json' is the `DatasetSpec`. 'objects.json' is the `Objects`, if given.
     """
     write_text(os.path.join(folder, "config.gin"), gin.config_str())

@@ -21,8 +21,8 @@ def read_settings(tasks=()):
         tasks: further task classes that a program has added.
 
     Returns:
-        dict from the names of configurables, in the order of `configuration._BUILDERS`, to dicts from the names of
-        their arguments to (source text of the default or None, first sentence of its description or None).
+        dict from the name of each configurable, in the order of `configuration._BUILDERS`, to a dict. The inner dict
+        maps each argument's name to (source text of its default or None, first sentence of its description or None).
     """
     configurables = _module("axial.recipes.configuration").expanded("_BUILDERS")
     for task in tasks:
@@ -44,15 +44,15 @@ def first_sentence(text):
 
 
 class _Module:
-    """The syntax of a module, from the path of its file."""
+    """The syntax tree of a module, whose file is at `path`."""
 
     def __init__(self, path):
         self.body = ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
 
     def find(self, name, body=None):
-        """(statement that defines a name, its `_Module`), also if the name is imported; None if nothing defines it.
+        """(statement that defines a name, `_Module` of the statement); None if nothing defines it. It follows imports.
 
-        `body` is the class body to search, for an attribute of a class.
+        `body` is the class body to search for a class attribute; None to search the module.
         """
         for node in body or self.body:
             match node:
@@ -64,7 +64,7 @@ class _Module:
         return None
 
     def expanded(self, name, body=None):
-        """dict from each class or function that a variable lists to its result of `find`."""
+        """dict from the name of each class or function that the variable `name` lists to its result of `find`."""
         node, module = self.find(name, body) or (None, None)
         if not isinstance(node, ast.Assign):
             return {name: (node, module)} if node else {}
@@ -81,7 +81,7 @@ def _module(name):
 
 
 def _arguments(node, module):
-    """dict from the arguments of a function or a constructor to their entries in `read_settings`."""
+    """dict from each argument of a function or a constructor to (default, description); see `read_settings`."""
     meanings, arguments = _meanings(ast.get_docstring(node) or ""), {}
     functions = [statement for statement in (node, *node.body) if isinstance(statement, ast.FunctionDef)]
     for statement in (statement for statement in functions if statement.name in (node.name, "__init__")):
@@ -100,7 +100,7 @@ def _arguments(node, module):
 
 
 def _meanings(docstring):
-    """dict from the names in a docstring's sections 'Args' and 'Attributes' to their descriptions' first sentences."""
+    """dict from each name in a docstring's sections 'Args' and 'Attributes' to its description's first sentence."""
     meanings = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n?|\n)+)", docstring, re.M):
         for names, text in re.findall(r"^ {4}(\w[\w, ]*?): (.*(?:\n {5,}.*)*)", section, re.M):

@@ -19,9 +19,9 @@ HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of each other fi
 class Server(tf.Module):
     """The signatures of an export that takes photos.
 
-    'serving_default' takes an encoded photo, string [], and turns it upright by its EXIF tag. It refuses a photo that
-    it cannot decode like axial-predict; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both return the outputs
-    that the task's `served` lists. h x w is the size of the upright photo.
+    'serving_default' takes an encoded photo, string [], and turns it upright by its EXIF tag. It refuses a photo if it
+    cannot decode it to the same pixels as axial-predict; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both
+    return the outputs that the task's `served` lists. h x w is the size of the upright photo.
 
     'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
     label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluator`. It also returns
@@ -102,7 +102,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
 
 
 def folded_model(task, model):
-    """`fold` in float32, also after a training in mixed precision."""
+    """The result of `fold` in float32, even if the global policy is mixed precision."""
     policy = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy("float32")
     try:

@@ -1,4 +1,4 @@
-"""Networks in one file, TFLite or ONNX. A file maps a canvas to the network's output maps; the task does the rest.
+"""Networks in one file, TFLite or ONNX. A file only maps a canvas to output maps; the task does all other steps.
 
 The network is folded. Its input 'image' is one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1.
 """
@@ -19,8 +19,8 @@ from axial.io.write import write_bytes
 from axial.layers import device
 from axial.weights.source import LITE
 
-LARGEST = 2**31  # bytes, the limit of protocol buffers and flat buffers, which hold both formats
-_OPSET = 17  # ONNX's operator set of 2022, which every later runtime has
+LARGEST = 2**31  # bytes: the limit of flat buffers (TFLite) and of protocol buffers (ONNX)
+_OPSET = 17  # ONNX's operator set of 2022, which every later runtime supports
 
 
 def _network(model, canvas):
@@ -82,7 +82,7 @@ def write_onnx(model, canvas, path):
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     network = _network(model, canvas)
-    with device.portable():  # tf2onnx converts TensorFlow's resizing to other output sizes
+    with device.portable():  # tf2onnx converts TensorFlow's resize op to one with other output sizes
         proto, _ = tf2onnx.convert.from_function(network, network.input_signature, opset=_OPSET)
     write_bytes(path, proto.SerializeToString())
 
@@ -98,7 +98,7 @@ class FileModel:
     Attributes:
         path: path of the file.
         canvas: (height, width) of the input.
-        shapes: dict from the names of the output maps to their shapes.
+        shapes: dict from the name of each output map to its shape.
 
     Args:
         path: path of a TFLite or ONNX file that axial-export wrote.
@@ -126,7 +126,7 @@ class FileModel:
             return [np.concatenate([row[name] for row in rows]) for name in names]
 
         values = tf.numpy_function(run, [images], [tf.float32] * len(names), stateful=False)
-        values = tf.nest.flatten(values)  # eager code returns a single map without a list
+        values = tf.nest.flatten(values)  # in eager mode, a single map comes without a list
         batch = images.shape[0]
         return {name: tf.ensure_shape(x, [batch, *self.shapes[name][1:]]) for name, x in zip(names, values)}
 

@@ -13,7 +13,7 @@ NUMBERS = ("probability", "box", "mask")  # predictions that are numbers; the ot
 
 
 def map_differences(task, model, other, images):
-    """dict from the names of the output maps to the largest difference of two models, relative to the largest value.
+    """dict from the name of each output map to two models' largest difference, relative to the largest value in a map.
 
     Args:
         task: the task.
@@ -38,8 +38,8 @@ def map_differences(task, model, other, images):
 def prediction_differences(reference, predictor, images):
     """Differences of two predictors over photos or texts.
 
-    Panoptic maps are compared segment by segment (`equal_segments`), and instance maps are not compared: one missing
-    centre renumbers all later instances.
+    Panoptic maps are compared segment by segment (`equal_segments`), and instance maps are not compared, because one
+    missing centre renumbers all later instances.
 
     Args:
         reference, predictor: `Predictor`s, or other functions that map a photo or a text to a dict of arrays and have a
@@ -47,8 +47,8 @@ def prediction_differences(reference, predictor, images):
         images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from the names that both return to the fraction of equal pixels or texts in the worst photo or text, or to
-        the largest difference of numbers. With panoptic maps, `QUALITY` is the PQ over all photos.
+        dict from each name that both return to a number. For labels and texts it is the fraction of equal pixels or
+        texts in the worst photo or text, for numbers the largest difference. `QUALITY` is the PQ of panoptic maps.
 
     Raises:
         InputError: a number is NaN or infinite.
@@ -74,7 +74,7 @@ def prediction_differences(reference, predictor, images):
 
 
 def _check_finite(name, expected, actual):
-    """Raises InputError if a number of the checkpoint or of the export is NaN or infinite, as none can be compared."""
+    """Raises InputError if a number of the checkpoint or the export is NaN or infinite and so cannot be compared."""
     for whose, x in (("the checkpoint", expected), ("the export", actual)):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             percentage = 100 * np.mean(~np.isfinite(x))

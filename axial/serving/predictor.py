@@ -26,8 +26,8 @@ from axial.weights.source import resolve
 class Predictor:
     """Predicts photos or texts. A call takes a photo, uint8 [h, w, 3], or a text, and returns a dict of arrays.
 
-    `of_task` makes a predictor of a task and its model, `of_saved_model` of an export. A call raises InputError if the
-    model scales photos by one factor and the photo's size does not suit it; see `Tiled`.
+    `of_task` makes a predictor from a task and its model. `of_saved_model` makes one from a SavedModel. A call raises
+    InputError if the model scales photos by one factor and the photo's size does not suit it; see `Tiled`.
 
     Attributes:
         spec: `DatasetSpec` or `TextSpec` of the predictions.
@@ -56,7 +56,7 @@ class Predictor:
 
     @classmethod
     def of_task(cls, task, model, inference=Inference(), objects=None):
-        """The predictor of a task and its model; see `Task.predictions`. `objects` describe its training photos."""
+        """The predictor of a task and its model; see `Task.predictions`. `objects` is its training `Objects`."""
         return cls(
             *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
@@ -103,7 +103,7 @@ class Predictor:
 def check_export(what):
     """Checks the files of an export against its hashes. Returns its `DatasetSpec` or `TextSpec`.
 
-    An old export has no hashes, so that a change cannot be detected; a line on standard error says so.
+    An old export has no hashes. Its changes cannot be detected, and a line on standard error says so.
 
     Args:
         what: see `resolve`.

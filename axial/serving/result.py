@@ -15,8 +15,8 @@ from axial.io.write import write_image, write_text
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Evaluator
 
-# A `Result` warns if the median diameter or the median grey level is beyond the training's 5th or 95th percentile by
-# more than this ratio or this difference.
+# A `Result` warns if its median diameter is beyond the training's 5th or 95th percentile by more than the ratio
+# FAR_DIAMETER, or its median grey level by more than the difference FAR_LEVEL.
 FAR_DIAMETER, FAR_LEVEL = 1.2, 64
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 LONGEST_JPEG = 65500  # pixels along a side, libjpeg's limit
@@ -28,7 +28,7 @@ class Result:
 
     Args:
         image: uint8 [h, w, 3], or the text.
-        prediction: dict that a predictor returns for it.
+        prediction: dict that a predictor returns for `image`.
         evaluator: `Evaluator` of the predictor.
         spec: `DatasetSpec` or `TextSpec` of the predictor.
         photo: name of the photo for the JSON; None for no name.
@@ -38,8 +38,8 @@ class Result:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None if the task is not a segmentation.
         segments: list of dicts of the segments or objects, as in the JSON; None if the task has no segments or objects.
         summary: a short text.
-        warnings: list of texts that complete the photo's name to a warning: the prediction lacks objects, or the
-            objects or the photo are unlike the training's.
+        warnings: list of warnings, without the photo's name: the prediction lacks objects, or the objects or the photo
+            differ from the training's.
 
     Raises:
         InputError: there are more segments than a panoptic PNG has ids.
@@ -118,7 +118,7 @@ class Result:
         write_image(path, Image.fromarray(pixels), format)
 
     def paths(self, stem: str | os.PathLike, label_image: str | None = None) -> dict[str, str]:
-        """dict from keys in the JSON to the paths that `write` writes. The last key is 'json', for the JSON itself.
+        """dict from the JSON's key of each file to the path that `write` gives it. The last key, 'json', is the JSON's.
 
         Raises:
             InputError: the prediction has no label image, or too many instances for one.
@@ -132,7 +132,7 @@ class Result:
         return {**pictures, "json": f"{os.fspath(stem)}.json"}
 
     def _pictures(self, label_image):
-        """dict from the pictures' keys in the JSON to (ending of the name, function that returns the pixels)."""
+        """dict from each picture's key in the JSON to (ending of its file name, function that returns its pixels)."""
         categories = self._description.categories
         pictures = {
             "file_name": (".panoptic.png", self.panoptic is not None and (lambda: colors_of(self.panoptic))),
@@ -149,7 +149,7 @@ class Result:
         """Writes the files that axial-predict writes, each whole or not at all. The JSON comes last.
 
         - STEM.panoptic.png, for a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
-        - STEM.semantic.png, for a segmentation: the category id of each pixel, before pixels are grouped to segments.
+        - STEM.semantic.png, for a segmentation: the category id of each pixel, before pixels are grouped into segments.
           It is not written if a category id needs more than 16 bits.
         - STEM.labels.png or STEM.labels.tif, on request: `labels`.
         - STEM.overlay.png, for a segmentation or a detection: `overlay`.
@@ -157,7 +157,7 @@ class Result:
 
         Args:
             stem: path without suffix.
-            label_image: 'png' or 'tiff', the format of the label image; None for none.
+            label_image: 'png' or 'tiff', the format of the label image; None for no label image.
 
         Returns:
             list of the paths.
@@ -176,7 +176,7 @@ class Result:
 
 
 def _note(image, segments, objects, zoom):
-    """A warning if objects or photo are unlike the training's, else ''. `zoom` is the photo's scale factor, or None."""
+    """A warning if objects or photo differ from the training's, else ''. `zoom` is the photo's scale factor or None."""
     widths = diameters([segment["area"] for segment in segments if segment["thing"]]) * (zoom or 1)
     low, median, high = objects.diameter
     dark, grey, bright = objects.level

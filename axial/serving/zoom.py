@@ -1,6 +1,6 @@
-"""Predicts photos of another magnification: scales each photo until its objects have the size of the training's.
+"""Predicts photos of another magnification: scales each photo so that its objects get the training objects' size.
 
-The zoom of a photo is the factor of its sides. It is applied before the model's own scale of photos.
+The zoom of a photo is the factor that scales its height and width. The model then applies its own scale too.
 """
 
 import math
@@ -14,14 +14,14 @@ from axial.errors import InputError
 from axial.io.check import AUTO, convert_diameter
 from axial.io.images import LARGEST_PIXELS
 
-# The search of `AUTO`: its first zoom (which takes a 16th of the time), its smallest and largest, and its tries.
+# `AUTO` first tries the zoom FIRST, with a 16th of the pixels. It tries at most TRIES zooms, from LEAST to MOST.
 FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5
-NEAR = 1.25  # ratio of two zooms that count as equal: the scales of training crops vary more
+NEAR = 1.25  # two zooms with a smaller ratio count as equal, as the scales of training crops vary more
 MOST_PIXELS = 2**24  # largest size of a scaled photo that `AUTO` tries
 
 
 class Zoomed:
-    """A predictor for photos whose objects have another size in pixels than the training's.
+    """A predictor for photos whose objects differ in size, in pixels, from the training's objects.
 
     Args:
         predictor: `Predictor`.
@@ -29,7 +29,7 @@ class Zoomed:
             at several zooms.
 
     Raises:
-        InputError: the diameter is not valid, or the model does not have the size of its training's objects.
+        InputError: the diameter is not valid, or the model does not store the size of its training's objects.
     """
 
     def __init__(self, predictor, diameter):
@@ -57,8 +57,8 @@ class Zoomed:
         """The prediction whose objects' median diameter is nearest to the training's.
 
         The size of the objects at one zoom gives the next zoom. If there are no objects, the next zoom is twice as
-        large. The first zoom is small, because a network may cut objects that are larger than the training's into
-        pieces of the training's size.
+        large. The first zoom is small, because a network may cut an object that is larger than the training's objects
+        into pieces of their size.
         """
         size, target, tries = image.shape[:2], self.objects.diameter[1], []
         least = min(1.0, max(LEAST, LEAST_TILE / min(size)))
@@ -78,7 +78,7 @@ class Zoomed:
         return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
     def _at(self, image, zoom):
-        """(prediction at the photo's own size, median diameter of the objects in the scaled photo, None if none)."""
+        """(prediction at the photo's own size, median diameter of the scaled photo's objects, None if none)."""
         size = image.shape[:2]
         scaled = tuple(round(side * zoom) for side in size)
         if not 0 < math.prod(scaled) <= LARGEST_PIXELS:

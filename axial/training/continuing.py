@@ -16,7 +16,7 @@ from axial.io.show import say
 from axial.training.saving import save_json
 
 FILE = "training.json"
-# Values of settings that older versions neither had nor wrote: such runs were trained with these.
+# Settings that older versions did not have or write. Runs of these versions were trained with these values.
 BEFORE = {
     "photo_scale": None,
     "quarter_turns": False,
@@ -47,7 +47,7 @@ class TrainingSettings(Strict):
 
 
 def hyperparameters(task, optimizer, config):
-    """dict for JSON of all settings that decide a run's weights, except its number of steps and its devices.
+    """JSON-compatible dict of all settings that affect a run's weights, except its number of steps and its devices.
 
     Args:
         task: a `Task`. Its `trained_by` names the fields that its losses depend on.
@@ -64,11 +64,11 @@ def hyperparameters(task, optimizer, config):
         "optimizer": {name: value for name, value in _arguments(optimizer).items() if name != "learning_rate"},
         "learning_rate": _arguments(rate) if dataclasses.is_dataclass(rate) else float(str(np.float32(rate))),
     }
-    return msgspec.json.decode(msgspec.json.encode(settings))  # with the types that the file gives back
+    return msgspec.json.decode(msgspec.json.encode(settings))  # with the types that decoded JSON has
 
 
 def _arguments(built):
-    """dict of a dataclass's fields, and its class's name as 'name'."""
+    """dict of a dataclass instance's fields, with the class's name under 'name'."""
     return {"name": type(built).__name__, **dataclasses.asdict(built)}
 
 
@@ -88,7 +88,7 @@ def check_continues(model_dir, settings, change=()):
         change: names of settings that may differ from the run's.
 
     Raises:
-        InputError: another setting differs. The message has its value in the run and its value here.
+        InputError: another setting differs. The message has the run's value and the value in `settings`.
     """
     stored = _read(model_dir)
     if stored is None:
@@ -110,7 +110,7 @@ def check_continues(model_dir, settings, change=()):
 
 
 def keep_settings(model_dir, settings, step=None):
-    """Writes the settings of a run into its folder, with a list of those that changed.
+    """Writes the settings of a run into its folder, with a list of the settings that changed.
 
     Args:
         model_dir: folder of the run.
@@ -135,7 +135,7 @@ def _read(model_dir):
 def _differences(stored, current):
     """dict from each setting that differs to its list of (path, stored value, current value).
 
-    A name that only one side has comes from another version of axial and is skipped, unless `BEFORE` has its value.
+    A name that only one dict has comes from another version of axial. It is skipped, unless `BEFORE` has its value.
     """
     stored = {**{name: BEFORE[name] for name in current if name in BEFORE}, **stored}
 

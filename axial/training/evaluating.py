@@ -23,7 +23,7 @@ from axial.training.saving import Saver, save_json
 from axial.training.split_run import SplitRun
 from axial.training.strategy import is_chief, total_over_workers
 
-PICTURES = 4  # summaries of each evaluation
+PICTURES = 4  # examples that each evaluation draws as image summaries
 
 
 class Evaluated(Struct):
@@ -69,7 +69,7 @@ class Evaluations:
         Args:
             step: the current training step.
             requests: `StopRequests`. After a stop, the resumed run scores only the remaining examples.
-            writer: function without arguments that returns a writer of summaries.
+            writer: function without arguments that returns a summary writer.
 
         Returns:
             dict of the scores; empty for workers other than the chief.
@@ -100,7 +100,7 @@ class Evaluations:
         return scores
 
     def _decided(self, decide):
-        """The chief's result of `decide`, a function without arguments, as a bool for every worker."""
+        """The bool that `decide()` returns on the chief, for every worker. Every worker must call it."""
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and decide()))
 
     def _scores(self, step, watch, writer):
@@ -120,7 +120,7 @@ class Evaluations:
         with name_damaged_records(task.data_dir, split):
             try:
                 run.restore()
-            except InputError:  # the state is damaged, or of another step or training
+            except InputError:  # the state is damaged, or belongs to another step or training
                 remove_folder(self.state_dir)
             total = read_manifest(task.data_dir, split)["examples"]
             scores = run.run(lambda shard, skip: task.eval_dataset(shard=shard, skip=skip), self._predict, total, draw)
@@ -138,7 +138,7 @@ class Evaluations:
 
     @functools.cached_property
     def _identity(self):
-        """dict of what the scores depend on besides the weights, with the types that the files give back."""
+        """dict of what the scores depend on besides the weights, with the types that decoded JSON has."""
         task = self.task
         identity = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
         return msgspec.json.decode(msgspec.json.encode(identity))

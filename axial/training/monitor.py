@@ -27,7 +27,7 @@ from axial.io.write import output_folder, write_json
 
 @contextlib.contextmanager
 def for_people(what):
-    """Turns an error into a line on standard error: a training goes on without what only people look at."""
+    """A context that prints an error as one line, so that a training goes on without output that only people read."""
     try:
         yield
     except Exception as error:  # file systems, drawing and the profiler raise many types
@@ -35,7 +35,7 @@ def for_people(what):
 
 
 def write_scalar(name, value, step):
-    """Writes a scalar summary. It passes an array, as TensorFlow caches every Python number without end."""
+    """Writes a scalar summary. It passes an array, because TensorFlow would cache every Python number for ever."""
     tf.summary.scalar(name, np.asarray(value, np.float32), step)
 
 
@@ -63,13 +63,13 @@ class Status(contextlib.AbstractContextManager):
             self.write(state, self._step)
 
     def add_loop(self, steps, seconds, waited):
-        """Adds a loop: its number of steps, its seconds, and how many of these seconds it waited for its input."""
+        """Adds a loop: its number of steps, its duration in seconds, and the seconds of waiting for input in it."""
         self._loops.append((seconds / steps, waited / seconds))
 
     def speed(self):
         """dict of seconds per step (median, 90th and 99th percentile over loops), images per second, and 'input_bound'.
 
-        'input_bound' is the mean fraction of a loop that waits for input. The dict is empty before the first loop.
+        'input_bound' is the mean fraction of a loop's time that waits for input. The dict is empty before a first loop.
         """
         if not self._loops:
             return {}
@@ -116,7 +116,7 @@ class StopRequests:
         reason: text of the request; '' while there is none.
     """
 
-    SECONDS = 2  # between two reads of the metadata
+    SECONDS = 2  # between two reads of Google Cloud's metadata
     INTERRUPTED = 130  # the exit code that shells give for SIGINT
 
     def __enter__(self):
@@ -168,7 +168,7 @@ def show_hangs(seconds):
 
     Another call restarts it. `faulthandler.cancel_dump_traceback_later` ends it.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may not be a file
         # The timer overflows for much longer times.
         faulthandler.dump_traceback_later(min(seconds, 1e9), repeat=True, file=sys.__stderr__)
 
@@ -190,9 +190,9 @@ class Profile(contextlib.AbstractContextManager):
             output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
 
     def bound(self, step, target):
-        """The end of a loop that begins at `step`: `target`, or the trace's next edge if that comes first.
+        """The last step of a loop that begins at `step`: `target`, or the trace's next edge if this edge comes first.
 
-        So a trace begins and ends between two loops. All workers get the same end.
+        So a trace begins and ends between two loops. All workers get the same last step.
         """
         return min([target, *(edge for edge in self.edges if edge > step)])
 

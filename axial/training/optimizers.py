@@ -18,10 +18,10 @@ TABLE = re.compile(r"_table(:\d+)?$")  # position tables
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """Updates variables by a `Rule` until a step is not finite. That step and all later steps change nothing.
+    """Updates variables by a `Rule`, until a loss or gradient is not finite. This step and later ones change nothing.
 
-    A variable's attribute `learning_rate_factor` multiplies its learning rate, and so its whole update with its weight
-    decay.
+    A variable's attribute `learning_rate_factor` multiplies its learning rate, and so its whole update, including
+    weight decay.
 
     Args:
         rule: `Rule`.
@@ -29,7 +29,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     Attributes:
         averages: moving averages of the variables, in the same order; empty if the rule has none.
-        bad_step: the first step that was not finite, or -1.
+        bad_step: the first step whose loss or gradients were not finite, or -1.
         first_step: the step at which the slots started: 0, or the step at which a resumed training changed the
             optimizer. Bias corrections and similar terms count from this step.
     """
@@ -49,7 +49,7 @@ class Optimizer(keras.optimizers.Optimizer):
         self._built = True
 
     def is_stopped(self):
-        """Whether a step was not finite, a bool tensor."""
+        """Whether a step's loss or gradients were not finite: a bool tensor."""
         return self.bad_step >= 0
 
     def apply(self, gradients, variables, finite=True):
@@ -57,8 +57,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Args:
             gradients: gradients of all variables, in their order, summed over all replicas.
-            variables: the variables that the optimizer was made for.
-            finite: bool tensor: whether loss and gradients are finite.
+            variables: the variables that the constructor got.
+            finite: bool tensor, whether loss and gradients are finite.
         """
         step = tf.where(finite | self.is_stopped(), self.bad_step, self.iterations)
         self.bad_step.assign(step)
@@ -83,14 +83,15 @@ class Rule(Checked):
     """An optimizer's update rule, with the hyperparameters that a recipe sets.
 
     A subclass defines two methods. `scalars(step, rate, stopped)` returns a dict of scalars that the updates of all
-    variables share. Its arguments are the number of earlier steps (int64), the learning rate, and whether the step
-    changes nothing; all gradients are then zero. `move(variable, gradient, slots, now, decays)` updates a variable and
+    variables share. Its arguments are the number of earlier steps (int64), the learning rate, and whether the step must
+    change nothing; all gradients are then zero. `move(variable, gradient, slots, now, decays)` updates a variable and
     its slots. `now` is the dict of scalars, with 'lr' and 'decay' multiplied by the variable's learning rate factor.
+    `decays` is whether the variable has weight decay.
 
     Attributes:
         learning_rate: number or schedule.
         slots: names of the slot variables of each variable.
-        average: decay of the moving average of each variable, a further slot; 0 for none.
+        average: decay of the moving average of each variable, which is a further slot; 0 for no averages.
 
     Raises:
         InputError: the learning rate is neither a schedule nor a finite number >= 0.
@@ -118,7 +119,7 @@ class Rule(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(Rule):
-    """Adam (Kingma and Ba, ICLR 2015), with the values of Vaswani et al., NeurIPS 2017, Sec. 5.3.
+    """Adam (Kingma and Ba, ICLR 2015), with the default betas and epsilon of Vaswani et al., NeurIPS 2017, Sec. 5.3.
 
     m and v are the moments at step t. The update of a weight is -rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m /
     (sqrt(v) + epsilon), the form at the end of Kingma and Ba's Sec. 2.
@@ -126,7 +127,7 @@ class Adam(Rule):
     Args:
         learning_rate: number or schedule.
         beta_1, beta_2: decay rates of the first and the second moment.
-        epsilon: number in the denominator, see above.
+        epsilon: number that is added to the denominator; see above.
     """
 
     learning_rate: typing.Any = 1e-3
@@ -165,7 +166,7 @@ class RAdamLookahead(Adam):
         r_t^2 = (rho_t - 4)(rho_t - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho_t).
 
     Every `sync_period` steps the slow weights move by the fraction `slow_step` towards the fast weights, and the fast
-    weights restart from them.
+    weights restart from the slow weights.
 
     Args:
         learning_rate: number or schedule.
@@ -188,8 +189,8 @@ class RAdamLookahead(Adam):
         rho_inf = 2 / (1 - self.beta_2) - 1
         rho = rho_inf - 2 * step * power_2 / (1 - power_2)
         ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
-        # TensorFlow's fused kernel updates by lr m / (sqrt(v) + epsilon). The first steps need the plain m_hat instead:
-        # an epsilon far above sqrt(v), and an lr that is larger by the same factor, give it.
+        # TensorFlow's fused kernel updates by lr m / (sqrt(v) + epsilon). The first steps need the plain m_hat instead.
+        # An epsilon far above sqrt(v) makes the denominator constant, and an lr larger by that constant cancels it.
         root = tf.sqrt(1 - power_2)
         huge = 1e12
         plain = tf.cast(rate, tf.float64) / (1 - power_1)
@@ -254,7 +255,8 @@ class NesterovMomentum(Rule):
 
     def scalars(self, step, rate, stopped):
         moves, step = tf.where(stopped, 0.0, 1.0), tf.cast(step, tf.float32)
-        kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))  # weights may be loaded
+        # Step 0 overwrites the averages, as weights may have been loaded after the averages were made.
+        kept = tf.where(step == 0, 0.0, tf.minimum(self.average, (2 + step) / (11 + step)))
         return {
             "lr": moves * rate,
             "velocity": tf.where(stopped, 1.0, self.momentum),
@@ -291,10 +293,10 @@ def averaged(optimizer, variables):
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate as a function of the step, with the warm-up that all schedules share."""
+    """A learning rate as a function of the step. It has the warm-up that all schedules share."""
 
     def ramp(self, step, start=0.0):
-        """Fraction of the peak during the warm-up: it rises linearly from `start`, at step 0, to 1."""
+        """The learning rate's fraction of the peak. It rises linearly from `start` at step 0 to 1 at step `warmup`."""
         return start + (1 - start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
@@ -309,7 +311,7 @@ class WarmupPoly(Checked, Schedule):
         power: power of the decay.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     peak: NonNegative = 1e-3
@@ -332,7 +334,7 @@ class WarmupCosine(Checked, Schedule):
         warmup: steps of the warm-up.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     peak: NonNegative = 0.4
@@ -351,17 +353,17 @@ class WarmupCosine(Checked, Schedule):
 
 @dataclasses.dataclass(eq=False)
 class WarmupSteps(Checked, Schedule):
-    """A learning rate that rises linearly to `peak`, and is multiplied by `factor` at each of some steps.
+    """A learning rate that rises linearly to `peak`, and is multiplied by `factor` at each step of `drops`.
 
     Args:
         peak: the largest learning rate.
         drops: steps at which the rate falls, in rising order.
-        factor: factor of each fall.
+        factor: number that multiplies the rate at each of these steps.
         warmup: steps of the warm-up.
         start: fraction of the peak at step 0.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     peak: NonNegative = 0.02
@@ -392,7 +394,7 @@ class WarmupInverseSqrt(Checked, Schedule):
         warmup: steps of the warm-up.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     peak: NonNegative = 7e-4

@@ -11,7 +11,7 @@ from joblib.externals import loky
 
 from axial.layers import device
 
-FEW = 500  # examples: one process scores them before the others have imported TensorFlow
+FEW = 500  # examples: this process scores this many before other processes have imported TensorFlow
 AT_ONCE = 8  # examples of one call to another process
 MOST = 16  # processes
 WAITING = 128  # examples in the queue: some seconds of work while processes start; 3.2 GB for 2048x1024 pixels
@@ -21,9 +21,9 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TPU_LOAD_LIBRARY": "0", "TF_CPP_M
 
 
 def number_of(examples):
-    """Number of other processes that score this number of examples: one per core, except the core of this process.
+    """Number of further processes that score `examples` examples: one per core, except the core of this process.
 
-    If the network runs on the CPU, one process is enough, as a prediction takes longer than its scores.
+    If the network runs on the CPU, one further process is enough, as predicting takes longer than scoring.
     """
     most = 1 if device.on_cpu() else MOST
     return min(most, (os.cpu_count() or 1) - 1) if examples > FEW else 0
@@ -36,7 +36,7 @@ def scored(stream, scores, make, processes=0):
         stream: iterable of (example, prediction).
         scores: `Metrics` of the examples so far.
         make: picklable function that maps a shard (i, n) to empty `Metrics`.
-        processes: number of other processes that score; 0 to score in this process.
+        processes: number of further processes that score; 0 to score in this process.
 
     Yields:
         lists of (example, what `Metrics.update` returns for it), in the stream's order.

@@ -32,10 +32,10 @@ class Report:
         self.evaluator, self.folder, self.split, self.spec = evaluator, folder, split, spec
         self.caption, self.count = caption, count
         self.pictures = output_folder(folder, split, "--split")
-        self._drawn = {}  # photo number -> entry, of the worst and best so far
+        self._drawn = {}  # photo number -> entry in the metrics' `photos`, for the worst and best photos so far
 
     def extremes(self, photos):
-        """(worst, best) of the metrics' `photos`: two lists, the first with the worst first, the other the best."""
+        """(worst, best): two lists of entries of the metrics' `photos`. The most extreme entry of each comes first."""
         ranked = sorted((p for p in photos if p[2] is not None), key=lambda p: (p[2], p[0]))
         return ranked[: self.count], ranked[::-1][: self.count]
 
@@ -57,7 +57,7 @@ class Report:
         self._drawn = chosen
 
     def _chosen(self, photos):
-        """dict from photo numbers to the entries of the worst and best photos."""
+        """dict from the number of each worst or best photo to its entry in `photos`."""
         worst, best = self.extremes(photos)
         return {photo[0]: photo for photo in worst + best}
 
@@ -86,9 +86,9 @@ class Report:
             )
 
     def write(self, scores):
-        """Writes the page of the scores and removes the pictures of other photos. Returns the page's path.
+        """Writes the page, and removes the pictures of photos that it does not show. Returns the page's path.
 
-        A shard keeps the pictures of other shards: the page of the merged split shows photos of all shards.
+        A shard keeps the pictures of other shards, because the page of the merged split shows photos of all shards.
         """
         result, others = scores.result(), self._numbers_drawn() - self._chosen(scores.photos).keys()
         make_folder(self.pictures)

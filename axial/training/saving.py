@@ -18,8 +18,8 @@ from axial.weights.checkpoint import is_unfinished, run_checkpoints
 class Saver:
     """Writes the checkpoints of a `tf.train.Checkpoint` to a folder, and removes the oldest ones.
 
-    If there are several workers, only the chief's checkpoints stay. The others must save too, because moving statistics
-    are means over all replicas.
+    If there are several workers, only the chief's checkpoints stay. The others must save too, because a save takes the
+    means of the moving statistics over all replicas.
 
     TensorFlow writes a checkpoint under a temporary name, and its index last. So a half-written checkpoint is never
     restored (see `latest_checkpoint`), whether or not the file system can rename. In a local folder, the bytes are on
@@ -45,10 +45,10 @@ class Saver:
     def save(self, step):
         """Writes the checkpoint of a step, unless the last call wrote this step.
 
-        It retries after growing waits while the file system fails.
+        While the file system fails, it retries after growing waits.
 
         Raises:
-            InputError: the last retry has failed too.
+            InputError: the last retry has failed.
         """
 
         def attempt():
@@ -90,10 +90,10 @@ def save_json(path, value):
 
 
 def _list_checkpoints(folder):
-    """Writes TensorFlow's list `checkpoint` from the checkpoints that are in a folder.
+    """Writes TensorFlow's list of checkpoints, the file `checkpoint`, from the checkpoints in a folder.
 
-    A `tf.train.CheckpointManager` trusts the list, and removes its oldest entries. In a copied run the list may be
-    missing or name other files.
+    A `tf.train.CheckpointManager` trusts the list, and removes the oldest checkpoints in it. In a copied run, the list
+    may be missing or name other files.
     """
     path, names = os.path.join(folder, "checkpoint"), [os.path.basename(prefix) for prefix in run_checkpoints(folder)]
     if not names and tf.io.gfile.exists(path):
@@ -112,7 +112,7 @@ def _list_checkpoints(folder):
 def checkpoints(model_dir, last_step, timeout):
     """Yields (step, prefix) of a run's latest checkpoint, then of every newer one in order, until its last step.
 
-    It prints each checkpoint that the training removes before its turn. TensorFlow's `checkpoints_iterator` skips
+    It prints each checkpoint that the training removes before it is yielded. TensorFlow's `checkpoints_iterator` skips
     checkpoints instead, as it always yields the latest one.
 
     Args:

@@ -1,4 +1,4 @@
-"""Evaluates one split: it resumes, several processes can share it, and it writes results and a report."""
+"""Evaluates one split. An evaluation can resume, run as several shards, and write results and a report."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ class SplitRun:
         spec: `DatasetSpec`.
         split: name of the split.
         identity: dict of what the scores depend on; a state with another identity is refused. Its 'thresholds', if any,
-            are passed to the metrics; see `PanopticMetrics`. Only an evaluator with that study takes thresholds.
+            are passed to the metrics; see `PanopticMetrics`. Only an evaluator with such metrics takes thresholds.
         results_dir: folder of the results and the state, or None.
         state_dir: folder of the state for an evaluation without results. The evaluation goes on if the state cannot be
             written.
@@ -88,7 +88,7 @@ class SplitRun:
             shards: list of (i, n) to merge; None to resume this run's own shard.
 
         Raises:
-            InputError: the results exist already; a state is of another evaluation, or of an unfinished shard.
+            InputError: the results exist already; a state belongs to another evaluation, or to an unfinished shard.
         """
         self.metrics, annotations = self._make(self.shard), {}
         path, whole = self._path(self.shard), self._path((0, 1))
@@ -108,14 +108,14 @@ class SplitRun:
             self.writer.restore(path, [annotations[number] for number in sorted(annotations)])
 
     def stored(self):
-        """Iterator of what `Metrics.update` returned for each example that an earlier run has scored, in order."""
+        """Iterator over the results of `Metrics.update` for the examples that an earlier run has scored, in order."""
         return map(self.writer.decoded, range(len(self.metrics.photos)))
 
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the remaining examples, in other processes if there are many. Returns the result over all examples.
 
-        At the end of a whole split it writes the results' JSON, and removes the states of shards. With a report or
-        `watch`, it also shows them the examples that an earlier run has scored.
+        At the end of a whole split it writes the results' JSON, and removes the states of shards. The report and
+        `watch` also get the examples that an earlier run has scored.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
@@ -170,10 +170,10 @@ class SplitRun:
         return folder and state_path(folder, self.split, shard)
 
     def _stored(self, shard):
-        """(metrics, annotations, whether it is complete) from the state of a shard (i, n).
+        """(metrics, annotations, whether the shard is complete) from the state of a shard (i, n).
 
         Raises:
-            InputError: the state is of another evaluation, or does not hold the shard's first examples.
+            InputError: the state belongs to another evaluation, or does not hold the shard's first examples.
         """
         path, scores, state = self._path(shard), self._make(shard), self._read(shard)
         try:
@@ -186,7 +186,7 @@ class SplitRun:
         return scores, state.annotations, state.complete
 
     def _read(self, shard):
-        """The `EvaluationState` of a shard (i, n). Raises InputError if it is of another evaluation."""
+        """The `EvaluationState` of a shard (i, n). Raises InputError if it belongs to another evaluation."""
         path = self._path(shard)
         state = read_json(path, EvaluationState)[1]
         _compare(path, state.identity, self.identity)
@@ -214,12 +214,12 @@ def merge(results_dir, split, find_evaluator, report=None):
     Args:
         results_dir: the --results_dir of the shards.
         split: name of the split.
-        find_evaluator: function that maps a name, and its position for messages, to an `Evaluator`.
+        find_evaluator: function of an evaluator's name, and of the name's position for messages, to an `Evaluator`.
         report: function of an `Evaluator` and a `DatasetSpec` that returns a `Report`; None for no report.
 
     Raises:
-        InputError: the results exist already; a shard is missing, unfinished or of another evaluation; a picture of the
-            report is missing.
+        InputError: the results exist already; a shard is missing, is unfinished or belongs to another evaluation; a
+            picture of the report is missing.
     """
     stored = _shards(results_dir, split)
     if not stored:
@@ -238,7 +238,7 @@ def merge(results_dir, split, find_evaluator, report=None):
     whole = SplitRun(evaluator, spec, split, first.identity, results_dir=results_dir, report=report, model=model)
     whole.restore(shards)
     if report:
-        report.check(whole.metrics.photos)  # while shards can still draw from their states
+        report.check(whole.metrics.photos)  # before `run` removes the states, from which a shard can draw again
     whole.run(None, None)
     return whole
 
@@ -260,9 +260,9 @@ def _shard_error(path, shard, problem):
 
 
 def _compare(path, stored, identity):
-    """Raises InputError, which names the first difference, unless a stored identity has all values of `identity`.
+    """Raises InputError unless a stored identity has all values of `identity`. The message names the first difference.
 
-    Thresholds that only the stored identity has are a difference too.
+    Thresholds that only the stored identity has count as a difference too.
     """
     identity = {**identity, "thresholds": identity.get("thresholds")}
     keys, expected = [], msgspec.json.decode(msgspec.json.encode(identity))

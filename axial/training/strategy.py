@@ -15,7 +15,7 @@ from axial.io.read import first_line
 from axial.io.show import say
 from axial.layers.device import local_replicas
 
-SERVER_SECONDS = 120  # time limit for all servers of a slice to answer
+SERVER_SECONDS = 120  # time limit within which all servers of a TPU slice must answer
 
 
 def make_strategy(name="default", tpu="local", partitions=1):
@@ -86,7 +86,7 @@ def _shared(topology, partitions):
 
 
 def block_of(mesh, count):
-    """Sides of a block of `count` cores in a mesh with the given sides. It takes the cores of a chip first.
+    """Side lengths of a block of `count` cores in a mesh with the side lengths `mesh`. It fills a chip's cores first.
 
     Raises:
         InputError: no such block fits.
@@ -101,7 +101,7 @@ def block_of(mesh, count):
 
 
 def check_partitions(partitions, strategy):
-    """Raises InputError if a replica has several cores and the strategy is not a TPU's."""
+    """Raises InputError if a replica has several cores and the strategy is not a `TPUStrategy`."""
     if partitions > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         raise InputError(f"TrainingConfig.partitions = {partitions}: only with --strategy=tpu")
 
@@ -153,7 +153,7 @@ def name_lost_workers(strategy=None, model_dir=None):
 def _workers(count):
     wait = f"ends if not all of its {count} workers come in {GATHER_SECONDS} s"
     say(f"TF_CONFIG: {wait}; then start the same command again on all of them", error=True)
-    signal.alarm(GATHER_SECONDS)  # the system ends the process, as TensorFlow holds Python's lock while it waits
+    signal.alarm(GATHER_SECONDS)  # the alarm ends the process even while TensorFlow holds Python's GIL
     try:
         with name_lost_workers():
             return tf.distribute.MultiWorkerMirroredStrategy()
@@ -182,7 +182,7 @@ def total_over_workers(strategy, value):
         return value
     local = local_replicas(strategy)
 
-    def contribution(context):  # the first replica of each worker gives its number
+    def contribution(context):  # the first replica of each worker contributes the value, the others 0
         return tf.constant(0.0 if context.replica_id_in_sync_group % local else float(value), tf.float32)
 
     values = strategy.experimental_distribute_values_from_function(contribution)

@@ -1,4 +1,4 @@
-"""The train step of a task. orbit runs several steps as one loop without the host."""
+"""The train step of a task. orbit runs several steps as one loop on the device, without the host in between."""
 
 import time
 import unittest.mock
@@ -17,7 +17,7 @@ from axial.training.strategy import total_over_workers, workers
 
 
 class TrainStep(orbit.StandardTrainer):
-    """Runs the train steps of one task: losses, gradients and update. It keeps the mean losses between two reports.
+    """Runs the train steps of one task: losses, gradients and update. It averages the losses between two reports.
 
     Args:
         task, config, strategy: see `axial.training.trainer.train`.
@@ -34,15 +34,15 @@ class TrainStep(orbit.StandardTrainer):
         with strategy.scope():
             names = (*task.loss_names, "gradient_norm")
             self.sums = {name: keras.metrics.Mean(name, dtype=tf.float32) for name in names}
-        # The step is a function of its own: in the graph of a loop, TensorFlow picks one of two gradients of max
-        # pooling by the order of addresses, and the two round differently. A TPU compiles the whole loop at once.
+        # The step is a function that is not inlined. In a loop's graph, memory addresses would decide which of two
+        # max pooling gradients TensorFlow takes, and the two round differently. A TPU compiles the whole loop at once.
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         alone = tf.function(self._step, autograph=False, experimental_attributes={"_noinline": True})
         self._step_function = self._step if on_tpu else alone
 
     @property
     def train_dataset(self):
-        """The batches from the optimizer's step on. orbit reads this property at its first loop."""
+        """The distributed batches from the optimizer's current step on. orbit reads this property at its first loop."""
         config, step = self.config, int(self.optimizer.iterations.numpy())
         return self.strategy.distribute_datasets_from_function(
             lambda context: self.task.train_dataset(config.batch, config.seed, step, context, service=self.service)
@@ -52,10 +52,10 @@ class TrainStep(orbit.StandardTrainer):
         """Runs `count` steps.
 
         Returns:
-            (seconds, waited): the duration, averaged over workers, and how many of these seconds the input took.
+            (seconds, waited): the duration, averaged over workers, and the seconds of waiting for batches in it.
 
         Raises:
-            InputError: a damaged record.
+            InputError: a record is damaged.
             NonFiniteError: a loss or gradient is not finite.
         """
         before, started = self.waited.numpy(), time.perf_counter()
@@ -97,7 +97,7 @@ class TrainStep(orbit.StandardTrainer):
         return losses, gradients, total, statistics
 
     def replica_update(self, losses, gradients, total, statistics):
-        """Updates the weights if loss and gradients are finite, and adds to the mean losses, on one replica.
+        """Updates the weights on one replica if loss and gradients are finite, and adds the losses to their means.
 
         Args:
             losses: dict of this replica's losses.
@@ -120,8 +120,8 @@ class TrainStep(orbit.StandardTrainer):
         """Mean losses and gradients over the micro-batches of a replica's batch.
 
         Some losses divide by counts over the global batch, so these counts are computed first. A detector's counts
-        depend on its proposals, so an extra forward pass computes them. A batch of one micro-batch skips this, unless
-        the losses are in branches (`by_shape`): sums over replicas are not possible there.
+        depend on its proposals, so an extra forward pass computes them. A single micro-batch needs no such counts,
+        unless its losses are computed in branches (`by_shape`), in which sums over replicas are not possible.
         """
         count, whole = self.config.accumulate, None
         split = {name: tf.split(x, count) for name, x in batch.items()}
@@ -137,7 +137,7 @@ class TrainStep(orbit.StandardTrainer):
         return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
 
     def _gradients(self, batch, step, replica, whole):
-        """(dict of losses, list of the gradients of this replica's term of the mean loss)."""
+        """(dict of this replica's losses, list of the gradients of its term of the global mean loss)."""
 
         def compute(batch):
             with tf.GradientTape() as tape:
@@ -168,7 +168,7 @@ class TrainStep(orbit.StandardTrainer):
 
 
 def _split_rows(batch, partitions, strategy):
-    """The batch of a replica, with the rows of its images and maps split over the replica's devices."""
+    """The batch of a replica, whose images and maps are split by rows over the replica's devices."""
 
     def split(x):
         if partitions == 1 or x.shape.rank < 3:  # not an image or a map
@@ -179,7 +179,7 @@ def _split_rows(batch, partitions, strategy):
 
 
 def _added(compute, micro_batches):
-    """The sum of compute(i, micro_batch) over the micro-batches, in sequence, so that memory holds only one."""
+    """The sum of compute(i, micro_batch) over the micro-batches. They run in sequence, so memory holds only one."""
     total = None
     for i, micro_batch in enumerate(micro_batches):
         with tf.control_dependencies(tf.nest.flatten(total or ())):
@@ -193,7 +193,7 @@ def _added(compute, micro_batches):
 
 
 def _repeat(task, model, config, step, replicas):
-    """`first_non_finite` of a step, one micro-batch after the other. It sees only the first host's batches."""
+    """Names from `first_non_finite` for a repeated step. Only the first host's batches are read, by micro-batches."""
     context = tf.distribute.InputContext(1, 0, replicas)
     batches = iter(task.train_dataset(config.batch, config.seed, step, context))
     for replica in range(replicas):

@@ -38,34 +38,35 @@ from axial.weights.restore import (
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(Checked):
-    """How long and how a task is trained.
+    """Hyperparameters and intervals of a training, apart from its task and its optimizer.
 
     Attributes:
         steps: number of steps of the whole training; 0 writes a run that has the weights of init_checkpoint.
         batch: global batch size: images, or source tokens.
-        accumulate: gradient accumulation steps. Each replica computes its batch in so many micro-batches, one after the
-            other, to save memory. The averaged gradients equal the whole batch's, except that a batch norm sees one
-            micro-batch at a time (experiments/results/checks.md has the difference). A detector counts the boxes of all
-            micro-batches first, for a third more work.
+        accumulate: gradient accumulation steps. Each replica splits its batch into this many micro-batches and computes
+            them one after the other, to save memory. The averaged gradients equal the whole batch's, except that a
+            batch norm sees one micro-batch at a time (experiments/results/checks.md has the difference). A detector
+            counts the boxes of all micro-batches first, which takes a third more work.
         partitions: cores per replica (model parallelism over the image). Each TPU core of a replica holds some of the
             rows of each image, for models that do not fit one core.
         seed: seed of the initial weights, the order of the examples, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
         clip_norm: largest global norm of the gradients. Larger gradients are scaled down to it. 0 for no clipping.
-        steps_per_loop: steps between two reports of the mean losses, and the most steps that run without the host.
-        seconds_per_loop: seconds after which the host checks for a request to stop, at the end of the running step. A
-            preempted machine has about 30 seconds in all.
-        hang_seconds: seconds without the end of a loop after which the stack of every thread goes to standard error.
+        steps_per_loop: steps between two reports of the mean losses, and largest number of steps in a device loop.
+        seconds_per_loop: target duration in seconds of a loop of steps, after which the host checks for a request to
+            stop. A preempted machine has about 30 seconds in all.
+        hang_seconds: seconds after which a loop counts as hanging, and every thread's stack goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
         init_checkpoint: weights that a new run starts from: a checkpoint, a run, a safetensors file or the name of a
             shipped model (see `initialize`); None for random weights.
-        random_frozen: whether a new run may have frozen weights that no checkpoint gives (see `check_frozen`).
+        random_frozen: whether frozen weights of a new run may stay random if no checkpoint has them (see
+            `check_frozen`).
         jit_compile: whether XLA compiles the step: 'yes', 'no', or 'auto' for a GPU only. A TPU always compiles.
 
     Raises:
-        InputError: an argument of another type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     steps: Natural
@@ -114,8 +115,8 @@ def train(task, model_dir, optimizer, config, options=None):
 
     The folder keeps the run's `hyperparameters`. A resumed training must use the same ones.
 
-    With several workers (see `make_strategy`), each of them calls it. The chief writes into `model_dir`, which all
-    workers must be able to read.
+    With several workers (see `make_strategy`), each worker calls this function. The chief writes into `model_dir`,
+    which all workers must be able to read.
 
     Args:
         task: a `Task`.
@@ -129,9 +130,9 @@ def train(task, model_dir, optimizer, config, options=None):
 
     Raises:
         InputError: the batch does not divide equally over the replicas; a split has no label; the run's hyperparameters
-            differ; the checkpoint is of another model; the run has no whole checkpoint; no checkpoint gives the frozen
-            weights; the checkpoint cannot be written.
-        Preempted: after a checkpoint was saved on SIGTERM, SIGINT or a notice of maintenance; or another worker has
+            differ; the checkpoint belongs to another model; the run has no whole checkpoint; no checkpoint has the
+            frozen weights; the checkpoint cannot be written.
+        Preempted: SIGTERM, SIGINT or a notice of maintenance came, and a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
             that step, and weights, optimizer and moving statistics keep their values from before it.
@@ -157,7 +158,7 @@ def train(task, model_dir, optimizer, config, options=None):
         if not is_labelled(task.data_dir, split):
             raise InputError(f"{task.data_dir}: no photo of {split!r} has a label to learn from or to score")
     make_folder(model_dir)
-    # A link that leads out of the run is refused before anything of the run is written.
+    # A symbolic link that leads out of the run's folder is refused before the run writes any file.
     for name in ("best", ".evaluating"):
         output_folder(model_dir, name, "--model_dir")
     with name_lost_workers(strategy, model_dir):
@@ -265,7 +266,7 @@ def check_batch(config, replicas, row=1):
     Args:
         config: `TrainingConfig`.
         replicas: number of replicas.
-        row: number of tokens in a row of text, as a batch of text is divided by rows; 1 for images.
+        row: number of tokens in a row of text, as a batch of text is split into whole rows; 1 for images.
     """
     if config.batch % replicas:
         raise InputError(f"batch {config.batch} cannot be shared by {replicas} replicas")
@@ -298,7 +299,7 @@ def _restored(loop, latest, start):
     Args:
         loop: `TrainStep`.
         latest: prefix of the run's latest checkpoint; None for a new run.
-        start: the result of `find_weights` for the weights that a new run starts from; None for random weights.
+        start: path of the weights that a new run starts from, as `find_weights` returns it; None for random weights.
     """
     model, optimizer, config = loop.model, loop.optimizer, loop.config
     # `restore_model` depends on these names.
@@ -323,7 +324,7 @@ def _restored_slots(checkpoint, optimizer, latest):
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
         checkpoint.restore(latest)
-        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # the checkpoint has set the old constant
+        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # restore has set the earlier constant
             optimizer.learning_rate.assign(rate)
         return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)

@@ -8,5 +8,5 @@ convert.py      converts a file of each source, and uses or reports every tensor
 interchange.py  reads and writes safetensors files
 card.py         writes the model card, README.md of a model's folder
 restore.py      finds and restores our weights, and initialises a training from them; `axial.load` calls it
-source.py       finds out what lies at a path or under a shipped model's name; all commands ask it
+source.py       finds out what lies at a path or under a shipped model's name; all commands use it
 """

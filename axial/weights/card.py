@@ -1,8 +1,8 @@
 """The model card, README.md of a model's folder, for people and for Hugging Face's hub.
 
 The card begins with the hub's YAML head (https://huggingface.co/docs/hub/model-cards): licence, library, tags, data
-sets, and scores as a model-index. The page below describes the model's input, output and data, lists the scores of each
-split, and shows the commands that made the model and that use it.
+sets, and scores as a model-index. The text after it describes the model's input, output and data, lists the scores of
+each split, and shows the commands that made the model and the commands that use it.
 """
 
 import json
@@ -46,9 +46,9 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
     Args:
         folder: the model's folder, with all files but this page.
         card: `WeightsCard`; see `make_card`.
-        form: of the model's files, one of `FORMS`.
+        form: format of the model's files, one of `FORMS`.
         task: the model's task; None for weights without a recipe, whose card names the model.
-        outputs: dict from the names of an exported network's maps to their shapes; None if the shapes are not fixed.
+        outputs: dict from the name of each map of an exported network to its shape; None if the shapes are not fixed.
         objects: statistics (`Objects`) of the training photos' objects, or None.
     """
     digests = folder_digests(folder, leave=(PAGE,))
@@ -56,7 +56,7 @@ def write_page(folder, card, form, *, task=None, outputs=None, objects=None):
 
 
 def page(card, form, files, *, task=None, outputs=None, objects=None):
-    """The text of README.md; see `write_page`. `files` is a dict from the folder's files to their SHA-256."""
+    """The text of README.md; see `write_page`. `files` is a dict from the name of each file to its SHA-256."""
     network = find_variant(card.model).model
     made_from = ["", "They are made from:", "", *_digests(card.input)] if card.input else []
     sections = {
@@ -82,7 +82,7 @@ def _tensors(rows):
 
 
 def _digests(files):
-    """A table of files and their SHA-256."""
+    """A table with the name and the SHA-256 of each file."""
     return show.markdown_table(("file", "SHA-256"), [tuple(map(show.code, file)) for file in files.items()])
 
 
@@ -128,7 +128,7 @@ def _inputs(card, form, network, task):
 
 
 def _preparation(card):
-    """Lines on the preprocessing of a photo, and on its size."""
+    """Lines that describe the preprocessing and the size of a photo."""
     preprocessing = card.preprocessing
     if not preprocessing:
         return []
@@ -173,7 +173,7 @@ def _data(card):
 
 
 def _objects(objects):
-    """Lines on the sizes and grey levels of the training photos' objects, `Objects` or None."""
+    """Lines on the sizes of the training photos' objects and on the photos' grey levels. `objects` may be None."""
     if not objects:
         return []
     (low, median, high), (dark, grey, bright) = objects.diameter, objects.level
@@ -191,7 +191,7 @@ def _photos(number):
 
 
 def _scores(card):
-    """For each split a table of scores, and whether these scores chose the checkpoint."""
+    """Lines with a table of scores for each split. They say whether these scores chose the checkpoint."""
     lines = []
     for result in results(card):
         chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""

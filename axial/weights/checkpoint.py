@@ -35,7 +35,7 @@ _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, Runtim
 
 
 def read_checkpoint(path):
-    """A checkpoint's variables, as a dict from object paths like 'encoder/_stem/_conv/kernel' to arrays.
+    """A checkpoint's variables: a dict from the object path of each, like 'encoder/_stem/_conv/kernel', to its array.
 
     Args:
         path: prefix of the checkpoint, its folder, or an archive (.tar, .tar.gz or .tgz) with its files.
@@ -133,7 +133,7 @@ def is_unfinished(prefix):
 
 
 def remove_unfinished(folder):
-    """Removes the unfinished checkpoint of a killed process, which no later save removes."""
+    """Removes the unfinished checkpoints of killed processes, because no later save removes them."""
     names = _names(folder)
     for name in (match[1] for match in map(re.compile(rf"(ckpt-\d+){UNFINISHED}").fullmatch, names) if match):
         try:
@@ -145,7 +145,7 @@ def remove_unfinished(folder):
 
 
 def traces(folder):
-    """Names of files other than checkpoints which show that a run in this folder has saved a checkpoint."""
+    """Names of files, other than the folder's own checkpoints, which show that a run here has saved a checkpoint."""
     best = [f"best/{name}" for name in _names(os.path.join(folder, "best"))]
     later = {"checkpoint", "evaluated.json"} & set(_names(folder))
     return sorted(later) + sorted(name for name in best if _RUN_FILE.fullmatch(name[5:]) or name == "best/scores.json")
@@ -158,12 +158,12 @@ def _names(folder):
 
 @contextlib.contextmanager
 def refused(prefix, what, passing=()):
-    """Turns TensorFlow's errors on a checkpoint that is damaged or of another model into an InputError.
+    """A context that turns TensorFlow's errors on a damaged checkpoint, or on another model's, into an InputError.
 
     Args:
-        prefix: of the checkpoint.
+        prefix: prefix of the checkpoint.
         what: the problem, for the message.
-        passing: exceptions that are raised unchanged.
+        passing: exception types that are raised unchanged.
     """
     try:
         yield
@@ -174,10 +174,10 @@ def refused(prefix, what, passing=()):
 
 
 def read_h5(path):
-    """The arrays of an .h5 file of Keras' save_weights, as a dict from 'layer/weight' to arrays.
+    """The arrays of an .h5 file of Keras' save_weights: a dict from the name 'layer/weight' of each to its array.
 
     Raises:
-        InputError: the file is not of save_weights, or its data is compressed or in another file.
+        InputError: save_weights did not write the file, or its data is compressed or in another file.
     """
     arrays = {}
 

@@ -1,7 +1,7 @@
 """Converts weights of other public implementations to checkpoints of axial. Each source has a function.
 
-The function reads from names and shapes which registered model a file holds, and with which arguments. No tensor of the
-file and no weight of the model is passed over in silence: the card lists unused tensors and unfilled weights.
+The function finds the registered model and its arguments from the names and shapes of a file's tensors. The card lists
+every unused tensor of the file and every weight of the model that the file does not fill.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ GIN = "model.gin"
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """The content of a file: the `WeightsCard` of its model, and a dict from our weight names to arrays."""
+    """The content of a file: the `WeightsCard` of its model, and a dict from our name of each weight to its array."""
 
     card: WeightsCard
     values: dict
@@ -54,8 +54,8 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a PyTorch file of csrhddlam/axial-deeplab.
 
     Args:
-        path: of the file.
-        name: of the registered model; by default it follows from the file's width and numbers of blocks.
+        path: path of the file.
+        name: name of the registered model; by default it follows from the file's width and numbers of blocks.
     """
     arrays = read_state_dict(path)
     repeats, width = _repeats(arrays, r"layer(\d+)\.(\d+)\."), _shape(arrays, "conv1.weight", 4)[0] / 64
@@ -95,7 +95,7 @@ def write_csrhddlam(folder: str, output: str) -> int:
         Number of tensors.
 
     Raises:
-        InputError: the model is none of csrhddlam's networks.
+        InputError: csrhddlam/axial-deeplab has no such network.
     """
     model, card = load_weights(folder)
     assert card  # without a card `load_weights` needs a name
@@ -115,12 +115,12 @@ def write_csrhddlam(folder: str, output: str) -> int:
 def deeplab2(path: str, name: str | None = None) -> Conversion:
     """The `Conversion` of a checkpoint of google-research/deeplab2: MaX-DeepLab-S's backbone, or an Axial-SWideRNet.
 
-    A checkpoint of ImageNet holds only the encoder; decoders and heads stay random.
+    An ImageNet checkpoint holds only the encoder; decoders and heads stay random.
 
     Args:
         path: see `read_checkpoint`.
-        name: of the registered model. The file does not show whether MaX-S has ReLU, the default, or GELU; for GELU
-            give 'max_s_backbone_gelu'.
+        name: name of the registered model. The file does not show whether MaX-S uses ReLU or GELU. The default is ReLU;
+            for GELU give 'max_s_backbone_gelu'.
     """
     arrays = read_checkpoint(path)
     unused = names.unused(arrays, DEEPLAB2)
@@ -165,8 +165,8 @@ def keras_applications(path: str, name: str | None = None) -> Conversion:
     A file without the top fills only the backbone; the last layer stays random.
 
     Args:
-        path: of the file.
-        name: of the registered model; by default it follows from the file's numbers of blocks.
+        path: path of the file.
+        name: name of the registered model; by default it follows from the file's numbers of blocks.
     """
     values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
@@ -182,7 +182,7 @@ def keras_applications(path: str, name: str | None = None) -> Conversion:
 
 
 def _shape(arrays, name, rank):
-    """The shape of a tensor. Raises InputError if there is no such tensor, or if its rank is another."""
+    """The shape of a tensor. Raises InputError if there is no such tensor, if its rank differs, or if it is empty."""
     if name not in arrays:
         raise InputError(f"it has no tensor {name!r}{nearest(name, arrays)}")
     shape = arrays[name].shape
@@ -206,7 +206,7 @@ def _repeats(arrays, pattern):
 
 
 def _card(public, name, arguments, num_classes, photo=None):
-    """The `WeightsCard` of a model of `PublicWeights`. It has the arguments that differ from the variant's."""
+    """The `WeightsCard` of a model with `PublicWeights`. It stores only arguments that differ from the variant's."""
     variant, arguments = find_variant(name), {**arguments, **public.arguments}
     usual = {**variant.backbone_arguments({}), **variant.arguments}
     arguments = {key: value for key, value in arguments.items() if key not in usual or usual[key] != value}
@@ -228,9 +228,9 @@ def convert(source: str, path: str, output: str, name: str | None = None) -> tup
 
     Args:
         source: one of `SOURCES`.
-        path: of the file.
+        path: path of the file.
         output: folder that does not exist yet.
-        name: of the registered model; by default the source's function chooses it.
+        name: name of the registered model; by default the source's function chooses it.
 
     Returns:
         (`Conversion`, the model).
@@ -257,7 +257,7 @@ def convert(source: str, path: str, output: str, name: str | None = None) -> tup
 
 
 def input_hashes(path: str) -> dict[str, str]:
-    """dict from file names to SHA-256, of the files of a path, a prefix or a folder."""
+    """dict from the name of each file to its SHA-256. `path` is a file, a checkpoint's prefix or a folder."""
     if tf.io.gfile.isdir(path):
         path = os.path.join(path, "")
     files = [path] if not path.endswith("/") and tf.io.gfile.exists(path) else gfile.glob(path, "*")

@@ -1,8 +1,8 @@
 """Weights as safetensors files, which also hold all that is needed to build the model.
 
 A safetensors file is a JSON header and numbers (https://github.com/huggingface/safetensors). Reading it runs no code.
-Our files name the weights by `weight_names`. Their metadata has a `WeightsCard` under 'axial'. `card.write_page` makes
-the page for people.
+Our files name the weights by `weight_names`. Their metadata has a `WeightsCard` under 'axial'. `card.write_page` writes
+the model card for people.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ from axial.weights.names import assign_weights, weight_names
 
 LARGEST_FILE = 2**33  # bytes; Axial-SWideRNet-(1, 1, 4.5) has 2.1 GB
 METADATA = "axial"  # key of the `WeightsCard` in a file's metadata
-SIDE = 33  # of the photo that builds a model; no weight depends on it
+SIDE = 33  # side in pixels of the photo on which a model is built; no weight depends on it
 
 
 class StoredNorm(Strict):
-    """A `BatchNormConfig` as it is stored."""
+    """The stored form of a `BatchNormConfig`."""
 
     momentum: typing.Annotated[float, msgspec.Meta(ge=0, lt=1)]
     epsilon: typing.Annotated[float, msgspec.Meta(gt=0)]
@@ -64,7 +64,7 @@ class WeightsCard(Struct):
 
     preprocessing has the side of the photos, the mean and deviation of their pixels from 0 to 255, and the scale of
     photos that are not fitted to that side. input has the SHA-256 of the files that the weights come from. scores has
-    numbers from 0 to 1, measured on the split scored_split. They chose the checkpoint as its run's best.
+    numbers from 0 to 1, measured on the split scored_split. By these scores the run chose this checkpoint as its best.
     """
 
     format: typing.Literal[1]
@@ -82,9 +82,9 @@ class WeightsCard(Struct):
     scores: dict[str, float | None] = {}
     scored_split: str = ""
     scored_photos: Count = 0
-    results: list[CardScores] = []  # of later evaluations, which did not choose the checkpoint
+    results: list[CardScores] = []  # scores of later evaluations, which did not choose the checkpoint
     trained: CardSplit | None = None
-    license: str = ""  # of the weights, an identifier of SPDX or of the hub
+    license: str = ""  # licence of the weights: an identifier of SPDX or the hub
     made: list[str] = []  # the commands that made the model
     weights: str = ""  # SHA-256 of the tensors of a safetensors file
 
@@ -152,9 +152,9 @@ def build_from_card(
 
     Args:
         card: the card.
-        path: of the card's file.
-        arguments: of the model; they override the card's.
-        arrays: dict of the file's arrays, if any. A much larger model, which a hostile card may describe, is refused.
+        path: path of the card's file.
+        arguments: arguments of the model that override the card's.
+        arrays: dict of the file's arrays, or None. A model that is much larger, as a hostile card may ask, is refused.
     """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
     remaining = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
@@ -177,8 +177,8 @@ def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard
     """Writes a model's weights and card to one file, which appears only when it is complete.
 
     Args:
-        model: built, with batch norms that are not folded.
-        path: of the new file, which ends in .safetensors.
+        model: a built model whose batch norms are not folded.
+        path: path of the new file, which ends in .safetensors.
         card: `WeightsCard`; see `make_card`. This function fills its number of parameters and hash of the weights.
 
     Returns:
@@ -191,7 +191,7 @@ def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard
 
 
 def read_safetensors(path: str) -> tuple[WeightsCard, dict[str, np.ndarray]]:
-    """(`WeightsCard`, dict from names to float32 arrays) of a file that `write_safetensors` wrote.
+    """(`WeightsCard`, dict from the name of each weight to a float32 array) of a file of `write_safetensors`.
 
     Raises:
         InputError: the file is damaged, has no card, or its weights do not match the card's hash.
@@ -215,13 +215,13 @@ def restore_tensors(model: Model, path: str, name: str, spec: Spec) -> None:
     """Loads a built model's weights from a safetensors file.
 
     Args:
-        model: built.
-        path: of the file.
-        name: of the registered model.
+        model: a built model.
+        path: path of the file.
+        name: name of the registered model.
         spec: `DatasetSpec` of the model's data.
 
     Raises:
-        InputError: the file is damaged, or its weights are of another model or of other classes.
+        InputError: the file is damaged, or its weights belong to another model or to other classes.
     """
     card, arrays = read_safetensors(path)
     if card.model != name:

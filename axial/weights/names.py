@@ -1,9 +1,9 @@
-"""Converts weight names and axes of other public implementations to ours. The tables of names are beside our models.
+"""Converts weight names and axes of other public implementations to ours, by the tables in `public_weights.py` files.
 
 `deeplab2_weights`, `csrhddlam_weights` and `keras_weights` convert weights of google-research/deeplab2, of
 csrhddlam/axial-deeplab and of tf_keras.applications. Each turns a dict of the source's arrays into a dict of ours,
-which `assign_weights` assigns to a layer or model. They leave out the offset of a logit batch norm, because softmax
-ignores it. `to_csrhddlam` converts in the other direction.
+which `assign_weights` assigns to a layer or model. The offsets of logit batch norms are left out, because softmax
+ignores them. `to_csrhddlam` converts in the other direction.
 """
 
 import math
@@ -24,7 +24,7 @@ def _renamed(name, public):
 
 
 def unused(arrays, public):
-    """dict from the names that our model does not need to the reason."""
+    """dict from the name of each tensor that our model does not need to the reason."""
     return {name: reason for name in arrays for pattern, reason in public.unused.items() if re.search(pattern, name)}
 
 
@@ -35,7 +35,7 @@ def deeplab2_weights(arrays):
     """Renames DeepLab2's variables, and splits its stacked batch norms.
 
     Args:
-        arrays: dict from variable names, or object paths like 'encoder/_stem/_conv/kernel', to arrays.
+        arrays: dict from each variable's name, or object path like 'encoder/_stem/_conv/kernel', to its array.
     """
     plain = {"/".join(key.lstrip("_") for key in name.split("/")): array for name, array in arrays.items()}
     ours = {}
@@ -61,11 +61,11 @@ def deeplab2_weights(arrays):
 def to_csrhddlam(values, heads=8):
     """The state dict of an `axialnet` network, of a block or of an attention layer, as a dict of arrays.
 
-    The batch norms' counts of batches and the offsets of logits are 0. Its r^q and r^v tables are ordered by o - p, so
-    ours are reversed. Its rows of qkv are grouped by head.
+    The counts of batches in batch norms and the offsets of logit batch norms are 0. `axialnet` orders its r^q and r^v
+    tables by the query's position minus the key's, so ours are reversed. It groups the rows of qkv by head.
 
     Args:
-        values: dict from names of the weights of a classifier, a block or an attention layer to arrays.
+        values: dict from the name of each weight of a classifier, a block or an attention layer to its array.
         heads: number of heads of the attention layers.
     """
 
@@ -77,13 +77,13 @@ def to_csrhddlam(values, heads=8):
     state_dict = {}
     for name, array in values.items():
         if re.search("(key|value)_table$|position_output_norm/", name):
-            continue  # converted with the query table and the content
+            continue  # converted together with the query table or with content_output_norm
         target = _renamed(name, CSRHDDLAM)
         prefix, _, suffix = target.rpartition(".")
         if suffix == "relative":
             key, value = (values[name.replace("query", other)] for other in ("key", "value"))
             length = len(key) // 2 + 1
-            index = np.arange(length)[:, None] - np.arange(length) + length - 1  # of key - query
+            index = np.arange(length)[:, None] - np.arange(length) + length - 1  # row of the table for key - query
             state_dict[target.replace("relative", "flatten_index")] = index.reshape(-1).astype(np.int64)
             array = np.concatenate([array[::-1].T, key.T, value[::-1].T])
         elif prefix.endswith("qkv_transform"):
@@ -106,12 +106,13 @@ def to_csrhddlam(values, heads=8):
 def csrhddlam_weights(arrays, shapes, heads=8):
     """The inverse of `to_csrhddlam`.
 
-    It converts the indices of our numbers by `to_csrhddlam`. So the source's numbers show where they belong.
+    It numbers all elements of our weights, and converts these indices by `to_csrhddlam`. The result tells to which
+    element of ours each element of the source belongs.
 
     Args:
-        arrays: dict from names of a state dict to arrays. Names of `CSRHDDLAM.unused` are not read. A weight of ours is
-            left out if its numbers are missing.
-        shapes: dict from our names to shapes.
+        arrays: a state dict, from the name of each tensor to its array. Names in `CSRHDDLAM.unused` are not read. A
+            weight of ours is left out if some of its elements are missing.
+        shapes: dict from our name of each weight to its shape.
         heads: `groups` of the source's attention layers.
     """
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
@@ -127,13 +128,13 @@ def csrhddlam_weights(arrays, shapes, heads=8):
 
 
 def keras_weights(arrays):
-    """Weights of a ResNet of tf_keras.applications, by the names of a `Classifier` on `ConvResNet`.
+    """Weights of a ResNet of tf_keras.applications, with the weight names of a `Classifier` on `ConvResNet`.
 
-    The source's convolutions have biases before batch norms; the moving means absorb them. Its photos have the channels
-    blue, green, red, so the input channels of the stem's kernel are reversed.
+    The source's convolutions have biases before batch norms; the moving means absorb these biases. Its photos have BGR
+    channels, so the input channels of the stem's kernel are reversed.
 
     Args:
-        arrays: dict from names like 'conv2_block1_1_conv/kernel' to arrays.
+        arrays: dict from the name of each weight, like 'conv2_block1_1_conv/kernel', to its array.
     """
     ours = {_renamed(name, KERAS): array for name, array in arrays.items()}
     for name in [name for name in ours if re.match("backbone/.*/conv/bias$", name)]:
@@ -153,7 +154,7 @@ def keras_weights(arrays):
 
 
 def weight_names(module):
-    """Dict from names like 'backbone/stage2_block1/reduce/conv/kernel' to the variables of `module`.
+    """dict from each weight's name, like 'backbone/stage2_block1/reduce/conv/kernel', to the variable of `module`.
 
     The names leave out the module's own name.
     """
@@ -161,7 +162,7 @@ def weight_names(module):
 
 
 def assign_weights(module, values):
-    """Sets every weight of a built layer or model from a dict by our names.
+    """Sets every weight of a built layer or model from `values`, a dict from the name of each weight to its array.
 
     Raises:
         InputError: a weight has no value, a value has no weight, or their shapes differ.

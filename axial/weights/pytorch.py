@@ -1,6 +1,6 @@
 """Reads and writes files of torch.save without PyTorch. Reading runs no code of the file.
 
-Such a file has a pickle of the structure, and separately the bytes of each tensor. Since PyTorch 1.6 both are entries
+Such a file has a pickle of the structure, and separately the bytes of each storage. Since PyTorch 1.6 both are entries
 of an uncompressed ZIP archive; earlier versions write one stream (torch/serialization.py).
 """
 
@@ -38,10 +38,10 @@ STORAGES = {
 
 
 def read_state_dict(path):
-    """A model's tensors, as a dict from names to arrays.
+    """A model's tensors, as a dict from the name of each tensor to its array.
 
-    The file holds a state dict, either bare or under 'net', 'state_dict' or 'model'. If all names start with
-    DataParallel's prefix 'module.', it is removed.
+    The file holds a state dict, either bare or under the key 'net', 'state_dict' or 'model'. If all names start with
+    DataParallel's prefix 'module.', this prefix is removed.
 
     Raises:
         InputError: the file is cut short or not of torch.save, its pickle asks for more than tensors and plain
@@ -70,7 +70,7 @@ def read_state_dict(path):
 
 
 def _read_archive(data):
-    """The content of a file since PyTorch 1.6, a ZIP archive."""
+    """The content of a file of PyTorch 1.6 or later, a ZIP archive."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     entries, names = archive.infolist(), set(archive.namelist())
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
@@ -92,7 +92,7 @@ def _read_archive(data):
 
 
 def _read_stream(data):
-    """The content of a file before PyTorch 1.6: five pickles, then a count and the bytes of each storage."""
+    """The content of a file of an earlier PyTorch: five pickles, then a count and the bytes of each storage."""
     types, parts, starts, arrays = {}, [], [0], {}
 
     def record(key, dtype, count):  # the bytes follow the pickles, so this pass only records the types
@@ -142,7 +142,7 @@ def read_pickle(data, storage):
 
 
 class _Dict(dict):
-    """A dict with plain keys only: the hash of deeply nested tuples would crash the process."""
+    """A dict that allows only str and int keys, because hashing a deeply nested tuple would crash the process."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ _ALLOWED = (
 
 
 class _Instructions(dict):
-    """dict from the bytes of the allowed instructions, `_ALLOWED`, to their methods. Others are refused."""
+    """dict from the byte of each allowed instruction (`_ALLOWED`) to its method. Other instructions are refused."""
 
     def __missing__(self, byte):
         raise InputError(f"its pickle has the instruction {_NAMES.get(byte, byte)}, which is refused")
@@ -224,7 +224,7 @@ def state_dict_bytes(arrays):
     """The bytes of a file that torch.load(weights_only=True) reads as an OrderedDict of tensors.
 
     Args:
-        arrays: dict from names to float32 or int64 arrays.
+        arrays: dict from the name of each tensor to a float32 or int64 array.
     """
     names = {np.dtype(dtype): name for name, dtype in STORAGES.items()}
     structure = b"\x80\x02ccollections\nOrderedDict\n)R("

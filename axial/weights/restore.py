@@ -1,4 +1,4 @@
-"""Finds and loads weights, and initialises trainings with them. Weights that do not fit raise clear messages.
+"""Finds and loads weights, and initialises trainings with them. Weights that do not fit raise an InputError.
 
 `axial.load` calls `load_weights`.
 """
@@ -31,7 +31,7 @@ LEAST = 0.9  # smallest fraction of the backbone's parameters that an initial ch
 def find_checkpoint(path: str) -> str:
     """The prefix of the checkpoint at `path`, which is a prefix or a folder.
 
-    A folder gives its best checkpoint, or its latest if it has no best one.
+    In a folder it is the best checkpoint, or the latest one if the folder has no best checkpoint.
 
     Raises:
         InputError: there is no checkpoint.
@@ -54,7 +54,7 @@ def find_checkpoint(path: str) -> str:
 
 
 def find_weights(what: Location, count: int = 1) -> list[str]:
-    """The weight files of a `Source`: one file, or the latest checkpoints of a run, for averaging.
+    """The weight files at a location: one file, or the latest checkpoints of a run, for averaging.
 
     Args:
         what: see `resolve`. In a folder, a checkpoint comes before a safetensors file.
@@ -85,8 +85,8 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
 def latest_checkpoint(folder: str) -> str | None:
     """Prefix of a folder's newest whole checkpoint, or None if the folder has no checkpoint.
 
-    The files decide; see `run_checkpoints`. Newer checkpoints that are damaged are named on standard error, except for
-    unfinished ones of a killed process.
+    It looks for files, not at TensorFlow's list; see `run_checkpoints`. Newer checkpoints that are damaged are named on
+    standard error, except for unfinished ones of a killed process.
 
     Raises:
         InputError: the folder has checkpoints, but none of them is whole.
@@ -110,10 +110,10 @@ def latest_checkpoint(folder: str) -> str | None:
 
 
 def restore_model(model: Model, prefix: str) -> None:
-    """Loads a built model's weights from a checkpoint of the trainer. Moving averages take precedence.
+    """Loads a built model's weights, or their moving averages if there are any, from a checkpoint of the trainer.
 
     Raises:
-        InputError: the checkpoint is damaged or of another model. The message names the first weight that does not fit.
+        InputError: the checkpoint is damaged, or a weight does not fit. The message names the first such weight.
     """
     check_fits(model, prefix)
     with refused(prefix, "cannot be restored"):
@@ -156,36 +156,37 @@ def stored_optimizer(prefix: str) -> tuple[list[str], int]:
 
 
 def _stored_names(reader):
-    """dict from a checkpoint's keys to variable names."""
+    """dict from each key of a checkpoint to the name of its variable."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor(GRAPH))
     return {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
 
 
 def slot_names(names: Iterable[str]) -> list[str]:
-    """Sorted kinds of optimizer slots, from names like 'velocity/model/conv/kernel'."""
+    """Sorted list of the kinds of optimizer slots, like 'velocity' in the name 'velocity/model/conv/kernel'."""
     return sorted({name.partition("/")[0] for name in names if "/" in name})
 
 
 def initialize(model: Model, path: str, config: ModelConfig | None = None, random_frozen: bool = True) -> str:
     """Loads the weights that a checkpoint or safetensors file has with the same name and shape.
 
-    The other weights keep their initial values. So a classifier fills the backbone, and a model with other classes
-    fills all but the last layer. A plain ResNet fills all that an attended ResNet shares with it; modules that start as
-    the identity are new. If a checkpoint has moving averages of the weights, the averages are loaded.
+    The other weights keep their initial values. So a classifier's checkpoint fills the backbone, and a checkpoint with
+    other classes fills all but the last layer. A plain ResNet's checkpoint fills all weights that an attended ResNet
+    shares with it; modules that start as the identity keep their initial values. If a checkpoint has moving averages of
+    the weights, the averages are loaded.
 
     Args:
         model: a built model.
-        path: of the weights; see `find_weights`.
-        config: the model's `ModelConfig`. Converted weights are refused if the model would use them in another way.
+        path: path of the weights; see `find_weights`.
+        config: the model's `ModelConfig`. Converted weights are refused if the model would compute differently.
         random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
     Returns:
-        Lines on the weights that were taken, that are left in the checkpoint, that are new, and that stay random.
+        Text with a line for each group of weights: taken, left in the checkpoint, new, and unmatched (random).
 
     Raises:
-        InputError: there is no checkpoint; fewer than `LEAST` of the backbone's parameters fit, or none at all; or
-            converted weights need other arguments.
+        InputError: there is no checkpoint; no weight fits; the fraction of the backbone's parameters that fit is below
+            `LEAST`; or converted weights need other arguments.
     """
     (file,) = find_weights(path)
     with refused(file, "cannot be restored"):
@@ -206,7 +207,7 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
 
 
 def _read_tensors(path, config):
-    """(dict from `plain_path`s to the arrays of a safetensors file, remark).
+    """(dict from the `plain_path` of each weight in a safetensors file to its array, remark).
 
     The file's own model is built to find the paths, because other models name the same weights differently.
     """
@@ -218,7 +219,7 @@ def _read_tensors(path, config):
 
 
 def _read_variables(prefix, config):
-    """(dict from `plain_path`s to the arrays of a checkpoint, remark).
+    """(dict from the `plain_path` of each weight in a checkpoint to its array, remark).
 
     A weight's moving average, if there is one, replaces the weight.
     """
@@ -245,8 +246,8 @@ def check_frozen(model: Model, config: ModelConfig, path: str | None = None, tak
     Args:
         model: a built model.
         config: the model's `ModelConfig`.
-        path: of the initial checkpoint, or None.
-        taken: the weights that the checkpoint has.
+        path: path of the initial checkpoint, or None.
+        taken: the model's weights that are loaded from the checkpoint.
     """
     kept = {id(w) for w in (*model.trainable_weights, *taken)}
     random = [w.name for w in model.weights if id(w) not in kept and (w.trainable or config.norm.frozen)]
@@ -259,10 +260,10 @@ def check_frozen(model: Model, config: ModelConfig, path: str | None = None, tak
 
 
 def plain_path(path: str) -> str:
-    """The path of a weight in the network without modules that start as the identity.
+    """The path that a weight has in the same network without modules that start as the identity.
 
-    The 3x3 convolution of an `AttendedMiddle` is at '.../middle/conv', and the one of a plain block at '.../middle'. A
-    `DeformableConv` has no layer 'conv' above its kernel, so the kernel is at '.../middle/conv/kernel' in both.
+    An `AttendedMiddle` has its 3x3 convolution at '.../middle/conv', and a plain block at '.../middle'. A
+    `DeformableConv` has no layer 'conv' above its kernel, so its kernel is at '.../middle/conv/kernel' in both.
     """
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 
@@ -271,9 +272,9 @@ def _check_backbone(prefix, backbone, weights, taken):
     """Raises InputError unless the checkpoint has enough of the backbone's parameters.
 
     Args:
-        prefix: of the checkpoint.
-        backbone: the layer.
-        weights: dict from paths to the model's weights, without the weights of new modules.
+        prefix: prefix of the checkpoint, for the message.
+        backbone: the backbone layer.
+        weights: dict from the path of each weight of the model to the weight, without the weights of new modules.
         taken: paths of the weights that the checkpoint has.
     """
     if not taken:
@@ -291,11 +292,11 @@ def _check_backbone(prefix, backbone, weights, taken):
 
 
 def _summary(weights, stored, taken, new):
-    """Lines on the weights that were taken, left, new and unmatched.
+    """List of lines, one for each group of weights: taken, left in the checkpoint, new, and unmatched.
 
     Args:
-        weights: dict from paths to the model's weights.
-        stored: dict from paths to the checkpoint's arrays.
+        weights: dict from the path of each weight of the model to the weight.
+        stored: dict from the path of each weight in the checkpoint to its array.
         taken, new: paths of weights; see `initialize`.
     """
     numbers = sum(weights[name].shape.num_elements() for name in taken)
@@ -314,7 +315,7 @@ def _summary(weights, stored, taken, new):
 
 
 def _parts(paths, all_paths, most=6):
-    """The fewest modules that contain all of `paths` and no other of `all_paths`, as text."""
+    """Names, as text, of the fewest modules that contain all of `paths` but no other path of `all_paths`."""
 
     def prefixes(path):
         return [path[: match.start()] for match in re.finditer("/|$", path)]
@@ -326,10 +327,10 @@ def _parts(paths, all_paths, most=6):
 
 
 def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None:
-    """Raises InputError if the network of a card computes with its weights in another way than a model.
+    """Raises InputError if a card's network uses its weights in another way than the model of `config`.
 
     Args:
-        path: of the card.
+        path: path of the card.
         card: `WeightsCard`.
         config: the model's `ModelConfig`; None for any model.
     """
@@ -349,9 +350,9 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
 
 
 def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
-    """dict from checkpoint keys to the weights of a built model."""
+    """dict from the checkpoint key of each weight of a built model to the weight."""
     queue, visited = [(root, model)], {id(model)}
-    for path, node in queue:  # breadth first, as in TensorFlow, which decides between two paths of an object
+    for path, node in queue:  # breadth first like TensorFlow, so that an object with two paths gets TensorFlow's
         for name, child in node._trackable_children().items():
             if id(child) not in visited:
                 visited.add(id(child))
@@ -370,15 +371,15 @@ def load_weights(
 
     Args:
         what: where the weights are; see `resolve`.
-        name: of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
-        num_classes: for a checkpoint without a card; by default the variant's, such as ImageNet's 1000.
+        name: key of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
+        num_classes: number of classes of a checkpoint without a card; the default is the variant's number.
         arguments: dict of arguments of the model; see `build_model`. They override the card's.
 
     Returns:
         (the model, its `WeightsCard` or None).
 
     Raises:
-        InputError: there are no weights at the path, or they are damaged or of another model.
+        InputError: there are no weights at the path, or they are damaged or belong to another model.
     """
     path, card, arrays, fill = _read(what)
     if card:
@@ -399,11 +400,11 @@ def read_weights(what: Location) -> tuple[WeightsCard | None, Callable[[Model], 
         what: where the weights are; see `resolve`.
 
     Returns:
-        (`WeightsCard`, or None for a checkpoint without one; function of a built model). The function raises InputError
-        unless every weight of the model is there, in the same shape.
+        (card, function). The card is a `WeightsCard`, or None for a checkpoint without a card. The function takes a
+        built model. It raises InputError unless the file has every weight of the model, in the same shape.
 
     Raises:
-        InputError: there are no weights at the path, they are damaged, or some are random.
+        InputError: there are no weights at the path, they are damaged, or the card lists random weights.
     """
     path, card, _, fill = _read(what)
     if card and card.unfilled:
@@ -423,10 +424,10 @@ def _read(what):
 
 
 def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None, int | None]) -> None:
-    """Raises InputError unless the weights are of the requested model.
+    """Raises InputError unless the weights belong to the requested model.
 
     Args:
-        path: of the weights.
+        path: path of the weights.
         model, num_classes: name and number of classes of the weights' model.
         asked: the requested (name, number of classes), each None for any.
     """
@@ -440,7 +441,7 @@ def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None
 class Features(Model):
     """Only the backbone of a model. It returns a dict of maps 'res2' to 'res5', whose strides are in `strides`.
 
-    With output stride 16 two maps have stride 16, and with output stride 8 three maps have stride 8.
+    With output stride 16, 'res4' and 'res5' have stride 16. With output stride 8, 'res3' to 'res5' have stride 8.
     """
 
     def __init__(self, backbone: Layer, name: str = "features"):
@@ -449,7 +450,7 @@ class Features(Model):
 
     @property
     def strides(self) -> dict[str, int]:
-        """dict from the names of the maps to their strides."""
+        """dict from the name of each map to its stride."""
         last = self.backbone.output_stride
         return {"res2": 4, "res3": 8, "res4": min(last, 16), "res5": last}
 

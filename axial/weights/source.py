@@ -1,6 +1,6 @@
 """Finds out what lies at a path, on the hub, or under the name of a shipped model. All callers use `resolve`.
 
-Only paths of buckets need TensorFlow here, so that commands refuse a wrong path before they import it.
+This module imports TensorFlow only for a path of a bucket, so that commands refuse a wrong path before that import.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from axial.models.names import model_names
 
 SHIPPED_DIR = os.path.join(PACKAGE, "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
-SHIPPED = "axial"  # the source of shipped models in experiments/zoo.csv
+SHIPPED = "axial"  # the name for the source of shipped models in experiments/zoo.csv
 SUFFIX = ".safetensors"
 LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
 CARD, RUN_CARD = "model.json", "card.json"  # cards beside converted weights, and in a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
-# Files beside weights that describe them.
+# Files beside weights that describe the weights.
 _BESIDE = (CARD, RUN_CARD, "config.gin", "spec.json", "objects.json", "assets.extra/*")
 _HUB_FILES = [
     *(*_BESIDE, "checkpoint", "ckpt-*", "best/*", f"*{SUFFIX}"),
@@ -35,9 +35,9 @@ class Source:
     """A model on this machine or in a bucket.
 
     Attributes:
-        kind: 'export' of axial-export; 'run' for weights with a recipe beside them, as in a run of axial-train;
-            'weights' for weights without one.
-        path: the path that was asked for.
+        kind: 'export' for an export of axial-export; 'run' for weights with a recipe beside them, as in a run of
+            axial-train; 'weights' for weights without a recipe.
+        path: the requested path; for a shipped or downloaded model, its local path.
         folder: folder of the export, of the recipe (config.gin), or of the weights.
         file: for weights, the safetensors file or the prefix of the checkpoint; None for a folder, in which
             `restore.find_weights` chooses. For an export, the TFLite or ONNX file; None for a SavedModel.
@@ -60,7 +60,7 @@ Location = str | os.PathLike | Source
 
 
 def unknown(name: str) -> str:
-    """The message on a name of no shipped model and no file. It may be the name of a registered model."""
+    """The error message for a name that is neither a shipped model nor a file. It may name a registered model."""
     shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
@@ -72,12 +72,12 @@ def unknown(name: str) -> str:
 
 
 def no_checkpoint(path: str) -> str:
-    """The message on a path where weights are expected but nothing is."""
+    """The error message for a missing path where weights are expected."""
     return f"{path}: no such checkpoint{nearest(path, shipped_names())}"
 
 
 def without_recipe(where: str) -> str:
-    """The message on weights that cannot predict, because they have no recipe."""
+    """The error message for weights that cannot predict, because they have no recipe."""
     return (
         f"{where}: these weights have no recipe (config.gin) beside them, which says how photos are scaled; expected a "
         "run, an export, or what axial-export --format=safetensors writes. axial-evaluate --gin_file=RECIPE scores "
@@ -93,7 +93,7 @@ def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
         missing: function of a path that returns the message if nothing is there.
 
     Raises:
-        InputError: nothing is there, or it is no model. This function does not check whether the files are whole.
+        InputError: nothing is there, or it is not a model. This function does not check whether the files are whole.
     """
     if isinstance(what, Source):
         return what
@@ -172,7 +172,7 @@ def shipped_names() -> list[str]:
 
 
 def shipped_folder(what: str) -> str:
-    """The folder of a shipped model, by name; any other name or path unchanged.
+    """The folder of the shipped model of this name; any other name or path is returned unchanged.
 
     './NAME' is a user's folder that has the name of a shipped model.
     """
@@ -183,7 +183,7 @@ def shipped_folder(what: str) -> str:
 
 
 def download(path: str) -> str:
-    """Downloads an hf:// path, and the files that describe it beside it and above. Returns the local path."""
+    """Downloads an hf:// path, and the files beside and above it that describe the model. Returns the local path."""
     parts = _HUB.fullmatch(path)
     if not parts:
         raise InputError(f"{path}: expected hf://OWNER/REPO or hf://OWNER/REPO/FILE")
@@ -197,6 +197,6 @@ def download(path: str) -> str:
     patterns = [f"{file}*", f"{file}/*", *above] if file else _HUB_FILES
     try:
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=patterns)
-    except Exception as error:  # the client raises errors of many libraries
+    except Exception as error:  # the hub's client raises errors of many libraries
         raise InputError(f"{path}: cannot be downloaded ({first_line(error)})") from None
     return inside(folder, file, path) if file else folder
