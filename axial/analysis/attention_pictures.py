@@ -153,7 +153,7 @@ def term_maps(layer, x, pixel):
 
 
 def sampling_points(layer, x, pixel):
-    """(rows, columns, masks), float32 [K, O] each: positions and weights of the samples of one output pixel.
+    """(rows, columns, masks), float32 [K taps, O offset groups]: positions and weights of one output pixel's samples.
 
     Args:
         layer: a built `DeformableConv`.

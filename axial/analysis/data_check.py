@@ -59,7 +59,7 @@ class SplitCheck:
 
     @property
     def unlabelled(self):
-        """Fraction of unlabelled pixels; None except for 'panoptic' labels."""
+        """Fraction of unlabelled pixels for 'panoptic' labels, else None."""
         return self.void / max(self.pixels, 1) if self.labels == "panoptic" else None
 
     @property

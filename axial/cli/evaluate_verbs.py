@@ -51,8 +51,8 @@ PICTURES = 8  # photos per split in --picture
 #
 # Predictions come from a run, an export, or files of another program. Each of these classes has an `evaluator`, a
 # `spec`, the default `data_dir` and `split`, and a readable `name`. `identity` is a dict of the weights and of every
-# setting that predictions depend on, without paths. `examples(split, shard, skip)` returns examples.
-# `predictions(split)` returns a function that takes them; see `evaluate`. `stores`: whether --results_dir stores them.
+# setting that predictions depend on, without paths. `examples(split, shard, skip)` returns examples, and
+# `predictions(split)` a function of examples; see `evaluate`. `stores`: whether --results_dir stores predictions.
 
 
 def needs(evaluator, study):

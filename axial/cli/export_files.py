@@ -31,7 +31,7 @@ from axial.weights.interchange import count_parameters, make_card, read_safetens
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
-COMPARED, RANGES = 4, 100  # number of photos that compare the export, and that give the ranges of int8
+COMPARED, RANGES = 4, 100  # number of photos for the comparison, and for the ranges of int8
 IN_FILE = ("tflite", "onnx")  # formats with the network in one file, for one canvas
 
 

@@ -122,7 +122,7 @@ def _predict_photos(predictor, names, given):
         given: the flags.
 
     Raises:
-        InputError: some photos are broken. The others have been predicted before.
+        InputError: some photos are broken. It is raised after the other photos are predicted.
     """
     from axial.serving.result import Result
 

@@ -4,7 +4,7 @@ import subprocess
 
 from axial.errors import InputError
 
-# Multi-regions by the first word of their regions: https://docs.cloud.google.com/storage/docs/locations
+# From a multi-region to the first word of its regions' names: https://docs.cloud.google.com/storage/docs/locations
 CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 

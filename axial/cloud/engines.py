@@ -22,7 +22,7 @@ from axial.errors import InputError, pip_install
 from axial.io.paths import PACKAGE
 from axial.io.read import read_text
 
-MARGIN = 600.0  # seconds after the deadline, when the engine itself ends a run whose supervisors still run
+MARGIN = 600.0  # seconds from the deadline until the engine itself ends a run that its supervisors have not ended
 PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts the VM's installation first
 WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # pattern of scripts/tpu/install.sh
 
@@ -57,7 +57,7 @@ class Engine:
         tool: program on this machine that talks to the engine; `install` explains how to get it.
         file: name of the submitted file.
         flags: names of the `Request` fields that it reads. It requires `needs` always, `needs_to_launch` for a launch.
-        refusals: pairs (pattern of the tool's output, our message for it). Braces in a message name request fields.
+        refusals: pairs (pattern of the tool's output, our message for it). Braces in a message name `Request` fields.
         notes: what a user should know before a launch.
         by_hand: whether a launch without --yes only prints its commands.
         kernels: whether axial's TPU kernels can run on its hosts.

@@ -175,7 +175,7 @@ class Supervisor:
             self._wait_for(all_here, "some hosts do not come")
 
     def _is_complete(self, with_servers=False):
-        """Whether all other supervisors (and their servers) are connected. Handles their requests to stop."""
+        """Whether all other supervisors are connected, and `with_servers` their servers. Handles requests to stop."""
         for other in self._others:
             other.setblocking(False)
             try:

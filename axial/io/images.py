@@ -29,9 +29,9 @@ _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSV
 MOST_STRIPS = 2**20  # strips of a TIFF; Pillow makes an object per strip
 LARGEST_TILE = 2**24  # pixels of a TIFF's tile, unless the image has more
 LARGEST_RUNS = 2**24  # pixels of a run-length encoded BMP, which Pillow decodes in Python
-MOST_PAGES = 2**16  # pages of a TIFF; we count no more
+MOST_PAGES = 2**16  # pages of a TIFF; later pages are not counted
 MOST_SCANNED = 2**34  # a JPEG's scans times its pixels: a scan of a few bytes passes over all pixels
-# `Tag` names all other tags of TIFF (Adobe, TIFF Revision 6.0).
+# The only tag in use that `Tag` does not name. The others are tags of TIFF (Adobe, TIFF Revision 6.0).
 _NO_DATA = 42113  # GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
 _COPY, _MASK = 1, 4  # bits of NewSubfileType: a smaller copy of another page, a transparency mask
 # Bytes per value of the TIFF types that Pillow reads.
@@ -161,7 +161,7 @@ def _deep(path, data, image):
     tags = image.tag_v2 if image.format == "TIFF" else {}
     kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
-    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # 8-bit values, though the tag has 16
+    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # the tag has 8-bit values in 16 bits
         image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         return _deep_colours(path, data, image)
@@ -189,7 +189,7 @@ def _deep_colours(path, data, image):
     if image.tag_v2.get(Tag.PlanarConfiguration) != 2 or raw:
         big = data[:2] == b"MM" if raw else sys.byteorder == "big"
         halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
-    elif 0 < halves[0].max() < 2**4:  # libtiff gives Pillow the planes
+    elif 0 < halves[0].max() < 2**4:  # libtiff decodes the planes, and Pillow keeps the upper bytes
         raise InputError(
             f"{path}: 12-bit colours in a 16-bit TIFF, of which Pillow reads only the upper 8 bits; save it as a PNG"
         )

@@ -96,7 +96,7 @@ def say(*lines, error=False, to=None):
 def print_table(header, *groups, title=None):
     """Prints a table without cutting words.
 
-    On a terminal that is too narrow, it prints each row as a block with one line per column. A file has any width.
+    On a terminal that is too narrow, it prints each row as a block with one line per column. A file has no limit.
 
     Args:
         header: names of the columns.

@@ -44,7 +44,7 @@ NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # a file system with
 
 
 def retried(what, write):
-    """Returns write(). While the file system fails, retries it after growing waits. Messages begin with `what`.
+    """Returns the result of write(). Retries it while the file system fails. Messages begin with `what`.
 
     Raises:
         InputError: the last retry failed.
@@ -193,7 +193,7 @@ def lock_file(path, wait=False):
     """Opens and locks the file at a path. Returns None if another process holds the lock and `wait` is false.
 
     The system releases the lock when the process ends or is killed. A new file replaces a link at the path, and a file
-    with a second hard link, because a stranger may have made them. A file system without locks locks no file.
+    with a second hard link, because a stranger may have made them. If the file system has no locks, it is not locked.
     """
     while True:
         make_folder(os.path.dirname(path))  # its last holder may have just removed it, as it was empty
@@ -301,7 +301,7 @@ def name_broken(path, messages, what):
 def write_image(path, image, format="PNG"):
     """Writes a Pillow image.
 
-    There are many images, so one request writes a file to a bucket. A bucket shows only complete files.
+    A single request writes the file to a bucket, because there are many images. A bucket shows only complete files.
     """
     encoded = io.BytesIO()
     image.save(encoded, format, **_SAVED.get(format, {}))
@@ -377,7 +377,7 @@ def _files(folder):
 
 
 def partial_path(path, start=".partial."):
-    """The path of a hidden file next to `path`; by default, of its temporary file."""
+    """The path of a hidden file next to `path`: by default, its temporary file."""
     folder, name = os.path.split(path)
     partial = start + name
     if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
