@@ -3,8 +3,8 @@
 Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8). The mechanisms of the
 spatial-attention study (Zhu et al., ICCV 2019) are drawn as terms, samples and kernels.
 
-A layer's input has fewer pixels than the photo. A pixel of it stands for a patch of the photo, and the pictures mark
-the centre of the patch.
+A layer's input has fewer pixels than the photo. Each of its pixels stands for a patch of the photo, and the pictures
+mark the centre of the patch.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ TERM_NAMES = {
 
 
 def find_layers(model, block=None):
-    """{path: layer} of a block's attention layers.
+    """dict from path to layer, for each attention layer of a block.
 
     Args:
         model: a built model.
@@ -64,12 +64,12 @@ def block_of(path):
 
 
 def layer_inputs(model, images, layers):
-    """Inputs of some layers when the model processes the images: list of tensors [N, h, w, C]."""
+    """List of the tensors [N, h, w, C] that the layers get as inputs when the model processes the images."""
     inside = {id(layer) for layer in model.backbone.submodules}
     network = model.backbone if all(id(layer) in inside for layer in layers) else model
 
     @tf.function(autograph=False)
-    def run(images):  # a graph, which skips everything after these layers
+    def run(images):  # a graph, which prunes all ops after these layers
         inputs = {}
         with contextlib.ExitStack() as stack:
             for layer in layers:
@@ -99,12 +99,12 @@ def _recorded(layer, inputs):
 
 
 def query_weights(layer, x, pixel):
-    """float32 [heads, Y, X]: weights of one query over its keys, for any attention layer; they sum to one.
+    """float32 [heads, Y, X]: attention weights of one query over its keys. The weights of each head sum to one.
 
-    Only this query's logits are computed. Y x X is the whole map, or a column or row of it.
+    Only this query's logits are computed. Y x X is the whole map, or one of its columns or rows.
 
     Args:
-        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or a `GeneralizedAttention` of maps.
+        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or a `GeneralizedAttention` for maps.
         x: [1, H, W, C], the layer's input.
         pixel: (row, column) of the query.
     """
@@ -120,10 +120,10 @@ def query_weights(layer, x, pixel):
 
 
 def line_weights(layer, x, pixel):
-    """float32 [heads, H, W]: weights of a line of axial queries, one for each row or column.
+    """float32 [heads, H, W]: weights of a line of axial queries, one query for each column or row.
 
-    For a layer along the height, the queries are the row of `pixel`. A column of the map has the weights of the query
-    in that column. For a layer along the width, rows and columns are swapped.
+    For a layer along the height, the queries are all pixels in the row of `pixel`. Each column of the result has the
+    weights of the query in that column. For a layer along the width, rows and columns are swapped.
     """
     return _lines(layer, x, pixel[0] if layer.spec.axis == "height" else pixel[1])
 
@@ -139,10 +139,10 @@ def _lines(layer, x, index):
 
 
 def term_maps(layer, x, pixel):
-    """{name: float32 [Y, X]}: a query's weights by each term of the attention type and by all; mean of the heads.
+    """dict from name to float32 [Y, X]: a query's weights by each term alone and by all terms, averaged over heads.
 
     Args:
-        layer: a built `GeneralizedAttention` of maps.
+        layer: a built `GeneralizedAttention` for maps.
         x: [1, H, W, C], the layer's input.
         pixel: (row, column) of the query.
     """
@@ -153,7 +153,7 @@ def term_maps(layer, x, pixel):
 
 
 def sampling_points(layer, x, pixel):
-    """(rows, columns, masks), float32 [K, O] each: where the taps of one output pixel sample the map.
+    """(rows, columns, masks), float32 [K taps, O offset groups]: positions and weights of one output pixel's samples.
 
     Args:
         layer: a built `DeformableConv`.
@@ -171,10 +171,10 @@ def sampling_points(layer, x, pixel):
 
 
 def query_kernels(layer, x, pixel):
-    """float32 [G, N, N]: kernels of one query.
+    """float32 [G, N, N]: the kernels of one query, one for each of G groups.
 
     Args:
-        layer: a built `DynamicConv` of maps.
+        layer: a built `DynamicConv` for maps.
         x: [1, H, W, C], the layer's input.
         pixel: (row, column) of the query.
     """
@@ -186,10 +186,10 @@ def query_kernels(layer, x, pixel):
 
 
 def draw_block(stem, model, layers, example, *, fractions):
-    """Draws every layer of a block, and yields the names of the pictures.
+    """Draws every layer of a block, and yields the paths of the pictures.
 
     Args:
-        stem: path that the names begin with.
+        stem: start of the pictures' paths.
         model: model that contains the layers.
         layers: layers from `find_layers`.
         example: result of `Task.example`: the photo on its canvas, and its valid size.
@@ -224,12 +224,12 @@ def draw_block(stem, model, layers, example, *, fractions):
 
 
 def draw_maps(path, photo, maps, pixel):
-    """Draws weights over a photo, one picture for each map, and marks the query.
+    """Draws maps of weights over a photo, one panel for each map, and marks the query.
 
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
-        maps: dict from titles to [Y, X].
+        maps: dict from titles to weights [Y, X].
         pixel: (row, column) of the query on a map.
     """
     figure = Figure(figsize=(3.2 * len(maps), 3.4), layout="constrained")
@@ -241,12 +241,12 @@ def draw_maps(path, photo, maps, pixel):
 
 
 def draw_lines(path, photo, lines):
-    """Draws the weights of lines of queries over a photo: a row of pictures for each layer, a picture for each head.
+    """Draws the weights of lines of queries over a photo: a row of panels for each layer, a panel for each head.
 
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
-        lines: dict from 'height' and 'width' to ([heads, Y, X] from `line_weights`, its pixel).
+        lines: dict from 'height' and 'width' to (result of `line_weights`, its pixel).
     """
     heads = max(len(weights) for weights, _ in lines.values())
     shape = photo.shape[0] / photo.shape[1]
@@ -271,8 +271,8 @@ def draw_points(path, photo, points, pixel, size):
         path: picture to write.
         photo: uint8 [h, w, 3].
         points: result of `sampling_points`; a dot's area is its mask.
-        pixel: (row, column) of the output pixel, on a map with the input's stride.
-        size: (rows, columns) of the map.
+        pixel: (row, column) of the output pixel's centre on the layer's input.
+        size: (rows, columns) of the layer's input.
     """
     figure = Figure(figsize=(5, 5 * photo.shape[0] / photo.shape[1]), layout="constrained")
     axes = figure.subplots()
@@ -285,7 +285,7 @@ def draw_points(path, photo, points, pixel, size):
 
 
 def draw_kernels(path, kernels):
-    """Draws the kernels [G, N, N] of one query of a dynamic convolution, one picture for each group."""
+    """Draws the kernels [G, N, N] of one query of a dynamic convolution, one panel for each group."""
     figure = Figure(figsize=(1.6 * len(kernels), 1.9), layout="constrained")
     for group, (axes, kernel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels), 1):
         _show(axes, kernel, f"group {group}", cmap="inferno", vmin=0)
@@ -306,11 +306,11 @@ def _save(figure, path):
 
 
 def _enlarged(weights, photo):
-    """A map, resized to a photo."""
+    """A map [Y, X], resized to the size of a photo."""
     return np.asarray(Image.fromarray(weights.astype(np.float32)).resize(photo.shape[1::-1], Image.BILINEAR))
 
 
 def _middle(pixel, size, photo):
-    """(x, y) on the photo of the centre of a map's pixel."""
+    """The centre of a map's pixel, as (x, y) on the photo."""
     rows, columns = ((np.asarray(p) + 0.5) * n / m - 0.5 for p, n, m in zip(pixel, photo.shape, size))
     return columns, rows

@@ -16,9 +16,9 @@ class ParameterCount:
     """Parameters of a model.
 
     Attributes:
-        counted: the number in the paper's tables: kernels, biases, position tables, and two parameters for each channel
+        counted: number in the paper's tables: kernels, biases, position tables, and two parameters for each channel
             of a batch norm outside attention.
-        attention_norms: scales and offsets of the batch norms inside attention layers.
+        attention_norms: number of scales and offsets of the batch norms inside attention layers.
         parts: `counted`, by part; see `part_of`.
         norm_parts: `attention_norms`, by part.
     """
@@ -30,7 +30,7 @@ class ParameterCount:
 
 
 def trace(name, num_classes, height, width, *, batch=1, changes=None):
-    """Traces a registered model in inference, without memory for weights or maps.
+    """Traces a registered model in inference. Allocates no memory for weights or maps.
 
     Args:
         name, num_classes: arguments of the model.

@@ -28,24 +28,24 @@ VOID = (255, 65535)  # numbers that many programs write for "no object"
 
 
 class SplitCheck:
-    """Findings of the check of one split, so far.
+    """The check of one split, with its findings so far.
 
     Attributes:
-        split: its name.
+        split: name of the split.
         spec: `DatasetSpec` or `TextSpec`.
-        labels: schema of its records; see `tfrecord.SCHEMAS`.
+        labels: schema of the records; see `tfrecord.SCHEMAS`.
         photos: number of records.
         findings: list of (kind, photo, detail).
         photos_of: int [classes], number of photos with each class. Sentence pairs have no classes.
-        segments_of: int [classes], number of its segments or objects; zeros for labels of whole photos.
-        pixels_of: int [classes], number of its pixels; zeros except for 'panoptic' labels.
+        segments_of: int [classes], number of segments or objects of each class; zeros for labels of whole photos.
+        pixels_of: int [classes], number of pixels of each class; zeros except for 'panoptic' labels.
         void, pixels: number of unlabelled pixels and of all pixels, for 'panoptic' labels.
-        hashes: dict from a digest of the encoded photo to its name.
-        sample: random photos with their segments drawn on them, (name, uint8 [h, w, 3]).
-        sizes: (height, width) of each sound photo with 'panoptic' labels.
-        objects: for each of these photos, the square roots of its things' areas, in pixels.
-        numbers: how many of these photos have 'things'; a 'crowd'; objects in pieces, but no two of a class ('joined');
-            an object numbered as in `VOID` without a preceding number.
+        hashes: dict from the SHA-256 of each encoded photo to the photo's name.
+        sample: list of (name, uint8 [h, w, 3]): random photos with their segments drawn on them.
+        sizes: list of the (height, width) of each readable photo with 'panoptic' labels.
+        objects: for each of these photos, an array of the square roots of its things' areas, in pixels.
+        numbers: Counter of these photos. 'things': with a thing; 'crowd': with a crowd; 'joined': with an object in
+            several pieces, but no two objects of a class; n in `VOID`: with an object number n, but no object n - 1.
     """
 
     def __init__(self, split, spec, labels):
@@ -59,7 +59,7 @@ class SplitCheck:
 
     @property
     def unlabelled(self):
-        """Fraction of unlabelled pixels; None except for 'panoptic' labels."""
+        """Fraction of unlabelled pixels for 'panoptic' labels, else None."""
         return self.void / max(self.pixels, 1) if self.labels == "panoptic" else None
 
     @property
@@ -74,7 +74,7 @@ class SplitCheck:
         self.findings.append((kind, photo, detail))
 
     def counts(self):
-        """dict from kinds to numbers of findings, errors first."""
+        """dict from each kind of finding to its number of findings; errors come first."""
         counts = collections.Counter(kind for kind, *_ in self.findings)
         return dict(sorted(counts.items(), key=lambda item: (item[0] not in ERRORS, -item[1])))
 
@@ -82,7 +82,7 @@ class SplitCheck:
         return sum(number for kind, number in self.counts().items() if kind in ERRORS)
 
     def add_record(self, serialized, where, draw):
-        """Adds a serialised record; if `draw`, also to the sample."""
+        """Checks and counts a serialised record. If `draw`, also draws its photo for `sample`."""
         self.photos += 1
         if fault := record_fault(serialized.numpy(), self.spec, self.labels):
             self.add("unreadable", where, fault.lstrip(": "))
@@ -107,7 +107,7 @@ class SplitCheck:
             self.sample.append((name, photo))
 
     def _add_segments(self, record, name, photo):
-        """Adds the segments of a record. Returns the photo, if given, with the segments drawn on it."""
+        """Checks and counts the segments of a record. Returns the photo, if given, with the segments drawn on it."""
         way, tag = int(record["image/orientation"]), int(orientation(record["image/encoded"]))
         if way == 1 and tag > 1:
             self.add("lies as stored", name, f"EXIF orientation {tag}, which its labels do not follow")
@@ -180,7 +180,7 @@ class SplitCheck:
                 yield f"{number} is an object in {counted(numbers[number], 'photo')}; does it stand for no object?"
 
     def classes(self):
-        """Rows of the classes: name, photos, segments and percentage of the labelled pixels."""
+        """List with a row for each class: its name, photos, segments and percentage of the labelled pixels."""
         percents = [f"{percent:.2f}" for percent in 100 * self.pixels_of / max(self.pixels_of.sum(), 1)]
         return list(zip(self.class_names, self.photos_of, self.segments_of, percents))
 
@@ -215,7 +215,7 @@ def check_split(data_dir, split, sample=20, seed=0):
 
 
 def across_splits(checks):
-    """Adds photos that occur in two splits to the check of the later split."""
+    """Finds photos that occur in two splits. Adds a finding to the check of the later split."""
     first_names = {}
     for check in checks:
         for digest, name in check.hashes.items():

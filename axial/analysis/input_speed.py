@@ -1,6 +1,6 @@
-"""Measures images a second: of each stage of the input pipeline, of the whole pipeline, and of a model in training.
+"""Measures the images per second of each stage of the input pipeline, of the whole pipeline and of a training step.
 
-From the time of a training step it derives how many machines can prepare the images of a slice.
+From the step time of a slice, it derives how many machines the slice needs to prepare its images.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from axial.data.streams import decode_photo
 
 
 def _speed(dataset, images, seconds):
-    """Images a second of a dataset with `images` an element, measured for about `seconds` after a warm-up."""
+    """Images per second of a dataset with `images` per element, measured for about `seconds` after a warm-up."""
 
     @tf.function(autograph=False)
     def consume(iterator, count):
@@ -39,17 +39,17 @@ def _speed(dataset, images, seconds):
 
 
 def measure(task, quick=False, report=lambda line: None, batch=8):
-    """dict of images (or tokens) a second of each stage alone, on one thread, with its input in memory.
+    """dict from each stage to its images (or tokens) per second, alone on one thread with its input in memory.
 
     'pipeline' is all stages together, from shards to training batches, on all threads. 'model' is a training step of
-    the task's model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline could feed.
+    the task's model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline can feed.
     Tasks other than segmentation have only 'pipeline'.
 
     Args:
         task: task with a converted data set.
         quick: whether to measure each stage for a shorter time.
         report: function that is called with a line of progress.
-        batch: photos of a batch.
+        batch: smallest batch size.
     """
     seconds, batch = 0.5 if quick else 3.0, max(batch, task.row)
     stages = {"pipeline": lambda: _speed(task.train_dataset(batch, 0), batch, seconds)}
@@ -77,7 +77,7 @@ def measure(task, quick=False, report=lambda line: None, batch=8):
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice's demand: global batch size, seconds of a step, cores of a host or worker."""
+    """A slice in training: global batch size, seconds per step, and CPU cores of each host or worker."""
 
     batch: int
     step_seconds: float
@@ -87,17 +87,17 @@ class Slice:
 def demand(task, speed, slice_, local_cores=None):
     """The input that a slice needs, and how many machines provide it.
 
-    Prepared images are counted as they enter the devices, or as data-service workers send them before compression.
+    The size of a batch is its uncompressed size, as on the devices. Data-service workers compress it.
 
     Args:
         task: task with a converted data set.
-        speed: images a second of the pipeline on this machine; see `measure`.
+        speed: images per second of the pipeline on this machine; see `measure`.
         slice_: `Slice`.
         local_cores: cores of this machine; by default those that this process may use.
 
     Returns:
         dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second', which the slice needs;
-        'images_per_core_second', which was measured; 'images_per_host_second', and 'hosts'.
+        'images_per_core_second' and 'images_per_host_second', which machines give; and 'hosts', the machines needed.
     """
     per_core = speed / (local_cores or joblib.cpu_count())
     count = task.row

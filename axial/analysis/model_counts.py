@@ -12,11 +12,11 @@ class Counts:
     """The size of a registered model.
 
     Attributes:
-        model: its name.
-        task: its task, such as 'panoptic'.
-        classes: number of classes that it is counted with; for a translator, the vocabulary's pieces.
-        parameters: trainable numbers without those of attention's batch norms, as the paper counts.
-        attention_norms: trainable numbers of attention's batch norms.
+        model: name of the model.
+        task: task of the model, such as 'panoptic'.
+        classes: number of classes of the counted model; for a translator, the size of the vocabulary.
+        parameters: number of trainable parameters without attention's batch norms, as the paper counts.
+        attention_norms: number of trainable parameters of attention's batch norms.
     """
 
     model: str

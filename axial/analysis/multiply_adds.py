@@ -1,11 +1,11 @@
 """Counts multiply-adds from the ops of a traced graph and their static shapes.
 
-It counts convolutions, matrix products and einsums, like the paper's tables, and no element-wise work. A function
-counts at each call. A loop counts its maximum number of iterations. A conditional counts its most expensive branch.
+It counts convolutions, matrix products and einsums, like the paper's tables, and no element-wise work. Each call
+of a function counts. A loop counts as often as its maximum number of iterations, a conditional as its costliest branch.
 
-Attention within windows is computed in blocks, which hold more pairs of query and key than the equation needs. Their
-products have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A. Both are
-counted.
+Attention within windows is computed in blocks, which hold more pairs of query and key than the equation needs. The
+products of a block have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A.
+Both numbers are counted.
 """
 
 import collections
@@ -22,8 +22,8 @@ class Product(typing.NamedTuple):
     """One op that multiplies and adds.
 
     Attributes:
-        name: name of the op, after the names of the calls that lead to it.
-        computed: its multiply-adds.
+        name: name of the op, with the names of the enclosing calls as prefix.
+        computed: multiply-adds that the op computes.
         needed: multiply-adds that the equation needs.
     """
 
@@ -54,7 +54,7 @@ def total(products):
 
 
 def _walk(graph, prefix):
-    """Yields (name, multiply-adds) of each product."""
+    """Yields (name, computed multiply-adds) of each product."""
     for op in graph.get_operations():
         name = prefix + op.name
         if op.type in _COUNTERS:
@@ -97,7 +97,7 @@ def _shape(tensor):
 
 
 def _convolution(op):
-    """An output value takes (kernel size) x (channels of its group), both from the kernel's shape."""
+    """Each output value takes kernel area x input channels per group; the kernel's shape gives both."""
     kernel = _shape(op.inputs[1])
     return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
 
@@ -113,7 +113,7 @@ def _matmul(op):
 
 
 def _einsum(op):
-    """The product of the sizes of all letters and of an ellipsis's broadcast axes."""
+    """The product of the sizes of all letters and of an ellipsis's broadcast axes; 0 for a single operand."""
     operands = op.get_attr("equation").decode().split("->")[0].split(",")
     sizes, ellipsis = {}, ()
     for letters, tensor in zip(operands, op.inputs):
@@ -137,12 +137,12 @@ _VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadV
 
 
 def activation_bytes(graph, inputs, part_of):
-    """Bytes of all tensors computed from `inputs`, by part: the most that a forward pass writes.
+    """dict from parts to bytes of all tensors computed from `inputs`, an upper bound of what a forward pass writes.
 
     Args:
         graph: a tf.Graph with static shapes.
-        inputs: list of its placeholders.
-        part_of: function from an op's name to its part.
+        inputs: list of the graph's placeholders.
+        part_of: function from an op's name to the op's part of the model.
     """
     reached = {id(tensor) for tensor in inputs}
     counter = collections.Counter()

@@ -19,14 +19,14 @@ from axial.tasks.segmentation.grouping import PostprocessConfig, most_centers
 RECIPE = "own/axial_deeplab_nano.gin"
 SPLITS = {"TRAIN_SPLIT": "train", "EVAL_SPLIT": "val"}  # splits of the recipe
 BATCH = 8  # batch of the recipe
-_SCOPE = f"{PostprocessConfig.__name__}."  # prefix of its bindings
+_SCOPE = f"{PostprocessConfig.__name__}."  # prefix of PostprocessConfig's bindings
 EPOCHS = 40  # epochs; 33 in camvid/panoptic.gin, 52 in nuclei/axial_deeplab_nano.gin
 LEAST_STEPS, MOST_STEPS = 500, 20_000
-OBJECT = 24  # object side on the canvas, in pixels, if photos have one scale; as in nuclei/panoptic.gin
+OBJECT = 24  # side of a median object on the canvas, in pixels, if photos have one scale; as in nuclei/panoptic.gin
 SMALL = 16  # side of small objects on the canvas, in pixels: four of the network's output pixels
 SHORT, LONG = 257, 513  # bounds of the canvas's longer side
 TILE, CROP = (641, 641), (193, 193)  # largest canvas and training crop, if photos have one scale
-ALIKE, VARIED = 2.0, 1.5  # ratio of the 90th to the 10th percentile: most for object sizes, least for photo sizes
+ALIKE, VARIED = 2.0, 1.5  # 90th / 10th percentile: largest for object sizes, smallest for photo sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +54,11 @@ class Advice:
 
 
 def advise(checks, names):
-    """`Advice` on a data set.
+    """Derives the `Advice` for a data set.
 
-    If objects have about one size and photos have several, all photos get one scale: a microscope or a drone decides
-    how many pixels an object has. Otherwise photos are fitted to a canvas on which small objects are visible.
+    If all objects have about one size and photos have several sizes, all photos are scaled by one factor: a microscope
+    or a drone decides how many pixels an object has. Otherwise each photo is fitted to a canvas on which small objects
+    are visible.
 
     Args:
         checks: `SplitCheck`s of some splits, without errors.
@@ -87,7 +88,7 @@ def advise(checks, names):
 
 
 def crowding(checks, canvas, recipe):
-    """A line that compares the most objects in a photo with the number that the recipe can find.
+    """A line that compares the largest number of objects in a photo with the number that the recipe can find.
 
     Args:
         checks: see `advise`.
@@ -95,7 +96,7 @@ def crowding(checks, canvas, recipe):
         recipe: `Recipe`.
 
     Returns:
-        The line, and whether the photo has more.
+        The line, and whether the photo has more objects than the recipe can find.
     """
     most = max((len(sides) for check in checks for sides in check.objects), default=0)
     knobs = {name.removeprefix(_SCOPE): value for name, value in recipe.bindings.items() if name.startswith(_SCOPE)}
@@ -107,10 +108,10 @@ def crowding(checks, canvas, recipe):
 
 
 def print_advice(data_dir, checks, recipe):
-    """Prints the command that trains on a checked data set by the `Recipe` of `RECIPE`, and what it takes here."""
+    """Prints the command that trains on a checked data set by the `Recipe` of `RECIPE`, and its time and memory."""
     names = []
     for path in gfile.glob(os.path.join(data_dir, ""), "*.json"):
-        with contextlib.suppress(InputError):  # another file than a manifest
+        with contextlib.suppress(InputError):  # the file is not a manifest
             name = os.path.basename(path)[:-5]
             names += [name] * is_labelled(data_dir, name)
     advice = advise(checks, names)
@@ -128,7 +129,7 @@ def print_advice(data_dir, checks, recipe):
 
 
 def warn_of_a_long_step(task, training, replicas):
-    """Says in one line that a training step does not suit this device; see `step_cost.long_step`."""
+    """Prints a line if a training step is too long or too large for this device; see `step_cost.long_step`."""
     step = step_cost.read_steps().get(task.model.name)
     if step and (said := step_cost.long_step(step, task.data.crop, training, replicas)):
         say(f"{said}; for one CPU or GPU there is {RECIPE} (see axial-convert check)", error=True)
@@ -151,5 +152,5 @@ def _canvas(check):
 
 
 def _on_grid(side):
-    """The nearest 16 k + 1, at least 65: strides of 2 and the output stride of 16 divide it evenly."""
+    """The nearest 16 k + 1, at least 65: the output stride 16 and all smaller strides divide this side minus 1."""
     return max(16 * round((side - 1) / 16) + 1, 65)

@@ -1,8 +1,8 @@
-"""Derives the part of a model from the name of a weight or an op."""
+"""Maps the name of a weight or an op to a part of the model."""
 
 import re
 
-REST = "rest"  # the part of everything else
+REST = "rest"  # the part of all other weights and ops
 
 _PART = re.compile(
     r"(?:^|/)(stage\d|stem|entry|middle|exit|conv\d|\w+_decoder|\w+_head|(?:en|de)coder_\w+|logits"

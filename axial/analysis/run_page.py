@@ -1,4 +1,4 @@
-"""Shows what a training run has written: curves beside other runs' curves, and everything as one HTML page.
+"""Shows the results of training runs: the curves of several runs in a picture, or one run as an HTML page.
 
 The page has losses, scores, pictures, speed, configuration and machine. It embeds its pictures, so it needs neither a
 network nor the run's folder.
@@ -31,7 +31,7 @@ SPEED = (
 
 
 def read_curves(model_dir):
-    """dict from each of a run's `CURVES` to its steps and values.
+    """dict from the name of each curve in `CURVES` to its (steps, values), for one run.
 
     Raises:
         InputError: the folder is not a run of axial-train, or the run has no summaries yet.
@@ -46,7 +46,7 @@ def read_events(model_dir):
     """Reads a run's TensorBoard summaries.
 
     Returns:
-        dict from names of scalars to their steps and values, and dict from names of pictures to the last picture's
+        A dict from names of scalars to arrays (steps, values), and a dict from names of pictures to the last picture's
         (step, PNG as bytes).
 
     Raises:
@@ -82,7 +82,7 @@ def draw_curves(runs, path):
 
 
 def _plots(runs, names, columns=4):
-    """A figure with a plot for each named curve and a line for each run. Losses are logarithmic."""
+    """A figure with a plot for each named curve and a line for each run. Losses have a logarithmic axis."""
     rows = -(-len(names) // columns)
     plots = Figure([3.4 * columns, 3 * rows], layout="constrained", facecolor="white")
     for axes, name in zip(plots.subplots(rows, columns, squeeze=False).flat, names):
@@ -135,7 +135,7 @@ def write_page(model_dir, path):
 
 
 def _status(model_dir):
-    """dict from labels to values of status.json; empty for a run without one."""
+    """dict from labels to values of a run's status.json; empty if the run has no such file."""
     path = os.path.join(model_dir, schemas.STATUS)
     if not tf.io.gfile.exists(path):
         return {}

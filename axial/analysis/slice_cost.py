@@ -9,14 +9,14 @@ from axial.io.read import read_rows
 from axial.io.schemas import Struct
 from axial.io.show import counted
 
-# US dollars for an on-demand chip-hour, by generation and region, with day and source. SkyPilot makes its catalogue
-# from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
+# CSV of US dollars for an on-demand chip-hour by generation and region, with day and source. SkyPilot's catalogue is
+# made from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
 PRICES = "tpu_prices.csv"
 PRICES_PAGE = "https://cloud.google.com/tpu/pricing"
 
 
 class Price(Struct):
-    """A row of the table."""
+    """A row of the CSV `PRICES`."""
 
     generation: str
     region: str
@@ -26,7 +26,7 @@ class Price(Struct):
 
 
 def prices():
-    """dict from generations to dicts from regions to `Price`s."""
+    """dict from each generation to a dict from regions to `Price`s."""
     table = {}
     for _, row in read_rows(os.path.join(experiments_dir(), PRICES), Price):
         table.setdefault(row.generation, {})[row.region] = row
@@ -38,16 +38,16 @@ class CompiledStep:
     """A recipe's training step on a slice, compiled by the TPU's compiler: a row of experiments/tpu.csv.
 
     Attributes:
-        leaf: gin file.
-        slice: name such as 'v5e:4x8'.
+        leaf: gin file of the recipe.
+        slice: name of the slice, such as 'v5e:4x8'.
         form: variant of the step, such as 'recipe' or 'largest batch, kernels'.
-        batch: images of a replica.
-        fits: whether it fits the memory of a device.
-        used, limit: needed and available bytes.
-        cycles: estimated cycles of a step.
+        batch: images per replica.
+        fits: whether the step fits the memory of a device.
+        used, limit: needed and available bytes of a device.
+        cycles: estimated clock cycles of a step.
         all_reduced: bytes that a step sums over the replicas.
         all_reduces: number of these sums, one after the other.
-        images: images of the whole training.
+        images: number of images of the whole training.
         problems: ops without a TPU kernel.
     """
 
@@ -66,7 +66,7 @@ class CompiledStep:
 
 
 def compiled_steps(gin_files, generation):
-    """dict from forms to the rows of `experiments/tpu.csv` that fit, for a single recipe; {} for other gin files."""
+    """dict from form to `CompiledStep`, for the steps of a recipe that fit; {} if `gin_files` is no compiled recipe."""
     rows = read_rows(os.path.join(experiments_dir(), "tpu.csv"), CompiledStep) if len(gin_files) == 1 else ()
     ours = [*gin_files, generation]
     return {row.form: row for _, row in rows if row.fits and [row.leaf, row.slice.partition(":")[0]] == ours}
@@ -93,7 +93,7 @@ def step_time(slice_, *, given=None, status=None, cycles=None):
 
 
 def describe(slice_, region, *, steps_left, time, limit):
-    """Lines on the cost of a run on a `Slice`.
+    """Yields lines that describe the cost of a run on a `Slice`.
 
     Args:
         region: region of Google Cloud, or '' if it is unknown.

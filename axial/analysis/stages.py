@@ -1,4 +1,4 @@
-"""Sizes and costs of each part of a model."""
+"""Measures the size and cost of each part of a model."""
 
 import collections
 import dataclasses
@@ -20,12 +20,12 @@ class Stage:
     """A part of a model.
 
     Attributes:
-        part: its name; see `part_of`.
+        part: name of the part; see `part_of`.
         params: parameters; see `ParameterCount.counted`.
         norms: parameters of batch norms inside attention, which `params` leaves out as the paper's tables do.
         macs: multiply-adds.
-        activations: bytes of its outputs; see `activation_bytes`.
-        output: shape of its output, or None.
+        activations: bytes of the outputs of its ops; see `activation_bytes`.
+        output: shape of its last output, or None.
         spans, heads: distinct spans and heads of its attention layers. None stands for the whole axis.
     """
 
@@ -43,20 +43,20 @@ class Stage:
         return self.params, self.params + self.norms, self.macs / 1e9, self.activations / 2**20
 
     def cells(self):
-        """The strings of its row, in the order of `COLUMNS`."""
+        """Strings of the stage's row, in the order of `COLUMNS`."""
         output, heads = " x ".join(map(str, self.output or ())), ", ".join(map(str, self.heads))
         spans = ", ".join("all" if span is None else str(span) for span in self.spans)
         return self.part, output, spans, heads, *self.figures()
 
     def figures(self):
-        """The strings of its `FIGURES`."""
+        """Strings of the stage's numbers, in the order of `FIGURES`."""
         return [form.format(number) for form, number in zip(FORMS, self.numbers())]
 
 
 def stages(name, num_classes=None, *, batch=1, height=None, width=None):
-    """The `Stage`s of a registered model on images [batch, height, width, 3], and last 'all' with their sums.
+    """List of the `Stage`s of a registered model on images [batch, height, width, 3]. The last, 'all', is their sum.
 
-    By default it has Cityscapes' or ImageNet's classes, and images of their size.
+    The classes are by default Cityscapes' or ImageNet's, and the sides 1024 x 2048 or, for 1000 classes, 224 x 224.
     """
     classes = find_variant(name).classes
     sides = (224, 224) if classes == 1000 else (1024, 2048)
@@ -100,7 +100,7 @@ def stages(name, num_classes=None, *, batch=1, height=None, width=None):
 
 
 def differences(names, tables):
-    """(header, rows of the parts, last rows) of a table of the figures of two models' `stages` side by side."""
+    """(header, rows of the parts, last rows) of a table that compares two models by the results of `stages`."""
     header = ["part", f"parameters of {names[0]}", names[1]]
     header += [text for figure in FIGURES[1:] for text in (figure, names[1])]
     ours, theirs = ({stage.part: stage.figures() for stage in stages} for stages in tables)

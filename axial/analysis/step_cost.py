@@ -2,8 +2,8 @@
 
 For the model of each photo recipe, experiments/steps.csv has the multiply-adds and bytes of the forward pass on one
 photo, counted at the recipe's canvas. Counting a model takes seconds, so commands read this file. A training step
-computes three times the forward pass: the gradients of the inputs and of the weights each take as much again. Its
-activations take at most the bytes that the forward pass writes.
+computes three times the multiply-adds of the forward pass: the gradients of the inputs and of the weights each take as
+many as the forward pass. Its activations take at most the bytes that the forward pass writes.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ FORWARD_AND_BACKWARD = 3
 COUNTED_TASKS = ("panoptic", "segmentation", "classification")  # tasks whose models take one photo of a fixed size
 SIDE, WIDE, NARROW = 64, 128, 32  # side and channels of the timed block's maps
 LONG = 60  # seconds; a longer step gets a warning, because reports and stops come only between steps
-LEAST_RATE = 1e9  # least multiply-adds a second of any device with TensorFlow
+LEAST_RATE = 1e9  # multiply-adds per second; every device with TensorFlow does more
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The work of one photo in a model.
+    """The cost of a model's forward pass on one photo.
 
     Attributes:
-        model: its name in the registry.
-        canvas: counted canvas as text such as '1025x2049': height and width.
+        model: name of the model in the registry.
+        canvas: canvas of the count as text such as '1025x2049': height and width.
         multiply_adds: multiply-adds of the forward pass.
         activations: bytes that the forward pass writes in float32.
     """
@@ -62,7 +62,7 @@ def read_steps():
 
 
 def rate():
-    """Multiply-adds a second of a residual block and its gradients on this device, measured in about a second.
+    """Measures the multiply-adds per second of a residual block and its gradients on this device, in about a second.
 
     The block has 1x1 and depthwise 5x5 convolutions with batch norms. It computes about 3 multiply-adds for each byte
     that it writes, like the models of experiments/steps.csv. A larger convolution would wait less for memory.
@@ -94,7 +94,7 @@ def rate():
 
 
 def device_memory():
-    """(device that --strategy=default trains on, its bytes of memory or None if they are unknown)."""
+    """(device that --strategy=default trains on, bytes of its memory or None if unknown)."""
     if not tf.config.list_physical_devices("GPU"):
         return "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -108,7 +108,7 @@ def device_memory():
 def long_step(step, crop, training, replicas=1):
     """A warning about a training step that takes more than a minute, or more memory than this device has.
 
-    It measures the speed of the device with `rate`, but only if a step may be long.
+    It calls `rate` to measure the device only if a step may be long.
 
     Args:
         step: `Step` of the model.

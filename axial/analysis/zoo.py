@@ -20,11 +20,11 @@ COLUMNS = "checkpoint model holds data parameters multiply-adds published ours f
 
 
 class ZooRow(Strict):
-    """A row of experiments/zoo.csv, of text alone. `experiments/paper/counts.py` counts the last two columns.
+    """A row of experiments/zoo.csv. All values are text. `experiments/paper/counts.py` counts the last two columns.
 
     Attributes:
-        holds: which part of the model the file has: a classifier, a whole panoptic model, or the backbone of one.
-        params: trainable numbers of this part.
+        holds: part of the model in the file: a classifier, a whole panoptic model, or only its backbone.
+        params: number of trainable parameters of this part.
         macs: multiply-adds of this part for a photo of the row's size.
     """
 
@@ -47,7 +47,7 @@ class ZooRow(Strict):
 
 
 def read_zoo(path):
-    """List of the `ZooRow`s of a CSV.
+    """Reads a list of `ZooRow`s from a CSV.
 
     Raises:
         InputError: a column is missing or unknown, a value is malformed, or a model or source is unknown.
@@ -62,12 +62,12 @@ def read_zoo(path):
 
 
 def commands(row):
-    """Commands that convert a checkpoint and evaluate it. A backbone alone is first trained."""
+    """Commands that convert a checkpoint and evaluate it. For a backbone, a training comes before the evaluation."""
     if row.source == SHIPPED:
         name = os.path.basename(os.path.dirname(row.file))
         score = f"axial-evaluate --gin_file={row.recipe} --model={name} --data_dir=DATA --split=test"
         return [f"axial-predict --model={name} --output_dir=OUT PHOTO", score]
-    # ReLU and GELU have the same weights, so the file does not say which it needs.
+    # A model has the same weights with ReLU and with GELU, so the file does not show its activation.
     model = f" --model={row.model}" if "activation" in find_variant(row.model).arguments else ""
     file = os.path.basename(row.file)
     convert = f"axial-convert weights --source={row.source} --input={file} --output=WEIGHTS{model}"

@@ -1,4 +1,4 @@
-"""The commands. Ctrl-C ends a command without a traceback: by this module during its first imports, later by `app`."""
+"""The commands. Ctrl-C prints no traceback. During a command's first imports this module catches it, later `app`."""
 
 import os
 import sys

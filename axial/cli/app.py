@@ -44,11 +44,11 @@ def run(verbs, default=None, moved=()):
     70.
 
     Args:
-        verbs: dict from names to verbs. A command with a single verb names it ''. A verb is a pair: a subclass of
-            `Flags`, and a function of its instance or the dotted path of such a function in a module that imports
-            TensorFlow. The docstring of the module of the flags is the help; '%s' in it becomes the command's name.
-        default: name of the verb that runs if the call names none; None if a call must name a verb.
-        moved: dict from former verbs to the scripts in experiments/ that replace them.
+        verbs: dict from the name of each verb to a pair: a subclass of `Flags`, and a function that takes its instance.
+            A dotted path stands for a function in a module that imports TensorFlow. The name of a single verb is ''.
+            The help is the docstring of the module of the first `Flags`; '%s' in it becomes the command's name.
+        default: name of the verb that runs if the user names none; None if the user must name a verb.
+        moved: dict from names of former verbs to the scripts in experiments/ that replace them.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for kind, _ in verbs.values():
@@ -61,7 +61,7 @@ def run(verbs, default=None, moved=()):
             app.run(command.work, flags_parser=command.parse)
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback from Python's shutdown
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that Python's shutdown prints no traceback
         for stream in (sys.stdout, sys.stderr):
             _end(stream)
 
@@ -173,9 +173,9 @@ def _prepare_streams():
 
 
 def _interrupt_again(unraisable):
-    """Sends SIGINT again if Python could not raise KeyboardInterrupt, as inside a callback, and would drop it.
+    """Sends SIGINT again if Python drops a KeyboardInterrupt, as it does inside some callbacks.
 
-    jax has such a callback, which garbage collection calls. TensorFlow imports jax if it is installed.
+    Garbage collection calls such a callback of jax. TensorFlow imports jax if it is installed.
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -184,7 +184,7 @@ def _interrupt_again(unraisable):
 
 
 def _end(stream):
-    """Flushes a standard stream. Discards what cannot be written, on which Python's flush at exit would fail."""
+    """Flushes a standard stream. On failure, discards the rest, so that Python's flush at exit does not fail too."""
     try:
         stream.flush()
     except OSError:
@@ -219,7 +219,7 @@ def describe(error):
         return f"not enough memory ({' '.join(message.split())[:200] or 'the system gave no more'})"
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or message}"
-    if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # of a file name: axial.io.read handles contents
+    if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)):  # in a file name; axial.io.read handles contents
         text = error.object if isinstance(error, UnicodeEncodeError) else error.object.decode(errors="surrogateescape")
         return f"{text[:1000]}: {NOT_UTF8}"
     if isinstance(error, (RecursionError, json.JSONDecodeError)) or _is_tensorflow_error(error):
@@ -228,7 +228,7 @@ def describe(error):
 
 
 def _is_tensorflow_error(error):
-    """Whether TensorFlow's file systems, data or network raised an error. Wrong arguments are bugs of axial."""
+    """Whether an error is from TensorFlow's file systems, data or network. Wrong arguments are a bug of axial."""
     if "tensorflow" not in sys.modules:
         return False
     errors = sys.modules["tensorflow"].errors
@@ -248,7 +248,7 @@ def silence_xla():
 
 
 def _help(kind, program, declared):
-    """The lines of a command's help with the given flags. Reads the docstring from the file, for `python -OO`."""
+    """The lines of a command's help with the given flags. Reads the docstring from the file: `python -OO` drops it."""
     about = ast.get_docstring(ast.parse(read_text(sys.modules[kind.__module__].__file__)))
     lines = [*about.replace("%s", program).splitlines(), "", "flags:"]
     for name, flag in sorted(declared.items()):

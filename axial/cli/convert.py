@@ -1,8 +1,8 @@
 """Converts data sets to TFRecords, checks them, and converts weights. The same command resumes a stopped conversion.
 
 8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
-sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less if the photo is only noise. The command says on
-standard error which contents of a file it does not read, like further pages of a stack or a second channel.
+sqrt(n) / 4 darkest become 0, and the sqrt(n) / 4 brightest become 255, or less if the photo is only noise. The command
+says on standard error which contents of a file it does not read, like further pages of a stack or a second channel.
 
 %s coco --output_dir=DATA                                  the sixteen sample photos
 %s coco --input_dir=COCO --output_dir=DATA --split=train2017 --split=val2017
@@ -43,7 +43,7 @@ from axial.models.names import check_model_name
 from axial.recipes import read_recipe
 
 PAIRS_A_SHARD = 200_000  # sentence pairs, about 100 MB
-SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # of the sample data
+SAMPLE_SPLITS = {"coco": ("train2017", "val2017"), "nuclei": ("train", "test")}  # splits of the sample data
 SOURCES, TARGETS = ("csrhddlam", "deeplab2", "keras_applications"), ("csrhddlam",)  # as in `weights.convert`
 MOST_SHARDS = 1024  # per split; ImageNet has 1024 and 128
 
@@ -104,8 +104,8 @@ class Texts(Convert):
 
 # === Data sets ===
 
-# For a data set its flags, and the photos per shard, of about 100 MB (ImageNet: 50 MB). Street scenes are ten times as
-# large as COCO's photos. A data set without a line here has `Labelled` and 50.
+# The flags of each data set, and its photos per shard. A shard has about 100 MB (ImageNet: 50 MB). Street scenes are
+# ten times as large as COCO's photos. A data set without a line here has `Labelled` and 50 photos per shard.
 OWN = {
     "cityscapes": (Cityscapes, 50),
     "coco": (Labelled, 512),
@@ -189,7 +189,7 @@ def _write(given, conversion, listing, per):
     """
     from axial.data.convert import convert_split
 
-    write = None  # by this process
+    write = None  # this process writes the shards
     if given.beam:
         from axial.data import beam
 
@@ -224,7 +224,7 @@ def _convert_text(given):
 
 
 def summary(split, manifest, done, unit="photo"):
-    """One line: the examples of the split, how many of them this call converted, and its speed."""
+    """A line with the examples of the split, the number that this call converted, and its speed."""
     line = f"{split}: {counted(manifest['examples'], unit)} in {counted(len(manifest['shards']), 'shard')}"
     if left_out := manifest.get("left_out"):
         line += f", {len(left_out)} left out as broken"

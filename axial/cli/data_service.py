@@ -85,7 +85,7 @@ def _worker(given):
     import tensorflow as tf
 
     host = f"[{address}]" if ":" in address else address
-    # With the default heartbeat of 30 s a new worker would wait that long.
+    # A new worker waits for a heartbeat, which is every 30 s by default.
     config = tf.data.experimental.service.WorkerConfig(
         dispatcher_address=given.dispatcher.removeprefix("grpc://"),
         worker_address=f"{host}:%port%",
@@ -106,7 +106,7 @@ def _serve(kind, config, given, host, *, where=""):
         server = kind(config)
     except tf.errors.OpError as error:
         raise InputError(f"{where}the {name} cannot start ({first_line(error)})") from None
-    port = server._address.rsplit(":", 1)[1]  # nothing else has the port of a worker
+    port = server._address.rsplit(":", 1)[1]  # no public attribute has the port of a worker
     if given.listen == "loopback":
         keep_local(int(port))
     say(f"{name} at grpc://{host}:{port}")

@@ -74,7 +74,7 @@ class Scored(Written):
 class RunFlags(flags.Devices, flags.Looks):
     """Flags of a run, its data and its scales."""
 
-    # Flags of some verbs only.
+    # Flags that only some verbs have; the other verbs have these values.
     checkpoint = submission_dir = diameter = thresholds = None
     average, gin_file, runs = 1, (), 1
     model_dir = flags.MODEL_DIR.but(kind=tuple)

@@ -49,10 +49,10 @@ PICTURES = 8  # photos per split in --picture
 
 # === Where predictions come from ===
 #
-# From a run, an export, or files of another program. Each class has an `evaluator`, a `spec`, the default `data_dir`
-# and `split`, a readable `name`, and an `identity`: a dict that differs if the predictions may differ. It has the
-# weights and every setting that predictions depend on, but no paths. `examples(split, shard, skip)` returns examples,
-# and `predictions(split)` a function of them; see `evaluate`. `stores`: whether --results_dir stores predictions.
+# Predictions come from a run, an export, or files of another program. Each of these classes has an `evaluator`, a
+# `spec`, the default `data_dir` and `split`, and a readable `name`. `identity` is a dict of the weights and of every
+# setting that predictions depend on, without paths. `examples(split, shard, skip)` returns examples, and
+# `predictions(split)` a function of examples; see `evaluate`. `stores`: whether --results_dir stores predictions.
 
 
 def needs(evaluator, study):
@@ -115,7 +115,7 @@ class Run(Model):
             "scales": self.inference.scales,
             "flip": self.inference.flip,
             "diameter": given.diameter,
-            SCALE: None,  # `task.settings` may replace it; older files lack it, which None equals
+            SCALE: None,  # `task.settings` may replace it; None equals a missing value, as in older files
             **task.settings,
         }
 
@@ -135,7 +135,7 @@ class Run(Model):
 
 
 def _restored(given, source, checkpoint):
-    """Builds (task, model with weights) of a `Source` by --gin_file, or else by its own recipe."""
+    """Builds the task of a `Source`, by --gin_file or else by its own recipe, and the model with its weights."""
     splits = given.split or [None]
     if given.gin_file:
         card, fill = read_weights(source)
@@ -201,7 +201,7 @@ def tell(given, evaluator, scores, columns):
 
 
 def print_rows(title, rows, about):
-    """Prints a table of dicts with the same keys. Columns are fractions, shown in percent, except those in `about`."""
+    """Prints dicts with equal keys as the rows of a table. All columns but `about` are fractions, shown in percent."""
     cells = [[value if name in about else percent(value) for name, value in row.items()] for row in rows]
     print_table(rows[0], cells, title=title)
 
@@ -219,7 +219,7 @@ def append_scores(path, evaluator, scores, columns):
         path: path of the CSV, or None.
         evaluator: `Evaluator` of the scores.
         scores: the scores; the row has them in percent.
-        columns: dict of the columns before the scores.
+        columns: dict from the names of the columns before the scores to their values.
 
     Raises:
         InputError: the file has other columns.
@@ -236,7 +236,7 @@ def append_scores(path, evaluator, scores, columns):
         if text and next(csv.reader(io.StringIO(text)), []) != list(row):
             raise InputError(f"{path}: has other columns than {', '.join(row)}; choose another --csv")
         if any({**new, "time": old["time"]} == old for old in csv.DictReader(io.StringIO(text))):
-            return  # the command was killed after it wrote the row, and called again
+            return  # the command was killed after it wrote the row, and runs again
         write_text(path, (text or header) + line)
 
 

@@ -31,7 +31,7 @@ from axial.weights.interchange import count_parameters, make_card, read_safetens
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
-COMPARED, RANGES = 4, 100  # photos to compare the export on, and to measure the ranges of int8 on
+COMPARED, RANGES = 4, 100  # number of photos for the comparison, and for the ranges of int8
 IN_FILE = ("tflite", "onnx")  # formats with the network in one file, for one canvas
 
 
@@ -92,7 +92,7 @@ def _photos(task, given):
     count = RANGES if given.precision == "int8" else COMPARED
     with name_damaged_records(folder, split):
         photos = [np.asarray(task.evaluator.given(example))[()] for example in itertools.islice(examples, count)]
-    if (scale := task.scale) is not None:  # crops photos larger than the canvas
+    if (scale := task.scale) is not None:  # photos larger than the canvas are cropped
         height, width = (max(side, 1) for side in tile_size(task.canvas, scale))
         photos = [photo[:height, :width] for photo in photos]
     return photos

@@ -1,6 +1,6 @@
 """Flags of the commands. The function of a verb takes a `Flags`, a frozen dataclass whose fields are `Flag`s.
 
-This module declares each flag that several commands share. It has the same meaning in all of them.
+This module declares the flags that several commands share. Such a flag has the same meaning in all commands.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ class Flag:
     """The declaration of a flag.
 
     Attributes:
-        kind: type of the value. A list has commas between its items; a tuple flag may be given several times.
+        kind: type of the value. A list flag takes items separated by commas. A tuple flag may be given several times.
         meaning: help text.
         default: value if the flag is not given.
         choices: allowed values.
-        least, most: bounds of a number.
+        least, most: smallest and largest allowed number.
         path: function of the flag's name and a path, which raises InputError for an invalid path; see `IN_FILE`. None
             if the value is no path, or if the path is checked later.
         needed: whether the flag is required.
@@ -68,7 +68,7 @@ class Flag:
         return f"{self.meaning.partition('; by default')[0].rstrip('.')}."
 
     def define(self, name):
-        """Defines the flag and its older names for absl, without a default: `Flags` has the defaults."""
+        """Defines the flag and its older names for absl. absl gets no default, because `Flags` has the defaults."""
         for one in (name, *self.old):
             if self.kind in (int, float):
                 _DEFINE[self.kind](one, None, self.meaning, lower_bound=self.least, upper_bound=self.most)
@@ -120,14 +120,14 @@ class Flags:
 
     @classmethod
     def define(cls):
-        """Defines for absl the flags that it does not have yet."""
+        """Defines the flags that absl does not have yet."""
         for name, flag in cls.declared().items():
             if name not in absl.FLAGS:
                 flag.define(name)
 
     @classmethod
     def parsed(cls, verb, arguments=()):
-        """The instance with the flags that absl has parsed. Raises InputError if its checks fail."""
+        """Makes an instance with the values that absl has parsed. Raises InputError if a check fails."""
         values = {}
         for name, flag in cls.declared().items():
             for one in (name, *flag.old):
@@ -144,7 +144,7 @@ class Flags:
         return given
 
     def changed(self, *names):
-        """dict of the flags (or those in `names`) whose values differ from their defaults."""
+        """dict from names to values of the flags that differ from their defaults; only flags in `names`, if given."""
         fields = {f.name: f.default for f in dataclasses.fields(self) if f.name in (names or self.declared())}
         return {name: vars(self)[name] for name, default in fields.items() if vars(self)[name] != default}
 
@@ -186,8 +186,8 @@ class Flags:
 
 # === Checks of paths and models ===
 #
-# They run before the import of TensorFlow, which takes seconds. Paths of buckets are checked later, as TensorFlow reads
-# them. Each of these functions except the first raises InputError.
+# These checks run before the import of TensorFlow, which takes seconds. Paths in buckets are checked later, because
+# TensorFlow reads them. Each function below, except the first, raises InputError.
 
 
 def as_path(path):
@@ -217,14 +217,14 @@ def check_checkpoint(_, path):
 
 
 def check_run(model_dir, bindings=()):
-    """Checks a run, or the name of a shipped model, and gin bindings over its recipe."""
+    """Checks the folder of a run or the name of a shipped model, and gin bindings that override its recipe."""
     gfile.check_plain(model_dir)
     if not gfile.is_remote(model_dir):
         recipes.read([run_file(shipped_folder(as_path(model_dir)))], bindings)
 
 
 def check_model(what, bindings=()):
-    """The `Source` of an argument of `axial.load`. Checks gin bindings over its recipe, if it has one."""
+    """The `Source` that an argument of `axial.load` names. Checks gin bindings that override the recipe of a run."""
     source = resolve(what)
     if source.kind == "run" and not gfile.is_remote(source.path):
         gfile.check_plain(source.path)
@@ -236,7 +236,7 @@ def check_model(what, bindings=()):
 
 
 def numbers(expected, fit):
-    """A function for `Flag.read`: converts a list flag to a tuple of numbers, for which fit(numbers) must hold."""
+    """A function for `Flag.read` that converts a list flag to a tuple of numbers. fit(numbers) must be true."""
 
     def read(name, texts):
         try:
@@ -264,7 +264,7 @@ def diameter(name, text):
 
 
 def matched(pattern, expected, fit=lambda *_: True):
-    """A function for `Flag.read`: the integers in the groups of a pattern, for which fit(*integers) must hold."""
+    """A function for `Flag.read` that returns the integers in the groups of a pattern. fit(*integers) must be true."""
 
     def read(name, text):
         match = re.fullmatch(pattern, text)

@@ -19,8 +19,8 @@ If photos are broken, the command predicts the others, lists the broken ones, an
 error which contents of a file it does not read, like further pages of a stack or a second channel, and warns if objects
 or grey levels differ strongly from the training data.
 8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
-sqrt(n) / 4 darkest become 0 and the sqrt(n) / 4 brightest 255, or less if the photo is only noise. Models of older
-versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the largest value.
+sqrt(n) / 4 darkest become 0, and the sqrt(n) / 4 brightest become 255, or less if the photo is only noise. Models of
+older versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the largest value.
 Some models scale all photos by one factor. They cut photos larger than their canvas into tiles that overlap by
 DataConfig.tile_overlap pixels, and join the segments of the tiles.
 An export predicts at one scale. To average over scales and mirror images, use the run.
@@ -122,7 +122,7 @@ def _predict_photos(predictor, names, given):
         given: the flags.
 
     Raises:
-        InputError: some photos are broken. The others have been predicted before.
+        InputError: some photos are broken. It is raised after the other photos are predicted.
     """
     from axial.serving.result import Result
 
@@ -157,8 +157,8 @@ def _predict_photos(predictor, names, given):
 def output_names(photos):
     """dict from photos to unique names of their outputs.
 
-    A name is the photo's file name without suffix or, if several photos share that, the file name with suffix. If they
-    share that too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
+    A name is the photo's file name without suffix. If several photos share this name, it is the file name with suffix.
+    If they share this too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
     """
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 

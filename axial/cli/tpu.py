@@ -120,7 +120,7 @@ def _read_status(model_dir):
 
 
 def _training(slice_, given):
-    """(`TrainingConfig` of the gin files, number of replicas). Raises InputError before a slice is created."""
+    """(`TrainingConfig` of the gin files, number of replicas). Raises InputError if they do not suit the slice."""
     recipe = recipes.read(given.gin_file, given.gin_binding)
     from axial.chips import replicas_of
     from axial.recipes import configuration
@@ -159,7 +159,7 @@ def _cost(given, engine, images, *, left, status):
 
 
 def _run_of(engine, given):
-    """The `Run` of the flags. If a gin file is local, the run gets all files and bindings as one text."""
+    """The `Run` that the flags describe. If a gin file is local, the run gets all files and bindings as one text."""
     from axial.recipes import configuration
 
     is_local = any(map(os.path.isfile, given.gin_file))

@@ -4,17 +4,17 @@ import subprocess
 
 from axial.errors import InputError
 
-# Multi-regions by the first word of their regions: https://docs.cloud.google.com/storage/docs/locations
+# From a multi-region to the first word of its regions' names: https://docs.cloud.google.com/storage/docs/locations
 CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 
 def names(paths):
-    """Buckets of gs:// paths, each once. Other paths have none."""
+    """List of the different buckets of the paths that start with gs://. Ignores other paths."""
     return list(dict.fromkeys(path[5:].partition("/")[0] for path in paths if path.startswith("gs://")))
 
 
 def warning(name, region):
-    """A line if a bucket's region is unknown or differs from a slice's region; else None.
+    """A warning if a bucket's region is unknown or differs from the slice's region; else None.
 
     Raises:
         InputError: gcloud has no credentials, or there is no such bucket.

@@ -22,14 +22,14 @@ from axial.errors import InputError, pip_install
 from axial.io.paths import PACKAGE
 from axial.io.read import read_text
 
-MARGIN = 600.0  # seconds after the deadline until the engine itself ends what the supervisors have not
+MARGIN = 600.0  # seconds from the deadline until the engine itself ends a run that its supervisors have not ended
 PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts the VM's installation first
 WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # pattern of scripts/tpu/install.sh
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A user's request to an engine: flags of axial-tpu, whose help explains them. `slice` is a `Slice`, or None."""
+    """A user's request to an engine. Its fields are flags of axial-tpu, whose help explains them."""
 
     name: str
     slice: slices.Slice | None = None
@@ -46,21 +46,21 @@ class Request:
 class Engine:
     """An engine and the request to it. In addition to the methods here, each engine has:
 
-    body(run): YAML content of a `Run`, or text(run): a script.
-    launch(path, run): arguments of the command that submits this text, saved as the file `path`.
-    commands(): dict from 'status', 'logs' and 'delete' to arguments: of a command whose output describe(output) turns
-    into (a line, whether it may cost money), of a command that follows the first host's log, and of a command that ends
-    the run and deletes the slice.
+    body(run): content of the YAML file to submit for a `Run`; or text(run), the script to submit.
+    launch(path, run): arguments of the command that submits the file `path`.
+    commands(): dict from 'status', 'logs' and 'delete' to the arguments of a command. 'logs' follows the first host's
+    log. 'delete' ends the run and deletes the slice.
+    describe(output): turns the output of 'status' into (a line, whether the run may cost money).
 
     Attributes:
         name: name of the engine.
         tool: program on this machine that talks to the engine; `install` explains how to get it.
         file: name of the submitted file.
-        flags: names of the `Request` fields that it reads; `needs` are required, `needs_to_launch` only for a launch.
-        refusals: pairs of a pattern of the tool's output and our message for it, with fields of the request in braces.
+        flags: names of the `Request` fields that it reads. It requires `needs` always, `needs_to_launch` for a launch.
+        refusals: pairs (pattern of the tool's output, our message for it). Braces in a message name `Request` fields.
         notes: what a user should know before a launch.
-        by_hand: whether a launch is only printed, unless the user passes --yes.
-        kernels: whether its hosts have what axial's TPU kernels need.
+        by_hand: whether a launch without --yes only prints its commands.
+        kernels: whether axial's TPU kernels can run on its hosts.
     """
 
     name = tool = install = file = ""
@@ -129,16 +129,16 @@ FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the ne
 class Gke(Engine):
     """Google Kubernetes Engine: a JobSet, whose controller lives in the cluster. Needs JobSet 0.10 or later.
 
-    A host is a pod, and its supervisor the container's first process. A failed pod makes its Job fail, by
-    `podFailurePolicy`, with a reason and a message that name the matching rule. The JobSet's own rules read them
-    (scripts/tpu/jobset.yaml):
+    A host is a pod. Its supervisor is the container's first process. If a pod fails, its Job fails by the
+    `podFailurePolicy`, with a reason and a message that name the matching rule. The JobSet's own rules read reason and
+    message (scripts/tpu/jobset.yaml):
 
-    | end of a pod | Job fails | JobSet |
+    | exit code or end of a pod | rule or reason of the failed Job | the JobSet |
     |---|---|---|
     | 2, 70, 124: bad input, a fault, the deadline | rule 0 | ends |
-    | the node is taken away (DisruptionTarget) | rule 1 | is recreated, without counting |
-    | 42: preempted, a lost host | rule 2 | the same |
-    | other | BackoffLimitExceeded | is recreated, at most 3 times |
+    | the node is taken away (DisruptionTarget) | rule 1 | is recreated, without limit |
+    | 42: preempted, a lost host | rule 2 | is recreated, without limit |
+    | another code | BackoffLimitExceeded | is recreated, at most 3 times |
     | activeDeadlineSeconds, as a backstop | DeadlineExceeded | ends |
 
     The messages are not a stable interface. They come from kubernetes 95f0849, pkg/controller/job/pod_failure_policy.go
@@ -249,7 +249,7 @@ class OnVirtualMachines(Engine):
         return super().run_options() | ({} if self.kernels else image_options)
 
     def installation(self):
-        """Shell commands that install the wheel in ~/axial/venv, once, and put its Python first."""
+        """Shell commands that install the wheel in ~/axial/venv once, and put its Python first in PATH."""
         return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{read_text(_script('wheel.sh'))}"
 
 
@@ -272,7 +272,7 @@ class SkyPilot(OnVirtualMachines):
     )
 
     def body(self, run):
-        """The task."""
+        """The task of SkyPilot, as a dict."""
         request = self.request
         resources = {
             "infra": f"gcp/{self.region}/{request.zone}",
@@ -302,7 +302,7 @@ class SkyPilot(OnVirtualMachines):
             raise InputError(f"{name}: is in use; axial-tpu delete --engine=skypilot {name} frees it")
 
     def _rows(self, output):
-        """Lines of a table of jobs with this name."""
+        """Lines of SkyPilot's table of jobs that have the name of this run."""
         return [line for line in output.splitlines() if self.request.name in line.split()]
 
     def launch(self, path, run):
@@ -322,13 +322,13 @@ class SkyPilot(OnVirtualMachines):
 
 
 class Gcloud(OnVirtualMachines):
-    """By hand: a queued resource of the Cloud TPU API, which its hosts delete. It does not recover a preempted slice.
+    """A queued resource of the Cloud TPU API, made by hand. Its hosts delete it. Nothing recovers a preempted slice.
 
-    The start-up script of every host installs axial and runs the supervisor, again after exit code 42. At the end, and
-    at the deadline even if something hangs, it deletes the queued resource with its node. It runs at every boot, and
-    then either continues or deletes. Flags:
-    https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. Metadata of a
-    host: jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
+    The start-up script of every host installs axial and runs the supervisor, and runs it again after exit code 42. At
+    the end it deletes the queued resource with its node; at the deadline it does so even if something hangs. The script
+    runs at every boot, and then continues the run or deletes the resource. The flags are from
+    https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. The
+    metadata of a host are from jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
     """
 
     name, tool, file = "gcloud", "gcloud", "startup.sh"

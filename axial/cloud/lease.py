@@ -1,4 +1,4 @@
-"""The right to train in a folder, on a disk or in a bucket: one holder at a time, whatever machine it is on."""
+"""A lease on a folder, on a disk or in a bucket: its holder is the only process of any machine that trains there."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ FILE = "lease.json"
 
 
 class Held(Struct):
-    """lease.json: who trains in a folder. `beat` is another one after each renewal."""
+    """lease.json: the holder of a folder's lease. Each renewal increments `beat`."""
 
     token: str
     beat: int
@@ -26,27 +26,27 @@ class Held(Struct):
 
 
 def _now():
-    """Seconds of a clock that goes on while the machine is suspended."""
+    """Seconds of a clock that also runs while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """A file that its holder writes anew three times in `seconds`.
+    """The lease of a folder: a file that its holder rewrites three times in `seconds`.
 
-    Another process takes it when it has not changed for `seconds` of that process's own clock, so clocks are not
-    compared. File systems of buckets have no lock, so who writes looks again after a while whether another has written
-    meanwhile; and a holder that finds another's token, or cannot renew its own for `seconds`, has lost it.
+    Another process takes the lease if the file does not change for `seconds`, which it measures with its own clock.
+    Buckets have no locks, so the new holder reads the file again after a short wait: the process that wrote it last has
+    the lease. A holder loses the lease if it reads another process's token, or cannot renew the lease for `seconds`.
 
     Attributes:
-        lost: `threading.Event`: another process may hold it.
+        lost: `threading.Event` that is set when another process may hold the lease.
     """
 
     def __init__(self, folder, run, seconds):
         """
         Args:
-            folder: of the training.
-            run: its name, for the messages of others.
-            seconds: after which a silent holder has lost it.
+            folder: folder of the training.
+            run: name of the run, for the messages of other processes.
+            seconds: time after which a silent holder loses the lease.
         """
         self.lost, self._over = threading.Event(), threading.Event()
         self._folder, self._path, self._seconds = folder, os.path.join(folder, FILE), seconds
@@ -55,13 +55,13 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, daemon=True)
 
     def take(self, patience):
-        """Whether this process holds it now. If not, call it again after a while.
+        """Tries to take the lease, and returns whether this process holds it now. If not, call it again after a while.
 
         Args:
-            patience: seconds for which another holder may be alive before that is an error.
+            patience: seconds during which another holder may renew the lease before `take` raises.
 
         Raises:
-            InputError: another run trains there, or the folder cannot be written.
+            InputError: another run trains in the folder, or the folder cannot be written.
         """
         now = _now()
         try:
@@ -86,12 +86,12 @@ class Lease:
         return True
 
     def _read(self):
-        """What the file says, or None if there is none. A damaged file is one of a holder that is silent."""
+        """Reads the file as a `Held`; None without a file. A damaged file counts as the file of a silent holder."""
         try:
             return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
         except InputError:
             damaged = Held("", 0, "a run", f"a host that the damaged {FILE} does not name")
-            return damaged if gfile.exists(self._path) else None  # its holder has just given it back
+            return damaged if gfile.exists(self._path) else None  # None: its holder has just released it
 
     def _write(self):
         self._beat += 1
@@ -104,7 +104,7 @@ class Lease:
                 found = self._read()
                 if found and found.token not in ("", self._mine["token"]):
                     break
-                if _now() - last <= self._seconds:  # or this process was suspended, and another may have taken it
+                if _now() - last <= self._seconds:  # later, another process may hold the lease
                     self._write()
                     last = _now()
             if _now() - last > self._seconds:
@@ -113,7 +113,7 @@ class Lease:
             self.lost.set()
 
     def release(self):
-        """Gives it back, so that the next one need not wait. One that another holds meanwhile is left to it."""
+        """Removes the file, so that the next process need not wait. Keeps a file that another process has written."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

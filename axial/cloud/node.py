@@ -32,13 +32,13 @@ def make_client(name, project, zone, endpoint=""):
     except exceptions.GoogleAuthError as error:
         raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
     options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
-    # with the description of the API in the package
+    # static_discovery: the package has the description of the API
     service = discovery.build("tpu", "v1", credentials=auth, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 
 
 def describe(name, project, zone, *, endpoint="", wait=False, poll=30):
-    """Yields lines on a node; with `wait`, once it is healthy, checking every `poll` seconds.
+    """Yields lines that describe a node. With `wait`, it first checks every `poll` seconds until the node is healthy.
 
     Raises:
         InputError: there is no such node, its state is unknown, or it does not become healthy within 20 minutes.

@@ -1,4 +1,4 @@
-"""Describes a run on a slice. Every engine gets it, and each host reads it as JSON from the variable `VARIABLE`."""
+"""The description of a run on a slice. Engines pass it to each host as JSON, in the environment variable AXIAL_RUN."""
 
 import os
 
@@ -26,8 +26,8 @@ class Run(Strict, kw_only=True):
         gin: text of a gin file that the slice does not have; '' for none.
         own_server: whether supervisors start TensorFlow's servers; otherwise the image does.
         environment: environment variables of the trainer.
-        port: port of TensorFlow's servers; on the port before it, the first supervisor listens for the others.
-        pace: factor of all supervisors' waiting times; small in tests.
+        port: port of TensorFlow's servers. The first supervisor listens for the others on port - 1.
+        pace: factor that multiplies all waiting times of supervisors; small in tests.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Run(Strict, kw_only=True):
 def from_environment():
     """(the `Run` in `VARIABLE`, number of this host, addresses of all hosts). Raises InputError.
 
-    On several hosts, AXIAL_HOST is a number, and AXIAL_HOSTS has comma-separated addresses.
+    AXIAL_HOST is the number of this host, by default 0. AXIAL_HOSTS has the addresses, separated by commas or spaces.
     """
     text = os.environ.get(VARIABLE, "")
     try:

@@ -1,15 +1,15 @@
-"""The main process of each host of a slice, under every engine: a container's first process, or run by a VM's script.
+"""The supervisor: the main process of each host of a slice, under every engine. A container or a VM's script runs it.
 
     python3 -m axial.cloud.supervisor        with the variables of `runs.from_environment`
 
 The first host runs the trainer. With several hosts, every host also runs TensorFlow's server, and the other supervisors
-hold a connection to the first one. Before it closes, it sends the exit code of the run. If it breaks without a code, a
-host is lost. No laptop is involved.
+hold a connection to the first one. The first supervisor sends the run's exit code before it closes the connections. If
+a connection breaks without a code, a host is lost. The user's machine is not involved.
 
-Exit codes: 0 after the last step; 2 and 70 as the trainer (bad input, a fault of axial); 42 if it was asked to stop, or
-if a host or the folder's lease is lost, so that a restart continues; 124 at the deadline, which is checked before every
-start and while the trainer runs; the trainer's code, or 128 + its signal, if it has failed `TRIES` times without a new
-checkpoint.
+Exit codes: 0 after the last step; 2 for bad input and 70 for a fault of axial, like axial-train; 42 after a signal to
+stop, or if a host or the folder's lease is lost (a restart then continues the run); 124 at the deadline, which is
+checked before every start and while the trainer runs. If the trainer fails `TRIES` times without a new checkpoint, the
+code is the trainer's own, or 128 + the number of the signal that ended it.
 """
 
 import contextlib
@@ -30,27 +30,27 @@ from axial.io.show import say
 from axial.io.write import write_text
 
 TRIES = 3
-# Seconds, to multiply with the run's pace.
-LEASE = 60.0  # until a silent holder loses a folder
+# Times in seconds, which `Run.pace` multiplies.
+LEASE = 60.0  # after which a silent holder loses the lease of a folder
 PATIENCE = 300.0  # wait for another run in the folder to end
 GATHER = 1800.0  # wait for all hosts
 SAVE = 120.0  # wait for the trainer to save at the deadline
 PAUSE = 10.0  # pause before a restart of the trainer
 INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
-# Variables that tell a process which slice it belongs to. A stale one in an image can hang the start on another slice
-# (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group (python/tpu/client/client.py),
-# libtpu the variables with these prefixes. A server needs libtpu's, and so does a trainer without a server; a trainer
-# beside a server must not have them.
+# Environment variables that tell a process which slice it belongs to. A stale variable in an image can hang the start
+# on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group
+# (python/tpu/client/client.py), libtpu the variables with these prefixes. A server needs libtpu's variables, as does a
+# trainer on a slice without servers. A trainer beside a server must not have them.
 TENSORFLOW_VARIABLES = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
 LIBTPU_PREFIXES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 
 
 class End(Exception):
-    """Ends this host: (exit code, reason)."""
+    """Ends the supervisor of this host. Its arguments are the exit code and the reason."""
 
 
 class Supervisor:
-    """The supervisor of a `Run` on host number `host`, with the addresses `hosts`. See the module."""
+    """The supervisor of a `Run` on host number `host`. `hosts` has the addresses of all hosts. See the module."""
 
     def __init__(self, run, host, hosts):
         self.run, self.host, self.hosts = run, host, hosts
@@ -59,8 +59,8 @@ class Supervisor:
         self._others, self._pause = [], INTERVAL * min(run.pace, 1.0)  # connections to other supervisors
 
     def main(self):
-        """Runs on this host until the end, and returns the exit code."""
-        # First of all: the kernel drops a signal for which process 1 of a container has no handler.
+        """Supervises the run on this host until its end, and returns the exit code."""
+        # This comes first: the kernel drops a signal for which process 1 of a container has no handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
@@ -93,7 +93,7 @@ class Supervisor:
         say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
 
     def _check(self, saving=False):
-        """Raises End if this host is done; with `saving`, not while a trainer may need it to save."""
+        """Raises End if this host must end. With `saving`, it must not end while a trainer may need it to save."""
         if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saving else 0.0):
             raise End(runs.DEADLINE, "the deadline has passed")
         if self.stopped and not saving and not self._trainer:
@@ -105,14 +105,14 @@ class Supervisor:
             raise End(runs.PREEMPTED, "the lease of the folder is lost")
 
     def _start_server(self):
-        """Returns once this host's TensorFlow server listens."""
+        """Starts this host's TensorFlow server, unless the image starts it, and waits until it listens."""
         if self.run.own_server:
             words = ["python3", "-m", "axial.cloud.server", "--listen=all", f"--port={self.run.port}"]
             self._server = _start(words, _without(TENSORFLOW_VARIABLES))
         self._wait_for(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
     def _wait_for(self, condition, why):
-        """The first true value of condition(). Raises End after `GATHER`."""
+        """Calls condition() until it returns a true value, and returns that. Raises End after `GATHER` seconds."""
         end = time.monotonic() + GATHER * self.run.pace
         while not (value := condition()):
             self._check()
@@ -145,7 +145,7 @@ class Supervisor:
             raise End(runs.PREEMPTED, "the first host is lost")
 
     def _hold(self, other):
-        """Keeps a connection. If its host vanishes silently, the connection breaks within a minute."""
+        """Keeps a connection to another host. If that host vanishes silently, the connection breaks within a minute."""
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)):
             other.setsockopt(socket.IPPROTO_TCP, option, value)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -153,7 +153,7 @@ class Supervisor:
         self._others.append(other)
 
     def _gather(self):
-        """Waits for the other supervisors, and keeps their connections."""
+        """Waits until all other supervisors connect, and keeps the connections."""
         missing = set(range(1, self.run.hosts))
         try:
             listener = socket.create_server(("", self.run.port - 1))
@@ -175,7 +175,7 @@ class Supervisor:
             self._wait_for(all_here, "some hosts do not come")
 
     def _is_complete(self, with_servers=False):
-        """Whether all other supervisors (and their servers) are connected. Handles their requests to stop."""
+        """Whether all other supervisors are connected, and `with_servers` their servers. Handles requests to stop."""
         for other in self._others:
             other.setblocking(False)
             try:
@@ -211,9 +211,9 @@ class Supervisor:
                 time.sleep(self._pause)
 
     def _train(self, folder):
-        """Exit code of a trainer if a retry may help. Raises End after any other code."""
+        """Runs a trainer, and returns its exit code if a retry may help. Raises End after any other code."""
         self._trainer = _start(_command(self.run, self.hosts, folder), _environment(self.run))
-        if self.stopped:  # just before the start
+        if self.stopped:  # by a signal just before the start
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
             try:
@@ -230,7 +230,7 @@ class Supervisor:
                 if self._trainer.poll() != 0:
                     raise
         code = _code(self._trainer)
-        _kill(self._trainer)  # its remaining processes
+        _kill(self._trainer)  # ends the remaining processes of its group
         self._trainer = None
         if code and not self._is_complete(with_servers=True):
             raise End(runs.PREEMPTED, f"a host is lost, the trainer has ended with {code}")
@@ -242,7 +242,7 @@ class Supervisor:
 
 
 def _command(run, hosts, folder):
-    """Command of axial-train. A gin file that the slice lacks is written into a folder."""
+    """The command of axial-train, as a list of words. Writes the gin text of the run, if any, to a file in `folder`."""
     tpu = ",".join(f"grpc://{host}:{run.port}" for host in hosts) if run.hosts > 1 else "local"
     words = ["axial-train", "--strategy=tpu", f"--tpu={tpu}", f"--model_dir={run.model_dir}"]
     if run.gin:
@@ -253,38 +253,38 @@ def _command(run, hosts, folder):
 
 
 def _environment(run):
-    """Environment of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
+    """Environment variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
     variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
     return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}
 
 
 def _checkpoint(run):
-    """Text that names the latest checkpoint of a run, or None."""
+    """Content of the run's file 'checkpoint', which names its latest checkpoint; None if it cannot be read."""
     with contextlib.suppress(InputError):
         return read_file(os.path.join(run.model_dir, "checkpoint"))
     return None
 
 
 def _without(names, starts=()):
-    """This process's environment for another process, without some names and prefixes."""
+    """The environment for another process: a copy that omits variables in `names` or with a prefix in `starts`."""
     names = *names, "TPU_LOAD_LIBRARY", runs.VARIABLE
     return {name: value for name, value in os.environ.items() if name not in names and not name.startswith(starts)}
 
 
 def _start(command, environment):
-    """A `subprocess.Popen` in its own process group, which the kernel kills when this process dies."""
+    """Starts a command in its own process group. With setpriv, the kernel kills it when this process dies."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     return subprocess.Popen([*tied, *command], env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _code(process):
-    """Exit code of a process that has ended, as in a shell."""
+    """Exit code of a process that has ended; 128 + the number of the signal if a signal ended it, as in a shell."""
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _kill(process):
-    """Kills a process and all that it has started."""
+    """Kills a process and its process group."""
     if process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -292,14 +292,14 @@ def _kill(process):
 
 
 def _connected(address, port):
-    """A connection, or None."""
+    """A TCP connection to a port of a host, or None if the host does not accept it."""
     with contextlib.suppress(OSError):
         return socket.create_connection((address, port), timeout=5.0)
     return None
 
 
 def _listens(address, port):
-    """Whether a host's TensorFlow server is there."""
+    """Whether a host's TensorFlow server accepts connections."""
     if connection := _connected(address, port):
         connection.close()
     return bool(connection)

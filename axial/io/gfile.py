@@ -1,6 +1,6 @@
 """File operations on local paths (by `os`) and on paths of buckets (by TensorFlow).
 
-Only paths of buckets import TensorFlow, which takes seconds. A command checks its local files before that.
+Only operations on buckets import TensorFlow, which takes seconds. A command checks its local files before that.
 """
 
 import glob as patterns

@@ -20,18 +20,18 @@ LARGEST_PIXELS = 2**28
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 TIFF_FORMS = "expected colours of 8 bits, or grey of 8, 16 or 32"
-# Pillow warns above its own limit and raises above twice that limit, which is our limit.
+# Pillow warns above MAX_IMAGE_PIXELS, and raises above twice that number, which is our limit.
 Image.MAX_IMAGE_PIXELS = LARGEST_PIXELS // 2
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Pillow's transpositions for the values of EXIF's orientation from 2 on.
+# Pillow's transpositions for EXIF's orientations 2 to 8.
 _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
-# Limits of what Pillow decodes much more slowly than the rest, or with much more memory.
-MOST_STRIPS = 2**20  # of a TIFF; Pillow makes an object per strip
-LARGEST_TILE = 2**24  # pixels of a TIFF's tile, if the image has fewer
+# Limits for files that Pillow decodes much more slowly, or with much more memory, than others of the same size.
+MOST_STRIPS = 2**20  # strips of a TIFF; Pillow makes an object per strip
+LARGEST_TILE = 2**24  # pixels of a TIFF's tile, unless the image has more
 LARGEST_RUNS = 2**24  # pixels of a run-length encoded BMP, which Pillow decodes in Python
-MOST_PAGES = 2**16  # of a TIFF; we count no more
+MOST_PAGES = 2**16  # pages of a TIFF; later pages are not counted
 MOST_SCANNED = 2**34  # a JPEG's scans times its pixels: a scan of a few bytes passes over all pixels
-# `Tag` names all other tags of TIFF (Adobe, TIFF Revision 6.0).
+# The only tag in use that `Tag` does not name. The others are tags of TIFF (Adobe, TIFF Revision 6.0).
 _NO_DATA = 42113  # GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
 _COPY, _MASK = 1, 4  # bits of NewSubfileType: a smaller copy of another page, a transparency mask
 # Bytes per value of the TIFF types that Pillow reads.
@@ -49,7 +49,7 @@ def open_image(path, data):
 
     Raises:
         InputError: the format is not in `FORMATS`, the file is truncated or damaged, it has more than `LARGEST_PIXELS`
-            pixels, or decoding would take far more time or memory than its pixels need.
+            pixels, or decoding takes far more time or memory than its pixels need.
     """
     with _named(path, data):
         if data[:4] in _TIFF_STARTS:
@@ -69,7 +69,7 @@ class Photo:
         deep: array [h, w] or [h, w, 3] of values with a sign or more than 8 bits, or None for other photos. Pillow
             keeps only the upper bytes of such colours and ignores some TIFF tags. The smallest value is the darkest;
             NaN marks GDAL's missing values.
-        left_out: texts that say what is not read, like 'page 1 of 4 is read'.
+        left_out: texts that show that contents are not read, like 'page 1 of 4 is read'.
     """
 
     image: Image.Image
@@ -108,7 +108,7 @@ def _named(path, data):
 
 
 def _check_tags(path, data):
-    """Raises InputError, before Pillow reads the tags of a TIFF, if they would take much more memory than the file.
+    """Raises InputError if the tags of a TIFF take much more memory than the file. Runs before Pillow reads them.
 
     Many tags may share one part of the file. Pillow before version 13 copies that part once for each tag.
     """
@@ -131,7 +131,7 @@ def _check_tags(path, data):
 
 def _directory(data):
     """(byte order, offset of the first page, struct format of the tag count, struct of a tag) of a TIFF."""
-    order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # BigTIFF, as Pillow tells it
+    order, big = "<" if data[:2] == b"II" else ">", data[2] == 43  # the byte by which Pillow recognises a BigTIFF
     (offset,) = struct.unpack_from(order + "Q" if big else order + "L", data, 8 if big else 4)
     return (order, offset, *(("Q", struct.Struct(order + "HHQQ")) if big else ("H", struct.Struct(order + "HHLL"))))
 
@@ -161,7 +161,7 @@ def _deep(path, data, image):
     tags = image.tag_v2 if image.format == "TIFF" else {}
     kind = tags.get(Tag.SampleFormat, (1,))[0]
     bits = data[24] if image.format == "PNG" else tags.get(Tag.BitsPerSample, (8,))[0]
-    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # 8-bit values, though the tag has 16
+    if image.palette and max(colours := tags.get(Tag.ColorMap, (256,))) < 256:  # the tag has 8-bit values in 16 bits
         image.putpalette(bytes(colours), "RGB;L")
     if bits == 16 and image.mode in ("RGB", "RGBA"):
         return _deep_colours(path, data, image)
@@ -189,7 +189,7 @@ def _deep_colours(path, data, image):
     if image.tag_v2.get(Tag.PlanarConfiguration) != 2 or raw:
         big = data[:2] == b"MM" if raw else sys.byteorder == "big"
         halves = [_bytes_of_colours(data, order) for order in ("BL" if big else "LB")]
-    elif 0 < halves[0].max() < 2**4:  # libtiff gives Pillow the planes
+    elif 0 < halves[0].max() < 2**4:  # libtiff decodes the planes, and Pillow keeps the upper bytes
         raise InputError(
             f"{path}: 12-bit colours in a 16-bit TIFF, of which Pillow reads only the upper 8 bits; save it as a PNG"
         )
@@ -197,7 +197,7 @@ def _deep_colours(path, data, image):
 
 
 def _bytes_of_colours(data, order):
-    """uint8 [h, w, 3]: one byte of each colour of a 16-bit TIFF, the upper byte in the byte order `order`."""
+    """uint8 [h, w, 3]: one byte of each 16-bit colour of a TIFF; the upper byte if `order` is its byte order."""
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     image._mode, tiles = "RGB", []
     for tile in image.tile:
@@ -242,7 +242,7 @@ def _pages(data):
             (tags,), first = struct.unpack_from(order + count, data, offset), offset + struct.calcsize(order + count)
             tag, kind = struct.unpack_from(order + "HH", data, first)
             (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
-            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # always the first tag: tags are sorted
+            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # it can only be first, as tags are sorted
             (offset,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
     return list(kinds.values())
 

@@ -43,7 +43,7 @@ def locked(folder, flag=None, name=".lock"):
         raise InputError(f"--{flag}={folder}: {holder} is writing there; wait for it or choose another folder")
     try:
         file.truncate(0)
-        # Unbuffered: `close` would write a buffer again after the removal.
+        # Unbuffered, because `close` would write a buffer after the file is removed.
         os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:

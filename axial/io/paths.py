@@ -1,6 +1,6 @@
 """Makes paths from names that records, specs, JSON files, lists and splits give. No such path leaves its folder.
 
-It also has the location of axial's own files.
+This module also has the locations of axial's own files.
 """
 
 import collections
@@ -23,7 +23,7 @@ def experiments_dir():
 def inside(folder, name, what):
     """Joins a folder and a name from outside. Every path from such a name is made here.
 
-    A name may have folders. Both '/' and '\\' separate its parts, as files travel to systems where '\\' does.
+    A name may have folders. Both '/' and '\\' separate its parts, because '\\' does so on Windows.
 
     Args:
         folder: path of the folder.
@@ -48,13 +48,13 @@ def inside(folder, name, what):
 
 
 def output_names(*forms):
-    """Unique output names without suffix, one for each photo, in order.
+    """List of unique names of the photos' outputs, without the suffix of the output.
 
-    A photo gets its first form that is unique among the photos still without a name and that no photo has yet. If it
-    has no such form, it gets a number followed by its last form.
+    The lists of candidates are tried in order. A photo gets its candidate if no other photo without a name has the same
+    candidate, and no photo has this name yet. If every list fails, it gets a number followed by its last candidate.
 
     Args:
-        *forms: lists of candidate names, one name for each photo; the preferred list comes first.
+        *forms: lists of candidates, one candidate for each photo; the preferred list comes first.
 
     >>> output_names(["a", "a", "b"], ["a.jpg", "a.png", "b.png"])
     ['a.jpg', 'a.png', 'b']

@@ -74,7 +74,7 @@ def _unmarked(path, data):
 
 
 def read_json(path, schema, largest=LARGEST_JSON):
-    """Reads a JSON file: its bytes without a byte order mark, and its content as a `schema`.
+    """Reads a JSON file. Returns its bytes without a byte order mark, and its content as a `schema`.
 
     Raises:
         InputError: the file cannot be read, is not JSON, or violates the fields, types or ranges of the schema. The
@@ -92,7 +92,7 @@ def decode_json(path, data, schema):
 
     try:
         content = msgspec.json.decode(data, type=schema)
-        if len(data) <= LARGEST_SEARCHED:  # bool as parse_int: int refuses very long numbers
+        if len(data) <= LARGEST_SEARCHED:  # parse_int is bool, because int refuses very long numbers
             json.loads(data.decode(errors="surrogateescape"), object_pairs_hook=search, strict=False, parse_int=bool)
         return content
     except msgspec.ValidationError as error:
@@ -111,8 +111,8 @@ _LOADER = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
 def read_yaml(path, schema):
     """Reads a YAML file as a `schema`, whose types decide what is a number or a boolean. Raises InputError.
 
-    It refuses aliases, as a few of them can describe more values than any memory holds. It also refuses duplicate keys,
-    and all tags except those of texts, lists and mappings.
+    It refuses aliases, because a few aliases can describe more values than any memory holds. It also refuses duplicate
+    keys, and values with other tags than text, list and mapping.
     """
     text = read_text(path)
     try:
@@ -146,10 +146,10 @@ def _plain_yaml(node, visited):
 
 
 def read_rows(path, schema):
-    """Yields ('PATH:LINE: ', row) for each line of a CSV file. A row is a `schema`, which may be a dataclass.
+    """Yields ('PATH:LINE: ', row) for each line of a CSV file. A row is an instance of the class `schema`.
 
     Raises:
-        InputError: a column is missing, unknown or there twice, or a value has a wrong type.
+        InputError: a column is missing, unknown or duplicate, or a value has a wrong type.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)))
     check_unique(path, "the column", reader.fieldnames or ())

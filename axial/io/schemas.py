@@ -1,7 +1,7 @@
 """Schemas of input files: fields, types and ranges, which `read.py` checks.
 
 This module has the base classes, COCO's formats, and the schemas that several packages share. A schema that only one
-module reads is in that module.
+module uses is in that module.
 """
 
 import typing
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 Text = Annotated[str, Meta(min_length=1, max_length=1000)]
-ImageId = Annotated[int, Meta(ge=0, le=2**53)] | Text  # cityscapesscripts has names
+ImageId = Annotated[int, Meta(ge=0, le=2**53)] | Text  # cityscapesscripts uses names
 Side = Annotated[int, Meta(ge=1, le=2**16)]
 Category = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 SegmentId = Annotated[int, Meta(ge=1, lt=2**24)]
@@ -48,7 +48,7 @@ class Segment(Struct):
     id: SegmentId
     category_id: Category
     iscrowd: Flag = 0
-    score: Annotated[float, Meta(ge=0)] = 1.0  # may exceed 1 in our results, where a heatmap value does
+    score: Annotated[float, Meta(ge=0)] = 1.0  # above 1 in our results if a heatmap value is
 
 
 class Annotation(Struct):

@@ -96,7 +96,7 @@ def say(*lines, error=False, to=None):
 def print_table(header, *groups, title=None):
     """Prints a table without cutting words.
 
-    On a terminal that is too narrow it prints each row as a block with one line per column. A file takes any width.
+    On a terminal that is too narrow, it prints each row as a block with one line per column. A file has no limit.
 
     Args:
         header: names of the columns.
@@ -130,7 +130,7 @@ def print_table(header, *groups, title=None):
 
 
 class _Lines:
-    """A stream that prints each state of a tqdm bar as a line, as a file cannot overwrite the previous one."""
+    """A stream that prints each state of a tqdm bar on its own line, because a file cannot overwrite a line."""
 
     def __init__(self, stream):
         self._stream, self.flush = stream, stream.flush
@@ -152,13 +152,13 @@ def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=T
     )
     if sys.stderr is None or sys.stderr.isatty():
         return bar()
-    delay = 0 if postfix else 1e-9  # with a postfix, the first line comes at once
+    delay = 0 if postfix else 1e-9  # with a postfix, tqdm prints the first line at once
     return bar(file=_Lines(sys.stderr), mininterval=PAUSE, miniters=1, ncols=0, position=0, delay=delay)
 
 
 @contextlib.contextmanager
 def working(what):
-    """Prints to standard error which work begins, and then every `PAUSE` seconds for how long it has run."""
+    """Prints to standard error that the work `what` begins, and every `PAUSE` seconds how long it has run."""
     started, done = time.monotonic(), threading.Event()
 
     def repeat():
@@ -229,8 +229,8 @@ def markdown_table(header, rows):
 
 
 def broken(command):
-    """A shell command as the lines of an indented code block, broken before flags."""
-    kept = re.sub(" (?!--)", "\0", command)  # no line break here
+    """List of the lines of an indented code block that holds a shell command. Lines break before flags."""
+    kept = re.sub(" (?!--)", "\0", command)  # a space that must not become a line break
     wrapper = textwrap.TextWrapper(104, "    ", "       ", break_long_words=False, break_on_hyphens=False)
     return " \\\n".join(wrapper.wrap(kept)).replace("\0", " ").split("\n")
 

@@ -1,18 +1,18 @@
 """Writes files atomically, and checks output paths before the work begins.
 
-Links. A path that the user gives may be a link or pass through links. Below that path, axial follows no link to write
-or delete, as the folder may belong to a stranger:
+Links. A path that the user gives may be a link or pass through links. Below that path, axial never writes or deletes
+through a link, because a stranger may have made the folder:
 
-- A written file replaces a link with its name. So does its temporary file.
+- A written file, and its temporary file, replace a link of the same name.
 - `output_folder` and `output_file` refuse a path that leads out of the user's folder.
 - Removing a folder removes the links in it, not their targets.
 
-This holds for links that exist when the command begins. Whoever can change the folder meanwhile has the user's rights.
+This holds for links that exist when the command begins. A process that makes links later has the user's rights anyway.
 
 Kills and power cuts. If the process is killed or the machine loses power, a local file of `write_whole` has either its
 old or its complete new content: the bytes are on the disk before the file is renamed, and the name is on the disk
 before `write_whole` returns. The same holds for folders of `new_folder` and for checkpoints (`training.saving`).
-TensorFlow writes summaries and traces, and does not sync them. A network file system is as safe as its fsync.
+TensorFlow writes summaries and traces, and does not sync them. On a network file system, this is as safe as its fsync.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # a file system with
 
 
 def retried(what, write):
-    """Returns write(), and retries it with growing waits while the file system fails. Messages begin with `what`.
+    """Returns the result of write(). Retries it while the file system fails. Messages begin with `what`.
 
     Raises:
         InputError: the last retry failed.
@@ -84,7 +84,7 @@ def output_file(folder, name, what):
 
 
 def refuse_links(folder):
-    """Raises InputError if a local folder, whose files another library writes, has a link at any depth."""
+    """Raises InputError if a local folder has a link at any depth. It is for folders that another library writes to."""
     for parent, folders, files in os.walk(folder):
         for path in (os.path.join(parent, name) for name in folders + files):
             if os.path.islink(path):
@@ -108,7 +108,7 @@ def make_folder(path):
 
 
 def remove_empty(folders):
-    """Removes the empty ones of the folders that `make_folder` made."""
+    """Removes each folder that `make_folder` made, if it is empty."""
     for folder in folders:
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(folder)
@@ -192,8 +192,8 @@ def _partial_file(path):
 def lock_file(path, wait=False):
     """Opens and locks the file at a path. Returns None if another process holds the lock and `wait` is false.
 
-    The system releases the lock when the process ends or is killed. A link at the path, or a file with a second
-    name, is replaced, as the folder may be a stranger's. Where the file system has no locks, no file is locked.
+    The system releases the lock when the process ends or is killed. A new file replaces a link at the path, and a file
+    with a second hard link, because a stranger may have made them. If the file system has no locks, it is not locked.
     """
     while True:
         make_folder(os.path.dirname(path))  # its last holder may have just removed it, as it was empty
@@ -220,7 +220,7 @@ def lock_file(path, wait=False):
 
 
 def _is_plain(status):
-    """Whether an lstat result is of a regular file with one name."""
+    """Whether an lstat result describes a regular file with one hard link."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
@@ -228,7 +228,7 @@ def _upload(local, path):
     make_folder(os.path.dirname(path))
     temporary = partial_path(path)
     bucket = gfile.tf_gfile()
-    with contextlib.suppress(*gfile.missing_errors()):  # ram:// would append to it
+    with contextlib.suppress(*gfile.missing_errors()):  # TensorFlow would append to a file in ram://
         bucket.remove(temporary)
     bucket.copy(local, temporary)
     bucket.rename(temporary, path, overwrite=True)
@@ -301,7 +301,7 @@ def name_broken(path, messages, what):
 def write_image(path, image, format="PNG"):
     """Writes a Pillow image.
 
-    In a bucket one request writes the file, as there are many images. A bucket shows only complete files.
+    A single request writes the file to a bucket, because there are many images. A bucket shows only complete files.
     """
     encoded = io.BytesIO()
     image.save(encoded, format, **_SAVED.get(format, {}))
@@ -358,7 +358,7 @@ def file_digest(path):
 
 
 def folder_digests(folder, leave=()):
-    """dict from the files below a folder to their SHA-256, without hidden files and the files in `leave`."""
+    """dict from the relative path of each file below a folder to its SHA-256. Omits hidden files and `leave`."""
     names = [name for name in _files(folder) if name not in leave and os.path.basename(name)[0] != "."]
     return {name: file_digest(os.path.join(folder, name))[1] for name in names}
 
@@ -377,7 +377,7 @@ def _files(folder):
 
 
 def partial_path(path, start=".partial."):
-    """The path of a hidden file next to `path`; by default, of its temporary file."""
+    """The path of a hidden file next to `path`: by default, its temporary file."""
     folder, name = os.path.split(path)
     partial = start + name
     if len(os.fsencode(name)) <= LONGEST < len(os.fsencode(partial)):
