@@ -4,7 +4,7 @@ A mutant is the code with one change: another number or operator, a negated cond
 mutant is killed if a test of its module fails, or if the tests take over five times as long as without the change. The
 script tries a random sample of all mutants in random order. The mutants of an interrupted run are a random sample too.
 
-The script leaves out replacements of `|`, because annotations use it. It also leaves out mutants that are no valid
+The script leaves out replacements of `|`, because annotations use it. It also leaves out mutants that are not valid
 Python, because cosmic-ray replaces the stars of `*args` like operators. Strings and docstrings do not change.
 """
 
@@ -39,7 +39,7 @@ MODULES = (
     "data/tfrecord.py",
 )
 PROPERTIES = "metrics/test_properties.py"
-# Test files of the modules that have others than FOLDER/test_NAME.py.
+# Test files of the modules whose tests are not only in FOLDER/test_NAME.py.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
     "io/lock.py": ["io/test_write.py"],

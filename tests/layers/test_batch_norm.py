@@ -108,7 +108,7 @@ def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
     ((ys, slopes), layer) = on_two_replicas(make_norm, output_and_slope, np.split(x, images[:1]))
     wide = x.astype(np.float64)
     expected, mean, variance = oracles.batch_norm(wide, (0, 1, 2), 1.0, 0.0, 1e-3)
-    assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # in deviations
+    assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # in standard deviations
     np.testing.assert_allclose(layer.moving_variance, variance.ravel(), rtol=1e-3)
     assert relative_error(np.concatenate(ys), expected) < 1e-3
     d = 3 * expected**2  # gradient: d minus its mean and its projection on y

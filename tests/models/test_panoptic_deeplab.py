@@ -69,7 +69,7 @@ def test_golden_network(name):
 
 
 def test_aspp_drops_out_in_training_alone():
-    """In training, dropout of rate 0.5 makes a constant 1 to 0 or 2. Inference has no dropout. Rate 1 is refused."""
+    """In training, dropout of rate 0.5 changes a constant 1 to 0 or 2. Inference has no dropout. Rate 1 is refused."""
     layer = ASPP(8, BatchNormConfig(), dropout=0.5)
     x = tf.random.stateless_normal([2, 5, 5, 4], [0, 0])
     np.testing.assert_array_equal(layer(x), layer(x))

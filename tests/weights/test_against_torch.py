@@ -156,7 +156,7 @@ def train(out, precision):
         with tf.GradientTape() as tape:
             loss = task.losses(model, {"image": image, "label": label})["total"]
         gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # from tables' IndexedSlices
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense: tables have IndexedSlices
         for weight, gradient in zip(model.trainable_variables, gradients):
             weight.assign_sub(RATE * gradient)
         return loss, gradients

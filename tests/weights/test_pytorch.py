@@ -52,7 +52,7 @@ def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
 
 
 def rewritten(path, change, method=zipfile.ZIP_STORED):
-    """Replaces the pickle of an archive by `change` of it. Returns the new pickle."""
+    """Applies the function `change` to the pickle in an archive. Returns the new pickle."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     structure = change(entries["archive/data.pkl"])

@@ -111,7 +111,7 @@ def theirs(photos, predict):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_moved_boxes_have_pycocotools_figures(photos, seed):
-    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # photos in this order, which ranks equal scores
+    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # the order of photos ranks equal scores
     ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
     expected = theirs(ordered, lambda e: guesses(e, seed))
     assert 0.05 < ours["ap"] < 0.95
