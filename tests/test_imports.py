@@ -60,7 +60,7 @@ NAME_NO_TASK += [
 
 
 def test_what_serves_every_task_imports_none():
-    """Code for all tasks imports no single task. axial-evaluate may import segmentation for its verbs."""
+    """Code for all tasks imports no single task. axial-evaluate may, as some of its verbs are for segmentation only."""
     folders = tuple(f"axial.tasks.{child.name}" for child in (PACKAGE / "tasks").iterdir() if child.is_dir())
     for path in NAME_NO_TASK:
         assert not [module for module in imports_of(path) if module.startswith(folders)], path

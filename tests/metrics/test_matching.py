@@ -48,7 +48,7 @@ def test_golden(name):
 
 
 def strips(*widths):
-    """A map of one row. Segment i has the i-th width of `widths`, in pixels. A tuple (w, n) is w pixels of segment n."""
+    """A map of one row. Segment i has the i-th width of `widths` in pixels. A tuple (w, n) is w pixels of segment n."""
     parts = [(width, i) if isinstance(width, int) else width for i, width in enumerate(widths, 1)]
     return np.repeat([n for _, n in parts], [w for w, _ in parts])[None]
 

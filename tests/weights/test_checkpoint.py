@@ -156,7 +156,7 @@ def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path,
 
 
 def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, monkeypatch):
-    """If the newest checkpoint cannot be reached, the bucket's error is raised. An older checkpoint would lose steps."""
+    """If the newest checkpoint is unreachable, the bucket's error is raised. An older checkpoint would lose steps."""
     for step in (4, 8):
         write_shards(str(tmp_path / f"ckpt-{step}"), 1)
     read = tf.compat.v1.train.NewCheckpointReader
