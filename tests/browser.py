@@ -17,7 +17,7 @@ PROBE = """<script>window.onload = () => {
 
 
 def look(path, tmp_path):
-    """The DOM of a page in a browser. Its title counts images, broken images, and rows whose images are level."""
+    """Returns a page's DOM as HTML text. The title has the counts of `PROBE`; a level row's images have equal tops."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         pytest.skip("needs chromium or google-chrome on the path")

@@ -61,8 +61,8 @@ class Result:
     code: int
     out: str
     err: str
-    peak: float  # resident memory in GiB
-    seconds: float  # of CPU time
+    peak: float  # largest resident memory, GiB
+    seconds: float  # CPU time
 
     @property
     def line(self):
@@ -76,8 +76,8 @@ class Result:
 def command(sample_dir):
     """A function that runs a command with its arguments and returns a `Result`.
 
-    It calls `meanwhile`, a function of the command's process id, when the command has started. `environment` has the
-    command's environment variables.
+    When the command has started, the function calls `meanwhile` with the command's process id. `environment` is a dict
+    of further environment variables.
     """
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -91,7 +91,7 @@ def command(sample_dir):
                 meanwhile(pid)
         except BaseException:
             os.kill(pid, signal.SIGKILL)
-            process.stdout.readline()  # the next command reads its own result
+            process.stdout.readline()  # skips the killed command's result, so that the next call reads its own
             raise
         return Result(*json.loads(process.stdout.readline()))
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # where fake services listen
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"  # addresses of the fake services
 
 import numpy as np
 import pytest
@@ -36,26 +36,26 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = pathlib.Path(os.environ.get("AXIAL_GOLDEN") or ROOT / "tests" / "golden")
 DATA = pathlib.Path(os.environ.get("AXIAL_DATA") or ROOT.parent / "shared" / "data")
 
-# The kernels are written in jax, which needs Python 3.11.
+# The TPU kernels are written in jax. The version that axial uses needs Python 3.11.
 KERNEL_TESTS = ["layers/attention/test_tpu_layer.py"]
 collect_ignore = [] if importlib.util.find_spec("jax") else KERNEL_TESTS
 
-# Graphs are cycles of many objects. By default garbage collection takes an eighth of the time.
+# TensorFlow graphs have many reference cycles. With Python's defaults, garbage collection takes 1/8 of the time.
 gc.freeze()
 gc.set_threshold(50_000, 10, 5)
 
-# Optimising graphs takes an eighth of a training's time, and a test runs a graph for a few steps only.
+# Grappler takes an eighth of a training's time, which does not pay off, as a test runs a graph for a few steps only.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _untuned(dataset):
-    """The dataset without autotuning, for whose thread a teardown may wait a minute (see `data.streams`)."""
+    """Returns the dataset without autotuning, whose thread can delay the teardown by a minute (see `data.streams`)."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
-dataset_ops.DatasetV2._apply_debug_options = _untuned  # of every dataset that is iterated
+dataset_ops.DatasetV2._apply_debug_options = _untuned  # TensorFlow calls it when a dataset is iterated
 
 _cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -71,45 +71,45 @@ def run_script(script, *arguments):
 def jit_values():
     """Values of tf.function's jit_compile that this TensorFlow supports on a CPU.
 
-    A function, because workers must connect to each other before the first use of TensorFlow.
+    It is a function and not a constant, because workers must connect to each other before the first use of TensorFlow.
     """
     return (False, True) if device.has_xla() else (False,)
 
 
 @functools.cache
 def two_replicas():
-    """The only MirroredStrategy of all tests. A second one in this process would reuse its collective keys."""
+    """The `MirroredStrategy` that all tests use. A second one in this process would reuse its collective keys."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def golden_files(pattern):
-    """Names of the golden files that match a pattern. Asserts that there is one."""
+    """Names of the golden files that match a pattern. Asserts that at least one file matches."""
     names = sorted(path.name for path in GOLDEN.glob(pattern))
     assert names, f"no {pattern} in {GOLDEN}"
     return names
 
 
 def read_golden(name):
-    """(arrays, meta) of a golden file."""
+    """Reads a golden file. Returns (dict from names to arrays, dict of the file's JSON metadata)."""
     with np.load(GOLDEN / name) as file:
         arrays = {key: file[key] for key in file.files}
     return arrays, json.loads(str(arrays.pop("meta")))
 
 
 def prefixed(arrays, prefix):
-    """dict of the arrays whose names start with a prefix, by their names without it."""
+    """Selects the arrays whose names start with a prefix. Returns a dict with the prefix removed from the names."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
-    """Checks outputs, gradients and updates of a training step. Returns the names of the gradients and updates.
+    """Checks a layer's outputs, gradients and weight updates. Returns the names of the gradients and of the updates.
 
     Args:
-        arrays: arrays of a golden file.
-        run: function of (x, training) that calls a layer with the file's weights.
-        weights: dict from our names to the layer's weights.
-        convert: function from the file's weights to arrays by our names.
-        to_ours: function that transposes the file's maps to our axes.
+        arrays: dict of a golden file's arrays.
+        run: function of (x, training) that calls the layer. The layer has the file's weights.
+        weights: dict from axial's names to the layer's weights.
+        convert: function that converts a dict of the file's weights to axial's names and shapes.
+        to_ours: function that transposes the file's feature maps to axial's order of axes.
     """
     x = tf.constant(to_ours(arrays["x"]))
     assert relative_error(run(x, False), to_ours(arrays["y_inference"])) < 1e-4
@@ -126,7 +126,7 @@ def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
     for name, gradient in gradients.items():
         gradient = tf.convert_to_tensor(gradient).numpy()
         if "height/" in name and name.endswith("output_norm/beta"):
-            # The width layer's batch norm removes this offset, so both gradients are 0 but for rounding.
+            # The width layer's batch norm removes this offset. Both gradients are 0 except for rounding errors.
             assert max(abs(gradient).max(), abs(expected[name]).max()) < 1e-6 * scale, name
         else:
             assert relative_error(gradient, expected[name]) < 1e-4, name
@@ -137,7 +137,7 @@ def check_golden(arrays, run, weights, *, convert, to_ours=lambda array: array):
 
 
 def reached_by(port):
-    """'this machine' or 'all': who can connect to a TCP port, by the listening addresses that ss prints."""
+    """Which machines can connect to a TCP port: 'this machine' or 'all'. Reads the listening addresses from `ss`."""
     if not shutil.which("ss"):
         pytest.skip("needs ss (Debian: apt install iproute2)")
     words = ["ss", "--no-header", "--listening", "--tcp", "--numeric", f"sport = :{port}"]
@@ -148,14 +148,14 @@ def reached_by(port):
 
 
 def relative_error(ours, theirs):
-    """Largest difference, divided by the largest value."""
+    """Largest absolute difference of two arrays, divided by the largest absolute value of `theirs`."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert ours.shape == theirs.shape
     return np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-12)
 
 
 def outputs_and_gradients(layer, x):
-    """[output, gradient of x, gradients of the weights] of a training step whose loss is the mean square."""
+    """Returns [y, gradient of x, *gradients of the trainable weights] in training. The loss is the mean of y^2."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = layer(x, training=True)
@@ -164,7 +164,7 @@ def outputs_and_gradients(layer, x):
 
 
 def randomize(layer, seed=0):
-    """Gives a built layer or model random weights, batch norms included."""
+    """Sets all weights of a built layer or model to random values, including the statistics of batch norms."""
     rng = np.random.default_rng(seed)
     for weight in layer.weights:
         name = weight.name
@@ -179,7 +179,7 @@ def make_task(data_dir, canvas=(65, 65), *, model=None, data=None, **options):
 
     Args:
         data_dir: folder of the TFRecords.
-        canvas: canvas of `DataConfig`.
+        canvas: (height, width) of the network's input, in pixels.
         model, data: dicts of further arguments of `ModelConfig` and `DataConfig`.
         **options: further arguments of `PanopticTask`.
     """
@@ -194,26 +194,27 @@ def clean_keras():
     keras.mixed_precision.set_global_policy("float32")
     yield
     keras.mixed_precision.set_global_policy("float32")
-    tf.random.set_seed(None)  # a global seed would change the seeds of tf.data
+    tf.random.set_seed(None)  # a global seed would change tf.data's random numbers
 
 
 def free_graphs():
     """Frees all unused graphs.
 
-    TensorFlow keeps the gradient of each `tf.custom_gradient` that was traced or loaded, and with it a whole graph.
+    TensorFlow registers the gradient function of each `tf.custom_gradient` that is traced or loaded. Each registered
+    function keeps a whole graph alive.
     """
     gradients = ops.gradient_registry._registry
     for name in [name for name in gradients if name.startswith("CustomGradient-")]:
         del gradients[name]
     keras.backend.clear_session()
     gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc only
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # only glibc has it
         libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory():
-    """Frees the graphs of a test file at its end. Without this, a process grows to 11 GB."""
+    """Frees the graphs of a test file when its last test ends. Otherwise a test process grows to 11 GB."""
     before = len(ops.gradient_registry._registry)
     yield
     if len(ops.gradient_registry._registry) > before:
@@ -222,11 +223,11 @@ def freed_memory():
 
 @pytest.fixture(params=["cpu", "accelerator"])
 def kind_of_device(request, monkeypatch):
-    """Runs a test as on a CPU and as on an accelerator, for code with a form for each."""
+    """Runs a test twice: with the implementation for CPUs, and with the implementation for accelerators."""
     monkeypatch.setattr(device, "on_cpu", lambda: request.param == "cpu")
 
 
-BACKENDS = ("cpu", "xla", "reference")  # the forms of attention that run here
+BACKENDS = ("cpu", "xla", "reference")  # implementations of attention that run on a CPU
 
 
 @pytest.fixture(params=BACKENDS)
@@ -236,7 +237,7 @@ def backend(request):
 
 @pytest.fixture(scope="session")
 def sample_dir(tmp_path_factory):
-    """The folder of the sample photos as TFRecords."""
+    """Path of a folder with the sample photos as TFRecords."""
     from axial.data.converters.coco import sample_data_dir
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

@@ -1,4 +1,4 @@
-"""Saves models in every format of tf_keras, and loads them in one fresh process without custom_objects."""
+"""Saves models in every format of tf_keras, and loads all of them in one new process without custom_objects."""
 
 import json
 import os
@@ -16,12 +16,12 @@ FORMATS = {
     "checkpoint": "checkpoint",
     "saved_model": "saved_model",
 }
-# What a user's program imports before it loads.
+# Imports of a user's program, which come before it loads a model.
 IMPORTS = "from axial.layers import AxialAttention\nfrom axial.models import build_model\n"
 
 
 def draw(spec, seed=0):
-    """Random inputs for a structure of `tf.TensorSpec`s. Integers are from 0 to 4."""
+    """Random arrays for a structure of `tf.TensorSpec`s: floats from -1 to 1, integers from 0 to 4."""
     rng = np.random.default_rng(seed)
 
     def draw_array(spec):
@@ -33,7 +33,7 @@ def draw(spec, seed=0):
 
 
 def save(model, folder, examples, formats=tuple(FORMATS)):
-    """Saves a model in some formats, with its weights and its outputs for `examples`, for `fault` to compare."""
+    """Saves a model in the given formats. Saves its weights and its outputs for `examples` too, which `fault` reads."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keras.saving.serialize_keras_object(model)))
     np.savez(folder / "weights.npz", *model.get_weights())
@@ -53,7 +53,7 @@ def save(model, folder, examples, formats=tuple(FORMATS)):
 
 
 def load(folder, kind):
-    """Loads a model of `save` from a format. Formats with weights only build it from its config."""
+    """Loads a model that `save` wrote in a format. If the format has only weights, builds the model from its config."""
     path = folder / FORMATS[kind]
     if kind in ("keras", "saved_model"):
         return keras.models.load_model(path)
@@ -71,7 +71,7 @@ def _arrays(path):
 
 
 def fault(folder, kind):
-    """'' if the model loaded from a format equals the saved one, else a text on the difference."""
+    """Loads a saved model and compares it with its saved weights and outputs. Returns the difference, '' if none."""
     try:
         model = load(folder, kind)
     except Exception as error:
@@ -93,7 +93,7 @@ def fault(folder, kind):
 
 
 def faults(root):
-    """List of (folder name, format, `fault`) for each saved format in each folder of `root`."""
+    """List of (folder name, format, result of `fault`) for each saved format in each folder of `root`."""
     return [
         (path.name, kind, fault(path, kind))
         for path in sorted(root.iterdir())
@@ -103,12 +103,12 @@ def faults(root):
 
 
 def faults_in_a_fresh_process(root, cases, make):
-    """dict from (name, format) to the `fault` of loading it, all in one new process.
+    """Saves models and loads them in one new process. Returns a dict from (name, format) to the result of `fault`.
 
     Args:
-        root: an empty folder.
-        cases: pairs (name, format).
-        make: function of a name that returns (model, list of inputs).
+        root: an existing folder without contents.
+        cases: list of (name of a model, format).
+        make: function from a model's name to (model, list of inputs).
     """
     for name in dict.fromkeys(name for name, _ in cases):
         model, examples = make(name)

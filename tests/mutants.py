@@ -1,11 +1,11 @@
 """Mutation testing with cosmic-ray, for scripts/mutants.sh.
 
-A mutant is the code with one change: another number or operator, a negated condition, or a loop without iterations. It
-is killed if a test of its module fails, or takes five times as long as without the change. The script draws a random
-sample of all mutants and tries them in random order, so that the mutants of an interrupted run are a sample too.
+A mutant is the code with one change: another number or operator, a negated condition, or a loop without iterations. A
+mutant is killed if a test of its module fails, or if the tests take over five times as long as without the change. The
+script tries a random sample of all mutants in random order. The mutants of an interrupted run are a random sample too.
 
-It leaves out replacements of `|`, which annotations have, and mutants that are not Python: cosmic-ray reads the stars
-of arguments as operators. It does not change strings or docstrings.
+The script leaves out replacements of `|`, because annotations use it. It also leaves out mutants that are not valid
+Python, because cosmic-ray replaces the stars of `*args` like operators. Strings and docstrings do not change.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MODULES = (
     "data/tfrecord.py",
 )
 PROPERTIES = "metrics/test_properties.py"
-# Tests of modules for which ROOM/test_NAME.py is not the only test file.
+# Test files of the modules whose tests are not only in FOLDER/test_NAME.py.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
     "io/lock.py": ["io/test_write.py"],
@@ -55,20 +55,20 @@ TESTS = {
     ],
     "data/tfrecord.py": ["data/test_tfrecord.py", "data/test_damaged_records.py"],
 }
-# Without tests that read all source files, or measure only time.
+# pytest's arguments. Slow tests and tests that read all source files do not run.
 PYTEST = "-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "-o", "addopts="
 PYTEST += "-k", "not test_all_code"
-LIMIT = 6 * 2**30  # bytes of memory for the tests of a mutant
+LIMIT = 6 * 2**30  # bytes of memory that the tests of a mutant may use
 KINDS = "killed", "too long", "survived"
 
 
 def modules():
-    """Paths of the mutated modules, relative to the tree."""
+    """Paths of the modules to mutate, relative to the repository."""
     return sorted(path.relative_to(ROOT) for pattern in MODULES for path in (ROOT / "axial").glob(pattern))
 
 
 def tests_of(module):
-    """Paths of a module's test files, relative to the tree."""
+    """Paths of a module's test files, relative to the repository."""
     name = module.relative_to("axial")
     return tuple(f"tests/{test}" for test in TESTS.get(str(name), [name.parent / f"test_{name.name}"]))
 
@@ -95,14 +95,14 @@ def copy_tree(tree):
 
 
 def positional(code):
-    """Number of positional-only arguments, before a '/', which cosmic-ray may write in place of a star."""
+    """Number of positional-only parameters. A mutant may have more: cosmic-ray may replace a '*' parameter by '/'."""
     return sum(len(node.posonlyargs) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.arguments))
 
 
 def run_tests(tree, tests, seconds):
-    """Whether tests pass in a copy of the tree; None if they take longer than `seconds`."""
+    """Whether tests pass in a copy of the repository, or None if they take longer than `seconds`."""
     command = [sys.executable, "-m", "pytest", *PYTEST, f"--rootdir={tree}", f"--basetemp={tree}.tmp", *tests]
-    # Mutants of the same second would share bytecode.
+    # Python would reuse the bytecode of a mutant for another one that is written in the same second.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True, **quiet)
@@ -113,11 +113,11 @@ def run_tests(tree, tests, seconds):
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes that the tests have started
+            os.killpg(process.pid, signal.SIGKILL)  # also kills the processes that the tests have started
 
 
 def limit_of(tree, tests):
-    """Seconds for a mutant's tests: five times those of the unmutated code, whose tests must pass."""
+    """Time limit for a mutant's tests: a minute plus five times the seconds of the unmutated code, which must pass."""
     begin = time.monotonic()
     if not run_tests(tree, tests, 1800):
         sys.exit(f"without a mutation these tests must pass: {' '.join(tests)}")
@@ -125,7 +125,7 @@ def limit_of(tree, tests):
 
 
 def attempt(mutation, tree, seconds):
-    """(one of `KINDS`, diff) of a mutation in a copy of the tree; None if the mutant is not Python."""
+    """Tests a mutant in a copy of the repository. Returns (one of `KINDS`, diff), or None if it is not valid Python."""
     path, operator = tree / mutation.module_path, get_operator(mutation.operator_name)(**mutation.operator_args)
     code = path.read_text()
     try:

@@ -1,4 +1,4 @@
-"""Float64 NumPy definitions: the papers' equations as plain loops. Tests compare the package with them."""
+"""Reference implementations in float64 NumPy: the papers' equations as plain loops. Tests compare axial with them."""
 
 import itertools
 
@@ -6,23 +6,24 @@ import numpy as np
 
 
 def batch_norm(x, axes, gamma, beta, epsilon):
-    """(normalised x, mean, biased variance) over `axes`; gamma and beta broadcast against x."""
+    """Returns (normalised x, mean over `axes`, biased variance over `axes`). gamma and beta broadcast against x."""
     mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
     return (x - mean) / np.sqrt(variance + epsilon) * gamma + beta, mean, variance
 
 
 def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_norm=True):
-    """Position-sensitive attention between the pixels of x [N, P, C], with its batch norms.
+    """Position-sensitive attention between the pixels of x [N, P, C], including the layer's batch norms.
 
     Args:
-        w: dict of weights: 'kernel'; only if `batch_norm`: 'qkv_gamma', 'qkv_beta', 'qkv_mean', 'qkv_variance', and
-            'logit_gamma', 'logit_mean', 'logit_variance' [terms, H]; and 'output_gamma', 'output_beta', 'output_mean',
-            'output_variance' [2, H*E], or [1, H*E] without a position table of the value.
-        visible: function of two pixel indices: whether the first pixel sees the second.
-        table: function of 'query', 'key' or 'value' and two pixel indices: the vector of their relative position.
+        w: dict of weights. It has 'kernel'. It has 'output_gamma', 'output_beta', 'output_mean' and 'output_variance',
+            [2, H*E], or [1, H*E] without a position table of the value. If `batch_norm`, it also has 'qkv_gamma',
+            'qkv_beta', 'qkv_mean', 'qkv_variance', and 'logit_gamma', 'logit_mean', 'logit_variance' [terms, H].
+        visible: function of two pixel indices. It returns whether the first pixel attends to the second.
+        table: function of 'query', 'key' or 'value' and two pixel indices. It returns the position table's vector for
+            the offset from the first pixel to the second.
 
     Returns:
-        y [N, P, H*E] and the batch's statistics, (mean, variance) of 'qkv', 'logit', 'output'.
+        y [N, P, H*E], and a dict from 'qkv', 'logit' and 'output' to the batch's (mean, variance).
     """
     x = x.astype(np.float64)
     N, P, _ = x.shape
@@ -66,7 +67,7 @@ def attention(x, w, heads, *, visible, table, terms, epsilon, training, batch_no
 
 
 def axial_attention(x, w, heads, span, **options):
-    """Eq. 4 along axis L of x [B, L, C]. Offsets beyond a position table [rows, D] use its first or last row."""
+    """Eq. 4 of Axial-DeepLab along axis L of x [B, L, C]. An offset beyond a table [rows, D] uses its nearest row."""
 
     def visible(o, p):
         return span is None or abs(p - o) <= span // 2
@@ -79,7 +80,7 @@ def axial_attention(x, w, heads, span, **options):
 
 
 def local_attention(x, w, heads, span, **options):
-    """Eq. 2 and 3 on a map x [N, h, w, C], with row and column tables: 'query_row_table' [span, D] and so on."""
+    """Eq. 2 and 3 of Axial-DeepLab on x [N, h, w, C], with row and column tables: 'query_row_table' [span, D] etc."""
     N, rows, columns, C = x.shape
 
     def difference(o, p):
@@ -105,7 +106,7 @@ def overlap(a, b):
 
 
 def assigned(boxes, objects, least, background):
-    """mmdetection's MaxIoUAssigner: for each box the index of its object, -1 for background, -2 for neither."""
+    """mmdetection's MaxIoUAssigner. Returns each box's object index; -1 is background, and -2 an ignored box."""
     table = np.array([[overlap(box, one) for one in objects] for box in boxes]).reshape(len(boxes), len(objects))
     indices = []
     for row in table:
@@ -113,13 +114,13 @@ def assigned(boxes, objects, least, background):
         indices.append(int(row.argmax()) if best >= least else -1 if best < background else -2)
     for number, column in enumerate(table.T):
         if column.max(initial=0) >= background:
-            for i in np.flatnonzero(column >= column.max() - 1e-4):  # tolerance, as corners of anchors are rounded
+            for i in np.flatnonzero(column >= column.max() - 1e-4):  # tolerance, as anchors' corners are rounded
                 indices[i] = number
     return np.array(indices)
 
 
 def box_code(box, anchor, weights=(1, 1, 1, 1)):
-    """The code of a box (Ren et al., NIPS 2015, Sec. 3.1.2): shifts in units of the anchor, logarithms of ratios."""
+    """Box code (Ren et al., NIPS 2015, Sec. 3.1.2): centre shift over anchor size, and log of the ratio of sizes."""
     box, anchor = (np.asarray(x, np.float64) for x in (box, anchor))
     side, size = anchor[2:] - anchor[:2], box[2:] - box[:2]
     shift = (box[:2] + box[2:] - anchor[:2] - anchor[2:]) / 2 / side
@@ -127,12 +128,12 @@ def box_code(box, anchor, weights=(1, 1, 1, 1)):
 
 
 def smooth_l1(error, turn):
-    """mmdetection's SmoothL1Loss of a number."""
+    """mmdetection's SmoothL1Loss of a scalar error. `turn` is its `beta`."""
     return 0.5 * error**2 / turn if abs(error) < turn else abs(error) - 0.5 * turn
 
 
 def detector_losses(outputs, batch):
-    """dict of mmdetection's losses of Faster and Mask R-CNN, for a detector's outputs and targets of a batch."""
+    """mmdetection's losses of Faster and Mask R-CNN, as a dict, for a detector's outputs and a batch's targets."""
     sums, anchors, boxes, pixels = dict.fromkeys(("anchor_score", "anchor_box", "class", "box", "mask"), 0.0), 0, 0, 0
     for level, logits in outputs["anchor_scores"].items():
         errors = np.float64(outputs["anchor_codes"][level]) - np.float64(batch[f"anchor_boxes/{level}"])

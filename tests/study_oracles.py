@@ -1,4 +1,4 @@
-"""Float64 NumPy definitions of the mechanisms of Zhu et al., ICCV 2019, as loops. Weights are arguments by name."""
+"""Reference implementations, as float64 NumPy loops, of the spatial attention mechanisms of Zhu et al., ICCV 2019."""
 
 import itertools
 
@@ -11,19 +11,19 @@ def softmax(logits):
 
 
 def position_code(difference, channels, wavelength):
-    """Sines and cosines of an offset at channels / 2 wavelengths."""
+    """Sinusoidal encoding [channels] of an offset: sines, then cosines, each of channels / 2 wavelengths."""
     angles = [difference / wavelength ** (2 * i / channels) for i in range(channels // 2)]
     return np.array([np.sin(a) for a in angles] + [np.cos(a) for a in angles])
 
 
 def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
-    """Eq. 8 on maps [B, H, W, C], or on sequences [B, L, C] as maps with one column.
+    """Eq. 8 of Zhu et al. on maps [B, H, W, C]. Treats a sequence [B, L, C] as a map with one column.
 
     Args:
         layer: a layer with the settings.
-        keys: the map or sequence of the keys before the stride; x if None.
-        key_mask: bool, True for valid keys.
-        w: weights by their names.
+        keys: the map or sequence of the keys, before subsampling with the key stride. None means x.
+        key_mask: bool [B, H, W] or [B, L], True for valid keys.
+        w: the layer's weights by name.
     """
     if layer.axes == 1:
         x, keys, key_mask = (None if a is None else a[:, :, None] for a in (x, keys, key_mask))
@@ -33,7 +33,7 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
     content, query_position, key_content, key_position = (bit == "1" for bit in layer.setting)
 
     def code(dy, dx, channels):
-        """The projected position code of a pixel pair's offset."""
+        """The position encoding of the offset (dy, dx), projected to the given channels."""
         if layer.axes == 1:
             return position_code(dy, C, layer.wavelength) @ w["row_position_kernel"][:, channels]
         both = zip((dy, dx), ("row_position_kernel", "column_position_kernel"))
@@ -72,11 +72,11 @@ def generalized_attention(x, *, layer, keys=None, key_mask=None, **w):
 
 
 def hat_weights(position, size, last=None):
-    """{pixel: weight} of linear interpolation at a position; pixels outside the axis have none.
+    """dict from pixels to weights of linear interpolation at a position. Pixels outside the axis are left out.
 
     Args:
-        size: pixels of the axis.
-        last: the largest position, or None.
+        size: number of pixels along the axis.
+        last: the largest position; larger ones are clipped to it. None clips no position.
     """
     position = position if last is None else min(position, last)
     low = int(np.floor(position))
@@ -90,11 +90,11 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
     Args:
         x: [B, H, W, C].
         kernel: [rows, columns, C / groups, filters].
-        offsets: [B, h, w, O, K, 2].
-        masks: [B, h, w, O, K], or None.
-        strides, dilation: of rows and columns.
-        padding: (rows, columns).
-        last: function from an output row to the largest position of its samples, or None.
+        offsets: (y, x) offsets [B, h, w, O, K, 2] of O offset groups at K kernel positions.
+        masks: modulation [B, h, w, O, K], or None for ones.
+        strides, dilation: integers, equal for rows and columns.
+        padding: (rows, columns) of zeros on each side.
+        last: function from an output row to the largest row position of its samples, or None for no limit.
     """
     _, columns, depth, filters = kernel.shape
     B, h, w, shared, K, _ = offsets.shape
@@ -114,12 +114,12 @@ def deformable_conv(x, kernel, offsets, masks=None, *, strides=1, dilation=1, pa
 
 
 def dynamic_conv(x, *, layer, key_mask=None, **w):
-    """Dynamic convolution of maps [B, H, W, C], or of sequences [B, L, C] as maps with one column.
+    """Dynamic convolution of maps [B, H, W, C]. Treats a sequence [B, L, C] as a map with one column.
 
     Args:
         layer: a layer with the settings.
-        key_mask: bool, True for valid pixels.
-        w: weights by their names.
+        key_mask: bool [B, H, W] or [B, L], True for valid pixels.
+        w: the layer's weights by name.
     """
     side, before = [layer.side] * 2, [layer.before] * 2
     if layer.axes == 1:

@@ -1,4 +1,4 @@
-"""`axial.load` and `axial.predict`: the shipped model in a fresh process, runs, exports, weights, and bad input."""
+"""`axial.load` and `axial.predict` with the shipped model, runs, exports, weights files, and invalid input."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def nuclei():
 
 
 def test_import_is_lazy_and_silent():
-    """`import axial` prints nothing and imports no TensorFlow, NumPy or gin. A wrong attribute is named."""
+    """`import axial` prints nothing and imports no TensorFlow, NumPy or gin. The error names a wrong attribute."""
     text = (
         "import sys, axial, axial.layers, axial.models\n"
         "assert 'AxialAttention' in dir(axial.layers)\n"
@@ -78,7 +78,7 @@ print(quality.result()["all"]["pq"])
 
 
 def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
-    """In a fresh process, the PQ on test photos is above 0.75, nothing is printed, and no slow package is imported."""
+    """In a new process, the PQ on test photos is above 0.75. axial prints nothing and imports no slow package."""
     photos = [str(path) for path in PHOTOS[::16]]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     result = subprocess.run(
@@ -97,7 +97,7 @@ def test_the_shipped_weights_find_nuclei_that_no_training_has_seen():
 
 @pytest.mark.slow
 def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
-    """A 16-bit photo with a hot pixel: a run without 'levels' divides by 256, the shipped model uses percentiles."""
+    """On a 16-bit photo with a hot pixel, a run without 'levels' divides by 256. The shipped model uses percentiles."""
     shutil.copytree(shipped_folder("nuclei"), tmp_path / "run")
     spec = json.loads((tmp_path / "run" / "spec.json").read_text())
     assert spec.pop("levels") == nuclei.spec.levels == "percentiles"
@@ -111,7 +111,7 @@ def test_an_older_run_keeps_its_levels(nuclei, tmp_path):
 
 
 def test_every_shipped_folder_is_complete_and_small():
-    """Each shipped model has its five files and more than a million weights; all together are below 6 MB."""
+    """Each shipped model has its five files and over a million parameters. All shipped files have below 6 MB."""
     size = 0
     for name in shipped_names():
         folder = ROOT / "axial" / "shipped" / name
@@ -131,7 +131,7 @@ def test_every_shipped_folder_is_complete_and_small():
 
 
 def test_photos_come_as_paths_arrays_lists_and_folders(nuclei, tmp_path):
-    """One photo of 64x48 pixels as an array, a path, a list or a folder has the same panoptic map."""
+    """A photo of 64x48 pixels gets the same panoptic map as an array, a path, a list or a folder."""
     array = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[:64, :48]
     Image.fromarray(array).save(tmp_path / "a.png")
     one = axial.predict(nuclei, array)
@@ -152,7 +152,7 @@ def test_arguments_and_feature_maps(nuclei):
 
 
 def refused(call, *words):
-    """Expects that `call` raises an InputError of one line with all words."""
+    """Asserts that `call` raises an InputError whose message has one line and contains all `words`."""
     with pytest.raises(InputError) as error:
         call()
     text = str(error.value)
@@ -175,7 +175,7 @@ def test_what_is_no_model_is_refused(what, words):
 
 
 def test_other_models_and_classes_are_refused(nuclei, tmp_path):
-    """Weights of another model or other classes, and a hostile recipe, are refused; without a recipe, maps remain."""
+    """Weights of another model or of other classes raise InputError, and a hostile recipe does too."""
     refused(lambda: axial.load("nuclei", model="axial_resnet_s"), "holds 'axial_deeplab_nano', not 'axial_resnet_s'")
     other = DatasetSpec("mine", ("road", "car"), (1, 2), (False, True))
     task = nuclei.predictor.task
@@ -187,7 +187,7 @@ def test_other_models_and_classes_are_refused(nuclei, tmp_path):
     (tmp_path / "config.gin").write_text("import os\n")
     refused(lambda: axial.load(tmp_path), "config.gin:1: imports are refused")
     (tmp_path / "config.gin").unlink()
-    model = axial.load(tmp_path / "w.safetensors")  # without a recipe: maps, but no predictions
+    model = axial.load(tmp_path / "w.safetensors")  # without a recipe the model has outputs, but no predictor
     assert model.spec == other and model.predictor is None
     refused(lambda: axial.predict(model, PHOTO), "no recipe (config.gin)")
 
@@ -209,7 +209,7 @@ def test_what_is_no_photo_is_refused(nuclei, photos, words):
 
 
 def test_runs_and_exports(trained, exported):
-    """A run, its checkpoint and its export have the same task, spec and weights, and the export predicts batches."""
+    """A run and its export have the same task and spec. A checkpoint has the run's weights. Exports predict batches."""
     run, export = axial.load(trained), axial.load(exported)
     assert (export.task, export.spec, export.photo_scale) == (run.task, run.spec, None)
     assert isinstance(export, api.Exported) and isinstance(export, tf.Module)
@@ -225,7 +225,7 @@ def test_runs_and_exports(trained, exported):
 
 
 def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
-    """A TFLite file comes with its export's spec, weights with their recipe, and a checkpoint with its run's files."""
+    """axial also downloads a TFLite file's spec, the recipe of a weights file, and the run's files of a checkpoint."""
     lite, run = tmp_path / "repository" / "lite", tmp_path / "repository" / "run"
     (lite / "assets.extra").mkdir(parents=True)
     for name in ("model.tflite", "assets.extra/spec.json", "other.bin"):

@@ -1,4 +1,4 @@
-"""Imports between packages go one way; help needs no TensorFlow; no module uses another Keras."""
+"""A package imports only packages of lower layers. `--help` needs no TensorFlow. The only Keras is tf_keras."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import axial
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "axial"
-# Packages of axial, in rows. A package may import itself and the packages of earlier rows.
+# The packages of axial in layers, lowest first. A package may import itself and packages of the rows above its own.
 ROWS = [
     ("errors",),
     ("chips", "slices"),
@@ -60,7 +60,7 @@ NAME_NO_TASK += [
 
 
 def test_what_serves_every_task_imports_none():
-    """axial-evaluate is not among them: it has verbs for segmentation only."""
+    """Code for all tasks imports no single task. axial-evaluate may, as some of its verbs are for segmentation only."""
     folders = tuple(f"axial.tasks.{child.name}" for child in (PACKAGE / "tasks").iterdir() if child.is_dir())
     for path in NAME_NO_TASK:
         assert not [module for module in imports_of(path) if module.startswith(folders)], path
@@ -77,7 +77,7 @@ def test_one_keras_one_loop_one_gin():
 
 
 def test_tf_models_is_imported_where_it_is_used():
-    """Importing tf-models-official takes seconds, and predicting a segmentation does not need it."""
+    """Only functions import tf-models-official. The import takes seconds, and predicting a segmentation needs none."""
     for path in FILES:
         tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = [getattr(node, "module", None) or node.names[0].name for node in tops]
@@ -88,7 +88,7 @@ COMMANDS = ("train", "evaluate", "export", "predict", "convert", "analyze", "doc
 
 
 def without_tensorflow(command, *arguments):
-    """Runs a command and returns its standard output. Asserts exit code 0 and no import of TensorFlow."""
+    """Runs a command and returns its standard output. Asserts that it exits with 0 and does not import TensorFlow."""
     text = (
         "import sys\n"
         f"import axial.cli.{command} as command\n"
@@ -116,4 +116,5 @@ def test_help_is_useful_and_needs_no_tensorflow(command):
 def test_help_of_a_verb_has_its_flags_alone_and_a_flag_tells_the_version():
     text = without_tensorflow("evaluate", "merge", "--help")
     assert "--results_dir" in text and "--knob" not in text.split("flags:")[1]
-    assert without_tensorflow("convert", "--version") == f"axial-convert {axial.__version__}\n"  # it has a --version
+    # The verb mapillary has another flag --version.
+    assert without_tensorflow("convert", "--version") == f"axial-convert {axial.__version__}\n"

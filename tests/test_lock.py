@@ -1,4 +1,4 @@
-"""requirements.lock has a version, with hashes, of every package that the extra dev asks for."""
+"""requirements.lock pins a version, with hashes, of every package that axial[dev] requires."""
 
 import importlib.metadata
 import pathlib
@@ -34,7 +34,7 @@ def test_every_pin_has_hashes_and_no_index_is_named():
 
 
 def test_commands_that_install_an_extra_name_its_packages_alone():
-    """No such command names axial: PyPI's axial is another package, and ours is on no index."""
+    """`pip_install` never names axial: PyPI's axial is another package, and ours is on no index."""
     metadata = importlib.metadata.metadata(DISTRIBUTION)
     extras = {extra: set() for extra in metadata.get_all("Provides-Extra")}
     for requirement in map(Requirement, importlib.metadata.requires(DISTRIBUTION)):

@@ -1,4 +1,4 @@
-"""The pages for readers are short, their links lead somewhere, and their commands exist with the flags they show."""
+"""The pages in Markdown are short. Their links have targets, and their commands exist with the flags they show."""
 
 import json
 import re
@@ -20,7 +20,7 @@ LINKED = [
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Prints the flags of each verb, one command per fork, as commands share flag names. '' is a command's default verb.
+# Prints the flags of each verb. Each command runs in its own fork, as commands share flag names. '' means the default.
 TELL = """
 import importlib, json, os, sys
 from axial.cli import app
@@ -45,13 +45,13 @@ def relative(path):
 
 
 def prose(path):
-    """A page without its code."""
+    """The text of a page without code blocks and inline code."""
     text = re.sub(r"(?m)^    .*$", "", path.read_text())
     return re.sub(r"`[^`]*`", "", text)
 
 
 def commands_of(text):
-    """Yields the words of each axial-... command on a page: on indented lines, and between backquotes."""
+    """Yields the words of each axial-... command on a page. Commands are on indented lines or between backquotes."""
     blocks = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     lines = blocks.replace("\\\n", " ").splitlines()
     outside = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
@@ -64,14 +64,14 @@ def commands_of(text):
 
 @pytest.fixture(scope="module")
 def flags():
-    """dict from the names of commands to dicts from verbs to their flags."""
+    """dict from the name of each command to a dict from each verb to the names of its flags."""
     call = [sys.executable, "-c", TELL, *COMMANDS]
     lines = subprocess.run(call, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
     return dict(map(json.loads, lines))
 
 
 def wrong(words, flags):
-    """Why a page's command has a wrong name, verb or flag; None if it has not."""
+    """Message about the wrong name, verb or flag of a page's command. None if the command is right."""
     name, *arguments = words
     if name not in flags:
         return f"no command {name}"
@@ -89,7 +89,7 @@ def wrong(words, flags):
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_a_page_is_short_and_its_commands_and_recipes_exist(path, flags):
     text = path.read_text()
-    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # without the blocks that scripts write
+    written = re.sub(r"(?s)<!-- (\w+):begin -->.*<!-- \1:end -->", "", text)  # the text that no script generates
     assert len(written.splitlines()) <= (150 if path.name == "README.md" else 300)
     for words in commands_of(text):
         assert wrong(words, flags) is None, " ".join(words)
@@ -112,7 +112,7 @@ def test_the_readme_leads_to_every_page():
 
 
 def anchors(path):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """The anchors that GitHub makes of a page's headings."""
     return [
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         for title in re.findall(r"(?m)^#+ (.+)$", path.read_text())
@@ -131,7 +131,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_the_description_for_an_index_has_no_link_that_leads_nowhere():
-    """PyPI shows the README without the repository's files."""
+    """The long description has only absolute links, because PyPI shows it without the repository's files."""
     done = subprocess.run(
         [sys.executable, "setup.py", "--long-description"], check=True, capture_output=True, text=True, cwd=ROOT
     )

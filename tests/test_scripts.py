@@ -1,4 +1,4 @@
-"""The shell scripts delete and overwrite only files that they have made themselves."""
+"""The shell scripts delete and overwrite only files that they have created themselves."""
 
 import os
 import subprocess
@@ -8,10 +8,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.slow  # makes environments
+pytestmark = pytest.mark.slow  # creates virtual environments
 
-# A fake system Python: its venv module makes an environment of two empty programs. If a file FOLDER-killed exists, it
-# removes that file and kills itself before it makes pip.
+# A fake system Python, whose venv module creates an environment with a fake python and a fake pip. If a file
+# FOLDER-killed exists, it removes that file and kills itself before it creates pip.
 PYTHON = """#!/usr/bin/env bash
 [[ $1 == -m && $2 == venv ]] || exit 0
 echo "$*" >>"$(dirname "$0")/calls"
@@ -24,12 +24,12 @@ MAKE_VENV = 'set -euo pipefail; source scripts/environment.sh; make_venv "$1" py
 
 
 class Machine:
-    """Runs scripts with fake Pythons on the PATH."""
+    """Runs scripts with fake Python interpreters on the PATH."""
 
     def __init__(self, folder):
         self._bin = folder / "bin"
         self._bin.mkdir()
-        self.calls = self._bin / "calls"  # one line per environment that was started
+        self.calls = self._bin / "calls"  # one line per call of the fake venv module
         for name in ("python3", "python3.11"):
             self.program(name, PYTHON)
 
@@ -46,7 +46,7 @@ class Machine:
         return self.run("bash", "-c", MAKE_VENV, "bash", str(folder))
 
     def install(self, folder):
-        """Runs scripts/tpu/install.sh, which then prints pip's commands instead of running them."""
+        """Runs scripts/tpu/install.sh with AXIAL_PRINT=1, so that it prints pip's commands and does not run them."""
         return self.run("bash", "scripts/tpu/install.sh", AXIAL_VENV=str(folder), AXIAL_PRINT="1")
 
 
@@ -56,7 +56,7 @@ def machine(tmp_path):
 
 
 def contents(folder):
-    """dict from paths below a folder to their bytes."""
+    """dict from each path below a folder to the bytes of the file, or to None for a folder."""
     return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
 
 
@@ -66,7 +66,7 @@ def a_project(folder):
 
 
 def an_environment_without_pip(folder):
-    """Makes an environment like that of `uv venv`."""
+    """Creates a virtual environment without pip, as `uv venv` does."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
 
 
@@ -114,14 +114,14 @@ def test_the_demo_overwrites_nothing_of_others(machine, tmp_path, name):
     assert done.returncode == 2 and done.stderr.startswith(f"{out / name}: is there, and no demo has made it")
 
 
-# A fake training that makes its first checkpoint and then waits to be killed. A second call ends at once.
+# A fake axial-train, which writes its first checkpoint and then waits to be killed. The second call ends at once.
 TRAIN = """#!/usr/bin/env bash
 for flag; do case $flag in --model_dir=*) run=${flag#*=} ;; esac; done
 echo "$*" >>"$(dirname "$0")/trained"
 [ ! -f "$run/checkpoint" ] || exit 0
 mkdir -p "$run"; touch "$run/checkpoint"; exec sleep 60
 """
-# Fake commands that make a folder, and a fake evaluation that prints the last lines of `axial-evaluate`.
+# MAKE is a fake command that creates its --output_dir. EVALUATE prints the last lines of `axial-evaluate`.
 MAKE = '#!/usr/bin/env bash\nfor flag; do case $flag in --output_dir=*) mkdir -p "${flag#*=}" ;; esac; done\n'
 EVALUATE = """#!/usr/bin/env bash
 echo 'images: 33 of 33'

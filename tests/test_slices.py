@@ -1,4 +1,4 @@
-"""TPU slices, and the software that they boot."""
+"""TPU slices, and the TPU software versions of their hosts."""
 
 import math
 
@@ -8,7 +8,7 @@ from axial import slices
 from axial.errors import InputError
 
 
-# Values of https://docs.cloud.google.com/tpu/docs/v5e and the pages of the other generations.
+# The values are from https://docs.cloud.google.com/tpu/docs/v5e and the pages of the other generations.
 @pytest.mark.parametrize(
     "name, topology, chips, hosts, accelerator",
     [

@@ -1,4 +1,4 @@
-"""ruff and shellcheck pass, docstring examples run, and the code keeps the project's own rules."""
+"""ruff and shellcheck pass, docstring examples run, and the code follows the project's own rules."""
 
 import ast
 import doctest
@@ -50,7 +50,7 @@ def test_examples_of_docstrings(name):
     assert result.attempted and not result.failed
 
 
-# Functions that take any number of positional arguments: some of other libraries, and ours with *arguments.
+# Functions that take any number of positional arguments: three of other libraries, and axial's with *args.
 VARIADIC = {"Table", "add_row", "join"} | {
     node.name
     for path in FILES
@@ -70,7 +70,7 @@ def test_more_than_four_arguments_are_named_and_no_lambda_is():
 
 
 def test_lines_have_at_most_120_characters():
-    """Except lines of a table and lines with a link. ruff checks Python files."""
+    """Lines of a table and lines with a link may be longer. ruff checks Python files."""
     for path in TEXTS:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert len(line) <= 120 or line.lstrip().startswith(("|", "![")) or "://" in line, f"{path}:{number}"

@@ -1,4 +1,4 @@
-"""The installed wheel runs the commands of the demo and installs itself on hosts, outside the repository."""
+"""Outside the repository, the installed wheel runs the demo's commands and installs itself on a host."""
 
 import os
 import pathlib
@@ -22,11 +22,11 @@ TINY = ("--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A function that runs a command of the installed wheel in an empty folder, and returns its standard output."""
+    """A function that runs a command of the installed wheel in a separate folder and returns its standard output."""
     folder = tmp_path_factory.mktemp("wheel")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    source = folder / "source"  # a copy, as setuptools would include files of an earlier build and leave its own
+    source = folder / "source"  # a copy: in place, setuptools would include old build files and leave new ones
     for name in ("axial", "experiments", "scripts"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "README.md", "LICENSE"):
@@ -37,8 +37,8 @@ def installed(tmp_path_factory):
     (wheel,) = folder.glob("axial_deeplab_tf-*.whl")
     install = [python, "-m", "pip", "-q", "install", "--no-deps", "--no-index", wheel]
     subprocess.run(install, check=True, env=environment)
-    # axial's requirements come from this environment. A path in a .pth file is added to sys.path, but the .pth files in
-    # that path, such as an editable axial's, are not run.
+    # axial's requirements come from the environment of the tests. Python adds a path in a .pth file to sys.path, but it
+    # does not run the .pth files in that path, such as the .pth file of an editable axial.
     (ours,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (ours / "requirements.pth").write_text(sysconfig.get_path("purelib"))
     work = folder / "work"
@@ -98,7 +98,7 @@ def test_the_commands_of_the_demo(installed):
 
 @pytest.mark.slow
 def test_a_host_installs_the_wheel(installed, tmp_path):
-    """Runs the commands of axial-tpu's engines, which take the scripts from the wheel."""
+    """Runs the installation commands of axial-tpu, which take the scripts from the wheel."""
     (wheel,) = installed.folder.parent.glob("*.whl")
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -1,4 +1,4 @@
-"""Predictions made from the ground truth of examples: perfect, or wrong on purpose."""
+"""Predictions made from the ground truth of examples. They are perfect, or wrong on purpose."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from axial.tasks.segmentation.input_pipeline import segment_map
 
 
 def truth_as_prediction(example):
-    """The prediction of a perfect network for an example. Crowds and void stay void."""
+    """The prediction of a perfect network for an example. Crowds and void pixels are void in the panoptic map."""
     segments = segment_map(example).numpy()
     classes, crowd = example["segment/class"].numpy(), example["segment/crowd"].numpy()
     panoptic = np.full(segments.shape, COCO.void)

@@ -1,4 +1,4 @@
-"""Axial attention, compared with its float64 definition and with both public implementations."""
+"""Axial attention, compared with a float64 oracle and with golden files of DeepLab2 and csrhddlam."""
 
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ def same_weights(layer, source):
 
 
 def step(layer, x):
-    """The output in training, and the gradients of x and of the weights for a random gradient of the output."""
+    """Returns [y, gradient of x, *gradients of the weights] in training, for a random gradient of y."""
     x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -68,7 +68,7 @@ def step(layer, x):
 
 
 def check_steps(actual, expected, tolerance):
-    """Compares results of `step`, relative to the largest gradient too, because some are zero except for rounding."""
+    """Compares results of `step`. A gradient below 1 % of the largest one is compared relative to this 1 %."""
     largest = max(np.abs(value).max() for value in expected[1:])
     for ours, theirs in zip(actual, expected, strict=True):
         scale = max(np.abs(theirs).max(), 1e-2 * largest)
@@ -76,7 +76,7 @@ def check_steps(actual, expected, tolerance):
 
 
 def folded_copy(layer, x):
-    """The folded layer of a built layer, with its folded weights."""
+    """A `FoldedAttention` with the folded weights of a built layer."""
     folded = FoldedAttention(layer.spec, dtype=layer.dtype_policy)
     folded.build(x.shape)
     for weight, value in zip(folded.weights, layer.folded_weights(), strict=True):
@@ -85,7 +85,7 @@ def folded_copy(layer, x):
 
 
 def oracle_weights(layer):
-    """dict from the oracle's names to the layer's weights, float64."""
+    """dict from the oracle's names to the layer's weights as float64 arrays."""
     w = {"kernel": layer.kernel.numpy()}
     w.update({f"{name}_table": table.numpy() for name, table in layer.tables.items()})
     outputs = [layer.content_output_norm]
@@ -106,21 +106,21 @@ def oracle_weights(layer):
 
 
 CASES = [
-    # rows, length, span, terms, value position
+    # number of lines, length, span, terms, whether the value has a position table
     (3, 7, None, TERMS, True),
     (2, 1, None, TERMS, True),
     (2, 13, None, TERMS, True),  # offsets beyond the table of max_distance 5
     (2, 18, 5, TERMS, True),  # several blocks
-    (1, 37, 21, TERMS, True),  # blocks as wide as the span allows
+    (1, 37, 21, TERMS, True),  # blocks of the largest width
     (2, 18, 1, TERMS, True),  # a query sees only itself
     (2, 8, None, ("content",), False),
     (2, 33, 7, ("content", "key"), True),
-    (2, 3, None, TERMS, True),  # more channels than keys, so the maps are summed
+    (2, 3, None, TERMS, True),  # more channels than keys
 ]
 
 
 def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
-    """Gives layers the same random weights and compares them with the oracle: outputs and moving statistics."""
+    """Gives the layers the same random weights. Compares their outputs and moving statistics with the oracle."""
     for layer in layers:
         layer(x)
         randomize(layer)
@@ -151,7 +151,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     ids=str,
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """Every backend, also folded. Gradients match TensorFlow's gradients of the reference implementation."""
+    """Every backend equals the oracle, and folded layers equal them. Gradients equal the 'reference' backend's."""
     rows, length, span, terms, value = case
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(terms, value, span, norm=norm, backend=backend, dtype=dtype) for backend in BACKENDS]
@@ -181,9 +181,9 @@ def test_an_axis_up_to_the_span_is_seen_whole(length, effective_span):
     [(TERMS, 0.0), (("query", "key"), -1e-3)],
 )
 def test_a_silent_term_is_folded(backend, terms, silent):
-    """The folded layer is equal even if the scale of a term is zero for a head.
+    """The folded layer has the same output, even if the scale of a term is zero for a head.
 
-    float16 can represent all folded weights.
+    All folded weights are in the range of float16.
     """
     source = make(terms=terms, backend=backend)
     x = tf.random.normal([2, 6, 20, 4], seed=7)
@@ -200,12 +200,12 @@ def test_a_silent_term_is_folded(backend, terms, silent):
 
 
 def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
-    """Their kernels contain the scales of the query and the key term."""
+    """The kernels of such layers contain the scales of the query and the key term."""
     layer = FoldedAttention(make(span=5).spec)
     inputs = keras.Input([9, 6, 4])
     model = keras.Model(inputs, layer(inputs))
     randomize(model)
-    for scale in layer.scales[1:]:  # of the query and the key term
+    for scale in layer.scales[1:]:  # scales of the query and the key term
         scale.assign([1.0, 1.0])
 
     def save_own_variables(store):
@@ -220,7 +220,7 @@ def test_layers_saved_before_each_term_had_a_scale_are_loaded(tmp_path):
 
 
 def test_a_config_of_an_earlier_version():
-    """Configs of axial 0.2 have a separate neighbourhood."""
+    """Configs of axial 0.2 have a separate dict 'neighborhood'."""
     for spec in (
         AttentionSpec("width", 8, 12, AttentionOptions(2, 5), 9),
         AttentionSpec("square", 8, 8, local_options(3)),
@@ -235,11 +235,11 @@ def test_a_config_of_an_earlier_version():
         assert FoldedAttention.from_config(config).spec == expected
 
 
-# === Other implementations ===
+# === Golden files of other implementations ===
 
 
 def golden_layer(arrays, meta, span=None):
-    """(layer, axes of the input, converter of weights, stride) for a golden file of one attention layer."""
+    """For a golden file of an attention layer: (layer, function to our axes, converter of weights, stride)."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         layer = AxialAttention(

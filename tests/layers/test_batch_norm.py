@@ -1,4 +1,4 @@
-"""Batch norm, compared with NumPy, on one replica and on two."""
+"""Batch norm on one and on two replicas, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_a_group_of_replicas_has_its_own_statistics():
     (y, dx), moving = run_strategy(1)
     expected = [np.stack(values) for values in zip(*map(alone, halves))]
     assert relative_error(y, expected[0]) < 1e-5 and relative_error(dx, expected[1]) < 1e-4
-    assert relative_error(moving, expected[2].mean(0)) < 1e-5  # checkpoints hold the mean over the groups
+    assert relative_error(moving, expected[2].mean(0)) < 1e-5  # checkpoints have the groups' mean
     (y, dx), moving = run_strategy(2)
     both = alone(np.concatenate(halves))
     assert relative_error(np.concatenate(y), both[0]) < 1e-5 and relative_error(np.concatenate(dx), both[1]) < 1e-4
@@ -71,7 +71,7 @@ def test_a_group_of_replicas_has_its_own_statistics():
 
 
 def on_two_replicas(make, run, parts):
-    """(results of `run` on two replicas, layer from `make`). Each replica has one of the `parts` of the data."""
+    """Makes a layer and runs it on two replicas. Replica i gets `parts[i]`. Returns (results of `run`, layer)."""
     strategy = two_replicas()
     with strategy.scope():
         layer = make()
@@ -102,7 +102,7 @@ def make_norm():
 
 @pytest.mark.parametrize("images,ratio", [((3, 1), 1000.0), ((4, 0), 0.0)])
 def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
-    """Against float64 NumPy on the whole batch. One of the replicas may have few images or none."""
+    """Statistics, outputs and gradients equal float64 NumPy's for the whole batch. A replica may have no image."""
     rng = np.random.default_rng(3)
     x = (rng.normal(ratio, 1, [4, 5, 6, 3]) * [1, 3, 0.01]).astype(np.float32)
     ((ys, slopes), layer) = on_two_replicas(make_norm, output_and_slope, np.split(x, images[:1]))
@@ -111,14 +111,14 @@ def test_replicas_lose_no_variance_below_a_large_mean(ratio, images):
     assert np.max(np.abs(layer.moving_mean - mean.ravel()) / np.sqrt(variance.ravel())) < 2e-4  # in standard deviations
     np.testing.assert_allclose(layer.moving_variance, variance.ravel(), rtol=1e-3)
     assert relative_error(np.concatenate(ys), expected) < 1e-3
-    d = 3 * expected**2  # the gradient is d minus its mean and its projection on y
+    d = 3 * expected**2  # gradient: d minus its mean and its projection on y
     along = expected * (d * expected).mean((0, 1, 2)) + d.mean((0, 1, 2))
     assert relative_error(np.concatenate(slopes), (d - along) / np.sqrt(variance + 1e-3)) < 1e-3
 
 
 @pytest.mark.parametrize("few", [7, 0])
 def test_logits_of_replicas_have_one_mean_and_variance(few):
-    """Two replicas with different numbers of pairs and different means, against NumPy on all logits."""
+    """Two replicas have different numbers and means of logits. Statistics equal NumPy's for all logits."""
     rng = np.random.default_rng(4)
     logits = [rng.normal(mean, 2, [3, 2, pairs]) for mean, pairs in ((5, 40), (-3, few))]
     sums = [np.stack([s.sum(2), (s**2).sum(2), np.full([3, 2], s.shape[2])], 2).astype(np.float32) for s in logits]

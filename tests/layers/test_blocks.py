@@ -1,4 +1,4 @@
-"""Residual axial blocks, compared with both public implementations."""
+"""Residual axial blocks, compared with golden files of DeepLab2 and csrhddlam."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def golden_block(meta):
-    """(block, weight converter, function to our order of axes) for a golden file of a block."""
+    """For a golden file of a block: (block, converter of weights, function to our order of axes)."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
@@ -89,7 +89,7 @@ def test_golden_pair(name):
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", ["axial", "Xception's"])
 def test_recomputing_changes_no_output_gradient_or_statistic(monkeypatch, name, frozen):
-    """A detector's backbone trains with frozen statistics."""
+    """The cases include frozen statistics, as in the backbone of a detector."""
     called, norm = [], BatchNormConfig(momentum=0.5, frozen=frozen)
     x = tf.random.stateless_normal([2, 6, 7, 8], [0, 0])
 

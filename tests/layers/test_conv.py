@@ -1,4 +1,4 @@
-"""Convolutions: padding, folding, resizing."""
+"""Convolutions, pooling and resizing: padding, folding, and implementations for TPUs."""
 
 import numpy as np
 import pytest
@@ -51,12 +51,12 @@ def test_folding_keeps_the_function(filters):
 @pytest.mark.usefixtures("kind_of_device")
 @pytest.mark.parametrize("size", [(33, 65), (32, 64), (33, 64)])
 def test_resizing_undoes_strides(size):
-    """Resizing restores the positions of a ramp after two strides of 2, for 16k + 1 and for 16k pixels."""
+    """After two strides of 2, resizing restores a ramp. The sides have 16k + 1 or 16k pixels."""
     ramp = np.arange(size[0])[:, None] + 100.0 * np.arange(size[1])
     x = tf.constant(ramp[None, :, :, None], tf.float32)
     kept = subsample(subsample(x, 2, 2), 2, 2)
     y = resize_bilinear(kept, size).numpy()[0, ..., 0]
-    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # beyond it, resizing repeats the last pixel
+    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # pixels up to the last kept one
     np.testing.assert_allclose(y[inside], ramp[inside], rtol=1e-6)
     assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
 
@@ -79,7 +79,7 @@ def test_resizing_is_the_same_on_an_accelerator(monkeypatch, size):
 
 
 def test_exact_resizing_has_no_product_that_a_tpu_would_round(monkeypatch):
-    """The forward pass has only gathers and sums."""
+    """With `exact`, the forward pass has no Einsum, whose products a TPU would round."""
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     for exact in (False, True):
         function = tf.function(lambda x, exact=exact: resize_bilinear(x, (25, 45), exact))
@@ -115,7 +115,7 @@ def test_subsample_is_a_slice_to_the_last_bit(rows, columns, size):
 
 
 def check_on_a_tpu(monkeypatch, function, x, weights=()):
-    """Checks that a function's result and gradients are the same in the implementation for TPUs."""
+    """Asserts that a function's result and gradients are the same with the implementation for TPUs."""
 
     def run():
         with tf.GradientTape() as tape:
@@ -126,7 +126,7 @@ def check_on_a_tpu(monkeypatch, function, x, weights=()):
 
     expected = run()
     monkeypatch.setattr(device, "on_tpu", lambda: True)
-    # XLA, because TensorFlow's gradient of a dilated convolution needs a CPU with AVX-512.
+    # jit_compile, because without XLA the gradient of a dilated convolution needs a CPU with AVX-512.
     for ours, theirs in zip(tf.function(run, jit_compile=True)(), expected, strict=True):
         assert ours.shape == theirs.shape and relative_error(ours, theirs) < 1e-5
 
@@ -139,7 +139,7 @@ KERNELS = [
 
 @pytest.mark.parametrize("images,options", [*((2, k) for k in KERNELS), *((8, k) for k in KERNELS[1:2])])
 def test_rows_as_a_batch_give_the_same_convolution(monkeypatch, images, options):
-    """For a few images and for a full batch."""
+    """On TPUs, a convolution has the same results for a few images and for a full batch."""
     filters, kernel, strides, dilation = options
     layer = Conv(filters, kernel, None, strides, dilation, relu=False)
     x = tf.random.stateless_normal([images, 9, 12, 4], [0, 0])
@@ -173,7 +173,7 @@ def test_resizing_to_or_from_an_unknown_size_is_refused(resize):
 
 
 def test_channels_are_last_whatever_keras_says():
-    """Another program may have set it in ~/.keras/keras.json."""
+    """~/.keras/keras.json may set 'channels_first', which axial's layers ignore."""
     keras.backend.set_image_data_format("channels_first")
     try:
         assert SeparableConv(8, 3, BatchNormConfig(), strides=2)(tf.ones([1, 9, 7, 16])).shape == (1, 5, 4, 8)

@@ -1,4 +1,4 @@
-"""Every public layer in a user's tf_keras model: saved, loaded, cloned, trained, frozen, with unknown sizes."""
+"""Every public layer works in a user's tf_keras model: saving, cloning, training, freezing, unknown sizes."""
 
 import contextlib
 import dataclasses
@@ -40,10 +40,10 @@ from axial.layers.attention.folded import FoldedAttention
 from tests import keras_programs
 from tests.conftest import randomize, relative_error
 
-NORM = BatchNormConfig(0.9, unbiased=True)  # not the default
+NORM = BatchNormConfig(0.9, unbiased=True)  # arguments that are not the defaults
 SMALL = dict(heads=4, span=3)
 MAP, LINE = [9, 7, 16], [9, 16]
-# Constructor with arguments that are not the defaults, and shapes of the inputs, of each layer.
+# For each layer: (constructor call with arguments that are not the defaults, shapes of the inputs).
 LAYERS = {
     "AxialAttention": (lambda: AxialAttention(16, 32, "height", terms=("content", "key"), norm=NORM, **SMALL), [MAP]),
     "LocalAttention": (lambda: LocalAttention(16, 32, position_sensitive=True, norm=NORM, **SMALL), [MAP]),
@@ -78,7 +78,7 @@ def inputs_of(name):
 
 
 def model_of(name):
-    """(functional model of the layer alone, inputs of a batch of four)."""
+    """(functional model that consists of the layer, list of inputs with a batch size of 4)."""
     make, shapes = LAYERS[name]
     inputs = [keras.Input(shape) for shape in shapes]
     return keras.Model(inputs, make()(*inputs)), inputs_of(name)
@@ -92,7 +92,7 @@ def test_all_are_here():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_shapes_of_docstrings(name):
-    """Tensors have the docstring's shapes: equal letters are equal sizes, and a name is an argument's value."""
+    """Tensors have the shapes in the docstring. A letter stands for a size, and a name for an argument's value."""
     layer, x = LAYERS[name][0](), inputs_of(name)
     (section,) = re.findall(r"^Shapes:\n((?:    .+\n?)+)", inspect.getdoc(type(layer)), re.MULTILINE)
     lines = dict(re.findall(r"^    (\w+): (.+)$", section, re.MULTILINE))
@@ -114,7 +114,7 @@ ANY_SIZE = {"BatchNorm", "Conv", "SeparableConv", "BasicBlock"}
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_config_makes_the_layer_again(name):
-    """With all its arguments, including `trainable`."""
+    """`from_config` makes a layer with the same arguments, including `trainable`, and the same output."""
     layer, x = LAYERS[name][0](), inputs_of(name)
     layer(*x)
     randomize(layer)
@@ -128,7 +128,7 @@ def test_a_config_makes_the_layer_again(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_unknown_sizes(name):
-    """The layer computes the same, or refuses them in one line: attention and sampling need static sizes."""
+    """With unknown sizes a layer gives the same output or raises a one-line error, if it needs static sizes."""
     inputs = [keras.Input([None] * (len(shape) - 1) + shape[-1:]) for shape in LAYERS[name][1]]
     layer, x = LAYERS[name][0](), inputs_of(name)
     if name not in ANY_SIZE:
@@ -142,7 +142,7 @@ def test_unknown_sizes(name):
     "name", [name if name == "Conv" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 )
 def test_a_batch_of_no_image(name):
-    """The result is empty, and no step changes a weight. oneDNN and XLA treat such a batch differently."""
+    """For an empty batch, the output is empty and no step changes a weight. oneDNN and XLA differ for such batches."""
     model, x = model_of(name)
     none, expected, before = [example[:0] for example in x], (0, *model.output_shape[1:]), model.get_weights()
     specs = [tf.TensorSpec([None, *example.shape[1:]]) for example in none]
@@ -157,7 +157,7 @@ def test_a_batch_of_no_image(name):
 
 
 def test_a_generator():
-    """Keras loses the size of its batches. The layer was built for it."""
+    """A layer accepts batches of a generator, whose static shapes Keras does not know."""
     model, (x,) = model_of("AxialAttention")
     assert relative_error(model.predict((x[i : i + 2] for i in (0, 2)), steps=2), model(x)) < 1e-6
     model.compile("sgd", "mse")
@@ -166,7 +166,7 @@ def test_a_generator():
 
 
 def test_policies_of_the_file_not_of_the_process(tmp_path):
-    """A model that was saved in mixed_bfloat16 computes the same in a process with float32."""
+    """A model that was saved with mixed_bfloat16 gives the same output if the global policy is float32."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model, x = model_of("Bottleneck")
     expected = model(x)
@@ -178,7 +178,7 @@ def test_policies_of_the_file_not_of_the_process(tmp_path):
 
 
 class Mine(Conv):
-    """A user's subclass, which passes unknown arguments on."""
+    """A user's subclass of a layer. It passes other arguments to the base class."""
 
     def __init__(self, *args, factor=1.0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -230,7 +230,7 @@ def test_no_code_of_a_file_runs():
 
 
 def test_a_config_of_an_earlier_version():
-    """Files of axial 0.2 hold the fields of `BatchNormConfig` as a plain dict."""
+    """In files of axial 0.2, 'norm' is a plain dict of the fields of `BatchNormConfig`."""
     config = {"name": "a", "trainable": True, "dtype": "float32", "key_channels": 16, "value_channels": 32}
     config |= {"axis": "width", "heads": 4, "span": 3, "terms": ["content"], "value_position": True}
     config |= {"max_distance": 255, "whole_up_to_span": False, "recompute": "none", "backend": "auto"}

@@ -1,4 +1,4 @@
-"""Local 2-D attention, compared with its float64 definition."""
+"""Local 2-D attention, compared with a float64 oracle."""
 
 import numpy as np
 import pytest
@@ -29,11 +29,11 @@ def make(span=3, position_sensitive=True, batch_norm=True, backend="auto", **opt
 
 
 CASES = [
-    # images, height, width, span, position-sensitive, batch norm
+    # images, height, width, span, whether it is position-sensitive, whether it has batch norms
     (2, 5, 7, 3, True, True),
-    (1, 5, 3, 7, True, True),  # several blocks on one axis, smaller than the window on the other
+    (1, 5, 3, 7, True, True),  # several blocks along the height. The width is smaller than the window
     (2, 1, 1, 7, True, True),
-    (1, 6, 5, 11, True, True),  # reaches further than a block of 4
+    (1, 6, 5, 11, True, True),  # a window that extends beyond the neighbouring blocks of 4 pixels
     (1, 9, 5, 7, False, False),
 ]
 
@@ -42,7 +42,7 @@ CASES = [
     "case,dtype,tolerance", [*((c, "float64", 1e-9) for c in CASES), (CASES[0], "float32", TOLERANCE)], ids=str
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """Every backend, also folded."""
+    """Every backend equals the oracle, and folded layers equal them."""
     images, height, width, span, sensitive, batch_norm = case
     rng = np.random.default_rng(height * 10 + width)
     x = rng.normal(size=[images, height, width, 3]).astype(dtype)

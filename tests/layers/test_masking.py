@@ -1,4 +1,4 @@
-"""Hidden keys have weight 0 for logits of any size, and masks fit the scale of 8 bits."""
+"""Hidden keys have the attention weight 0 for logits of any size. Masks do not spoil int8 quantisation."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ KEYS = 300
 )
 def test_hidden_keys_have_no_weight(training, dtype, offset, kind):
     rng = np.random.default_rng(0)
-    visible = np.arange(KEYS) <= np.arange(9)[:, None]  # the first row sees one key
+    visible = np.arange(KEYS) <= np.arange(9)[:, None]  # query 0 sees one key
     logits = offset + {"equal": 0.0, "normal": 10.0}.get(kind, 1.0) * rng.normal(size=[2, 9, KEYS])
     logits += {"hidden are larger": 2000.0, "hidden are smaller": -2000.0}.get(kind, 0.0) * ~visible
     logits = tf.constant(logits, dtype)
@@ -45,10 +45,10 @@ def test_a_row_without_visible_keys_is_finite(training):
     np.testing.assert_allclose(tf.reduce_sum(weights, -1), np.ones([2, 3]), rtol=1e-6)
 
 
-# === Files ===
+# === TFLite files ===
 
 
-NORM = BatchNormConfig(momentum=0.0)  # so that one batch sets the moving statistics
+NORM = BatchNormConfig(momentum=0.0)  # one batch sets the moving statistics
 
 
 def folded(layer):
@@ -67,7 +67,7 @@ def photos(count=20):
 
 
 def lite(layer, precision):
-    """A layer as a function that runs its TFLite file."""
+    """Converts a layer to TFLite. Returns a function that runs the TFLite model."""
     inputs = keras.Input(SIZE, batch_size=1)
     converter = tf.lite.TFLiteConverter.from_keras_model(keras.Model(inputs, layer(inputs)))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -88,7 +88,7 @@ def lite(layer, precision):
 
 @pytest.mark.parametrize("precision,bound", [("int8", 0.1), pytest.param("float16", 2e-3, marks=pytest.mark.slow)])
 def test_a_file_with_a_mask_equals_the_layer(precision, bound):
-    """A large mask value would spoil the scale of 8 bits."""
+    """With a large mask value, the quantisation scale of int8 would be too coarse for the logits."""
     keras.utils.set_random_seed(0)
     layer, x = folded(AxialAttention(16, 32, "height", heads=4, span=5, norm=NORM)), photos(1)
     expected = layer(x).numpy()

@@ -1,4 +1,4 @@
-"""Every layer computes in its own precision, and a frozen layer runs as in inference."""
+"""Every layer computes in the precision of its dtype policy, and a frozen layer runs as in inference."""
 
 import inspect
 
@@ -32,7 +32,7 @@ def normal(*shape):
 
 
 class Narrow(ResNet):
-    """A ResNet of few channels."""
+    """A ResNet with few channels."""
 
     least_stride = 8
 
@@ -60,7 +60,7 @@ MAPS = {f"res{level}": normal(1, 2 ** (7 - level), 2 ** (7 - level), 8) for leve
 CROPS = normal(2, 3, 4, 4, 8), tf.constant([[1, 2, 0], [2, 1, 1]])
 PANOPTIC = PanopticDeepLabOptions(0.0625, decoder=DecoderOptions(aspp=8, aspp_dropout=0.0))
 DECODER = AxialDecoderOptions(0.25, AttentionOptions(2, 5))
-# Constructor and inputs of each layer.
+# For each layer: (constructor call, list of inputs).
 LAYERS = {
     "axial block": (
         lambda **kw: Bottleneck(8, 16, AxialPair(8, 8, NORM, 2, False, ATTENTION, **kw), NORM, 2, **kw),
@@ -106,7 +106,7 @@ SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) fo
 
 
 def run(layer, inputs, training):
-    """The outputs of a layer, as a list of tensors."""
+    """Runs a layer and returns its outputs as a flat list of tensors."""
     options = {"training": training} if "training" in inspect.signature(layer.call).parameters else {}
     return tf.nest.flatten(layer(*inputs, **options))
 
@@ -119,11 +119,11 @@ def inputs_of(name, dtype):
 
 
 def made(name, **kw):
-    """A layer with random weights."""
+    """A built layer of `LAYERS` with random weights."""
     layer = LAYERS[name][0](**kw)
     run(layer, inputs_of(name, tf.float32), False)
     randomize(layer)
-    for weight in layer.weights:  # large weights in a deep network amplify rounding
+    for weight in layer.weights:  # large weights of a deep network amplify rounding errors
         if "kernel" in weight.name:
             weight.assign(0.5 * weight)
     return layer
@@ -133,10 +133,10 @@ def all_layers(layer):
     return [each for each in layer.submodules if isinstance(each, keras.layers.Layer)] + [layer]
 
 
-FLOAT32_LAYERS = LogitNorm, keras.layers.LayerNormalization  # under every policy except float64
+FLOAT32_LAYERS = LogitNorm, keras.layers.LayerNormalization  # float32 under every policy except float64
 
 
-# Names of the layers of `make_logits`, and of the convolution in it.
+# Names of layers that `make_logits` makes, and of the convolution inside.
 HEAD_NAMES = (
     "logits", "conv", "semantic_head", "center_head", "offset_head", "scores", "codes", "classes", "masks"
 )  # fmt: skip
@@ -144,7 +144,7 @@ HEAD_NAMES = (
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_layer_computes_in_its_own_precision(name):
-    """The global policy has no effect. Statistics and heads never have lower precision."""
+    """The global policy has no effect. LogitNorm, LayerNormalization and heads are float32, also in mixed_bfloat16."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     layer = made(name, dtype="float32")
     assert {each.compute_dtype for each in all_layers(layer)} == {"float32"}
@@ -158,14 +158,14 @@ def test_a_layer_computes_in_its_own_precision(name):
 
 
 def float64_loss(layer, inputs):
-    """A random sum of all outputs, which must be float64."""
+    """A randomly weighted sum of all outputs. Asserts that the outputs are float64."""
     outputs, rng = run(layer, inputs, True), np.random.default_rng(2)
     assert {y.dtype for y in outputs} == {tf.float64}
     return tf.add_n([tf.reduce_sum(y * rng.normal(size=y.shape)) for y in outputs])
 
 
 def moved_loss(layer, inputs, start, directions, by):
-    """`float64_loss` after inputs, and weights from `start`, move by a multiple of `directions`."""
+    """`float64_loss` with `by * directions` added to the inputs and to the weights `start`."""
     way = iter(directions)
     shifted = tf.nest.map_structure(lambda x: x + by * next(way) if x.dtype.is_floating else x, inputs)
     layer.set_weights(start)
@@ -176,9 +176,9 @@ def moved_loss(layer, inputs, start, directions, by):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_float64_layer_is_float64_throughout(name):
-    """The difference quotient of its outputs equals its gradient. A single float32 intermediate would spoil it.
+    """The difference quotient equals the gradient, which fails if a single intermediate tensor is float32.
 
-    The small step is along a random direction of inputs and weights, because gradients of a deep network change fast.
+    The step along a random direction of inputs and weights is small, as gradients of a deep network change fast.
     """
     layer, inputs = made(name, dtype="float64"), inputs_of(name, tf.float64)
     assert {w.dtype for w in layer.weights} == {tf.float64}
@@ -197,12 +197,12 @@ def test_a_float64_layer_is_float64_throughout(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_frozen_layer_runs_as_in_inference(name):
-    """As in Keras' BatchNormalization, no weight and no statistic changes."""
+    """With trainable = False, no weight and no statistic changes, as for Keras' BatchNormalization."""
     layer, inputs = made(name), inputs_of(name, tf.float32)
     layer.trainable = False
     before = layer.get_weights()
     expected, actual = run(layer, inputs, False), run(layer, inputs, True)
-    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # in training, CCNet has an auxiliary map first
+    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # training CCNet has a further output
         np.testing.assert_array_equal(y, z)
     for value, old in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)

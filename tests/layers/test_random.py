@@ -13,14 +13,14 @@ SIZE = 4096
 
 
 def draws(seed, step, replica, number=3):
-    """[number, SIZE]. XLA draws different numbers from a key than TensorFlow's kernel."""
+    """Draws [number, SIZE] random numbers. For the same key, XLA's numbers differ from those without XLA."""
     with random.seeded(seed, step, replica):
         return tf.stack([random.uniform([SIZE]) for _ in range(number)])
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"])
 def drawn(request):
-    """`draws` as a function of an int32 seed, an int64 step and an int32 replica."""
+    """`draws`, plain or compiled, as a function of an int32 seed, an int64 step and an int32 replica."""
     if request.param not in jit_values():
         pytest.skip("this TensorFlow has no XLA for CPUs")
 
@@ -39,6 +39,6 @@ def test_the_seed_the_step_and_the_replica_decide_independent_numbers(drawn):
     np.testing.assert_allclose(numbers.mean(1), 1 / 2, atol=5 * 12**-0.5 * SIZE**-0.5)
     np.testing.assert_allclose(numbers.std(1), 12**-0.5, atol=0.01)
     for (i, a), (j, b) in itertools.combinations(enumerate(numbers), 2):
-        for shift in (0, 1, 4):  # a draw of Philox makes four numbers
+        for shift in (0, 1, 4):  # Philox makes four numbers at once
             other = np.roll(b, shift)
             assert abs(np.corrcoef(a, other)[0, 1]) < 5 * SIZE**-0.5, (i, j, shift)

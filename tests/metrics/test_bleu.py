@@ -1,4 +1,4 @@
-"""BLEU equals sacrebleu's commands, and tokenised BLEU the papers' definition."""
+"""BLEU and chrF equal sacrebleu's scores. Tokenised BLEU equals sacrebleu's BLEU of tokens split at hyphens."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Matching accuracy, compared with StarDist."""
+"""Matching accuracy (StarDist's metric), compared with golden files of StarDist."""
 
 import math
 
@@ -19,7 +19,7 @@ def add(metric, truth, classes, predicted, guesses, crowd=None):
 
 
 def with_background(labels):
-    """(map with background as segment 1 and objects from 2, classes of the segments) of a label map."""
+    """Converts a label map. Returns (map where 1 is background and 2, 3, ... are objects, list of class indices)."""
     old, new = np.unique(np.append(0, labels), return_inverse=True)
     return new[1:].reshape(labels.shape) + 1, [0] + [1] * (len(old) - 1)
 
@@ -37,7 +37,7 @@ def test_golden(name):
         add(one, *with_background(truth), *with_background(predicted))
         rows = list(one.result().values())
         np.testing.assert_array_equal([counts_of(row) for row in rows], counts)
-        without = -1 if not truth.any() and not predicted.any() else 0  # without objects, ours is NaN and StarDist's 0
+        without = -1 if not truth.any() and not predicted.any() else 0  # without objects ours is NaN, StarDist's 0
         np.testing.assert_array_equal([row["accuracy"] for row in rows], accuracy if not without else math.nan)
         whole.merge(one)
     rows = list(whole.result().values())
@@ -48,18 +48,18 @@ def test_golden(name):
 
 
 def strips(*widths):
-    """A one-row map whose segments 1, 2, ... have these widths; (w, n) is a strip of segment n."""
+    """A map of one row. Segment i has the i-th width of `widths` in pixels. A tuple (w, n) is w pixels of segment n."""
     parts = [(width, i) if isinstance(width, int) else width for i, width in enumerate(widths, 1)]
     return np.repeat([n for _, n in parts], [w for w, _ in parts])[None]
 
 
 def test_an_iou_at_the_threshold_is_a_match_and_one_below_is_none():
-    """3/5 equals 0.6 to the last bit."""
+    """The IoUs are 3/3 and 2/4. The thresholds are 0.6 and 0.5, and the next larger floats."""
     for truth, predicted, at in ((strips(3, (2, 0)), strips(5), 0.6), (strips(4), strips(2, 2), 0.5)):
         metric = MatchingAccuracy(CARS, (at, np.nextafter(at, 1)))
         add(metric, truth, [0], predicted, [0] * predicted.max())
         hit, missed = metric.result().values()
-        if at == 0.6:  # the unlabelled pixels do not count in the union
+        if at == 0.6:  # the union leaves out unlabelled pixels
             assert counts_of(hit) == counts_of(missed) == [1, 0, 0]
         else:
             assert counts_of(hit) == [1, 1, 0] and counts_of(missed) == [0, 2, 1]
@@ -78,7 +78,7 @@ def test_things_match_their_own_class_and_stuff_is_left_out():
 
 
 def test_below_half_the_most_objects_are_matched():
-    """Each of two objects can match the first of three predictions; only one can match the second."""
+    """In `largest_matching`, rows 1 and 2 can both match column 5, but only row 1 can match column 7."""
     truth, predicted = strips(8, 12), strips((4, 1), (8, 2), (8, 3))
     metric = MatchingAccuracy(CARS, [0.3])  # IoUs: 4/8, 4/12, 4/16, 8/12
     add(metric, truth, [0, 0], predicted, [0, 0, 0])
@@ -89,7 +89,7 @@ def test_below_half_the_most_objects_are_matched():
 
 
 def test_of_the_largest_matchings_the_fewest_false_positives_count():
-    """Either half can match. One lies mostly on unlabelled pixels and is excused, so the other is matched."""
+    """Two predictions can match the object. The metric matches the one that is not mostly on unlabelled pixels."""
     truth, halves = strips((6, 0), (4, 1)), strips((8, 1), (2, 2))
     metric = MatchingAccuracy(CARS, [0.5])
     add(metric, truth, [0], halves, [0, 0])

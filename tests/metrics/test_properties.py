@@ -1,4 +1,4 @@
-"""On random photos, metrics equal the official tools or a definition, whatever the order and the shards."""
+"""On random photos, metrics equal the official tools' scores. The order of photos and the shards change no score."""
 
 import contextlib
 import copy
@@ -24,14 +24,14 @@ from axial.metrics.mean_iou import MeanIoU
 from axial.metrics.panoptic_quality import PanopticQuality, Segments
 
 SPEC = DatasetSpec("test", ("car", "dog", "sky", "road"), (3, 7, 20, 41), (True, True, False, False))
-RUNS = settings(max_examples=60, deadline=None, derandomize=True)  # derandomized, so that each run tests the same
+RUNS = settings(max_examples=60, deadline=None, derandomize=True)  # derandomized: each run tests the same examples
 LONG = [60, pytest.param(3000, marks=pytest.mark.slow)]
 
 # === Random photos ===
 
 
 class Photo(typing.NamedTuple):
-    """Ground truth and prediction of a photo: maps (0 unlabelled, i + 1 for segment i) and classes of the segments."""
+    """Ground truth and prediction: maps of segments (0 is unlabelled, i + 1 is segment i) and the segments' classes."""
 
     truth: np.ndarray
     classes: list
@@ -43,7 +43,7 @@ class Photo(typing.NamedTuple):
 
 @st.composite
 def painted(draw, canvas, first):
-    """The map with up to six rectangles painted on it, numbered from `first`. Some have one pixel."""
+    """A copy of the map with up to six random rectangles painted on it, whose labels are `first`, `first` + 1, ..."""
     canvas = canvas.copy()
     for number in range(first, first + draw(st.integers(0, 6))):
         (top, bottom), (left, right) = (sorted(draw(st.tuples(*[st.integers(0, s - 1)] * 2))) for s in canvas.shape)
@@ -52,7 +52,7 @@ def painted(draw, canvas, first):
 
 
 def numbered(canvas):
-    """The map with labels renumbered from 1 without gaps, and the old label of each. 0 stays 0."""
+    """Renumbers the labels of a map from 1 without gaps; 0 stays 0. Returns (new map, old labels from label 1 on)."""
     old, new = np.unique(np.append(0, canvas), return_inverse=True)
     return new[1:].reshape(canvas.shape), old[1:]
 
@@ -63,7 +63,7 @@ def several(values, count):
 
 @st.composite
 def photos(draw):
-    """Photos of 1 to 40 pixels a side, with crowds and void, some without segments. Predictions are partly right."""
+    """Photos with sides of 1 to 40 pixels, crowds and void. Predictions are partly right. Some have no segments."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     kinds = st.integers(0, SPEC.num_classes - 1)
@@ -78,12 +78,12 @@ def photos(draw):
 
 @st.composite
 def semantic_maps(draw):
-    """(ground truth, prediction), int [h, w] each: class indices of Cityscapes, with void pixels."""
+    """(ground truth, prediction): two int arrays [h, w] of Cityscapes' class indices, with void pixels."""
     size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     truth, labels = numbered(draw(painted(np.zeros(size, int), 1)))
     predicted = draw(painted(draw(st.sampled_from([truth, np.zeros_like(truth)])), len(labels) + 1))
     kinds = st.one_of(st.just(CITYSCAPES.ignore), st.integers(0, CITYSCAPES.num_classes - 1))
-    class_of = np.array(draw(several(kinds, 13)))  # up to six labels each, and 0
+    class_of = np.array(draw(several(kinds, 13)))  # label 0 and up to six labels of each map
     return class_of[truth], class_of[predicted]
 
 
@@ -123,14 +123,14 @@ def mean_iou(pairs):
 
 
 def official_counts(folder, samples):
-    """[iou, tp, fp, fn] of each class, and mean qualities, by cityscapesscripts from PNGs, with panopticapi's rule."""
+    """cityscapesscripts' (array of rows [iou, tp, fp, fn] per class, dict of mean PQ, SQ, RQ per group of classes)."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     pairs = []
     for number, photo in enumerate(samples):
         sides = (photo.truth, photo.classes, photo.crowd), (photo.predicted, photo.predicted_classes, None)
         entries = []
         for name, (segments, classes, crowd) in zip(("truth", "predicted"), sides):
-            ids = np.arange(len(classes) + 1) * 70001  # beyond 16 bits
+            ids = np.arange(len(classes) + 1) * 70001  # ids of more than 16 bits
             Image.fromarray(colors_of(ids[segments])).save(folder / f"{name}{number}.png")
             rows = [
                 {
@@ -149,13 +149,13 @@ def official_counts(folder, samples):
     counts = [[getattr(stat[i], name) for name in ("iou", "tp", "fp", "fn")] for i in SPEC.category_ids]
     means = {}
     for name, things in (("all", None), ("things", True), ("stuff", False)):
-        with contextlib.suppress(ZeroDivisionError):  # it divides by the number of classes, which may be 0
+        with contextlib.suppress(ZeroDivisionError):  # divides by the number of classes, maybe 0
             means[name] = stat.pq_average(categories, things)[0]
     return np.array(counts, float), means
 
 
 def annotations_of(segments, classes, number):
-    """COCO's annotations for the things of a map: yields (segment index, entry)."""
+    """Yields (segment index, COCO annotation) for each thing of a map of segments."""
     for i, category in enumerate(classes):
         if SPEC.things[category]:
             mask = np.asfortranarray(segments == i + 1, np.uint8)
@@ -165,7 +165,7 @@ def annotations_of(segments, classes, number):
 
 
 def official_ap(path, samples):
-    """pycocotools' six APs, with the ground truth from a JSON file and the results from a list."""
+    """pycocotools' six mask APs as a list. NaN stands for its value -1. `path` is the JSON file to write."""
     truth, predicted = [], []
     for number, photo in enumerate(samples):
         for i, entry in annotations_of(photo.truth, photo.classes, number):
@@ -192,12 +192,12 @@ def official_ap(path, samples):
 
 
 def official_iou(folder, pairs):
-    """(mean, IoU of each class or NaN) by cityscapesscripts from PNGs."""
+    """cityscapesscripts' (mean IoU, list of each class's IoU, NaN for absent classes). Writes PNGs to the folder."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPixelLevelSemanticLabeling")
     args = copy.copy(official.args)
     args.evalInstLevelScore = False
     confusion = official.generateMatrix(args)
-    ids = np.zeros(CITYSCAPES.ignore + 1, np.uint8)  # 0 is Cityscapes' unlabelled
+    ids = np.zeros(CITYSCAPES.ignore + 1, np.uint8)  # id 0 means unlabelled
     ids[: CITYSCAPES.num_classes] = CITYSCAPES.category_ids
     for pair in pairs:
         paths = [str(folder / name) for name in ("truth.png", "predicted.png")]
@@ -208,7 +208,7 @@ def official_iou(folder, pairs):
     return official.getScoreAverage(scores, args), [scores[i] for i in CITYSCAPES.category_ids]
 
 
-# === The same numbers ===
+# === Equality with the official tools ===
 
 
 @pytest.mark.parametrize("examples", LONG)
@@ -227,13 +227,13 @@ def test_pq_is_the_official_tools(tmp_path, examples):
         for group in ("all", "things", "stuff"):
             theirs = means.get(group, {"pq": 0, "sq": 0, "rq": 0, "n": 0})
             for name in ("pq", "sq", "rq"):
-                mean = theirs[name] if theirs["n"] else np.nan  # the tool has 0 for no class
+                mean = theirs[name] if theirs["n"] else np.nan  # without classes, the tool gives 0
                 np.testing.assert_allclose(result[group][name], mean, rtol=1e-12)
             assert result[group]["classes"] == theirs["n"]
         outcomes[:] += expected.sum(0)
 
     check()
-    assert outcomes.min() > 20  # every kind of outcome occurred
+    assert outcomes.min() > 20  # tp, fp and fn all occurred
 
 
 @pytest.mark.parametrize("examples", LONG)
@@ -269,14 +269,14 @@ def test_miou_is_cityscapesscripts(tmp_path, examples):
     assert np.isnan(values).any() and np.sum((np.array(values) > 0) & (np.array(values) < 1)) > 5
 
 
-# === What changes nothing ===
+# === Order and shards ===
 
 
 @RUNS
 @given(SETS, st.data())
 def test_order_and_shards_of_photos_change_nothing(samples, data):
-    """Equal to the last bit. Shards travel as JSON. Photos keep their numbers, which rank equal scores in AP."""
-    samples = 3 * samples  # enough matches for a rounded sum to depend on their order
+    """The scores are bit-identical. Shards are merged from JSON. AP ranks equal scores by the photos' numbers."""
+    samples = 3 * samples  # enough matches that a sum with rounding depends on their order
     order = data.draw(st.permutations(list(enumerate(samples))))
     shards = data.draw(several(st.integers(0, 2), len(order)))
     for kind in (PanopticQuality, InstanceAP, MATCHING):
@@ -287,7 +287,7 @@ def test_order_and_shards_of_photos_change_nothing(samples, data):
 
 
 def parts(items, shards):
-    """Items of each of three shards, which may be empty."""
+    """Splits the items into three lists, by their shard numbers. A list may be empty."""
     return [[item for item, shard in zip(items, shards) if shard == number] for number in range(3)]
 
 

@@ -1,4 +1,4 @@
-"""Faster and Mask R-CNN: sampling, gradients, frozen stages, folding, and independence of padding and neighbours."""
+"""Faster and Mask R-CNN: sampling, gradients, frozen stages, folding, padding, and batches."""
 
 import types
 
@@ -17,24 +17,24 @@ from tests import oracles
 from tests.conftest import relative_error
 
 CLASSES, SIDES = 5, (64, 128)
-SEED = 4  # another seed may sample a box beyond its mask, whose mask target is between 0 and 1 at the edge
+SEED = 4  # with other seeds a sampled box may exceed its mask, so that mask targets are between 0 and 1
 SMALL = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
 DETECTORS = [name for name in VARIANTS if find_variant(name).task == "detection"]
 REDUCED = dict(SMALL, repeats=(1, 1, 1, 1), width=0.25, heads=2, pyramid_width=32, head_width=64)
 
 
 def make(name, norm=BatchNormConfig(), **changes):
-    """A built detector for images of `SIDES`, small enough for a CPU."""
+    """A detector with few channels, built for images of `SIDES` pixels."""
     model = build_model(name, CLASSES, norm, **(SMALL if "nano" in name else REDUCED) | changes)
     model(tf.zeros([1, *SIDES, 3]))
     return model
 
 
 def trained_like(name, **changes):
-    """A detector with seeded weights, whose scores differ and exceed the threshold, so that it detects objects."""
+    """A detector with seeded random weights. It detects objects, because scores differ and exceed the threshold."""
     keras.utils.set_random_seed(SEED)
     model = make(name, **changes)
-    bias = model.box_head.classes.weights[1]  # so that no classes tie
+    bias = model.box_head.classes.weights[1]  # without ties between classes
     bias.assign(np.linspace(0, 1.5, CLASSES + 1))
     for weight in model.backbone.weights:
         if weight.name.endswith("gamma:0"):
@@ -43,7 +43,7 @@ def trained_like(name, **changes):
 
 
 def images(count=2, seed=0):
-    """Uniform noise [count, 64, 128, 3] from -1 to 1."""
+    """Images of uniform noise from -1 to 1, float32 [count, 64, 128, 3]."""
     return tf.random.stateless_uniform([count, *SIDES, 3], [seed, 0], -1, 1)
 
 
@@ -55,7 +55,7 @@ TRUTH = {
 
 
 def step(model, **more):
-    """(training outputs, gradients of their mean squares) on two images with the objects of `TRUTH`."""
+    """Runs a training step on two images with the objects of `TRUTH`. Returns (outputs, gradients of a loss)."""
     with seeded(0, tf.constant(0, tf.int64), 0), tf.GradientTape() as tape:
         outputs = model(images(), truth=TRUTH, training=True, **more)
         values = [x for x in tf.nest.flatten(outputs) if x.dtype.is_floating]
@@ -69,7 +69,7 @@ SOME = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) fo
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_weight_learns_and_the_draw_repeats(name):
-    """Two 64x128 images with three objects: every weight gets a gradient, and a second run samples the same boxes."""
+    """Every weight gets a gradient. A second run with the same seed samples the same boxes."""
     model = trained_like(name)
     run = tf.function(lambda: step(model), autograph=False)
     outputs, gradients = run()
@@ -89,9 +89,9 @@ OBJECTS = np.array([[4, 8, 40, 60], [10, 70, 60, 120], [14, 70, 60, 120]])
 
 @pytest.mark.parametrize("objects,sampled", [(3, 8), (3, 24), (0, 8)])
 def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
-    """24 proposals, two of them without an area, and 3 or 0 objects, against an oracle of mmdetection's rule.
+    """The sampled boxes follow an oracle of mmdetection's rule. Two of the 24 proposals have no area.
 
-    At most a quarter of the sampled boxes are objects, no box is sampled twice, and unused rows have class -1.
+    At most a quarter of the sampled boxes are objects. No box is sampled twice. Unused rows have class -1.
     """
     true = np.full([4, 4], -1.0, np.float32)
     true[:objects] = OBJECTS[:objects]
@@ -117,7 +117,7 @@ def test_boxes_are_sampled_as_in_the_studys_code(objects, sampled):
 
 
 def test_targets_are_codes_of_the_true_boxes():
-    """Against an oracle, with the weights 10 and 5, the inverses of mmdetection's deviations. Background has zeros."""
+    """Targets equal the oracle's box codes times 10 and 5, the inverses of mmdetection's stds. Background has zeros."""
     model = trained_like("faster_rcnn_resnet_nano")
     calls, sample = [], model._sample
     model._sample = lambda *x: calls.append(sample(*x)) or calls[0]
@@ -131,7 +131,7 @@ def test_targets_are_codes_of_the_true_boxes():
 
 
 def test_an_object_without_a_mask_is_learned_without_one():
-    """The box head samples its box as before, and the mask head never does."""
+    """The box head samples boxes of an object without a mask as usual. The mask head samples none of them."""
     model = trained_like("mask_rcnn_resnet_nano")
     has_mask = tf.constant([[True, False], [True, True]])[..., None, None]
     truth = {**TRUTH, "masks": tf.where(has_mask, TRUTH["masks"], -1.0)}
@@ -149,7 +149,7 @@ def test_an_object_without_a_mask_is_learned_without_one():
 
 @pytest.mark.parametrize("name", SOME)
 def test_folded_and_in_a_graph_it_is_the_same(name):
-    """The folded model in a `tf.function` detects the same as the model with batch norms, up to 1e-3."""
+    """The folded model in a `tf.function` has the same detections as the model with batch norms, up to 1e-3."""
     model = trained_like(name)
     model(images(), training=True)  # sets the moving statistics
     twin = fold(types.SimpleNamespace(build_model=lambda folded: make(name, None)), model)
@@ -161,7 +161,7 @@ def test_folded_and_in_a_graph_it_is_the_same(name):
 
 
 def test_neighbours_and_padding_change_nothing():
-    """A 50x100 photo and a 64x128 one, each on a 64x128 canvas, give the same detections in one batch and alone."""
+    """Photos of 50x100 and 64x128 pixels on canvases of 64x128 have the same detections in a batch as alone."""
     model = trained_like("faster_rcnn_resnet_nano")
     size = tf.constant([[50, 100], [64, 128]])
     mask = tf.sequence_mask([50, 64], 64)[:, :, None, None] & tf.sequence_mask([100, 128], 128)[:, None, :, None]
@@ -179,7 +179,7 @@ def test_neighbours_and_padding_change_nothing():
 
 
 def test_both_forms_of_suppression_agree(monkeypatch):
-    """The CPU's op and the loop of other devices keep the same boxes, scores and classes."""
+    """The op for CPUs and the loop for other devices give the same boxes, scores and classes."""
     model = trained_like("mask_rcnn_resnet_nano")
     expected = model(images())
     monkeypatch.setattr(device, "on_cpu", lambda: False)
@@ -192,7 +192,7 @@ def test_both_forms_of_suppression_agree(monkeypatch):
 
 
 def test_statistics_of_frozen_stages_stay_and_those_of_the_others_move():
-    """With one frozen stage, a training step leaves the stem and the first stage bit for bit."""
+    """With one frozen stage, a training step changes no weight and no statistic of the stem and the first stage."""
     model = make("faster_rcnn_resnet_nano", BatchNormConfig(momentum=0.5), frozen_stages=1)
     frozen = [w for layer in (model.backbone.stem, *model.backbone.stages[0]) for w in layer.weights]
     assert not {id(w) for w in frozen} & {id(w) for w in model.trainable_weights}

@@ -1,4 +1,4 @@
-"""Models in a user's own tf_keras program: saving and loading, `fit`, frozen backbones, unknown sizes."""
+"""Models work in a user's tf_keras program: saving and loading, `fit`, frozen backbones, unknown sizes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.layers.test_layers_in_keras import LAYERS, model_of
 
 ONE_EACH = dict(repeats=(1, 1, 1, 1), width=0.25, heads=4)
 SIZES = (33, 33), (49, 65)
-# A model of each head and each backbone, with changed arguments.
+# dict from model names to changed arguments. Every kind of head and of backbone occurs.
 MODELS = {
     "resnet_nano": dict(repeats=(1, 0, 0, 0)),
     "axial_resnet_nano": {},
@@ -31,12 +31,12 @@ LEARNING = [name for name in MODELS if name not in ("resnet_nano", "faster_rcnn_
 
 
 def built(name):
-    """(model built for the first of `SIZES`, with random weights; random inputs of each of `SIZES`)."""
+    """(model with random weights, built for the first of `SIZES`; list of random inputs, one for each of `SIZES`)."""
     model = build_model(name, 5, **MODELS[name])
     examples = [keras_programs.draw(VARIANTS[name].model.signature(size, batch=2)) for size in SIZES]
     model(examples[0])
     randomize(model)
-    for weight in model.weights:  # keeps outputs from saturating
+    for weight in model.weights:  # smaller weights, so that outputs do not saturate
         if weight.shape.rank > 1:
             weight.assign(weight * min(1, weight.shape.num_elements() ** -0.25))
     return model, examples
@@ -47,7 +47,7 @@ EVERY = [(name, kind) for name in (*MODELS, *LAYERS) for kind in keras_programs.
 
 
 def saved(name):
-    """(module, list of inputs) for the name of a model or of a layer."""
+    """(model, list of inputs) for the name of a model or a layer."""
     if name in MODELS:
         return built(name)
     model, x = model_of(name)
@@ -57,12 +57,12 @@ def saved(name):
 
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["few", "every"])
 def test_saved_and_loaded_in_a_fresh_process(cases, tmp_path):
-    """The loaded model has every weight, and takes inputs of other sizes than before."""
+    """The loaded model has the saved weights and outputs. It also takes inputs of another size."""
     assert keras_programs.faults_in_a_fresh_process(tmp_path, cases, saved) == dict.fromkeys(cases, "")
 
 
 def functional(name):
-    """(functional model without dropout, batch of 4 random inputs). The loss is the mean square of the outputs."""
+    """(functional model without dropout, random inputs of batch size 4). The loss sums the outputs' mean squares."""
     variant = VARIANTS[name]
     changes = {**MODELS[name], **{argument: 0.0 for argument in variant.parameters() if "dropout" in argument}}
     specs = variant.model.signature(SIZES[0], batch=4)
@@ -81,7 +81,7 @@ def train(model, x):
 
 @pytest.mark.parametrize("name", ["resnet_nano", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNING)])
 def test_trains_on_two_replicas_as_on_one(name):
-    """A step of `fit` with batch 4 moves most weights, and has the same loss on two replicas, up to 1e-3."""
+    """A step of `fit` changes most weights. Its loss is the same on two replicas as on one, up to 1e-3."""
     model, x = functional(name)
     before = model.get_weights()
     loss = train(model, x)
@@ -94,7 +94,7 @@ def test_trains_on_two_replicas_as_on_one(name):
 
 
 def test_unknown_sizes():
-    """A convolutional classifier takes [None, None, 3] and computes the same. Other models refuse it in one line."""
+    """A convolutional classifier takes [None, None, 3] and has the same output. Other models raise a one-line error."""
     photo = keras.Input([None, None, 3])
     model, examples = built("resnet_nano")
     free = keras.Model(photo, model(photo))
@@ -108,7 +108,7 @@ def test_unknown_sizes():
 
 
 def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
-    """`fit` moves no weight of the backbone. The .keras file restores all weights and the optimizer's state."""
+    """`fit` changes no weight of the frozen backbone. The .keras file restores all weights and the optimizer state."""
     photo = keras.Input([33, 33, 3])
     backbone = Features(build_model("resnet_nano", 5).backbone)
     backbone.trainable = False
@@ -129,7 +129,7 @@ def test_a_classifier_on_a_frozen_backbone_comes_back(tmp_path):
 
 
 def test_a_file_of_an_earlier_version_names_the_function_that_made_a_backbone():
-    """A config with 'maker' still gives a `ConvResNet` with the same config."""
+    """An older config, which has 'maker', still gives a `ConvResNet` with the same config."""
     config = ConvResNet(ConvResNetOptions(width=0.25, repeats=(1, 1, 1, 1))).get_config()
     assert config["repeats"] == [1, 1, 1, 1] and config["norm"]["config"]["momentum"] == 0.99
     old = ResNet.from_config({**config, "maker": "axial.models.resnet.resnet"})

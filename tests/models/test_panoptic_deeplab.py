@@ -1,4 +1,4 @@
-"""Panoptic-DeepLab against golden outputs of DeepLab2, and its ASPP."""
+"""Panoptic-DeepLab, compared with golden outputs of DeepLab2, and dropout of its ASPP."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3
 
 
 def golden_weight(name, shape):
-    """A weight of the golden files, which a rule makes from its name and shape."""
+    """A weight of the golden files. Its random values depend only on its name and shape."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith("gamma"):
         x = rng.uniform(0.8, 1.2, shape)
@@ -38,12 +38,12 @@ def golden_weight(name, shape):
 
 
 def golden_network(arrays, meta, images):
-    """The network of a golden file, with its weights."""
+    """The network of a golden file with the file's weights."""
     num_classes, norm = arrays["head/semantic_logits"].shape[-1], BatchNormConfig(epsilon=meta["bn_eps"])
     options = dict(width=meta["width"], output_stride=meta["output_stride"], heads=meta["num_heads"], span=None)
-    options |= dict(pool=False, projection=256, inner_norm=True)  # a stride in the first stage replaces the max-pool
+    options |= dict(pool=False, projection=256, inner_norm=True)  # the first stage has a stride instead of a max-pool
     model = build_model("axial_deeplab_l", num_classes, norm, **options)
-    model(images)  # makes the weights
+    model(images)  # creates the weights
     values = {n: golden_weight(n, shape) for n, shape in json.loads(str(arrays["weights"]))}
     assign_weights(model, deeplab2_weights(values))
     return model
@@ -69,7 +69,7 @@ def test_golden_network(name):
 
 
 def test_aspp_drops_out_in_training_alone():
-    """A constant output of 1 becomes 0 or 2 at rate 0.5 in training. Inference repeats; rate 1 is refused."""
+    """In training, dropout of rate 0.5 changes a constant 1 to 0 or 2. Inference has no dropout. Rate 1 is refused."""
     layer = ASPP(8, BatchNormConfig(), dropout=0.5)
     x = tf.random.stateless_normal([2, 5, 5, 4], [0, 0])
     np.testing.assert_array_equal(layer(x), layer(x))

@@ -1,4 +1,4 @@
-"""One harness for all registered models of photos, and what the registry refuses."""
+"""Tests that all registered models of photos must pass, and errors of the registry."""
 
 import types
 
@@ -23,12 +23,12 @@ from tests.conftest import ROOT, free_graphs, relative_error
 
 CLASSES = 19
 TOLERANCE = 1e-5
-# Millions of parameters, from an analytic count that matches the published tables.
+# Millions of parameters, from an analytic count that agrees with the published tables.
 PARAMETERS = {
     "resnet_50": 25.557,
     "attention_resnet_no_bn": 18.019,
     "ps_attention_resnet_w100": 18.032,
-    "axial_resnet_26_s": 5.914,  # csrhddlam has 5.945 with the attention's norms, which the paper does not count
+    "axial_resnet_26_s": 5.914,  # csrhddlam: 5.945 with the norms in attention, which the paper leaves out
     "axial_resnet_s": 12.430,
     "full_axial_resnet_l": 45.797,
     "panoptic_deeplab_ps_attention": 17.277,
@@ -36,7 +36,7 @@ PARAMETERS = {
     "axial_deeplab_l": 44.890,
     "axial_deeplab_xl": 173.044,
 }
-# A network of each kind with one block in each stage.
+# A reduced network of each kind, with one block in each stage: dict from names to changed arguments.
 ONE_EACH = dict(repeats=(1, 1, 1, 1))
 REDUCED = {
     "full_axial_resnet_s": ONE_EACH,
@@ -48,13 +48,13 @@ REDUCED = {
     "dilated_resnet_50_0010_deformable": dict(ONE_EACH, width=0.25, heads=2),
     "ccnet_resnet_50_dynamic": dict(ONE_EACH, width=0.25, heads=2, context=32, window=3),
 }
-# `test_faster_rcnn` and `test_transformer` have the harnesses of detectors and translators.
+# Tasks whose models are tested here. `test_faster_rcnn` and `test_transformer` test detectors and translators.
 TASKS = "classification", "panoptic", "segmentation"
 HARNESS = [*REDUCED.items(), *((name, {}) for name in VARIANTS if find_variant(name).task in TASKS)]
 
 
 def test_counts():
-    """experiments/models.csv has the published numbers of parameters. `test_model_counts` checks the file."""
+    """experiments/models.csv has these numbers of parameters. `test_model_counts` compares the file with the models."""
     rows = {row.model: row for row in read_models(str(ROOT / "experiments" / "models.csv"))}
     assert {name: round(rows[name].parameters / 1e6, 3) for name in PARAMETERS} == PARAMETERS
 
@@ -67,9 +67,9 @@ QUICK_STARTS = ("axial_deeplab_nano", "faster_rcnn_attended_nano_0010")
     "name", [n if n in QUICK_STARTS else pytest.param(n, marks=pytest.mark.slow) for n in STARTING]
 )
 def test_every_model_of_photos_starts_from_a_plain_classifier(name):
-    """The classifier's backbone has the model's paths and shapes, without modules that start as the identity."""
+    """The backbones have weights of equal paths and shapes, except the model's modules that start as the identity."""
     plain, arguments = plain_classifier(name)
-    with tf.Graph().as_default():  # no weight takes memory
+    with tf.Graph().as_default():  # a graph allocates no weights
         backbones = [build_model(n, CLASSES, **changes).backbone for n, changes in ((plain, arguments), (name, {}))]
         for backbone in backbones:
             tf.autograph.experimental.do_not_convert(backbone)(tf.zeros([1, 65, 65, 3]))
@@ -90,24 +90,24 @@ def test_every_model_of_photos_starts_from_a_plain_classifier(name):
 )
 def test_harness(name, changes, tmp_path):
     check(name, changes, tmp_path)
-    free_graphs()  # before the next model
+    free_graphs()  # frees memory before the next model
 
 
 def check(name, changes, folder):
     """Checks a model on two random images of 64 or 65 pixels.
 
-    Outputs are finite and have the expected shapes, every weight has a gradient, a step changes the outputs, eager,
-    graph and export agree up to 1e-5, and outputs in mixed bfloat16 are float32.
+    Outputs are finite and have the expected shapes. Every weight has a gradient, and a step changes the outputs. Eager
+    execution, graph and export agree up to 1e-5. Outputs in mixed bfloat16 are float32.
     """
     keras.mixed_precision.set_global_policy("float32")
     size = 64 if find_variant(name).classes == 1000 else 65
     images = tf.random.uniform([2, size, size, 3], -1, 1, seed=0)
-    # With this momentum one training step gives statistics for inference, whose variances are not so small that they
-    # magnify rounding.
+    # With momentum 0.5, one training step is enough to set the moving statistics. No variance becomes so small that it
+    # magnifies rounding errors.
     model = build_model(name, CLASSES, BatchNormConfig(momentum=0.5), **changes)
     model(images)
-    # Residual branches start with scale 0, which stops the gradients of their layers. With scale 1 a deep stack
-    # magnifies rounding.
+    # The scale of residual branches is initialised to 0, which stops the gradients of their layers. With a scale of 1,
+    # a deep network magnifies rounding errors.
     for weight in model.weights:
         if weight.name.endswith(("expand/norm/gamma:0", "conv3/pointwise/norm/gamma:0", "attended/gamma:0")):
             weight.assign(tf.fill(weight.shape, 0.1))
@@ -132,7 +132,7 @@ def check(name, changes, folder):
 
 
 def output_shapes(name):
-    """dict from maps to shapes [h, w, C] that a model returns for images of 64 or 65 pixels."""
+    """dict from the name of each output to its shape without the batch axis, for images of 64 or 65 pixels."""
     if find_variant(name).classes == 1000:
         return {LOGITS: (CLASSES,)}
     if find_variant(name).task == "segmentation":
@@ -147,7 +147,7 @@ def check_gradients(model, gradients):
         assert gradient is not None, weight.name
         gradient = tf.convert_to_tensor(gradient).numpy()
         assert np.isfinite(gradient).all(), weight.name
-        # The width layer's batch norm removes the offset of a height layer.
+        # The width layer's batch norm removes this offset of the height layer, so its gradient is 0.
         if not ("height/" in weight.name and weight.name.endswith("output_norm/beta:0")):
             assert np.abs(gradient).max() > 0, weight.name
 
@@ -159,7 +159,7 @@ def check_equal(actual, expected):
 
 
 def exported(name, changes, model, size, folder):
-    """The folded model, saved as a SavedModel and loaded again."""
+    """Folds a model, saves it as a SavedModel, and returns the loaded SavedModel."""
 
     def build(folded):
         twin = build_model(name, CLASSES, None if folded else BatchNormConfig(), **changes)
@@ -206,13 +206,13 @@ def _loss_and_gradients(model, images):
     ],
 )
 def test_what_cannot_be_built_says_so(name, changes, words):
-    """An unknown name or a bad argument raises InputError, whose message says what is wrong."""
+    """An unknown name or an invalid argument raises InputError, whose message says what is wrong."""
     with pytest.raises(InputError, match=words):
         build_model(name, CLASSES, **changes)
 
 
 def test_an_image_below_the_output_stride_says_the_least_size():
-    """15x64 pixels at output stride 16 are refused."""
+    """An image of 15x64 pixels is refused at output stride 16."""
     with pytest.raises(InputError, match="height 15: 'axial_deeplab_nano' has output stride 16"):
         trace("axial_deeplab_nano", CLASSES, 15, 64)
 
@@ -220,7 +220,7 @@ def test_an_image_below_the_output_stride_says_the_least_size():
 def test_an_axis_up_to_the_span_is_seen_whole_by_a_binding():
     """On maps of 17x17 with span 17, a query sees 8 keys on each side, or 16 with `whole_up_to_span`.
 
-    The config's arguments record it, and a model without attention refuses it.
+    The config records the option in `arguments`. A model without attention refuses the option.
     """
     configs = [ModelConfig("axial_deeplab_nano", whole_up_to_span=choice) for choice in (False, True)]
     models = [config.build(CLASSES, (65, 65), changes={**ONE_EACH, "span": 17}) for config in configs]
@@ -236,7 +236,7 @@ def attention_layers(model):
 
 
 def test_stochastic_depth():
-    """Rate 0.25 on 4000 images of ones gives 0 or 4/3 for a whole image, with mean 1. Rates rise linearly to 0.5."""
+    """At rate 0.25 an image of ones becomes all 0 or all 4/3, with mean 1. Over the blocks, rates rise linearly."""
     x = tf.ones([4000, 1, 1, 3])
     y = (x * drop_images(x, 0.25)).numpy()
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and (y[..., :1] == y).all()
@@ -251,14 +251,14 @@ def test_stochastic_depth():
 
 @pytest.mark.parametrize("stride,strides,rates", [(16, [1, 1, 1], [1, 2, 2]), (32, [2, 1, 1], [1, 1, 1])])
 def test_the_last_stage_of_a_resnet_is_atrous(stride, strides, rates):
-    """Strides and dilations of the last stage's 3x3 convolutions."""
+    """At output stride 16, dilation replaces the stride in the 3x3 convolutions of the last stage."""
     convs = [block.middle.conv for block in ConvResNet(ConvResNetOptions(stride, width=0.25)).stages[3]]
     assert [conv.strides[0] for conv in convs] == strides and [conv.dilation_rate[0] for conv in convs] == rates
 
 
-@pytest.mark.filterwarnings("ignore:a photo of")  # a `table_photo` of the wrong type may be small
+@pytest.mark.filterwarnings("ignore:a photo of")  # with an invalid `table_photo`, position tables may be small
 def test_arguments_of_a_wrong_type_are_one_line():
-    """Each argument as 'x' and as [1, 'a']: the model builds, or refuses the value in one line."""
+    """With the value 'x' or [1, 'a'] for an argument, the model is built or InputError has one line."""
     refused = 0
     for argument in find_variant("axial_resnet_nano").parameters():
         for value in ("x", [1, "a"]):
@@ -274,7 +274,7 @@ def test_arguments_of_a_wrong_type_are_one_line():
 
 
 def test_a_decoder_has_the_same_weights_at_output_stride_8():
-    """Names and shapes equal those at 16, the ASPP's rates double, and the logits of 65x65 pixels are 17x17."""
+    """Weights have the same names and shapes as at stride 16, and the ASPP's rates double. Logits keep stride 4."""
     shapes, rates = [], []
     for stride in (16, 8):
         model = build_model("attended_deeplab_nano", CLASSES, output_stride=stride, aspp=32)
@@ -285,9 +285,9 @@ def test_a_decoder_has_the_same_weights_at_output_stride_8():
     assert shapes[0] == shapes[1] and rates == [[6, 12, 18], [12, 24, 36]]
 
 
-@pytest.mark.slow  # 71 layers, twice
+@pytest.mark.slow  # builds two networks of 71 layers
 def test_a_network_that_is_trained_at_output_stride_16_can_be_used_at_8():
-    """Every second pixel of the maps at 8 equals the map at 16 of a 65x97 image, because dilation replaces strides."""
+    """Every second pixel of the maps at stride 8 equals the maps at stride 16, because dilation replaces strides."""
     coarse, fine = (Xception71(BackboneOptions(stride)) for stride in (16, 8))
     images = tf.random.stateless_uniform([1, 65, 97, 3], [0, 0], -1, 1)
     expected = coarse(images)

@@ -1,4 +1,4 @@
-"""The Transformer: searches with and without caches for every mechanism, padding, precision, gradients, positions."""
+"""The Transformer: search with and without caches for each mechanism, precision, gradients, and positions."""
 
 import functools
 
@@ -25,7 +25,7 @@ SOME = [name if name == "0010 and deformable" else pytest.param(name, marks=pyte
 
 
 def make(**arguments):
-    """A tiny model with random weights, large enough that translations have different lengths."""
+    """A tiny model. Its random weights are so large that translations have different lengths."""
     model = ModelConfig("transformer_nano", arguments={**TINY, **arguments}).build(PIECES, (4,))
     rng = np.random.default_rng(5)
     for weight in model.weights:
@@ -35,7 +35,7 @@ def make(**arguments):
 
 
 def sources(sizes):
-    """Random sentences of these sizes, padded to the longest: int32 [len(sizes), max(sizes)]."""
+    """Random sentences of the given numbers of tokens, padded with 0: int32 [len(sizes), max(sizes)]."""
     rng = np.random.default_rng(1)
     source = np.zeros([len(sizes), max(sizes)], np.int32)
     for row, size in zip(source, sizes):
@@ -44,7 +44,7 @@ def sources(sizes):
 
 
 def next_logs(model):
-    """Function of (source, tokens) -> float64 [PIECES], log probabilities of the next token, without a cache."""
+    """A function of (source, tokens). It returns the next token's log probabilities, float64 [PIECES]."""
 
     def run(source, tokens):
         target = np.zeros([1, len(tokens) + 1], np.int32)
@@ -61,7 +61,7 @@ def penalty(length, alpha):
 
 
 def greedy(logs, source, end):
-    """(tokens, score) of greedy search over lists."""
+    """(tokens, score) of a greedy search, written with lists. `logs` is from `next_logs`."""
     tokens, total = [], 0.0
     while len(tokens) < LONGEST and end not in tokens:
         row = logs(source, tuple(tokens))
@@ -71,7 +71,7 @@ def greedy(logs, source, end):
 
 
 def beam(logs, source, end, beams=3, alpha=0.6):
-    """(tokens, score) of beam search over lists, which stops when no unfinished sentence can win."""
+    """(tokens, score) of a beam search, written with lists. It stops when no unfinished sentence can win."""
     alive, finished = [((), 0.0)], []
     for size in range(1, LONGEST + 1):
         rows = {tokens: logs(source, tokens) for tokens, _ in alive}
@@ -87,14 +87,14 @@ def beam(logs, source, end, beams=3, alpha=0.6):
 
 @pytest.mark.parametrize("name", SOME)
 def test_searches_with_caches_are_those_without(name):
-    """Sentences of 2 and 5 tokens in one padded batch, in both orders.
+    """`translate` gives the tokens and scores of `beam` and `greedy`, which search single sentences without caches.
 
-    `translate` gives the tokens and scores of `beam` and `greedy`, which search one sentence at a time without caches.
+    The sentences have 2 and 5 tokens. They are in one padded batch, in both orders.
     """
     model, sizes = make(**MECHANISMS[name]), (2, 5)
     source, logs = sources(sizes), next_logs(model)
     alone = [tuple(row[:size].tolist()) for row, size in zip(source, sizes)]
-    end = greedy(logs, alone[0], None)[0][2]  # so that one translation ends early
+    end = greedy(logs, alone[0], None)[0][2]  # a token with which one translation ends early
 
     def searches(source):
         return [model.translate(source, LONGEST, end=end, beams=beams) for beams in (3, 1)]
@@ -110,7 +110,7 @@ def test_searches_with_caches_are_those_without(name):
 
 
 def test_the_head_is_float32_in_half_precision():
-    """Under mixed bfloat16 the logits [2, 5, 11] are float32, and equal a float64 product up to 1e-6."""
+    """Under mixed_bfloat16 the logits are float32 and equal a product in float64 up to 1e-6."""
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = make()
     source, inputs = tf.constant(sources((5, 5))), tf.random.stateless_normal([2, 6, model.backbone.channels], [0, 1])
@@ -120,7 +120,7 @@ def test_the_head_is_float32_in_half_precision():
 
 
 def test_every_weight_has_a_gradient():
-    """Sentences of 5 and 6 tokens as source and target: each gradient is finite."""
+    """For sentences of 5 and 6 tokens as source and target, each weight has a finite gradient."""
     model = ModelConfig("transformer_nano_deformable", arguments=TINY).build(PIECES, (4,))
     source = sources((5, 6))
     with tf.GradientTape() as tape:
@@ -130,7 +130,7 @@ def test_every_weight_has_a_gradient():
 
 
 def test_sinusoids_are_those_of_the_paper():
-    """9 positions, 6 channels: 3 sines, then 3 cosines."""
+    """For 6 channels, each of 9 positions has 3 sines and then 3 cosines."""
     actual = sinusoids(tf.range(9), 6).numpy()
     for row in range(9):
         for i in range(3):

@@ -22,14 +22,14 @@ from axial.training.split_run import SplitRun, merge
 from axial.training.train_step import TrainStep
 from axial.training.trainer import TrainingConfig, train
 
-# Relative tolerances of a compiled step: for losses, and for the update of a weight, relative to its largest element.
-# XLA sums in another order.
+# Relative tolerances of a train step compiled by XLA, which sums in another order: (for losses, for weight updates). A
+# weight update is compared relative to its largest element.
 TOLERANCES = 1e-5, 1e-3
 
 
 @contextlib.contextmanager
 def eagerly():
-    """Runs functions eagerly, except in tf.data: tracing a network takes longer than the few steps of these tests."""
+    """Runs tf.functions eagerly, except in tf.data. Tracing takes longer than the few steps of these tests."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
@@ -38,7 +38,7 @@ def eagerly():
 
 
 def input_pipeline_resumes(task, batch):
-    """A training stream that starts at step 2 gives the third batch of the whole stream. Returns the first batch."""
+    """Asserts that a training stream from step 2 on starts with the third batch of a whole stream. Returns batch 1."""
     whole = [_numpy(x) for x in task.train_dataset(batch, seed=1).take(3)]
     (third,) = (_numpy(x) for x in task.train_dataset(batch, seed=1, first_step=2).take(1))
     for name, value in whole[2].items():
@@ -48,11 +48,12 @@ def input_pipeline_resumes(task, batch):
 
 
 def run_resumes(task, batch, folder, **options):
-    """A run that is killed after its first step and resumed ends with the checkpoint of an uninterrupted run.
+    """Asserts that a run that resumes after step 1 ends with the same checkpoint as an uninterrupted run.
 
     Args:
-        task, batch: task and global batch size.
-        folder: empty folder, for both runs.
+        task: the task.
+        batch: global batch size.
+        folder: empty folder, to which both runs write.
         **options: arguments of `TrainingConfig`.
     """
     config = TrainingConfig(2, batch, eval_interval=0, checkpoint_interval=1, **options)
@@ -64,17 +65,17 @@ def run_resumes(task, batch, folder, **options):
     whole, resumed = (tf.train.load_checkpoint(str(folder / name / "ckpt-2")) for name in ("whole", "resumed"))
     names = [name for name in whole.get_variable_to_shape_map() if not name.startswith("_CHECKPOINTABLE")]
     assert len(names) > 3
-    for name in names:  # of weights, optimizer state and step
+    for name in names:  # weights, optimizer state and step
         np.testing.assert_array_equal(resumed.get_tensor(name), whole.get_tensor(name), err_msg=name)
 
 
 def moved_by_a_step(task, batch, wish, strategy=None, **options):
-    """(losses, weight updates), dicts by name, of one SGD step with a learning rate of 1: updates are gradients."""
+    """Makes one SGD step at learning rate 1. Returns (dict of losses, dict of weight updates, which are -gradients)."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         keras.utils.set_random_seed(0)
         model = task.build_model()
-        tf.random.set_seed(None)  # as in `train`
+        tf.random.set_seed(None)  # `train` does the same
         optimizer = NesterovMomentum(1.0, momentum=0.0).build(model.trainable_variables)
     before = [w.numpy() for w in model.weights]
     loop = TrainStep(task, model, optimizer, TrainingConfig(1, batch, seed=1, jit_compile=wish, **options), strategy)
@@ -86,7 +87,7 @@ def moved_by_a_step(task, batch, wish, strategy=None, **options):
 
 
 def numbered(shape):
-    """Replaces `random.uniform`: distinct float32 in [0, 1), equal in a compiled and a plain step.
+    """Replaces `random.uniform`. Returns float32 values in [0, 1) that are the same in a compiled and a plain step.
 
     TensorFlow's and XLA's generators give different numbers for the same key.
     """
@@ -95,7 +96,7 @@ def numbered(shape):
 
 
 def compiled_step_is_the_plain_one(task, batch, tolerances=TOLERANCES):
-    """A train step compiled by XLA, in its form for accelerators, has the losses and weight updates of a plain step."""
+    """Asserts that a train step has the same losses and weight updates with XLA as without. Uses accelerators' ops."""
     loss_rtol, weight_rtol = tolerances
     with device.portable(), unittest.mock.patch.object(random, "uniform", numbered):
         (losses, moved), (compiled_losses, compiled) = (moved_by_a_step(task, batch, wish) for wish in ("no", "yes"))
@@ -107,7 +108,7 @@ def compiled_step_is_the_plain_one(task, batch, tolerances=TOLERANCES):
 
 
 def compiled_predictions_are_the_plain_ones(task, model, count=2):
-    """Predictions compiled by XLA, in their form for accelerators, equal plain predictions."""
+    """Asserts that predictions with XLA equal predictions without. Both use the ops for accelerators."""
     results, examples = [], list(task.eval_dataset().take(count))
     for wish in ("no", "yes"):
         with device.portable():
@@ -122,7 +123,7 @@ def compiled_predictions_are_the_plain_ones(task, model, count=2):
 
 
 def losses_are_named(task, model, batch):
-    """The losses of a batch are finite scalars with the names in `loss_names`. The counts are scalars."""
+    """Asserts that the losses of a batch are finite scalars named as in `loss_names`, and that counts are scalars."""
     losses = task.by_shape(lambda batch: task.losses(model, batch), batch)
     assert set(losses) == set(task.loss_names) and task.loss_names[-1] == "total"
     for name, value in losses.items():
@@ -133,7 +134,7 @@ def losses_are_named(task, model, batch):
 
 
 def predictions_keep_the_order(task, model, count=3):
-    """Predictions come with their examples, in order. Returns the pairs (example, prediction)."""
+    """Asserts that predictions come in the order of the examples. Returns a list of (example, prediction)."""
     examples = list(task.eval_dataset().take(count))
     pairs = list(task.predictions(model)(iter(examples)))
     assert [example for example, _ in pairs] == examples
@@ -141,7 +142,10 @@ def predictions_keep_the_order(task, model, count=3):
 
 
 def scores_merge(task, pairs):
-    """Metrics of two shards, stored as JSON and merged, equal the metrics of all pairs. Returns (metrics, decoded)."""
+    """Asserts that two shards' metrics, merged from JSON, equal the metrics of all pairs.
+
+    Returns (metrics of all pairs, list of the decoded predictions).
+    """
     whole, decoded = task.evaluator.metrics(task.spec), []
     for example, prediction in pairs:
         decoded.append(whole.update(example, prediction))
@@ -162,7 +166,7 @@ def scores_merge(task, pairs):
 
 
 def tables_fit(task, result):
-    """Tables, headlines and lines of a result have the shapes that `Evaluator` documents."""
+    """Asserts that the tables, headline and lines of a result have the form that `Evaluator` documents."""
     evaluator = task.evaluator
     headline, columns = evaluator.headline(result), evaluator.columns(result)
     assert headline and headline.keys() <= columns.keys() | headline.keys()
@@ -178,7 +182,7 @@ def tables_fit(task, result):
 
 
 def results_are_read_back(task, pairs, folder):
-    """An evaluation in two shards writes the same files as a whole one. Decoded predictions can be read and drawn."""
+    """Asserts that two shards write the same files as one run, and that stored predictions can be read and drawn."""
 
     def examples(shard, skip):
         return iter([example for example, _ in pairs][shard[0] :: shard[1]][skip:])
@@ -206,7 +210,7 @@ def results_are_read_back(task, pairs, folder):
 
 
 def given_is_described(task, model, pair):
-    """The input of an example gets a prediction, whose `Description` has text, JSON and a picture."""
+    """Asserts that a prediction for an example's raw input has a `Description` with text, JSON and a picture."""
     example, _ = pair
     given = np.asarray(task.evaluator.given(example))[()]
     ((_, prediction),) = task.predictions(model)([task.example(tf.constant(given))])
@@ -216,7 +220,7 @@ def given_is_described(task, model, pair):
 
 
 def exports_predict(task, model, example, folder):
-    """An exported model, loaded from its folder alone, gives the predictions of the model."""
+    """Asserts that an exported model, loaded from its folder, gives the same predictions as the model."""
     given = np.asarray(task.evaluator.given(example))[()]
     given = given.decode() if isinstance(given, bytes) else given
     export(task, model, str(folder))
@@ -228,7 +232,7 @@ def exports_predict(task, model, example, folder):
         if name in NUMBERS:
             assert value < 1e-3, name
         elif name == QUALITY:
-            assert value > 0.95 or np.isnan(value)  # NaN: without any segment
+            assert value > 0.95 or np.isnan(value)  # NaN means no segment
         else:
             assert value > 0.95, name
 
@@ -238,6 +242,6 @@ def _numpy(batch):
 
 
 def _files(folder):
-    """dict from the paths of files below a folder to their contents, without the states of evaluations."""
+    """dict from relative paths of the files below a folder to their bytes. Leaves out hidden files."""
     paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -1,4 +1,4 @@
-"""All tasks of axial, and a user's toy task, pass the checks of `contract.py`. Commands accept the toy task."""
+"""All tasks of axial and a toy task, as a user writes it, pass `contract.py`. Commands accept the toy task."""
 
 import json
 import subprocess
@@ -22,8 +22,8 @@ from tests.conftest import ROOT, make_task
 from tests.tasks import contract
 from tests.tasks.toy_task import ToyTask
 
-BATCHES = {"translation": 96}  # global batch size in tokens; other tasks have two photos
-# Tolerances of compiled steps. For panoptic, the whole gradient differs by 3e-5 and single batch norms by 2e-3.
+BATCHES = {"translation": 96}  # global batch size in tokens. Other tasks have 2 photos
+# Tolerances of compiled steps. Panoptic's whole gradient differs by 3e-5, but gradients of some batch norms by 2e-3.
 LOOSER = {"panoptic": (1e-5, 3e-3)}
 
 
@@ -66,17 +66,17 @@ MAKERS = {make.__name__: make for make in (panoptic, segmentation, classificatio
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Registers the toy task."""
+    """Adds the toy task to the task registry."""
     monkeypatch.setattr(registry, "TASKS", [*registry.TASKS, ToyTask])
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def made_task(request, sample_dir, colours_dir, texts_dir):
-    """(task, global batch size, model)."""
+    """(task, global batch size, the task's model) for one of `MAKERS`."""
     keras.utils.set_random_seed(0)
     task = MAKERS[request.param](sample_dir=sample_dir, colours_dir=colours_dir, texts_dir=texts_dir)
     model = task.build_model()
-    tf.random.set_seed(None)  # as in `train`
+    tf.random.set_seed(None)  # `train` does the same
     return task, BATCHES.get(request.param, 2), model
 
 
@@ -92,7 +92,7 @@ def test_a_task_holds_to_its_contract(made_task, tmp_path):
     contract.results_are_read_back(task, pairs, tmp_path)
 
 
-# Only batches of translation have several shapes.
+# All tasks but translation are slow tests. Only translation's batches differ in shape.
 @pytest.mark.parametrize(
     "name", [name if name == "translation" else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
 )
@@ -104,7 +104,7 @@ def test_a_killed_run_resumes(name, sample_dir, colours_dir, texts_dir, tmp_path
 
 @pytest.mark.parametrize(
     "made_task",
-    # The commands' tests export a detector, and a slow test the toy.
+    # Two are slow: the commands' tests export a detector too, and the last test of this file exports the toy.
     [pytest.param(name, marks=[pytest.mark.slow] * (name in ("detection", "toy"))) for name in MAKERS],
     indirect=True,
 )
@@ -115,7 +115,7 @@ def test_an_export_holds_to_it_too(made_task, registered, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    # The others take up to a minute each.
+    # Tasks other than classification take up to a minute each.
     [pytest.param(n, marks=[] if n == "classification" else pytest.mark.slow) for n in MAKERS if n != "toy"],
 )
 def test_a_compiled_step_is_the_plain_one(name, sample_dir, colours_dir, texts_dir):
@@ -170,9 +170,9 @@ for command, *flags in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.slow  # a minute
+@pytest.mark.slow  # takes a minute
 def test_commands_take_a_users_task(colours_dir, tmp_path):
-    """After a one-line registration, axial's commands train, export and predict, and check the data."""
+    """When one line has registered the toy task, axial's commands train, export and predict, and check the data."""
     recipe, run, export = (tmp_path / name for name in ("toy.gin", "run", "export"))
     recipe.write_text(RECIPE)
     photo = next((ROOT / "axial" / "data" / "sample" / "val2017").glob("*.jpg"))

@@ -1,4 +1,4 @@
-"""Batch sizes of the distributed predictor."""
+"""Batch sizes for which the distributed predictor traces the network."""
 
 import types
 
@@ -15,7 +15,7 @@ from axial.tasks.translation.task import TranslationTask
 
 @pytest.fixture
 def classifier():
-    """(predictions of a network, list of the batch sizes that it was traced with)."""
+    """(predictor of a network, list of the batch sizes for which the network has been traced)."""
     traced, weights = [], tf.random.stateless_normal([3, 5], [1, 2])
 
     def network(images):

@@ -1,4 +1,4 @@
-"""Pictures: overlays of segments, captions, plots."""
+"""Drawn pictures: overlays of segments, captions and plots."""
 
 import numpy as np
 import pytest
@@ -33,17 +33,17 @@ def test_instances_of_a_single_class_of_things_have_hues_of_their_own():
     np.testing.assert_array_equal(colors[:2], NUCLEI.colors)
     assert len(np.unique(colors[1:], axis=0)) > 290
     neighbours = np.abs(np.diff(colors[1:].astype(int), axis=0)).max(1)
-    assert neighbours.min() > 100  # of 255
+    assert neighbours.min() > 100  # the largest difference is 255
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # the font lacks some letters
 def test_every_picture_takes_every_name(tmp_path):
-    """Class names with matplotlib's mathematics or with line ends are drawn as plain text."""
+    """Every picture draws hostile class names, such as matplotlib's math markup and line breaks, as plain text."""
     count = len(NAMES)
     spec = DatasetSpec("mine", NAMES, tuple(range(count)), (True,) * count)
     photo, segments = np.zeros([60, 90, 3], np.uint8), np.ones([60, 90], int)
     for index, name in enumerate(NAMES):
-        assert overlay(photo, segments, [index], spec).std((0, 1)).any()  # the name
+        assert overlay(photo, segments, [index], spec).std((0, 1)).any()  # the name is drawn
         assert draw_objects(photo, [{"bbox": (0, 0, 30, 30)}], [index], spec).any()
         assert caption(photo, name).any() and write_lines([name]).any()
     paths = [str(tmp_path / f"{i}.png") for i in range(3)]

@@ -1,4 +1,4 @@
-"""A user's task in one file: classification by a model of axial, with its own metrics, writer and evaluator."""
+"""A task as a user writes it: classification with a model of axial and its own metrics, writer and evaluator."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from axial.tasks.metrics import Metrics, PredictionWriter
 
 
 class RightScores(Metrics):
-    """Accuracy."""
+    """The accuracy as the score 'right'."""
 
     def update(self, example, prediction):
         predicted = int(np.argmax(prediction["probability"]))
@@ -63,14 +63,14 @@ class ToyEvaluator(Evaluator):
 
 
 class ToyFile(schemas.Struct):
-    """best/scores.json."""
+    """Schema of best/scores.json."""
 
     right: float
 
 
 @dataclasses.dataclass(eq=False)
 class ToyTask(Task):
-    """The toy task. See `Task` for the arguments."""
+    """Classification task. See `Task` for the arguments."""
 
     evaluator = ToyEvaluator()
     models, configures = ("classification",), (ClassificationData,)

@@ -1,4 +1,4 @@
-"""A stand-in for Hugging Face's client."""
+"""A fake huggingface_hub, which needs no network."""
 
 import fnmatch
 import itertools
@@ -11,13 +11,13 @@ import pytest
 
 @pytest.fixture
 def hub_of(tmp_path, monkeypatch):
-    """Function of a folder, which then becomes the hub's only repository, me/nano."""
+    """A function of a folder. It makes the folder the fake hub's only repository, me/nano."""
 
     def serve(repository):
         numbers = itertools.count()
 
         def snapshot_download(repo_id, allow_patterns):
-            """Returns a new folder with the matching files. As in the client, '*' also matches '/'."""
+            """Copies the matching files to a new folder and returns it. '*' also matches '/', as in huggingface_hub."""
             if repo_id != "me/nano":
                 raise RuntimeError("404 Client Error.\n\nRepository Not Found")
             snapshot = tmp_path / f"snapshot_{next(numbers)}"

@@ -1,8 +1,8 @@
-"""Our models equal csrhddlam/axial-deeplab's from the same file: the logits of four networks, and a training of one.
+"""Models with csrhddlam/axial-deeplab's weights equal its PyTorch models: four networks' logits, and one training.
 
-AXIAL_TORCH names a Python with PyTorch, and CSRHDDLAM a checkout of the source. `scripts/test.sh -n 0 -m slow -s` with
-this file prints the figures of experiments/results/checks.md. Both sides also compute a training step in float64, where
-differences that come from rounding vanish.
+AXIAL_TORCH is the path of a Python with PyTorch. CSRHDDLAM is the path of a checkout of the source. `scripts/test.sh
+-n 0 -m slow -s` with this file prints the numbers of experiments/results/checks.md. Both sides also compute a training
+step in float64, where rounding differences vanish.
 """
 
 import functools
@@ -29,8 +29,8 @@ from tests.conftest import DATA, ROOT
 TORCH, SOURCE = os.environ.get("AXIAL_TORCH"), os.environ.get("CSRHDDLAM")
 IMAGENETTE = DATA / "imagenette"
 NAMES = "axial26s", "axial50s", "axial50m", "axial50l"
-STEPS, BATCH = {"float32": 30, "float64": 1}, 8  # as in torch_side.py
-RATE = 0.05 * BATCH / 128  # csrhddlam's README has 0.05 for a batch of 128
+STEPS, BATCH = {"float32": 30, "float64": 1}, 8  # numbers of training steps. See torch_side.py
+RATE = 0.05 * BATCH / 128  # csrhddlam's README uses 0.05 for a batch of 128
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (TORCH and SOURCE), reason="AXIAL_TORCH and CSRHDDLAM must name PyTorch and the source"),
@@ -43,7 +43,7 @@ pytestmark = [
 
 @functools.cache
 def data_dir():
-    """Folder with imagenette as TFRecords."""
+    """Converts imagenette to TFRecords and returns their folder."""
     out, spec = tempfile.mkdtemp(), imagenet.imagenet_spec(str(IMAGENETTE))
     for split in ("train", "val"):
         listed = imagenet.imagenet_items(str(IMAGENETTE), split)
@@ -68,7 +68,7 @@ def write_batches(out):
 
 @pytest.fixture(scope="session")
 def run_torch_side(tmp_path_factory):
-    """Function of (verb of torch_side.py, name of a network) that returns the folder with the outputs."""
+    """A function of (verb of torch_side.py, name of a network). It runs the script and returns the output folder."""
 
     @functools.cache
     def run(verb, name):
@@ -82,14 +82,14 @@ def run_torch_side(tmp_path_factory):
 
 
 def arrays(path, start=""):
-    """dict of the arrays of an .npz file whose names begin with `start`, which is removed."""
+    """Reads the arrays of an .npz file whose names begin with `start`. Returns a dict with `start` removed."""
     with np.load(path) as file:
         return {name.removeprefix(start): file[name] for name in file.files if name.startswith(start)}
 
 
 @pytest.fixture(params=["float32", "float64"])
 def precision(request, monkeypatch):
-    """The precision of our models. For float64, the fixture replaces float32 in TensorFlow and Keras."""
+    """The precision of axial's models. For float64, the fixture replaces float32 in TensorFlow and Keras."""
     if request.param == "float32":
         yield request.param
         return
@@ -98,7 +98,7 @@ def precision(request, monkeypatch):
     def double(self, *args, **options):
         make(self, *args, **{k: "float64" if v == "float32" else v for k, v in options.items()})
 
-    def batch_norm(self, x, training=False):  # the fused operation has no float64
+    def batch_norm(self, x, training=False):  # the fused op has no float64
         scale, shift = (None, None) if training else self.folded()
         return self._synchronized(x) if training else x * scale + shift
 
@@ -112,7 +112,7 @@ def precision(request, monkeypatch):
 
 
 def converted(out, precision="float32"):
-    """(task, model) of a converted file."""
+    """Converts net.pth in `out`. Returns (classification task, model with the weights)."""
     conversion = convert.csrhddlam(os.path.join(out, "net.pth"))
     card, backend = conversion.card, {"backend": "reference"} if precision == "float64" else {}
     config = ModelConfig(card.model, norm=BatchNormConfig(0.9, 1e-5, True), arguments=card.arguments)
@@ -127,7 +127,7 @@ def converted(out, precision="float32"):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits(name, run_torch_side):
-    """20 photos of 224x224: the top-1 is the same, and logits differ by less than 1e-4."""
+    """On 20 photos of 224x224 pixels, the top-1 class is the same, and logits differ by less than 1e-4."""
     out = run_torch_side("logits", name)
     _, model = converted(out)
     photos, expected = np.load(os.path.join(out, "photos.npy")), np.load(os.path.join(out, "logits.npy"))
@@ -148,7 +148,7 @@ def test_the_same_training(run_torch_side, precision):
 
 
 def train(out, precision):
-    """dict of losses, gradients and weights as in torch_side.py's files, by our names."""
+    """Trains axial's model. Returns a dict like torch_side.py's files, with axial's names of weights."""
     task, model = converted(out, precision)
 
     @tf.function
@@ -156,7 +156,7 @@ def train(out, precision):
         with tf.GradientTape() as tape:
             loss = task.losses(model, {"image": image, "label": label})["total"]
         gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # tables have IndexedSlices
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense: tables have IndexedSlices
         for weight, gradient in zip(model.trainable_variables, gradients):
             weight.assign_sub(RATE * gradient)
         return loss, gradients
@@ -175,15 +175,15 @@ def train(out, precision):
 
 
 def their_arrays(out, precision, what, shapes):
-    """The source's arrays under our names. `what` is 'gradient', or 'first' or 'last' for weights."""
+    """torch_side.py's arrays by axial's names. `what` is 'gradient', or 'first' or 'last' for a step's weights."""
     return csrhddlam_weights(arrays(os.path.join(out, f"{precision}.npz"), f"{what}/"), shapes)
 
 
 def errors(actual, expected):
-    """dict from names to the largest difference, divided by the tensor's largest value.
+    """dict from names to the largest difference of two tensors, divided by the expected tensor's largest value.
 
-    Some tensors are 0 up to rounding: gradients of offsets before a batch norm, and means after one. Their differences
-    have another divisor: a thousandth of the median of all tensors' largest values.
+    Some tensors are 0 except for rounding errors: gradients of offsets before a batch norm, and means after one. So the
+    divisor is at least a thousandth of the median of all tensors' largest values.
     """
     assert set(actual) == set(expected)
     sizes = {name: np.abs(a).max() for name, a in expected.items()}
@@ -192,7 +192,7 @@ def errors(actual, expected):
 
 
 def compare_training(results, out, precision):
-    """Prints losses and relative differences, and asserts that they agree within limits."""
+    """Prints the losses and relative differences, and asserts that these differences are within limits."""
     losses, expected = np.array(results["losses"]), arrays(os.path.join(out, f"{precision}.npz"), "losses")[""]
     changes = losses / expected - 1
     for step in (1, 2, 3, 5, 10, 15, 20, 25, 30):

@@ -1,4 +1,4 @@
-"""Model cards: a YAML head for the hub, and a page that is complete and shows all names literally."""
+"""Model cards: the YAML header for Hugging Face's hub, and a complete page that shows all names literally."""
 
 import re
 
@@ -22,7 +22,7 @@ from tests.hostile import NAMES
 
 SPEC = DatasetSpec("three", ("a", "b", "c"), (1, 2, 3), (True, False, False))
 NANO = ModelConfig("axial_resnet_nano", arguments={"pixels": "torchvision"})
-# Per model: classes of its task and data, the hub's name of the task, and a row of its export's output table.
+# For each model: (class of its task, class of its data, the hub's name of the task, a row of its table of outputs).
 TASKS = {
     "axial_deeplab_nano": (PanopticTask, DataConfig, "image-segmentation", "| instance | int32 |"),
     "ccnet_nano": (SegmentationTask, DataConfig, "image-segmentation", "| semantic | int32 |"),
@@ -33,19 +33,19 @@ TASKS = {
 
 
 def make(name, make_task, make_data, data_dir):
-    """The task of model `name` on the sample data of COCO or of colours."""
+    """The task of the model `name`, with data in `data_dir`: the samples of COCO or the photos of colours."""
     splits = ("train", "val") if make_data is ClassificationData else ("train2017", "val2017")
     return make_task(ModelConfig(name), make_data(*splits), data_dir)
 
 
 def split_page(text):
-    """(values of the YAML head, text below it)."""
+    """Splits a card into (dict of the YAML header, text below it)."""
     head, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
     return yaml.safe_load(head), body
 
 
 def full_card():
-    """A card with every field, whose second result also has an empty score and NaN."""
+    """A card with a value in every field. Its second result also has the scores None and NaN."""
     return msgspec.structs.replace(
         make_card(NANO, 3, (33, 33), spec=SPEC),
         scores={"top1": 0.25},
@@ -62,7 +62,7 @@ def full_card():
 
 
 def test_the_page_says_all():
-    """The head of a full card's page has all scores but the empty ones, and its body has everything."""
+    """The header of a full card's page has all scores except None and NaN. The body has all fields."""
     head, body = split_page(page(full_card(), "safetensors", {"a.safetensors": "cd" * 32}))
     assert head["license"] == "cc-by-4.0" and head["library_name"] == "axial" and head["datasets"] == ["three"]
     assert head["pipeline_tag"] == "image-classification" and "safetensors" in head["tags"]
@@ -88,7 +88,7 @@ def test_the_page_says_all():
 
 
 def test_a_card_of_before_has_a_page_too():
-    """Converted weights have a model.json without spec, scores and commands. The page says that these are unknown."""
+    """A card without spec, scores and commands, as of converted weights, gets a page that says what is unknown."""
     card = msgspec.structs.replace(make_card(NANO, 3, source="deeplab2"), unfilled=["logits/conv/kernel"])
     head, body = split_page(page(card, "weights", {}))
     assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head
@@ -100,7 +100,7 @@ def test_a_card_of_before_has_a_page_too():
     "name,form", [*((name, "saved_model") for name in TASKS), *(("axial_deeplab_nano", form) for form in FORMS)]
 )
 def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colours_dir):
-    """Head, preprocessing, input and output of each task's SavedModel, and of each form of a panoptic model."""
+    """The page describes preprocessing, input and output of each task's SavedModel and each panoptic export format."""
     card = make_card(ModelConfig(name), 3, (65, 97), spec=SPEC, scale=1.5)
     outputs = {"semantic_logits": (1, 17, 25, 3)} if form in ("tflite", "onnx") else None
     make_task, make_data, hub, row = TASKS[name]
@@ -120,14 +120,14 @@ def test_every_form_says_what_goes_in_and_comes_out(name, form, sample_dir, colo
 
 
 def test_every_model_says_what_it_is_for():
-    """Each variant has a title, the hub's task, and only maps whose meanings the card knows."""
+    """Each model variant has a title and the hub's task. `MEANINGS` describes each of its outputs."""
     for variant in VARIANTS.values():
         assert variant.model.title and variant.model.hub.islower()
         assert {name for name, _ in variant.model.maps} <= set(MEANINGS)
 
 
 def test_a_card_shows_names_as_they_are():
-    """Hostile names of classes, files, scores and weights add no markup and stay in their cells."""
+    """Hostile names of classes, files, scores and weights add no markup and do not leave their table cells."""
     names = [name for name in NAMES if name.isprintable()]
     spec = DatasetSpec("mine <b> | *c*", tuple(names), tuple(range(len(names))), (True,) * len(names))
     files = {f"{name}.index": "ab" * 32 for name in names}

@@ -1,4 +1,4 @@
-"""TensorFlow's object checkpoints: reading of a prefix, a folder or an archive, and the choice of a checkpoint."""
+"""TensorFlow's object checkpoints: reading a prefix, a folder or an archive, and choosing a run's checkpoint."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from axial.weights.restore import find_checkpoint, find_weights
 
 
 def write_checkpoint(arrays, prefix):
-    """Writes a checkpoint of arrays by object path. Nested modules have the path's components as attributes."""
+    """Writes a checkpoint of a dict from object paths to arrays. Returns the checkpoint's prefix."""
     root = tf.Module()
     for path, array in arrays.items():
         *parents, last = path.split("/")
@@ -36,7 +36,7 @@ ARRAYS = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with one checkpoint, ckpt-7, of `ARRAYS`."""
+    """A folder with one checkpoint, ckpt-7, which contains `ARRAYS`."""
     path = tmp_path / "model"
     path.mkdir()
     write_checkpoint(ARRAYS, str(path / "ckpt-7"))
@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def archive(folder, path, names):
-    """Packs a folder's files under names(file name), and returns the path."""
+    """Packs a folder's files into an archive at `path`. The function `names` gives a file's name in the archive."""
     with tarfile.open(path, "w:gz") as tar:
         for file in sorted(folder.iterdir()):
             tar.add(file, names(file.name))
@@ -53,7 +53,7 @@ def archive(folder, path, names):
 
 @pytest.mark.parametrize("kind", ["prefix", "folder", "archive with other paths"])
 def test_every_form_is_read(folder, tmp_path, kind):
-    """A prefix, a folder, and an archive whose paths point outside of it give `ARRAYS` and write no file."""
+    """`ARRAYS` are read from a prefix, a folder, and an archive with paths like ../../a. The archive writes no file."""
     path = folder
     if "archive" in kind:
         path = archive(folder, tmp_path / "a.tar.gz", lambda name: f"../../{name}")
@@ -62,17 +62,17 @@ def test_every_form_is_read(folder, tmp_path, kind):
     assert set(arrays) == set(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(arrays[name], array)
-    assert set(tmp_path.parent.rglob("*")) == before  # only a temporary folder is written
+    assert set(tmp_path.parent.rglob("*")) == before  # only a temporary folder was written
 
 
 def cut(path, fraction):
-    """Keeps the first `fraction` of a file's bytes."""
+    """Truncates a file to the first `fraction` of its bytes."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * fraction)])
 
 
 def write_bad_files(folder, tmp_path):
-    """Writes an archive cut short, a folder of two checkpoints, hostile archives, and checkpoints cut short."""
+    """Writes a truncated archive, a folder of two checkpoints, hostile archives, and truncated checkpoints."""
     cut(archive(folder, tmp_path / "cut.tar.gz", str), 0.5)
     (tmp_path / "two").mkdir()
     for name in "ckpt-1", "ckpt-2":
@@ -89,7 +89,7 @@ def write_bad_files(folder, tmp_path):
 
 
 def test_harm_is_one_line(folder, tmp_path):
-    """Missing, damaged, ambiguous and hostile files: InputError of one line, which names the path."""
+    """Missing, damaged, ambiguous and hostile files raise InputError of one line, which names the path."""
     write_bad_files(folder, tmp_path)
     for name, words in (
         ("cut.tar.gz", "not a whole"),
@@ -106,11 +106,11 @@ def test_harm_is_one_line(folder, tmp_path):
         assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
 
 
-# === Which checkpoint a folder has ===
+# === Choosing a checkpoint of a folder ===
 
 
 def write_shards(prefix, count):
-    """Writes a checkpoint in `count` shards, as several hosts do: int32 tensors of 100, 101, ... numbers."""
+    """Writes a checkpoint in `count` shards, as several hosts do. Shard i has an int32 tensor [100 + i]."""
     shards = [f"{prefix}-part-{i}" for i in range(count)]
     for i, shard in enumerate(shards):
         tf.raw_ops.SaveV2(
@@ -123,7 +123,7 @@ def write_shards(prefix, count):
 
 
 def test_all_shards_of_a_checkpoint_are_needed(tmp_path):
-    """Steps 5, 9 and 10 with two shards each. Without one shard, step 10 is refused and step 9 is the latest."""
+    """The checkpoints of steps 5, 9 and 10 have two shards each. If step 10 lacks a shard, step 9 is the latest."""
     for step in (5, 9, 10):
         write_shards(str(tmp_path / f"ckpt-{step}"), 2)
     assert [os.path.basename(prefix) for prefix in run_checkpoints(str(tmp_path))] == ["ckpt-5", "ckpt-9", "ckpt-10"]
@@ -131,7 +131,7 @@ def test_all_shards_of_a_checkpoint_are_needed(tmp_path):
     (tmp_path / "ckpt-10.data-00000-of-00002").unlink()
     with pytest.raises(InputError, match="ckpt-10: cut short"):
         check_whole(str(tmp_path / "ckpt-10"))
-    # Shards of an earlier save with another number of shards do not replace the missing one.
+    # Shards of an earlier checkpoint with another number of shards do not replace the missing shard.
     for name in ("00000-of-00001", "00001-of-00003"):
         (tmp_path / f"ckpt-10.data-{name}").write_bytes(bytes(1000))
     with pytest.raises(InputError, match="ckpt-10: not a whole checkpoint"):
@@ -141,7 +141,7 @@ def test_all_shards_of_a_checkpoint_are_needed(tmp_path):
 
 
 def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path, capsys):
-    """Best step 4 is cut short: one line on standard error, and step 8 is taken. Both damaged: InputError."""
+    """If best/ckpt-4 is truncated, a line warns and ckpt-8 is used. If both are damaged, InputError is raised."""
     write_shards(str(tmp_path / "ckpt-8"), 1)
     (tmp_path / "best").mkdir()
     write_shards(str(tmp_path / "best" / "ckpt-4"), 1)
@@ -156,7 +156,7 @@ def test_a_damaged_best_checkpoint_is_named_before_the_latest_is_taken(tmp_path,
 
 
 def test_a_bucket_that_is_away_makes_no_checkpoint_damaged(tmp_path, monkeypatch):
-    """The newest checkpoint is unreachable: the bucket's error is raised. An older one would lose training."""
+    """If the newest checkpoint is unreachable, the bucket's error is raised. An older checkpoint would lose steps."""
     for step in (4, 8):
         write_shards(str(tmp_path / f"ckpt-{step}"), 1)
     read = tf.compat.v1.train.NewCheckpointReader

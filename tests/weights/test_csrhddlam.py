@@ -1,4 +1,4 @@
-"""Weights of csrhddlam/axial-deeplab: conversion keeps features and logits, and converting back keeps the tensors."""
+"""Weights of csrhddlam/axial-deeplab. Conversion keeps features and logits. Converting back keeps the tensors."""
 
 import json
 
@@ -15,13 +15,13 @@ from axial.weights.pytorch import read_state_dict, state_dict_bytes
 from axial.weights.restore import find_checkpoint, restore_model
 from tests.conftest import GOLDEN
 
-FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # csrhddlam's train.py wrote it, with 1, 2, 1, 1 blocks at width 0.125
+FILE = str(GOLDEN / "pt_checkpoint_tiny.pth")  # by csrhddlam's train.py: 1, 2, 1, 1 blocks, width 0.125
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The golden file, converted."""
+    """Folder of the converted golden file."""
     path = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("csrhddlam", FILE, str(path))
     return path
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def restored(folder):
-    """The model of model.json, built and restored as in training."""
+    """The converted model, built from model.json and restored from its checkpoint."""
     card = json.loads((folder / "model.json").read_text())
     model = build_model(card["model"], card["num_classes"], BatchNormConfig(**card["norm"]), **card["arguments"])
     model(tf.zeros([1, 65, 65, 3]))
@@ -38,7 +38,7 @@ def restored(folder):
 
 
 def test_features_and_logits_are_theirs(restored):
-    """Golden uint8 photos of 224x224: 'res2' to 'res5' and logits agree up to 1e-4; the model normalises pixels."""
+    """For golden photos of 224x224 pixels, 'res2' to 'res5' and logits equal the source's up to 1e-4."""
     with np.load(GOLDEN / "pt_checkpoint_tiny.npz") as expected:
         images = tf.constant(expected["photos"] / np.float32(127.5) - 1)
         features = restored.backbone(images)
@@ -48,7 +48,7 @@ def test_features_and_logits_are_theirs(restored):
 
 
 def test_the_card_says_what_was_done(folder):
-    """Source, arguments, size of the photo, hash, unused tensors and number of parameters."""
+    """The card has the source, arguments, size of photos, hash of the file, unused tensors and parameter count."""
     card = json.loads((folder / "model.json").read_text())
     assert card["source"] == "csrhddlam"
     assert card["arguments"]["pixels"] == "torchvision" and card["preprocessing"]["photo"] == 224
@@ -61,13 +61,13 @@ def test_the_card_says_what_was_done(folder):
 
 
 def test_a_larger_photo_is_warned_of(restored):
-    """257x225 pixels, where the position tables cover 224."""
+    """A photo of 257x225 pixels is larger than the 224 pixels that the position tables cover."""
     with pytest.warns(UserWarning, match="position tables for 224"):
         restored(tf.zeros([1, 257, 225, 3]))
 
 
 def test_converting_back_to_pytorch_keeps_the_tensors(folder, tmp_path):
-    """All tensors keep name, shape and dtype. They keep their values, except for batch counts and offsets of logits."""
+    """All tensors keep name, shape and dtype. Only batch counts and offsets of logits' batch norms change values."""
     path = tmp_path / "back.pth"
     count = convert.write_csrhddlam(str(folder), str(path))
     theirs, back = read_state_dict(FILE), read_state_dict(str(path))
@@ -79,7 +79,7 @@ def test_converting_back_to_pytorch_keeps_the_tensors(folder, tmp_path):
 
 
 def changed(change, path):
-    """Writes the golden file with its dict of arrays changed by `change`, and returns the path."""
+    """Writes a changed golden file and returns its path. `change` modifies the dict of arrays in place."""
     arrays = dict(read_state_dict(FILE))
     change(arrays)
     path.write_bytes(state_dict_bytes({n: np.array(a) for n, a in arrays.items()}))
@@ -87,7 +87,7 @@ def changed(change, path):
 
 
 def cut(name, where):
-    """A change that keeps only array[where]."""
+    """A function for `changed` that replaces an array by array[where]."""
     return lambda arrays: arrays.update({name: arrays[name][where]})
 
 
@@ -103,7 +103,7 @@ def cut(name, where):
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_path):
-    """A tensor too many, missing, or of another shape or dtype: InputError of one line, and no output."""
+    """An unknown or missing tensor, or a wrong shape or dtype, raises InputError of one line. No output is written."""
     path, output = changed(change, tmp_path / "a.pth"), tmp_path / "out"
     with pytest.raises(InputError, match=words) as error:
         convert.convert("csrhddlam", path, str(output))
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(change, words, tmp_pa
 
 
 def test_the_command(command, folder, tmp_path):
-    """axial-convert weights in both directions, and exit code 2 with one line for bad input."""
+    """`axial-convert weights` converts in both directions. Invalid input gives exit code 2 and one line."""
     out = tmp_path / "weights"
     result = command("convert", "weights", "--source=csrhddlam", f"--input={FILE}", f"--output={out}")
     assert result.code == 0, result.err

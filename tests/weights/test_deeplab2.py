@@ -1,4 +1,4 @@
-"""Checkpoints of google-research/deeplab2: our models compute the features and head outputs of its code."""
+"""Converted checkpoints of google-research/deeplab2 give the features and head outputs that its code computes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(CHECKPOINTS is None, reason=f"no checkpoints of 
 
 @pytest.fixture(scope="module", params=NAMES)
 def converted(request, tmp_path_factory):
-    """(converted model, restored as in training; dict of golden arrays; dict of the card) for each checkpoint."""
+    """Converts each checkpoint. Gives (restored model, dict of golden arrays, dict of the card)."""
     folder = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("deeplab2", str(CHECKPOINTS / f"{request.param}.tar.gz"), str(folder))
     card = json.loads((folder / "model.json").read_text())
@@ -38,7 +38,7 @@ def converted(request, tmp_path_factory):
 
 
 def test_every_stage_computes_the_same(converted):
-    """Each stage takes the input that DeepLab2 gave it, because consecutive random stages magnify rounding."""
+    """Each stage gets DeepLab2's input, because consecutive random stages magnify rounding errors."""
     model, golden, _ = converted
     images = tf.constant(golden["image"].astype(np.float32) / 127.5 - 1)
     x = model.backbone.stem(images)
@@ -51,9 +51,9 @@ def test_every_stage_computes_the_same(converted):
 
 
 def test_the_whole_model_computes_the_same(converted):
-    """A 97x129 photo to all features and head outputs.
+    """For a photo of 97x129 pixels, all features and head outputs equal DeepLab2's.
 
-    The tolerance is wider for SWideRNet: a change of its input by 1e-7 changes 'res5' by 7e-4 of the largest value.
+    SWideRNet has a larger tolerance, because a change of its input by 1e-7 changes 'res5' by 7e-4 of its largest value.
     """
     model, golden, card = converted
     tolerance = TOLERANCE if card["model"] == "max_s_backbone" else 1e-3
@@ -66,19 +66,19 @@ def test_the_whole_model_computes_the_same(converted):
 
 @pytest.fixture(scope="module")
 def arrays():
-    """dict of the variables of MaX-DeepLab-S's backbone, by object path."""
+    """dict from object paths to the variables of MaX-DeepLab-S's backbone."""
     return read_checkpoint(str(CHECKPOINTS / "max_deeplab_s_backbone_os16.tar.gz"))
 
 
 def convert_changed(arrays, folder):
-    """Writes arrays as a checkpoint of DeepLab2 and converts it."""
+    """Writes the arrays as a DeepLab2 checkpoint and converts it. Returns (conversion, model)."""
     os.makedirs(folder / "in")
     write_checkpoint(arrays, str(folder / "in" / "ckpt-1"))
     return convert.convert("deeplab2", str(folder / "in"), str(folder / "out"))
 
 
 def test_an_encoder_alone_leaves_the_heads_random(arrays, tmp_path):
-    """A checkpoint like DeepLab2's of ImageNet: all weights outside of the backbone are unfilled."""
+    """A checkpoint with only an encoder, like DeepLab2's for ImageNet, leaves all weights of the heads unfilled."""
     encoder = {name: array for name, array in arrays.items() if name.startswith("encoder/")}
     conversion, model = convert_changed(encoder, tmp_path)
     unfilled = conversion.card.unfilled
@@ -99,7 +99,7 @@ QKV = "encoder/_stage4/_block2/_attention/_height_axis/qkv_kernel"
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(arrays, change, words, tmp_path):
-    """A tensor too many, missing, or of another shape: InputError of one line, and no output."""
+    """An unknown or missing tensor, or a wrong shape, raises InputError of one line. No output is written."""
     changed = dict(arrays)
     change(changed)
     with pytest.raises(InputError, match=words) as error:

@@ -1,4 +1,4 @@
-"""`initialize`: weights of classifiers, moving averages, converted weights, and what is refused."""
+"""`initialize` from classifiers, moving averages and converted weights, and its errors."""
 
 import ast
 
@@ -21,7 +21,7 @@ CLASSIFIER, SEGMENTER = "axial_resnet_nano_deeplab_stem", "axial_deeplab_nano"
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
-    """Prefix of a trainer's checkpoint, of a classifier with random weights and different random moving averages."""
+    """Prefix of a checkpoint of a classifier, with random weights and other random moving averages."""
     model = built(CLASSIFIER, 3)
     optimizer = NesterovMomentum(0.1, average=0.9).build(model.trainable_variables)
     randomize(model)
@@ -33,14 +33,14 @@ def classified(tmp_path_factory):
 
 
 def built(name, classes=11, **arguments):
-    """A registered model, built for 33x33 pixels."""
+    """A registered model, built for images of 33x33 pixels."""
     model = build_model(name, classes, **arguments)
     model(tf.zeros([1, 33, 33, 3]))
     return model
 
 
 def test_shipped_weights_start_a_training_of_other_classes():
-    """All weights but the last semantic layer come from the shipped file. Another epsilon of batch norms is refused."""
+    """All weights except the last semantic layer come from the shipped file. Another batch norm epsilon is refused."""
     model = built(SEGMENTER)
     before = model.get_weights()
     (file,) = find_weights("nuclei")
@@ -57,7 +57,7 @@ def test_shipped_weights_start_a_training_of_other_classes():
 
 
 def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classified):
-    """'res1' to 'res4' of 33x65 pixels agree bit for bit. Lines say what was taken, left, and random."""
+    """'res1' to 'res4' are bit-identical. The message lists the weights taken, left out, and left random."""
     classifier = built(CLASSIFIER, 3)
     restore_model(classifier, classified)
     model = built(SEGMENTER, output_stride=16)
@@ -76,14 +76,14 @@ def test_a_moved_backbone_has_the_features_of_the_classifiers_averages(classifie
 
 
 def test_a_backbone_that_does_not_match_is_refused(classified):
-    """With a second block in the last stage, under 70 % of the parameters fit."""
+    """The model has a second block in its last stage. So the checkpoint has under 70 % of its parameters."""
     words = r"has 6\d\.\d % of the backbone's parameters, at least 90 % are expected; it lacks.* backbone/stages/3/1$"
     with pytest.raises(InputError, match=words):
         initialize(built(SEGMENTER, repeats=(1, 1, 1, 2)), classified)
 
 
 def test_converted_weights(tmp_path):
-    """The message names the arguments that a model needs. With these, features equal the classifier's bit for bit."""
+    """The error names the arguments that a model needs. With them, features equal the classifier's bit for bit."""
     converted = str(tmp_path / "weights")
     conversion, _ = convert.convert("csrhddlam", str(GOLDEN / "pt_checkpoint_tiny.pth"), converted)
     classifier = conversion.build()
@@ -105,7 +105,7 @@ def test_converted_weights(tmp_path):
 
 
 def test_weights_of_nothing_like_it_are_refused(tmp_path):
-    """A checkpoint of one scalar."""
+    """A checkpoint with a single scalar, which fits no weight, is refused."""
     foreign = tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "foreign"))
     with pytest.raises(InputError, match="none of its weights fits the model"):
         initialize(built(SEGMENTER), foreign)
@@ -118,19 +118,19 @@ BOXES = dict(pre_nms=(60, 40), proposals=(40, 20), sampled=16, detections=10)
 
 
 def tiny(name, classes=3, **changes):
-    """A built model with few channels and blocks."""
+    """A built model with reduced numbers of channels and blocks."""
     taken = {key: value for key, value in {**TINY, **BOXES}.items() if key in find_variant(name).parameters()}
     return built(name, classes, **taken | changes)
 
 
 def saved(model, folder):
-    """Prefix of a checkpoint of the model, with random weights."""
+    """Sets random weights in a model and saves a checkpoint. Returns its prefix."""
     randomize(model)
     return tf.train.Checkpoint(model=model).save(str(folder / "ckpt"))
 
 
 def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
-    """All weights arrive bit for bit. New modules start as the identity, so 'res1' to 'res3' equal the classifier's."""
+    """All backbone weights are taken bit for bit. New modules start as the identity, so 'res1' to 'res3' are equal."""
     name = "ccnet_resnet_50_0010_deformable"
     plain, arguments = plain_classifier(name)
     classifier = tiny(plain, **{key: value for key, value in arguments.items() if key not in TINY})
@@ -141,7 +141,7 @@ def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
     }
     images = tf.random.stateless_uniform([1, 64, 96, 3], [0, 0], -1, 1)
     expected, actual = classifier.backbone(images), model.backbone(images)
-    for level in ("res1", "res2", "res3"):  # CCNet has other strides after res3
+    for level in ("res1", "res2", "res3"):  # after res3, CCNet's strides differ
         assert relative_error(actual[level], expected[level]) <= 1e-5, level
     (new,) = [line for line in lines if line.startswith("  new  ")]
     assert "middle/conv/offset_kernel" in new and "middle/attended" in new
@@ -149,7 +149,7 @@ def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
 
 
 def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
-    """0010 has the gate and the value of 1111 but lacks its query. A trained gate would let random outputs through."""
+    """0010 lacks 1111's query weights, so none are taken. With a trained gate, random queries would change features."""
     model = tiny("faster_rcnn_attended_resnet_50_1111")
     weights = {weight.name: weight.numpy() for weight in model.weights if "attended" in weight.name}
     lines = initialize(model, saved(tiny("attended_resnet_50_0010"), tmp_path)).splitlines()

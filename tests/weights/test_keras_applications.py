@@ -1,4 +1,4 @@
-"""ResNets of tf_keras.applications: the converted model computes the same features and logits."""
+"""Converted ResNets of tf_keras.applications compute the same features and logits as the originals."""
 
 import h5py
 import numpy as np
@@ -37,14 +37,14 @@ def theirs():
 
 @pytest.fixture
 def file(theirs, tmp_path):
-    """Its weights, as an .h5 file."""
+    """Path of an .h5 file with the weights of `theirs`."""
     path = tmp_path / "weights.h5"
     theirs.save_weights(path)
     return path
 
 
 def test_features_and_logits_are_theirs(theirs, file, tmp_path):
-    """Two 96x64 photos, values 0 to 255: 'res2' to 'res5' and logits agree up to 1e-4. The file is in a bucket."""
+    """For two photos of 96x64 pixels, 'res2' to 'res5' and logits agree up to 1e-4. The .h5 file is remote."""
     remote = "ram://test_keras_applications/weights.h5"
     tf.io.gfile.copy(str(file), remote)
     convert.convert("keras_applications", remote, str(tmp_path / "out"))
@@ -62,14 +62,14 @@ def test_features_and_logits_are_theirs(theirs, file, tmp_path):
 
 
 def test_without_the_top_the_last_layer_is_random(file, tmp_path):
-    """The card lists the last layer's weights as unfilled."""
+    """If the file has no classifier, the card lists the last layer's weights as unfilled."""
     changed("predictions")(file)
     conversion, _ = convert.convert("keras_applications", str(file), str(tmp_path / "out"))
     assert conversion.card.unfilled == ["logits/conv/kernel", "logits/conv/bias"]
 
 
 def changed(name, shape=None, **options):
-    """Function of a path that replaces one of the file's data sets by zeros, or removes it."""
+    """Returns a function of a path. It replaces a data set of the file by zeros of `shape`, or removes it."""
 
     def damage(path):
         with h5py.File(path, "a") as file:
@@ -99,7 +99,7 @@ KERNEL = "conv3_block2_1_conv/conv3_block2_1_conv/kernel:0"
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_written(damage, words, file, tmp_path):
-    """An external, unknown, missing or misshapen data set, or a cut file: InputError of one line, and no output."""
+    """An external, unknown, missing or misshapen data set, or a truncated file, raises InputError of one line."""
     damage(file)
     with pytest.raises(InputError, match=words) as error:
         convert.convert("keras_applications", str(file), str(tmp_path / "out"))

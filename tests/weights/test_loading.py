@@ -1,4 +1,4 @@
-"""`axial.load` of weights: the same outputs from every kind of path, and one line for weights that do not fit."""
+"""`axial.load` gives the same outputs from every kind of path. Weights that do not fit raise a one-line error."""
 
 import json
 import struct
@@ -47,7 +47,7 @@ def saved(model, tmp_path_factory):
 
 
 def test_safetensors_there_and_back(model, photos, saved):
-    """The file and its folder give equal logits of a 33x49 photo. The card has classes, scores and preprocessing."""
+    """The file and its folder load as the same model. The card has class names, scores and preprocessing."""
     loaded = axial.load(saved)
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
     np.testing.assert_array_equal(
@@ -61,7 +61,7 @@ def test_safetensors_there_and_back(model, photos, saved):
 
 
 def test_weights_of_the_converter(photos, tmp_path):
-    """The converter's folder and its checkpoint's prefix both load with the arguments of its card."""
+    """The converter's folder and its checkpoint prefix both load with the model arguments of the card."""
     _, model = convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     loaded = axial.load(str(tmp_path / "out"))
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
@@ -70,7 +70,7 @@ def test_weights_of_the_converter(photos, tmp_path):
 
 
 def test_features(model, photos, saved):
-    """`features_only` gives the backbone's maps. 64x96 pixels give maps of this size divided by `strides`."""
+    """`features_only` gives the backbone's feature maps. Their size is the image's size divided by `strides`."""
     np.testing.assert_array_equal(axial.load(saved, features_only=True)(photos)["res5"], model.backbone(photos)["res5"])
     features = restore.Features(build_model("axial_deeplab_nano", 5).backbone)
     maps = features(tf.zeros([1, 64, 96, 3]))
@@ -81,7 +81,7 @@ def test_features(model, photos, saved):
 
 
 def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos, tmp_path):
-    """A checkpoint without a card loads with given arguments. Its moving averages take precedence."""
+    """A checkpoint without a card loads with the given arguments. If it has moving averages, these are loaded."""
     prefix = tf.train.Checkpoint(model=model).write(str(tmp_path / "mine"))
     loaded = axial.load(prefix, model="axial_resnet_nano", num_classes=3, pixels="torchvision")
     np.testing.assert_array_equal(loaded(photos)["logits"], model(photos)["logits"])
@@ -92,7 +92,7 @@ def test_a_plain_checkpoint_takes_arguments_and_gives_its_averages(model, photos
 
 
 def test_weights_that_stay_random_are_not_scored(tmp_path):
-    """`read_weights` refuses a card with unfilled weights, as a file with only a backbone gives."""
+    """`read_weights` refuses a card that lists unfilled weights, like a converted file with only a backbone."""
     convert.convert("csrhddlam", FILE, str(tmp_path / "out"))
     card = tmp_path / "out" / "model.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "unfilled": ["logits/conv/kernel"]}))
@@ -105,7 +105,7 @@ def test_weights_that_stay_random_are_not_scored(tmp_path):
 
 @pytest.fixture
 def hub(saved, hub_of):
-    """The hub's only repository, me/nano, has one safetensors file."""
+    """Makes a fake hub whose only repository, me/nano, has one safetensors file."""
     hub_of(saved.parent)
 
 
@@ -116,7 +116,7 @@ def test_from_the_hub(hub, model, photos, path):
 
 
 def refused(words, name, path, **options):
-    """Asserts that `axial.load` raises InputError of one line with these words. Returns the message."""
+    """Asserts that `axial.load` raises InputError with a one-line message that matches `words`. Returns it."""
     with pytest.raises(InputError, match=words) as error:
         axial.load(str(path), model=name, **options)
     assert "\n" not in str(error.value)
@@ -124,18 +124,18 @@ def refused(words, name, path, **options):
 
 
 def test_what_the_hub_refuses(hub, monkeypatch):
-    """An unknown repository, a path without an owner, and a missing client."""
+    """An unknown repository, a path without an owner, and a missing huggingface_hub raise InputError."""
     refused("hf://you/nano: cannot be downloaded .404", "axial_resnet_nano", "hf://you/nano")
     refused("expected hf://OWNER/REPO", "axial_resnet_nano", "hf://nano")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     refused("needs pip install ", "axial_resnet_nano", "hf://me/nano")
 
 
-# === What does not fit ===
+# === Errors ===
 
 
 def test_other_models_and_paths_are_refused(saved, tmp_path):
-    """Another model, number of classes or argument, unknown names and paths, and a checkpoint of an unbuilt model."""
+    """A wrong model, class count, argument, name or path, and a checkpoint of an unbuilt model raise InputError."""
     nano = "axial_resnet_nano"
     refused("holds 'axial_resnet_nano', not 'axial_resnet_s'", "axial_resnet_s", saved)
     refused("has 3 classes, not 7", nano, saved, num_classes=7)
@@ -150,7 +150,7 @@ def test_other_models_and_paths_are_refused(saved, tmp_path):
 
 
 def with_card(data, change):
-    """A safetensors file's bytes, with its card changed by `change`."""
+    """The bytes `data` of a safetensors file with a changed card. `change` modifies the card in place."""
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size])
     card = json.loads(header["__metadata__"]["axial"])
@@ -179,7 +179,7 @@ def flipped(data):
     ],
 )
 def test_damaged_files_are_refused(saved, change, words, tmp_path):
-    """A file that is cut or changed, or has a hostile card: the message starts with the path."""
+    """A truncated or changed file, or a hostile card, raises InputError. The message starts with the path."""
     path = tmp_path / "bad.safetensors"
     path.write_bytes(change(saved.read_bytes()))
     message = refused(words, "axial_resnet_nano", path)

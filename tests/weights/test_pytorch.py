@@ -1,4 +1,4 @@
-"""Files of torch.save: reading of PyTorch's files, writing, and refusal of damaged and hostile files."""
+"""Files of torch.save: reading, writing, and refusing damaged and hostile files."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ from tests.conftest import GOLDEN
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
 def test_both_formats_and_all_kinds_of_tensors(name):
-    """Golden files of PyTorch since and before 1.6: names, shapes, values and dtypes."""
+    """Golden files in the formats of PyTorch since 1.6 and before 1.6 give the names, shapes, values and dtypes."""
     actual = read_state_dict(str(GOLDEN / name))
     with np.load(GOLDEN / "pt_kinds.npz") as expected:
         assert set(actual) == set(expected.files)
@@ -26,7 +26,7 @@ def test_both_formats_and_all_kinds_of_tensors(name):
 
 
 def test_what_is_written_is_read(tmp_path):
-    """A float32 array [2, 3, 1] and an int64 scalar keep order, dtype and values."""
+    """A written float32 array [2, 3, 1] and int64 scalar are read with the same order, dtypes and values."""
     rng = np.random.default_rng(0)
     arrays = {"a.weight": rng.normal(size=[2, 3, 1]).astype(np.float32), "count": np.array(2**40)}
     path = tmp_path / "a.pth"
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("wrap", [None, "net", "state_dict"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
-    """A state dict, bare or inside a dict, with and without DataParallel's prefix, gives the same name."""
+    """The weight's name is the same for a bare or nested state dict, with or without DataParallel's prefix."""
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes({f"{prefix}w": np.ones([2], np.float32)}))
     if wrap:
@@ -52,7 +52,7 @@ def test_wrappings_and_prefixes(tmp_path, wrap, prefix):
 
 
 def rewritten(path, change, method=zipfile.ZIP_STORED):
-    """Rewrites an archive with its pickle changed by `change`. Returns the new pickle."""
+    """Applies the function `change` to the pickle in an archive. Returns the new pickle."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     structure = change(entries["archive/data.pkl"])
@@ -63,7 +63,7 @@ def rewritten(path, change, method=zipfile.ZIP_STORED):
 
 
 class Evil:
-    """Its pickle calls os.system."""
+    """An object whose pickle calls os.system when it is loaded."""
 
     def __reduce__(self):
         return os.system, ("touch hacked",)
@@ -71,20 +71,20 @@ class Evil:
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with a float32 tensor [4, 5]."""
+    """Path of a file with a float32 tensor [4, 5]."""
     path = tmp_path / "a.pth"
     path.write_bytes(state_dict_bytes({"w": np.ones([4, 5], np.float32)}))
     return path
 
 
 def compressed(path):
-    """Makes a bomb: an entry that unpacks to far more bytes than the file has."""
+    """Adds a zip bomb: an entry that decompresses to far more bytes than the file has."""
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data/1", bytes(2**24))
 
 
 def overlapping(path):
-    """Makes a bomb without compression: a directory whose 100 entries share the same bytes."""
+    """Makes a zip bomb without compression: a directory with 100 entries for the same bytes."""
     data = path.read_bytes()
     end = data.rindex(b"PK\x05\x06")
     size, start = struct.unpack_from("<II", data, end + 12)
@@ -103,7 +103,7 @@ def overlapping(path):
         (lambda p: rewritten(p, lambda _: pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
         (lambda p: rewritten(p, lambda _: pickle.dumps({"w": Evil()}, 4)), "refused"),
         (lambda p: p.write_bytes(pickle.dumps({"w": Evil()}, 2)), "posix.system.*runs no code"),
-        # the hash of this key would crash the process
+        # hashing this key would crash the process
         (lambda p: rewritten(p, lambda _: b"\x80\x02})" + b"\x85" * 10**6 + b"Ns."), "damaged"),
         (lambda p: rewritten(p, lambda _: b"\x80\x02]S'ls'\nios\nsystem\n."), "STRING, which is refused"),
         (lambda p: rewritten(p, lambda d: d.replace(b"K\x04K\x05\x86", b"K\x04K\x06\x86")), "not within its storage"),
@@ -132,7 +132,7 @@ def test_harm_is_one_line(path, damage, words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["pt_kinds.pth", "pt_kinds_stream.pth"])
 def test_a_file_cut_anywhere_or_with_any_byte_changed_is_read_or_refused(name, tmp_path):
-    """150 cuts and 150 changed bytes: the reader returns, or raises only InputError."""
+    """For 150 truncated and 150 changed files, the reader returns or raises InputError, and no other error."""
     data, path = (GOLDEN / name).read_bytes(), tmp_path / name
     rng = np.random.default_rng(0)
     for index in rng.integers(0, len(data), 150):

@@ -3,9 +3,9 @@
     CSRHDDLAM=CHECKOUT python torch_side.py logits MODEL OUT    OUT/photos.npy -> OUT/net.pth, OUT/logits.npy
     CSRHDDLAM=CHECKOUT python torch_side.py train MODEL OUT     OUT/batches.npz -> OUT/net.pth, OUT/float32.npz, float64
 
-Networks have the random weights of their constructor, except for the scale of each block's last batch norm. The
-constructor sets it to 0, which stops gradients below it. At 1 each block would more than double rounding errors, so it
-is 0.1 here.
+Networks have the random weights of their constructor, except for the scale of each block's last batch norm, which is
+0.1. The constructor's 0 stops the gradients of the layers before the scale. With 1, each block would more than double
+rounding errors.
 """
 
 import os
@@ -18,18 +18,18 @@ sys.path[:0] = [os.path.join(os.environ["CSRHDDLAM"], "lib")]
 from models import axialnet  # noqa: E402, I001, of CSRHDDLAM
 from utils import cross_entropy_with_label_smoothing  # noqa: E402
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's, from 0 to 1
-RATE = 0.05 * 8 / 128  # its README's rate for a batch of 128, scaled to ours
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision, for pixels from 0 to 1
+RATE = 0.05 * 8 / 128  # csrhddlam's rate for a batch of 128, scaled to a batch of 8
 
 
 def photos(images, dtype):
-    """The source's input: [N, h, w, 3] from -1 to 1 -> normalised [N, 3, h, w]."""
+    """Converts images [N, h, w, 3] from -1 to 1 to the input of csrhddlam's networks, normalised [N, 3, h, w]."""
     images = (images.astype(np.float64) + 1) / 2
     return torch.tensor(((images - MEAN) / DEVIATION).transpose(0, 3, 1, 2).copy()).to(dtype)
 
 
 def logits(model, out):
-    """Writes logits [photos, classes] of a network whose batch norms have random parameters and statistics too."""
+    """Sets random batch norm parameters and statistics. Writes the network and its logits [photos, classes]."""
     for name, value in model.state_dict().items():
         if name.endswith("running_var"):
             value.uniform_(0.5, 1.5)
@@ -45,7 +45,7 @@ def logits(model, out):
 
 
 def train(model, out):
-    """Writes losses, gradients of the first step, and weights after the first and last step; in float64 one step."""
+    """Writes losses, gradients of step 1, and weights after the first and last step. float64 trains one step."""
     torch.save({"net": model.state_dict(), "epoch": 0}, os.path.join(out, "net.pth"))
     start = {name: value.clone() for name, value in model.state_dict().items()}
     with np.load(os.path.join(out, "batches.npz")) as batches:

@@ -1,4 +1,4 @@
-"""The backend of attention on each device, and the memory of each backend."""
+"""The choice of attention's backend on each device, and the memory of each backend."""
 
 import importlib.metadata
 import importlib.util
@@ -22,11 +22,11 @@ FAST = ("cpu", "xla")
     "backend,on_cpu,on_tpu,can,form",
     [
         ("auto", True, False, True, "cpu"),
-        ("auto", False, True, True, "xla"),  # the kernels are never the default
+        ("auto", False, True, True, "xla"),  # TPU kernels are never the default
         ("kernel", False, True, True, "kernel"),
         ("kernel", False, True, False, "xla"),
-        ("kernel", False, True, None, "xla"),  # without jax
-        ("kernel", False, False, True, "xla"),  # a GPU
+        ("kernel", False, True, None, "xla"),  # jax is missing
+        ("kernel", False, False, True, "xla"),  # on a GPU
         ("kernel", True, False, True, "cpu"),
         ("cpu", False, True, True, "cpu"),
         ("reference", False, True, True, "reference"),
@@ -82,7 +82,7 @@ def test_a_warning_says_what_the_kernels_lack(monkeypatch, capsys, jax, libtpu, 
 
 @pytest.mark.parametrize("backend", FAST)
 def test_local_span_makes_no_tensor_of_length_times_length(backend):
-    """Every tensor of the forward and the backward pass stays linear in the length."""
+    """The size of every tensor of the forward and the backward pass is linear in the length of the axis."""
     layer, length, span = make(span=9, backend=backend), 512, 9
     layer(tf.zeros([1, 1, length, 4]))
     largest = largest_tensor(layer, [1, 1, length, 4])
@@ -95,11 +95,11 @@ def test_local_span_makes_no_tensor_of_length_times_length(backend):
     [
         ("cpu", "height", None, (20, 20), 3, "softmax"),
         ("cpu", "height", 3, (40, 40), 3, "none"),
-        ("xla", "width", None, (64, 6), 1, "softmax"),  # with 2 x 64 lines, lines and heads are two axes
+        ("xla", "width", None, (64, 6), 1, "softmax"),  # 2 x 64 lines: separate axes for lines and heads
     ],
 )
 def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span, size, chunks, recompute):
-    """A step has the same outputs and gradients in chunks, and if it recomputes w."""
+    """A train step has the same outputs and gradients in chunks and with rematerialisation of the attention weights."""
     layer, again = (
         AxialAttention(16, 32, axis, heads=2, span=span, max_distance=9, backend=backend, recompute=r)
         for r in ("none", recompute)
@@ -124,7 +124,7 @@ def test_chunks_and_recomputing_change_nothing(monkeypatch, backend, axis, span,
 
 @pytest.mark.parametrize("backend,span,value", [("cpu", None, True), ("xla", 5, True)])
 def test_large_maps_are_made_in_chunks(monkeypatch, backend, span, value):
-    """Inference has the same output, and no tensor is as large as the whole map."""
+    """Inference in chunks has the same output. No tensor is as large as the attention logits of all lines."""
     layer = AxialAttention(16, 32, "height", heads=4, span=span, value_position=value, backend=backend)
     x = tf.random.stateless_normal([2, 40, 7, 12], [0, 1])
     layer(x)

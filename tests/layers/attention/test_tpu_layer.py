@@ -1,4 +1,4 @@
-"""The TPU kernels, interpreted by jax on a CPU, compared with the float64 oracle and the backend 'xla'."""
+"""The TPU kernels of attention, which jax interprets on a CPU, compared with a float64 oracle and with 'xla'."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from tests.layers.test_axial_attention import HEADS, check_steps, make, oracle_w
 
 
 def roll(x, shift, axis, *, stride=0, stride_axis=0):
-    """`pltpu.roll` by indexing. For long rows, jax takes minutes to compile its interpretation of the operation."""
+    """`pltpu.roll`, written with indexing. For long rows, jax takes minutes to compile its own interpretation of it."""
     assert (axis, stride_axis) == (1, 0)
     row, lane = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])
     return jnp.take_along_axis(x, (lane - stride * row - shift) % x.shape[1], 1)
@@ -25,7 +25,7 @@ def roll(x, shift, axis, *, stride=0, stride_axis=0):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Pretends that there is a TPU and interprets its kernels. Returns the list of their calls."""
+    """Pretends that there is a TPU, whose kernels jax interprets. Returns a list with the arguments of each call."""
     made, kernels = [], kernel_layer.project_and_attend
 
     def interpreted(*args, **kwargs):
@@ -45,8 +45,8 @@ def calls(monkeypatch):
         (7, None, False, None, True),
         pytest.param(10, 9, True, 9, True, marks=pytest.mark.slow),
         pytest.param(37, 21, False, 21, True, marks=pytest.mark.slow),
-        pytest.param(9, 9, True, None, True, marks=pytest.mark.slow),  # an axis up to the span is seen whole
-        pytest.param(65, 65, True, None, False, marks=pytest.mark.slow),  # a reach of 64
+        pytest.param(9, 9, True, None, True, marks=pytest.mark.slow),  # the span covers the whole axis
+        pytest.param(65, 65, True, None, False, marks=pytest.mark.slow),  # a reach of 64 is too large
     ],
 )
 def test_a_layer_matches_the_oracle(calls, length, span, whole, effective_span, served):
@@ -62,7 +62,7 @@ def test_a_layer_matches_the_oracle(calls, length, span, whole, effective_span, 
 
 
 def layers_of(case, x, backends=("xla", "kernel"), **options):
-    """The layers of a case with each backend, with the same random weights."""
+    """One layer per backend for a case, all with the same random weights."""
     *_, axis, span, heads, depth, value_depth = case
     options = dict(span=span, max_distance=51, **options)
     layers = [AxialAttention(heads * depth, heads * value_depth, axis, heads, backend=b, **options) for b in backends]
@@ -84,9 +84,9 @@ LARGE = [
     # height, width, axis, span, heads, key and value channels per head
     (2, 65, "width", 65, 1, 32, 64),
     (130, 1, "height", 21, 3, 64, 64),  # 3 heads of 64 channels fill one and a half registers
-    (1, 300, "width", 127, 2, 8, 16),  # the largest reach
-    (7, 7, "height", 5, 8, 4, 8),  # lines are much shorter than a window
-    (1, 625, "width", 5, 1, 8, 16),  # several programs
+    (1, 300, "width", 127, 2, 8, 16),  # the largest span that the kernels support
+    (7, 7, "height", 5, 8, 4, 8),  # lines are much shorter than a kernel's window
+    (1, 625, "width", 5, 1, 8, 16),  # several kernel programs
 ]
 
 
@@ -99,7 +99,7 @@ LARGE = [
     ids=str,
 )
 def test_outputs_and_gradients_equal_the_xla_backend(calls, case, frozen):
-    """Also with frozen statistics, as in the backbone of a detector."""
+    """The cases include frozen statistics, as in the backbone of a detector."""
     x = images(case)
     plain, layer = layers_of(case, x, norm=BatchNormConfig(epsilon=0.1, frozen=frozen))
     calls.clear()
@@ -117,7 +117,7 @@ def test_two_cores_share_an_odd_number_of_programs(calls, monkeypatch):
 
 
 def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
-    """Any machine can trace the step for a TPU, because jax only lowers the kernels."""
+    """A train step has seven kernels and no softmax op. Any machine can trace it, as jax only lowers the kernels."""
     layer = AxialAttention(64, 128, "width", heads=8, backend="kernel")
     layer(tf.zeros([2, 1, 40, 16]))
     monkeypatch.setattr(device, "on_cpu", lambda: False)
@@ -141,7 +141,7 @@ def test_a_step_holds_seven_kernels_and_no_map(monkeypatch):
 @pytest.mark.parametrize(
     "batch,terms,axis,span,width",
     [
-        (None, TERMS, "width", None, 9),  # the number of images is unknown
+        (None, TERMS, "width", None, 9),  # unknown batch size
         (2, TERMS[:2], "width", None, 9),
         (2, TERMS, "square", 3, 9),
         (2, TERMS, "width", 129, 200),

@@ -1,4 +1,4 @@
-"""Helpers of the mechanisms' tests: comparison with oracles, execution modes, and the memory of a step."""
+"""Helpers for tests of spatial attention: comparison with oracles, execution modes, and the memory of a step."""
 
 import functools
 
@@ -13,7 +13,7 @@ def name_of(weight):
 
 
 def randomized(layer, shape, seed=0):
-    """The layer, built for a shape and with random weights, and an input."""
+    """Builds a layer for an input shape and sets random weights. Returns (layer, random input)."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=shape).astype(layer.dtype)
     layer.build(x.shape)
@@ -23,13 +23,13 @@ def randomized(layer, shape, seed=0):
 
 
 def check_oracle(run, inputs, oracle, tolerance, weights=()):
-    """Checks outputs and gradients. It compares gradients with differences of the oracle along a random direction.
+    """Checks outputs, and compares gradients with difference quotients of the oracle along a random direction.
 
     Args:
-        run: function of tensors by name.
+        run: function that takes `inputs` as keyword arguments and returns the output.
         inputs: dict from names to arrays.
-        oracle: function of the inputs and the weights, as float64 arrays by name.
-        tolerance: tolerance of the outputs, relative to the largest. For derivatives it is ten times as much, or 1e-6.
+        oracle: function of the inputs and the weights, which are float64 keyword arguments.
+        tolerance: tolerance of outputs, relative to the largest. Derivatives have ten times this, but at least 1e-6.
         weights: variables that `run` depends on.
     """
     inputs = {name: tf.constant(array) for name, array in inputs.items()}
@@ -50,7 +50,7 @@ def check_oracle(run, inputs, oracle, tolerance, weights=()):
 
 
 def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
-    """`check_oracle` for a built layer and an oracle that takes the layer."""
+    """Calls `check_oracle` for a built layer and an oracle with the arguments `layer` and `key_mask`."""
 
     def run(**inputs):
         return layer(inputs.pop("x"), key_mask=key_mask, **inputs)
@@ -60,7 +60,7 @@ def check_layer(layer, x, oracle, tolerance, *, key_mask=None, **inputs):
 
 
 def check_everywhere(layer, x, folder):
-    """A built layer has equal outputs and gradients eagerly, in a graph of any batch, by XLA, and in a SavedModel."""
+    """Asserts that a layer has equal outputs and gradients eagerly, in a graph and by XLA. Also checks a SavedModel."""
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -79,7 +79,7 @@ def check_everywhere(layer, x, folder):
     module.layer = layer
     module.run = tf.function(layer, autograph=False, input_signature=any_batch)
     tf.saved_model.save(module, str(folder))
-    loaded = tf.saved_model.load(str(folder))  # keeps the weights of its function alive
+    loaded = tf.saved_model.load(str(folder))  # the variable keeps the loaded weights alive
     assert relative_error(loaded.run(x), eager[0]) < 1e-5
 
 

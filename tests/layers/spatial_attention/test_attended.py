@@ -1,4 +1,4 @@
-"""Attended residual blocks, and the layers of the Transformer with each mechanism."""
+"""Residual blocks with spatial attention, and Transformer layers with each spatial attention mechanism."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_gamma_zero_is_the_identity_bit_for_bit():
 
 @pytest.mark.parametrize("name,spatial", [("1111", "regular"), ("dynamic", "none"), ("0010", "deformable")])
 def test_a_block_starts_as_the_block_without_attention(name, spatial):
-    """With the same weights, it equals the bottleneck with the 3x3 convolution while gamma and offsets are zero."""
+    """At initialisation gamma and offsets are 0, so the block equals the bottleneck with a regular 3x3 convolution."""
     x = tf.random.stateless_normal([2, 6, 5, 8], [0, 1])
     norm = BatchNormConfig()
 
@@ -87,7 +87,7 @@ def test_padded_tokens_change_nothing(name, deformable):
     mask = tf.constant([[True] * 4 + [False] * 2] * 2)
     changed = tf.concat([x[:, :4], 100 * x[:, 4:]], 1)
     actual = layer(changed, key_mask=mask)[:, :4]
-    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # Keras passes its mask on
+    masked = keras.layers.Masking()(tf.where(mask[..., None], x, 0.0))  # with a Keras mask
     np.testing.assert_allclose(layer(masked)[:, :4], actual, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(actual, layer(x[:, :4]), rtol=1e-4, atol=1e-5)
     decoder, target = make_decoder(name, deformable), tf.random.stateless_normal([2, 6, 8], [2, 3])
@@ -120,7 +120,7 @@ def test_cached_decoding_equals_full_decoding(name, deformable):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_keras_masks_reach_the_attention(policy):
-    """Also if Keras casts the input, which drops the mask of the tensor."""
+    """The mask is used even if Keras casts the input, which removes the mask from the tensor."""
     layer = Attended(GeneralizedAttention("1111", 2, axes=1, dtype=policy), dtype=policy)
     x = keras.layers.Embedding(9, 8, mask_zero=True)(tf.constant([[3, 1, 0, 0], [2, 5, 4, 0]]))
     layer(x)

@@ -1,4 +1,4 @@
-"""Deformable convolution, compared with float64 loops and with the outputs of another implementation."""
+"""Deformable convolution, compared with float64 loops and with golden outputs of ONNX."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def form(request):
     return request.param
 
 
-# height, width, strides, dilation, padding, groups, offset groups, with masks
+# height, width, strides, dilation, padding, groups, offset groups, whether it has masks
 CASES = [
     (5, 4, 1, 1, 1, 1, 1, True),
     (6, 5, 2, 1, 1, 2, 2, True),
@@ -64,7 +64,7 @@ def test_matches_the_oracle(form, case, dtype, tolerance):
 
 
 def test_large_maps_are_read_at_the_right_pixels():
-    """Beyond 2^24 pixels, float32 does not represent every index."""
+    """The map has over 2^24 pixels, so float32 cannot represent every pixel index."""
     height, width = 2**13 + 2, 2**11 + 2
     x = tf.cast(tf.range(height * width) % 251, tf.float16)[None, :, None]
     x = tf.reshape(x, [1, height, width, 1])
@@ -108,7 +108,7 @@ def test_positions_are_float32_under_mixed_precision(form):
     x = tf.ones([1, 5, 300, 4], tf.bfloat16)
     layer(x)
     assert all(a.dtype == tf.float32 for a in layer.offsets(x))
-    # bfloat16 cannot represent 257, so positions in bfloat16 would miss their pixels.
+    # bfloat16 cannot represent 257. Positions in bfloat16 would read wrong pixels.
     x = tf.cast(tf.reshape(tf.range(300) % 2, [1, 1, 300, 1]), tf.bfloat16)
     y = deformable_conv(x, tf.ones([1, 1, 1, 1], tf.bfloat16), tf.zeros([1, 1, 300, 2]), form=form)
     np.testing.assert_array_equal(tf.cast(y, tf.float32), tf.cast(x, tf.float32))
@@ -138,7 +138,7 @@ def test_a_sequence_matches_the_oracle(form, causal, length, kernel):
 
 
 def test_the_future_has_no_gradient(form):
-    """Later tokens change neither the output nor, for offsets of zero, the gradients of the weights."""
+    """The output has no gradient for later tokens, and later tokens do not change the weights' gradients."""
     layer, x = make_line(True, form)
     x = tf.constant(x)
     for scale in (1.0, 0.0):

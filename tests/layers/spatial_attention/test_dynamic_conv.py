@@ -1,4 +1,4 @@
-"""Dynamic convolution, compared with float64 loops and with another implementation's outputs and gradients."""
+"""Dynamic convolution, compared with float64 loops and with fairseq's golden outputs and gradients."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def make(shape, **options):
 CASES = [
     ([2, 5, 4, 4], {}),
     ([2, 1, 1, 4], {}),
-    ([1, 3, 2, 4], dict(kernel=7)),  # larger than the map
+    ([1, 3, 2, 4], dict(kernel=7)),  # the kernel is larger than the map
     ([1, 1, 5, 4], dict(kernel=1, groups=4)),
     ([2, 6, 4], {}),
     ([2, 6, 4], dict(causal=True)),
@@ -45,7 +45,7 @@ def test_matches_the_oracle(shape, options, dtype, tolerance):
 
 @pytest.mark.parametrize("file", golden_files("study_dynamic_*.npz"))
 def test_agrees_with_fairseq(file):
-    """Its layer has only the kernels and the depthwise convolution."""
+    """fairseq's layer has only the kernel prediction and the depthwise convolution, without projections."""
     arrays, meta = read_golden(file)
     x, expected, upstream, expected_d_x = (arrays[n].transpose(1, 0, 2) for n in ("x", "y", "cotangent", "grad/x"))
     layer = DynamicConv(meta["kernel"], meta["groups"], axes=1)

@@ -1,4 +1,4 @@
-"""Generalised attention, compared with float64 loops and with another implementation's outputs and gradients."""
+"""Generalised attention, compared with float64 loops and with mmcv's golden outputs and gradients."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def make(setting, shape, **options):
 
 
 def output_and_gradients(layer, x, upstream):
-    """(y, dict of gradients by name) of the layer."""
+    """Returns (y, dict of the gradients of x and the weights by name). `upstream` is the gradient of y."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -43,18 +43,18 @@ def check(layer, x, tolerance=TOLERANCE, **inputs):
 # === Outputs and gradients ===
 
 FORMS = {"stride1": {}, "stride2": dict(key_stride=2), "window": dict(window=3)}
-# Every attention type in the plain form, and a few in the other forms.
+# Tests on maps: every attention type without stride and window, and a few types with them.
 FEW = [("1111", "stride2"), ("0011", "window"), ("1111", "window")]
 MAPS = [*((setting, "stride1") for setting in SETTINGS), *FEW]
 
 
 @pytest.mark.parametrize("setting,form", MAPS)
 def test_maps(setting, form):
-    sizes = [(3, 4)] if form == "stride2" else [(3, 4), (1, 1)]  # a stride beyond the map is refused; see below
+    sizes = [(3, 4)] if form == "stride2" else [(3, 4), (1, 1)]  # a stride larger than the map is an error
     for size in sizes:
         check(*make(setting, [1, *size, 8], dtype="float64", **FORMS[form]), 1e-9)
     if setting == "1111":
-        check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # in float32
+        check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # here float32
 
 
 SEQUENCES = {
@@ -85,7 +85,7 @@ def test_keys_of_another_sequence_and_padding(setting):
 
 
 def test_keys_of_another_map():
-    """With a window every query sees a key."""
+    """The queries and keys are maps of different sizes. With the window, each query still sees a key."""
     for setting, size, options in (("0110", (5, 4), {"key_stride": 2}), ("0010", (4, 7), {"window": 3})):
         layer, x = make(setting, [1, 4, 8, 8], **options)
         check(layer, x, keys=np.random.default_rng(3).normal(size=[1, *size, 8]).astype(np.float32))
@@ -93,7 +93,7 @@ def test_keys_of_another_map():
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), ("1111", "window")])
 def test_chunks_of_the_queries(setting, form, monkeypatch):
-    """Large maps are computed in chunks. Here a chunk has one or two rows, and the last chunk is not full."""
+    """The layer computes large maps in chunks of rows. Here the last chunk has fewer rows than the others."""
     layer, x = make(setting, [1, 14, 2, 8], **FORMS[form])
     upstream = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
     monkeypatch.setattr(attention_terms, "LEAST_ROWS", 100)
@@ -122,7 +122,7 @@ MMCV = {
 
 @pytest.mark.parametrize("file", golden_files("study_ga_*.npz"))
 def test_agrees_with_mmcv(file):
-    """Its window reaches one pixel further down and to the right than its argument says."""
+    """mmcv's window extends one pixel further down and to the right than its argument says."""
     arrays, meta = read_golden(file)
     layer = GeneralizedAttention(meta["setting"], meta["heads"], key_stride=meta["kv_stride"])
     span = meta["spatial_range"]
@@ -148,12 +148,12 @@ def test_agrees_with_mmcv(file):
 
 @pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
 def test_no_tensor_of_pairs_and_channels(setting, form):
-    """No [pixels, pixels, D] per head, and no [pixels, pixels] for terms that need no pairs."""
+    """No tensor has the shape [pixels, pixels, D] per head. Terms without pairs need no [pixels, pixels] either."""
     pixels, depth, heads = 24 * 24, 8, 2
     layer, _ = make(setting, [1, 24, 24, heads * depth], **FORMS[form])
     largest = largest_tensor(layer, [1, 24, 24, heads * depth])
     keys = pixels // layer.key_stride**2
-    assert largest <= 2 * heads * pixels * keys  # chunks with a window also hold rows beyond the map
+    assert largest <= 2 * heads * pixels * keys  # with a window, chunks include padding rows
     if setting in ("0010", "0001"):
         assert largest < pixels * keys
 
@@ -167,12 +167,12 @@ def test_keras_masks_are_masks_of_keys(setting):
     embedding = keras.layers.Embedding(9, 8, mask_zero=True)
     padded, ids = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6]]), keras.Input([6], dtype="int32")
     model = keras.Model(ids, layer(embedding(ids)))
-    x, mask = tf.constant(embedding(padded).numpy()), padded != 0  # without Keras' mask
+    x, mask = tf.constant(embedding(padded).numpy()), padded != 0  # has no Keras mask
     expected = layer(x, key_mask=mask)
     assert np.any(layer(x).numpy()[0] != expected.numpy()[0])
     np.testing.assert_allclose(model(padded), expected, atol=1e-6)
-    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # the mask goes on to the next layer
-    # Two masks both apply. Keys with a mask use their own mask.
+    np.testing.assert_array_equal(layer(embedding(padded))._keras_mask, mask)  # the output has the mask
+    # `key_mask` and a Keras mask are combined. Separate keys use their own Keras mask.
     first = np.arange(6) < np.array([[2], [6]])
     np.testing.assert_allclose(layer(embedding(padded), key_mask=first), layer(x, key_mask=first & mask), atol=1e-6)
     other = np.random.default_rng(5).normal(size=[2, 4, 8]).astype(np.float32)
@@ -185,7 +185,7 @@ def test_keras_masks_are_masks_of_keys(setting):
 
 @pytest.mark.parametrize("setting,form", [("0110", "stride1"), *FEW])
 def test_the_weights_of_a_query_give_its_output(setting, form):
-    """They sum to one, and the weighted values give the layer's output at the query."""
+    """The attention weights of a query sum to 1. The values weighted with them give the query's output."""
     layer, x = make(setting, [2, 5, 4, 8], **FORMS[form])
     weights = layer.query_weights(x, (3, 1))
     stride = layer.key_stride
@@ -199,7 +199,7 @@ def test_the_weights_of_a_query_give_its_output(setting, form):
 
 
 def test_the_weights_of_a_term_alone():
-    """They equal the attention weights of a layer with only this term and with the same variables."""
+    """`terms` gives the attention weights of a layer that has only these terms and the same variables."""
     layer, x = make("1111", [1, 5, 4, 8])
     weights = {name_of(weight): weight for weight in layer.weights}
     for setting in ("1000", "0110"):
@@ -230,7 +230,7 @@ def test_cached_decoding_equals_full_decoding(setting, options):
         layer.step(x[:, :1], 5, cache, positions)
 
 
-# === Where it runs ===
+# === Execution modes and precision ===
 
 
 @pytest.mark.parametrize("setting,form", [("1111", "whole"), ("0011", "parts")])

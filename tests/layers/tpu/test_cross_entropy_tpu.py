@@ -1,4 +1,4 @@
-"""The TPU kernels of the semantic loss, interpreted by jax on a CPU."""
+"""The TPU kernels of the semantic loss, which jax interprets on a CPU."""
 
 import functools
 
@@ -19,7 +19,7 @@ from tests.conftest import relative_error
 
 
 def oracle(logits, labels, d):
-    """float64 loss of each pixel, and the gradient of the logits, where d is the gradient of the losses."""
+    """Returns float64 (loss of each pixel, gradient of the logits). `d` is the gradient of the pixels' losses."""
     rows, columns = (triangle_weights(*sizes, antialias=False) for sizes in zip(logits.shape[1:3], labels.shape[1:]))
     z = np.einsum("yh,xw,nhwc->nyxc", rows, columns, logits)
     p = np.exp(z - z.max(-1, keepdims=True))
@@ -71,4 +71,4 @@ def test_the_loss_of_a_step_is_the_same(monkeypatch):
     monkeypatch.setattr(cross_entropy_tpu, "resized_cross_entropy", lambda *args: (calls.append(args), exact(*args))[1])
     for ours, theirs in zip(run(), expected, strict=True):
         assert relative_error(ours, theirs) < 1e-5
-    assert len(calls) == 2  # one per semantic map
+    assert len(calls) == 2  # one for each output with classes

@@ -1,4 +1,4 @@
-"""The TPU kernels of depthwise convolution, interpreted by jax on a CPU."""
+"""The TPU kernels of depthwise convolution, which jax interprets on a CPU."""
 
 import functools
 
@@ -18,7 +18,7 @@ from tests.conftest import relative_error
 
 
 def oracle(x, kernel, d):
-    """float64 output, and the gradients of x and of the kernel, where d is the gradient of the output."""
+    """Returns float64 (output, gradient of x, gradient of the kernel). `d` is the gradient of the output."""
     side, reach = len(kernel), len(kernel) // 2
     beyond = [(0, 0), (reach, reach), (reach, reach), (0, 0)]
     padded, d_kernel = np.pad(x, beyond), np.zeros_like(kernel)
@@ -59,7 +59,7 @@ def test_bfloat16_is_summed_in_float32():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Pretends that there is a TPU and interprets its kernels. Returns the list of the shapes of their calls."""
+    """Pretends that there is a TPU, whose kernels jax interprets. Returns a list with the input shape of each call."""
     shapes, convolve = [], functools.partial(depthwise_tpu.convolve, interpret=True)
     monkeypatch.setattr(device, "on_tpu", lambda: True)
     monkeypatch.setattr(depthwise_tpu, "convolve", lambda *args: (shapes.append(args[0].shape), convolve(*args))[1])

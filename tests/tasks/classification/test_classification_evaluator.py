@@ -11,7 +11,7 @@ SPEC = classes_spec("made up", [f"class {i}" for i in range(8)])
 
 
 def scored(truth, probability):
-    """Scores for true classes [N] and probabilities [N, classes]."""
+    """The result of `ClassificationMetrics` for true classes [N] and probabilities [N, classes]."""
     scores = ClassificationMetrics(SPEC)
     for number in range(len(truth)):
         example = {"image/class": tf.constant(truth[number]), "image/file_name": tf.constant(f"{number}.jpg")}
@@ -21,7 +21,7 @@ def scored(truth, probability):
 
 @pytest.fixture
 def guesses():
-    """(true classes [300], probabilities [300, 8]). About half of the photos are right; none is of the last class."""
+    """(true classes [300], probabilities [300, 8]). About half of the predictions are right. No photo has class 7."""
     rng = np.random.default_rng(0)
     logits = 3 * rng.normal(size=[300, 8])
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

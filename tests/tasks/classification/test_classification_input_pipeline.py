@@ -17,7 +17,7 @@ SMALL = (16, 16)
 
 
 def batches(folder, count, **options):
-    """The first `count` training batches of four photos. `options` are arguments of `ClassificationData`."""
+    """List of the first `count` training batches of four photos. `options` are arguments of `ClassificationData`."""
     data = ClassificationData("train", "val", SMALL, shuffle=16, **options)
     return list(ClassificationTask(ModelConfig("resnet_nano"), data, folder).train_dataset(4, seed=3).take(count))
 
@@ -45,7 +45,7 @@ def test_options(colours_dir, options):
     assert not np.allclose(changed["image"], plain["image"], atol=1e-3)
     np.testing.assert_allclose(changed["label"].numpy().sum(1), 1, atol=1e-6)
     pixels = changed["image"].numpy()
-    if "erase" in options:  # standard normal noise, up to five standard errors
+    if "erase" in options:  # the pixels are standard normal noise, within five standard errors
         erased = pixels[pixels != plain["image"].numpy()]
         assert erased.size > 100 and abs(erased.mean()) < 5 / erased.size**0.5
         assert abs(erased.std() - 1) < 5 / (2 * erased.size) ** 0.5

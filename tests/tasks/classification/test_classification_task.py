@@ -31,7 +31,7 @@ def run(folder, model_dir, steps, **options):
 
 
 def latest(model_dir):
-    """dict of the tensors of the latest checkpoint."""
+    """dict from names to the tensors of a run's latest checkpoint."""
     reader = tf.train.load_checkpoint(str(model_dir))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name}
 

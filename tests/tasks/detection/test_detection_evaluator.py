@@ -1,4 +1,4 @@
-"""Detection metrics: ground truth as prediction, comparison with pycocotools, confusions and masks."""
+"""Detection metrics: scores of the ground truth, comparison with pycocotools, confusions, and masks."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ SPLIT = "val2017"
 
 @pytest.fixture(scope="module")
 def photos(sample_dir):
-    """The eight evaluation examples of the sample. The first has the most objects, and two of these are crowds."""
+    """The eight evaluation examples of the sample. The first one has the most objects, two of them crowds."""
     assert read_manifest(sample_dir, SPLIT)["spec"] == COCO
     examples = list(DETECTION.examples(sample_dir, SPLIT, COCO))
     examples.sort(key=lambda e: -len(e["object/class"]))
@@ -39,7 +39,7 @@ def photos(sample_dir):
 
 
 def truth(example, masked=False):
-    """The true objects of an example as predictions with a score of 1."""
+    """Predictions that are the true objects of an example, each with a score of 1."""
     objects = true_objects(example, COCO, masked)
     fields = ("bbox", "segmentation") if masked else ("bbox",)
     return [
@@ -71,7 +71,7 @@ def guesses(example, seed):
 
 
 def scored(photos, predict, masked=False):
-    """`DetectionMetrics` of all photos, with predict(example) as their predictions."""
+    """`DetectionMetrics` of all photos. `predict` is a function from an example to its predictions."""
     scores = DetectionMetrics(COCO)
     for example in photos:
         scores.add(example, predict(example), masked)
@@ -87,7 +87,7 @@ def test_truth_is_perfect_with_crowds(photos):
 
 
 def theirs(photos, predict):
-    """The twelve scores that pycocotools' own evaluation gives for predict(example)."""
+    """The twelve box scores of pycocotools. `predict` is a function from an example to its predictions."""
     index, images, annotations = CocoIndex(), [], []
     for example in photos:
         image = int(example["image/id"])
@@ -111,7 +111,7 @@ def theirs(photos, predict):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_moved_boxes_have_pycocotools_figures(photos, seed):
-    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # ties are ranked in the order of the photos
+    ordered = sorted(photos, key=lambda e: int(e["image/id"]))  # the order of photos ranks equal scores
     ours = scored(ordered, lambda e: guesses(e, seed)).result()["box"]
     expected = theirs(ordered, lambda e: guesses(e, seed))
     assert 0.05 < ours["ap"] < 0.95
@@ -120,7 +120,7 @@ def test_moved_boxes_have_pycocotools_figures(photos, seed):
 
 
 def test_confusions_name_the_box_that_overlaps_most():
-    """Crowds have no row, and a box below the score threshold does not count."""
+    """`confusions` leaves out crowds and boxes below the score threshold."""
     true = [{"bbox": [0, 0, 10, 10], "category_id": c, "iscrowd": crowd} for c, crowd in ((1, 0), (2, 1))]
     true.append({"bbox": [50, 50, 10, 10], "category_id": 3, "iscrowd": 0})
     predicted = [
@@ -132,7 +132,7 @@ def test_confusions_name_the_box_that_overlaps_most():
 
 
 def test_pasted_masks():
-    """Compared with a loop over pixels: bilinear interpolation at the pixel's centre, thresholded at 1/2."""
+    """Pasted masks equal a loop over pixels, which interpolates at each pixel's centre and thresholds at 1/2."""
     rng = np.random.default_rng(0)
     mask, (x, y, width, height), size = rng.random([4, 4]), (2.3, 1.7, 9.1, 6.2), (10, 14)
     pasted = paste_mask(mask, (x, y, width, height), size)
@@ -152,7 +152,7 @@ def test_pasted_masks():
 
 
 def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
-    """The object still counts in box AP. In mask AP it may be missed, and a prediction on it is ignored."""
+    """The object still counts in box AP. Mask AP ignores the object and any prediction on it."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
     pixels, has_mask = (x.numpy() for x in record_masks(example, COCO))
     assert has_mask.all()

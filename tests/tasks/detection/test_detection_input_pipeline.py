@@ -10,7 +10,7 @@ from tests import oracles
 
 
 def drawn(objects, valid_size, canvas, seed=0):
-    """(corners [n, 4], target scores [n], target codes [n, 4]) of all n anchors, for the corners of objects."""
+    """Anchor targets for the corners of objects: (corners [n, 4], labels [n], box codes [n, 4]) of all n anchors."""
     targets = anchor_targets(tf.constant(objects, tf.float32, [len(objects), 4]), valid_size, canvas, [seed, 0])
     anchor_maps = anchors(canvas)
     columns = zip(*((x, targets[f"anchor_scores/{i}"], targets[f"anchor_boxes/{i}"]) for i, x in anchor_maps.items()))
@@ -27,7 +27,7 @@ def is_inside(corners, valid_size):
     [((800, 1067), (1344, 1344)), ((800, 533), (832, 1344))],
 )
 def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
-    """For sizes of the study's protocol and objects at the edges of the photo."""
+    """The image sizes are from Zhu et al., and some objects are at the edges of the photo."""
     height, width = valid_size
     objects = [[0, 0, 90, 130], [height - 200, width - 80, height, width], [300, 200, 420, 330], [0, 300, 20, 500]]
     corners, scores, _ = drawn(objects, valid_size, canvas)
@@ -41,14 +41,14 @@ def test_no_anchor_beyond_the_photo_is_drawn(valid_size, canvas):
     [
         [],
         [[4, 8, 40, 60]],
-        [[2, 3, 11, 12]],  # smaller than an IoU of 0.3 with any anchor
+        [[2, 3, 11, 12]],  # so small that its IoU with every anchor is below 0.3
         [[5, 5, 45, 40], [7, 5, 45, 42], [0, 0, 33, 31], [20, 60, 53, 101]],
-        [[10, 10, 38, 34], [10, 10, 38, 34]],  # equal boxes, so ties in IoU
+        [[10, 10, 38, 34], [10, 10, 38, 34]],  # equal boxes, which have equal IoUs
     ],
 )
 @pytest.mark.parametrize("valid_size", [(53, 101), (20, 20)])
 def test_anchors_are_assigned_as_in_the_studys_code(objects, valid_size):
-    """Compared with an oracle for the anchors inside the photo. No anchor is inside the smallest photo."""
+    """Anchors inside the photo have the oracle's targets. The photo of 20x20 pixels contains no anchor."""
     objects = [box for box in objects if box[2] <= valid_size[0] and box[3] <= valid_size[1]]
     corners, scores, codes = drawn(objects, valid_size, (64, 128))
     inside = is_inside(corners, valid_size)

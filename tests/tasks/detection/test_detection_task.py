@@ -22,7 +22,7 @@ def task(sample_dir):
     return DetectionTask(ModelConfig("mask_rcnn_resnet_nano"), data, sample_dir)
 
 
-# Values of anchor labels, of box classes and of classes of boxes with a mask, in four photos. -1: not sampled.
+# The values that occur as (anchor labels, classes of boxes, classes of boxes with a mask). -1 means not sampled.
 CASES = {
     "some of each": ([-1, 0, 1], [-1, 0, 1, 2], [0, 1, 2]),
     "all drawn": ([0, 1], [0, 1, 2], [1, 2]),
@@ -30,7 +30,7 @@ CASES = {
     "nothing drawn": ([-1], [-1], [0]),
     "objects without a mask": ([0, 1], [0, 2], [0]),
 }
-EMPTY = {  # the losses that are 0
+EMPTY = {  # names of the losses that are 0 in a case
     "no object": ["anchor_box", "box", "mask"],
     "nothing drawn": ["anchor_score", "anchor_box", "class", "box", "mask"],
     "objects without a mask": ["mask"],
@@ -38,9 +38,9 @@ EMPTY = {  # the losses that are 0
 
 
 def random_step(labels, kinds, masked):
-    """(batch, outputs) of a detector for four photos, with random values from `labels`, `kinds` and `masked`.
+    """Random (batch, outputs of a detector) for four photos. The arguments are the values of a case of `CASES`.
 
-    Box errors are in the quadratic and in the linear part of the smooth L1 loss. Image i is filled with the value i.
+    Box errors occur in both the quadratic and the linear part of the smooth L1 loss. Image i has the value i.
     """
     rng = np.random.default_rng(0)
 
@@ -63,7 +63,7 @@ def random_step(labels, kinds, masked):
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_the_studys_and_the_mean_over_parts(task, case):
-    """Compared with an oracle, for the whole batch and for two micro-batches of one and three photos."""
+    """The losses equal the oracle's, for a whole batch and for two micro-batches of one and three photos."""
     batch, outputs = random_step(*CASES[case])
     expected = oracles.detector_losses(outputs, batch)
     assert [name for name, value in expected.items() if not value] == EMPTY.get(case, [])
@@ -99,7 +99,7 @@ def test_a_run_of_before_the_studys_losses_goes_on_if_asked(task, tmp_path, caps
 
 
 def test_detections_are_on_the_photos_own_pixels(task):
-    """For a photo of 200x100 pixels (height x width) with a valid size of 100x25."""
+    """A photo has height 200 and width 100. On the canvas its valid region has height 100 and width 25."""
     detections = {
         "box": tf.constant([[10.0, 5, 60, 20], [-3, -3, 130, 30]]),  # top, left, bottom, right
         "class": tf.constant([1, len(task.spec.thing_classes)]),

@@ -1,4 +1,4 @@
-"""Predictions in COCO's format: read back, they have the same scores; bad files get a one-line message."""
+"""Predictions in COCO's format have the same scores when they are read back. Invalid files get a one-line message."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ def examples(sample_dir):
 
 @pytest.fixture(scope="module")
 def written(examples, tmp_path_factory):
-    """(folder of written predictions, their scores)."""
+    """(folder of the `shifted` predictions in COCO's format, scores of these predictions)."""
     folder = tmp_path_factory.mktemp("results")
     results = CocoPredictionWriter(str(folder), COCO, "val2017")
     scores = evaluate(examples, shifted, PanopticMetrics(COCO), watch=results.add)
@@ -37,13 +37,13 @@ def written(examples, tmp_path_factory):
 
 
 def read(folder, sample_dir):
-    """`StoredPredictions` of a folder."""
+    """The `StoredPredictions` of a folder with predictions in COCO's format."""
     paths = str(folder / "panoptic_val2017.json"), str(folder / "panoptic_val2017")
     return StoredPredictions(*paths, sample_dir, "val2017", spec=COCO)
 
 
 def unsure(examples):
-    """`shifted` predictions with random scores, some above 1, and with classes in pixels without a segment."""
+    """Yields `shifted` predictions with random scores from 0 to 1.2. Pixels without a segment have a class too."""
     for example, prediction in shifted(examples):
         rng = np.random.default_rng(int(example["image/id"]))
         panoptic, semantic = np.asarray(prediction["panoptic"]).copy(), np.asarray(prediction["semantic"]).copy()
@@ -54,7 +54,7 @@ def unsure(examples):
 
 
 def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examples, sample_dir, tmp_path, capsys):
-    """The files keep the segments' scores, for AP, and the classes before the grouping, for mIoU."""
+    """The files contain the segments' scores for AP, and the class of each pixel before the grouping for mIoU."""
     results = CocoPredictionWriter(str(tmp_path), COCO, "val2017", sample_dir)
     scores = evaluate(examples, unsure, PanopticMetrics(COCO), watch=results.add)
     results.close()
@@ -67,7 +67,7 @@ def test_reading_gives_all_scores_of_a_prediction_that_is_not_its_segments(examp
 
 
 def test_the_truth_of_the_data_set_scores_one(examples, sample_dir, capsys):
-    """COCO's ground truth, read as predictions, has a PQ and mIoU of 1, also with crowds."""
+    """COCO's ground truth files, read as predictions, have a PQ and mIoU of 1. The photos include crowds."""
     paths = f"{SAMPLE_DIR}/annotations/panoptic_val2017.json", f"{SAMPLE_DIR}/annotations/panoptic_val2017"
     scores = evaluate(examples, StoredPredictions(*paths, sample_dir, "val2017", spec=COCO), PanopticMetrics(COCO))
     assert scores["pq"]["all"]["pq"] == 1.0 and scores["miou"]["miou"] == 1.0
@@ -75,7 +75,7 @@ def test_the_truth_of_the_data_set_scores_one(examples, sample_dir, capsys):
 
 
 def test_the_official_evaluator_prints_our_scores(written, tmp_path):
-    """cityscapesscripts' evaluator follows panopticapi and reads the same files."""
+    """The evaluator is cityscapesscripts', which computes panopticapi's PQ and reads COCO's format."""
     official = pytest.importorskip("cityscapesscripts.evaluation.evalPanopticSemanticLabeling")
     truth, (folder, scores) = f"{SAMPLE_DIR}/annotations/panoptic_val2017", written
     pngs = str(folder / "panoptic_val2017")
@@ -87,7 +87,7 @@ def test_the_official_evaluator_prints_our_scores(written, tmp_path):
 
 
 def first_png(folder, content):
-    """Path of the first image's PNG."""
+    """Path of the PNG with the first image's segment ids."""
     return folder / "panoptic_val2017" / content["annotations"][0]["file_name"]
 
 
@@ -96,17 +96,17 @@ def resize(path):
 
 
 def odd_map(folder, content):
-    """Fills the first image's map of classes with an unknown category."""
+    """Fills the first image's semantic map with an unknown category id."""
     path = folder / content["annotations"][0]["semantic"]
     Image.fromarray(np.full(np.asarray(Image.open(path)).shape, 12, np.uint8)).save(path)  # COCO has no category 12
 
 
 def first_segments(content):
-    """The segments of the first image."""
+    """The 'segments_info' of the first image."""
     return content["annotations"][0]["segments_info"]
 
 
-BAD = [  # (function that spoils the files, words of the message)
+BAD = [  # (function that makes the files invalid, words of the error message)
     (
         lambda folder, c: c["annotations"].pop(),
         r"1 of the split's 8 images, first image \d+ \(\d+\.jpg\)$",
@@ -147,7 +147,7 @@ def test_image_ids_may_be_names_as_in_cityscapesscripts_form(written, examples, 
 
 
 def test_no_two_photos_share_a_result(tmp_path):
-    """For names with equal stems, two shards write distinct PNGs, which are read with the same scores."""
+    """If names differ only in folder or extension, two shards write distinct PNGs, which have the same scores."""
     names, pngs = ["a/x.jpg", "a/x.png", "x.jpg"], ["a/x.jpg.png", "a/x.png.png", "x.png"]
     items, source = coco_items(SAMPLE_DIR, "val2017")
     items = [{**item, "name": name} for item, name in zip(items, names)]

@@ -1,4 +1,4 @@
-"""The grouping, compared with DeepLab2's golden files and with loops."""
+"""The grouping of pixels to segments, compared with DeepLab2's golden files and with loops over pixels."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.conftest import golden_files, jit_values, read_golden
 
 
 def make_spec(classes, things, divisor=1000, ignore=255):
-    """A `DatasetSpec` with so many classes. `things` are the class indices of things."""
+    """A `DatasetSpec` with the given number of classes. `things` are the class indices of things."""
     return DatasetSpec(
         "test",
         tuple(f"class {i}" for i in range(classes)),
@@ -24,7 +24,7 @@ def make_spec(classes, things, divisor=1000, ignore=255):
 
 
 def run(maps, spec, config, jit=False):
-    """Applies `postprocess` to a batch of the heads' maps. Returns arrays."""
+    """Applies `postprocess` to a batch of head outputs with semantic logits. Returns a dict of arrays."""
     semantic = maps[SEMANTIC]
     maps = {k: tf.constant(v, tf.float32) for k, v in maps.items() if k != SEMANTIC}
     maps[CLASS], maps[PROBABILITY] = tf.argmax(semantic, -1, tf.int32), tf.nn.softmax(semantic)
@@ -35,21 +35,21 @@ def run(maps, spec, config, jit=False):
 @pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("name", golden_files("post_*.npz"))
 def test_golden(name, jit):
-    """DeepLab2's maps give DeepLab2's segments, instances, scores and centres."""
+    """The head outputs of a golden file give the segments, instances, scores and centres that DeepLab2 computes."""
     arrays, meta = read_golden(name)
     things = set(arrays["thing_class_ids"].tolist())
     spec = make_spec(arrays["semantic_logits"].shape[-1], things, meta["label_divisor"], meta["void_label"])
     config = PostprocessConfig(
         meta["center_threshold"], meta["nms_kernel"], meta["keep_k_centers"], meta["stuff_area_limit"]
     )
-    batch = 2  # the same image twice, as images must not affect each other
+    batch = 2  # the same image twice: images must not affect each other
     maps = {
         SEMANTIC: arrays["semantic_logits"],
         CENTER: arrays["center_heatmap"],
         OFFSET: arrays["offsets"],
     }
     actual = run({k: np.stack([v] * batch) for k, v in maps.items()}, spec, config, jit)
-    # On CPUs, DeepLab2's top-k wrongly drops some centres. The golden file then has the exact result too.
+    # On CPUs, DeepLab2's top-k wrongly drops some centres. Then the golden file also has results without this error.
     dropped = meta["centers_kept"] < min(meta["keep_k_centers"], meta["peaks_after_nms"])
     suffix = "_exact_topk" if dropped else ""
     for i in range(batch):
@@ -64,7 +64,7 @@ def test_golden(name, jit):
 
 
 def find_peaks(heat, config):
-    """The local maxima of a heat map [H, W], by a loop over pixels: list of (heat, y, x) in raster order."""
+    """Loops over the pixels of a heat map [H, W]. Returns its local maxima as (heat, y, x), in raster order."""
     height, width = heat.shape
     reach = config.nms_kernel // 2
     peaks = []
@@ -81,7 +81,7 @@ def find_peaks(heat, config):
 
 
 def loops(maps, spec, config):
-    """The panoptic labels [H, W] of one image, by loops over pixels."""
+    """Computes the panoptic labels [H, W] of one image with loops over pixels."""
     semantic = maps[SEMANTIC].argmax(-1)
     heat = maps[CENTER][..., 0]
     height, width = heat.shape
@@ -118,7 +118,7 @@ def test_the_knobs_are_those_of_panoptic_deeplab():
 
 
 def test_without_instances_every_class_is_a_segment():
-    """Three photos of 1x4 pixels. Classes with less than `stuff_area` pixels are void."""
+    """In three photos of 1x4 pixels, each class is one segment. Classes with under `stuff_area` pixels are void."""
     spec = DatasetSpec("a", ("x", "y"), (1, 2), (True, False), label_divisor=10)
     classes = np.array([[[0, 0, 0, 1]], [[1, 1, 1, 1]], [[0, 0, 1, 1]]], np.int32)
     actual = postprocess({CLASS: tf.constant(classes)}, spec, PostprocessConfig(top_k=3, stuff_area=2))
@@ -131,7 +131,7 @@ def test_without_instances_every_class_is_a_segment():
 @pytest.mark.parametrize("jit", jit_values())
 @pytest.mark.parametrize("kernel", [1, 5])
 def test_a_canvas_has_room_for_the_densest_centres(kernel, jit):
-    """`top_k` keeps the centres with the highest scores. Without it, only the label_divisor limits them."""
+    """`top_k` keeps the centres with the highest scores. Without `top_k`, only label_divisor limits their number."""
     maps = {
         SEMANTIC: np.ones([1, 23, 34, 1], np.float32),
         CENTER: np.zeros([1, 23, 34, 1]),

@@ -1,4 +1,4 @@
-"""Property tests of the grouping and of connected pieces, with random maps."""
+"""Property tests of the grouping and of the connected components of instances, with random maps."""
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ RUNS = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 SPEC = make_spec(5, {1, 3})  # its panoptic labels are class x 1000 + instance
-SIZES = [(1, 1), (1, 9), (12, 1), (13, 17)]  # only a few, as the grouping is compiled for each
+SIZES = [(1, 1), (1, 9), (12, 1), (13, 17)]  # few sizes, as TensorFlow traces each size
 KNOBS = st.builds(
     PostprocessConfig,
     center_threshold=st.just(0.25),
@@ -29,7 +29,7 @@ KNOBS = st.builds(
 
 @st.composite
 def network_maps(draw):
-    """The heads' maps for one photo, with blobs of classes. Heats and offsets are multiples of 1/8, so ties occur."""
+    """Head outputs for one photo, whose classes form blobs. Heats and offsets are multiples of 1/8, so ties occur."""
     height, width = draw(st.sampled_from(SIZES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     blobs = rng.integers(0, 5, [4, 4])
@@ -45,7 +45,7 @@ def network_maps(draw):
 
 
 def group(maps, config):
-    """Applies `postprocess` to the heads' maps of one photo. Returns arrays."""
+    """Applies `postprocess` to the head outputs of one photo. Returns a dict of arrays."""
     results = run({name: x[None] for name, x in maps.items()}, SPEC, config)
     return {name: x[0] for name, x in results.items()}
 
@@ -53,7 +53,7 @@ def group(maps, config):
 @settings(RUNS, max_examples=15)
 @given(network_maps(), KNOBS)
 def test_the_grouping_is_the_loops(maps, config):
-    """Ties: the first of equal pixels is the centre, and a pixel belongs to the first of equally near centres."""
+    """The first of several equal maxima is the centre. A pixel belongs to the first of equally near centres."""
     actual = group(maps, config)
     np.testing.assert_array_equal(actual["panoptic"], loops(maps, SPEC, config))
     peaks = find_peaks(maps[CENTER][..., 0], config)
@@ -68,11 +68,11 @@ def test_the_grouping_is_the_loops(maps, config):
         np.testing.assert_allclose(actual["score"][i], expected, rtol=1e-5)
 
 
-# === Pieces of instances ===
+# === Connected components of instances ===
 
 
 def in_pieces(panoptic, config, scale):
-    """`apply_pieces` by a loop over instances, with SciPy's connected components."""
+    """`apply_pieces`, written as a loop over instances with SciPy's connected components."""
     labels, others = panoptic.copy(), []
     for label in np.unique(panoptic[panoptic % SPEC.label_divisor > 0]):
         pieces, count = components(panoptic == label)
@@ -93,7 +93,7 @@ def in_pieces(panoptic, config, scale):
 @settings(RUNS, max_examples=25)
 @given(st.data())
 def test_pieces_are_those_of_scipy(data):
-    """Small maps with few labels have winding pieces. Instance 995 leaves numbers for four more instances."""
+    """Random maps with few labels have winding components. After instance 995, four more instance numbers are free."""
     size = data.draw(st.tuples(*[st.integers(1, 25)] * 2))
     labels = np.array(data.draw(st.lists(st.sampled_from([0, 1001, 1002, 3007, 1995, SPEC.void]), min_size=1)))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -104,7 +104,7 @@ def test_pieces_are_those_of_scipy(data):
 
 
 def test_a_spiral_is_one_piece():
-    """Pixels of a spiral are connected over a long path and many runs."""
+    """The pixels of a spiral are one component, although the path between its ends is long."""
     panoptic = np.zeros([61, 61], np.int32)
     for i in range(0, 30, 2):
         panoptic[i, max(i - 2, 0) : 61 - i] = panoptic[60 - i, i : 61 - i] = 1001

@@ -1,4 +1,4 @@
-"""The losses of segmentation, compared with loops over pixels."""
+"""The segmentation losses, compared with loops over pixels."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def f32(a):
 
 @pytest.mark.parametrize("top_k,ignored", [(0.15, 0.2), (0.2, 0.2), (1.0, 0.3), (0.2, 0.9), (0.2, 1.0)])
 def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored):
-    """`top_k` is a fraction of all pixels, but pixels without a label do not count in the mean."""
+    """`top_k` is a fraction of all pixels, including pixels without a label. The mean is over labelled pixels only."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=[2, 8, 10, 3]), rng.integers(0, 3, [2, 8, 10])
     labels[rng.uniform(size=labels.shape) < ignored] = SPEC.ignore
@@ -45,7 +45,7 @@ def test_cross_entropy_is_the_mean_of_the_hardest_labelled_pixels(top_k, ignored
 @pytest.mark.parametrize("device", [contextlib.nullcontext, portable])
 @pytest.mark.parametrize("most", [1, 3, 40, 99, 100, 1000])
 def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, device):
-    """Four images of 10x10 values: random, half 0, tiny with ties, and without a valid value."""
+    """The four images of 10x10 values are random, half zeros, tiny with ties, and without a valid value."""
     rng = np.random.default_rng(most)
     values, valid = rng.exponential(size=[4, 100]).astype("f4"), rng.uniform(size=[4, 100]) < 0.7
     values[1, :50] = 0.0
@@ -60,7 +60,7 @@ def test_the_mean_of_the_largest_has_the_value_and_the_gradient_of_a_sort(most, 
         largest = np.sort(value[use].astype(np.float64))[::-1][:most]
         np.testing.assert_allclose(actual[row], largest.mean() if largest.size else 0.0, rtol=1e-6)
         expected = np.zeros(100)
-        for number in np.unique(largest):  # tied values share the gradient
+        for number in np.unique(largest):  # equal values share the gradient
             equal = use & (value == number)
             expected[equal] = np.sum(largest == number) / np.sum(equal) / largest.size
         np.testing.assert_allclose(gradient[row], expected, rtol=1e-6)
@@ -92,7 +92,7 @@ def test_a_stride_that_shifts_maps_is_refused(size, old, stride):
 
 
 def maps_and_targets():
-    """(output maps of 5x5 pixels, targets of a crop of 17x17 pixels) of two images. The second has no instances."""
+    """(outputs of 5x5 pixels, targets of 17x17 pixels) for two images. The second image has no instances."""
     rng, crop = np.random.default_rng(1), [2, 17, 17]
     depths = {SEMANTIC: 3, CENTER: 1, OFFSET: 2}
     targets = {
@@ -109,12 +109,12 @@ def maps_and_targets():
 
 @pytest.mark.parametrize("stride", [1, 4])
 def test_terms_and_weights(stride):
-    """Each term equals its definition on every stride-th pixel of the crop, with maps resized bilinearly."""
+    """Each term equals its definition on every stride-th pixel of the crop. The outputs are resized bilinearly."""
     outputs, targets = maps_and_targets()
     actual = losses.panoptic_losses(
         *tf.nest.map_structure(tf.constant, (outputs, targets)), SPEC, losses.LossConfig(stride)
     )
-    positions = np.arange(0, 17, stride) / 4  # on the grid of the maps
+    positions = np.arange(0, 17, stride) / 4  # in pixels of the outputs
     weights = np.maximum(0.0, 1.0 - np.abs(positions[:, None] - np.arange(5)))
     maps = {name: np.einsum("yh,xw,nhwc->nyxc", weights, weights, x) for name, x in outputs.items()}
     truth = {name: x[:, ::stride, ::stride] for name, x in targets.items()}

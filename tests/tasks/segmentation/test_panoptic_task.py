@@ -1,4 +1,4 @@
-"""The panoptic task: averages over scales and mirror images, options of the model, large batches."""
+"""The panoptic task: test-time averages over scales and mirror images, options of the model, and batches."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ GROUPING = PostprocessConfig(center_threshold=0.0, nms_kernel=7, top_k=20, stuff
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Kernels of a 5x5 convolution to the 8 channels of all heads, without mirror symmetry."""
+    """Random kernels of a 5x5 convolution, whose 8 output channels are the channels of all heads."""
     return np.random.default_rng(0).normal(0, 0.3, [5, 5, 3, 8]).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def model(kernels):
-    """A network of one convolution: function from images to the heads' maps."""
+    """A network of one convolution, as a function from images to the head outputs."""
 
     def heads(images):
         x = tf.tanh(tf.nn.conv2d(images, kernels, 4, "SAME"))
@@ -41,14 +41,14 @@ def model(kernels):
 
 
 def photos():
-    """Two canvases, float32 [2, *CANVAS, 3]. The second has padding on its right."""
+    """Two random images, float32 [2, *CANVAS, 3]. The second one has padding on its right."""
     images = tf.random.stateless_uniform([2, *CANVAS, 3], [0, 1], -1, 1).numpy()
     images[1, :, WIDTHS[1] :] = 0
     return images
 
 
 def mirror(x, widths=WIDTHS):
-    """Flips the valid columns of each image."""
+    """Flips the valid columns of each image. `widths` are the numbers of valid columns."""
     x = np.array(x)
     for image, width in zip(x, widths):
         image[:, :width] = image[:, :width][:, ::-1].copy()
@@ -56,13 +56,13 @@ def mirror(x, widths=WIDTHS):
 
 
 def run(model, images, scales=(1.0,), flip=False):
-    """`canvas_maps` as arrays."""
+    """Computes `canvas_maps` in a graph. Returns a dict of arrays."""
     function = tf.function(lambda x: canvas_maps(model, x, tf.constant(WIDTHS), scales, flip=flip), autograph=False)
     return {k: v.numpy() for k, v in function(tf.constant(images)).items()}
 
 
 def test_a_mirrored_photo_gives_the_mirrored_answer(model):
-    """With `flip`, the maps of a mirrored photo are exactly the mirrored maps, in the valid region."""
+    """With `flip`, the outputs for a mirrored photo are exactly the mirrored outputs for the photo."""
     images, scales = photos(), (0.5, 1.0, 1.5)
     plain, turned = run(model, images, scales, True), run(model, mirror(images), scales, True)
     for name, x in turned.items():
@@ -133,7 +133,7 @@ def test_blocks_are_recomputed_on_a_tpu_without_kernels(missing, recompute, monk
     assert model.backbone.stages[0][0].recompute == recompute
 
 
-@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # kernels in layers; in the loss
+@pytest.mark.parametrize("name", ["axial_deeplab_nano", "attended_deeplab_nano"])  # kernels in layers, and in the loss
 def test_cores_do_not_share_an_image_with_the_kernels(name):
     config = ModelConfig(name, backend="kernel")
     task = PanopticTask(config, DataConfig("train", "val", (33, 33)), "", spec=SPEC)

@@ -1,4 +1,4 @@
-"""Predictions of photos at a fixed scale: canvases of several sizes, tiles, one or two replicas."""
+"""Predictions of photos at a fixed scale, with canvases of several sizes, tiles, and one or two replicas."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ from axial.tasks.segmentation.tiles import Tiled, Tiling, join
 from tests.conftest import make_task, two_replicas
 from tests.tasks.contract import eagerly
 
-SCALE = 0.3  # the sides of scaled sample photos are 63 to 96 pixels
+SCALE = 0.3  # at this scale, the sides of the sample photos are 63 to 96 pixels
 MODEL = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}}
 SIDES = (129, 97, 81, 65), (145, 113, 97, 81, 65)
 
@@ -36,15 +36,15 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
-    keras.utils.set_random_seed(2)  # a seed with instances in every photo
+    keras.utils.set_random_seed(2)  # with this seed, every photo has instances
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # scales the logits, so that predictions differ
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
 
 def numbered(sizes):
-    """Examples with canvases of the given sizes. Canvas i is filled with the value i."""
+    """Yields examples with canvases of the given sizes. All pixels of canvas i have the value i."""
     for number, size in enumerate(sizes):
         yield {"image": tf.fill([*size, 3], float(number)), "valid_size": tf.constant(size), "number": number}
 
@@ -72,7 +72,7 @@ def test_canvases_of_one_size_run_together_and_each_size_is_traced_once(replicas
 
 @eagerly()
 def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
-    """Each photo is on the smallest canvas of `SIDES` that fits it, and gets the network's prediction on it."""
+    """Each photo is on the smallest canvas with sides of `SIDES` that fits it. The prediction is for this canvas."""
     examples, canvases = list(task.eval_dataset().take(4)), set()
     for (example, actual), original in zip(task.predictions(model)(iter(examples)), examples, strict=True):
         assert example is original
@@ -82,7 +82,7 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
         canvases.add(tuple(canvas))
         assert list(example["image"].shape[:2]) == canvas and list(example["valid_size"].numpy()) == list(valid_size)
         image = place_image(photo, tf.constant(valid_size, tf.int32), canvas)
-        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # a graph may round differently
+        np.testing.assert_allclose(example["image"], image, atol=1e-6)  # graphs may round differently
         expected = {k: v[0] for k, v in task.segment(task.maps(model, example["image"][None])).items()}
         expected = full_size(expected, valid_size, photo.shape[:2])
         for name, value in expected.items():
@@ -92,20 +92,20 @@ def test_photos_keep_their_scale_on_the_smallest_canvas(task, model):
 
 @pytest.fixture(scope="module")
 def larger(task):
-    """A task with the same network and a larger scale, so that photos are larger than the canvas."""
+    """A task with the same network and a larger scale, at which photos are larger than the canvas."""
     data = {"photo_scale": 0.5, "tile_overlap": 48}
     return make_task(task.data_dir, (129, 145), model=MODEL, data=data, grouping=task.grouping)
 
 
 def mixed(task):
-    """An example of a photo that fits on the canvas, and one of a larger photo."""
+    """Yields two examples: a photo that fits on the canvas, and a larger photo."""
     for example in task.eval_dataset().take(1):
         yield task.example(decode_photo(example)[:250, :290])
         yield example
 
 
 def joined(task, model, example):
-    """The prediction of a larger photo, joined from separate predictions of its tiles."""
+    """Predicts each tile of a larger photo separately, and joins the tiles' predictions."""
     photo = decode_photo(example)
     tiling = Tiling(tuple(photo.shape[:2]), (258, 290), 48, 32)
     assert len(tiling.boxes) > 1
@@ -127,7 +127,7 @@ def test_larger_photos_are_joined_from_tiles(larger, model):
             for name, value in expected.items():
                 np.testing.assert_array_equal(value, prediction[name])
     (alone,) = larger.predictions(model)(examples[:1])
-    for name, value in alone[1].items():  # equal to the prediction beside larger photos
+    for name, value in alone[1].items():  # the same prediction as in a list with larger photos
         np.testing.assert_array_equal(value, pairs[0][1][name])
 
 
@@ -144,7 +144,7 @@ def test_sweeps_have_tiles(larger, model):
 
 
 def test_a_class_with_more_instances_than_labels_is_one_line(larger):
-    """1400 predicted instances of a single pixel, with numbers for 999."""
+    """A photo has 1400 predicted instances of a single pixel. A label_divisor of 1000 allows 999."""
 
     def crowd(examples):
         for example in examples:

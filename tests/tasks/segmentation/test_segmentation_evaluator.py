@@ -1,4 +1,4 @@
-"""Metrics and tables of segmentation, at the photo's own size."""
+"""Metrics and tables of segmentation. Predictions have the original size of the photo."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_thresholds_add_matching_accuracy_and_change_nothing_else(examples):
 
 
 def test_photos_whose_objects_are_left_out_are_counted(examples):
-    """The count is the sum over shards. Without dropped objects, the lines lack it."""
+    """Merged shards add up the number of photos with dropped objects. The report has no line for a number of 0."""
     shards = [PanopticMetrics(COCO) for _ in range(2)]
     for i, example in enumerate(examples):
         shards[i % 2].update(example, {**truth_as_prediction(example), "dropped": np.int32(i % 4)})
@@ -63,7 +63,7 @@ def test_photos_whose_objects_are_left_out_are_counted(examples):
 
 
 def test_scores_of_segments_come_from_their_centres(examples):
-    """A thing has the score of its instance, and stuff has 1."""
+    """A thing's score is the score of its instance. A stuff segment's score is 1."""
     for example in examples:
         prediction = truth_as_prediction(example)
         segments, classes, scores, _ = segment_table(prediction, COCO)

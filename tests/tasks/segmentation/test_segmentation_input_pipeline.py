@@ -1,4 +1,4 @@
-"""Input pipeline of segmentation: augmentation, compared with NumPy, and its errors."""
+"""Input pipeline of segmentation: augmentation compared with NumPy, and errors for invalid settings."""
 
 import dataclasses
 
@@ -22,20 +22,20 @@ PLAIN = Augmentation(scales=(1.0, 1.0), flip=False, shift=False)
 
 
 def drawn(record, data, count, seed=0):
-    """List of `count` training examples of a record, as arrays, with the seeds (seed, 0), (seed, 1) and so on."""
+    """List of `count` training examples of a record, as dicts of arrays. Example i uses the seed (seed, i)."""
     make = tf.function(lambda number: training_example(record, tf.stack([seed, number]), COCO, data), autograph=False)
     return [{name: x.numpy() for name, x in make(number).items()} for number in tf.range(count)]
 
 
 def test_training_without_augmentation_prepares_photos_as_evaluation_does(sample_dir):
-    for scale in (None, 0.1):  # 0.1: smaller than the crop
+    for scale in (None, 0.1):  # at 0.1 photos are smaller than the crop
         task = make_task(sample_dir, CANVAS, data={"augmentation": PLAIN, "photo_scale": scale})
         for record in task.eval_dataset("train2017").take(2):
             np.testing.assert_array_equal(task.training_example(record, [0, 0])["image"], record["image"])
 
 
 def make_record(photo, segments):
-    """A parsed record, from a photo, uint8 [h, w, 3], and a segment map, uint8 [h, w] with values from 1 to 9."""
+    """A parsed record of a photo, uint8 [h, w, 3], with a segment map, uint8 [h, w] with values from 1 to 9."""
     ids = np.stack([segments, np.zeros_like(segments), np.zeros_like(segments)], -1)
     return {
         "image/encoded": tf.io.encode_png(photo),
@@ -49,7 +49,7 @@ def make_record(photo, segments):
 
 @pytest.fixture
 def cells():
-    """(photo of 24x36 pixels, segment map). Each of its nine patches has another colour and segment."""
+    """(photo of 24x36 pixels, segment map). Each of its nine patches has its own colour and segment."""
     segments = np.kron(np.arange(1, 10, dtype=np.uint8).reshape(3, 3), np.ones([8, 12], np.uint8))
     return np.stack([25 * segments, 250 - 20 * segments, 3 * segments], -1), segments
 
@@ -57,7 +57,7 @@ def cells():
 def test_quarter_turns_turn_photo_and_labels_together(cells):
     photo, segments = cells
     augmentation = dataclasses.replace(PLAIN, quarter_turns=True, crop=(40, 40))
-    for scale in (None, 1.0):  # None: the photo is turned before it is fitted
+    for scale in (None, 1.0):  # with None, the photo is fitted to the canvas after the turn
         data = DataConfig("a", "b", (36, 24), augmentation, photo_scale=scale)
         turned = [(np.rot90(photo, k), np.rot90(segments, k)) for k in range(4)]
         expected = [(_placed(image, scale), _placed_classes(ids, scale)) for image, ids in turned]
@@ -87,7 +87,7 @@ def _placed_classes(segments, scale):
 
 
 def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
-    """Pixel values are min(255 (x / 255)^gamma brightness, 255), with random numbers inside the ranges."""
+    """A pixel value x becomes min(255 (x / 255)^gamma brightness, 255). gamma and brightness are in their ranges."""
     photo, segments = cells
     plain = training_example(make_record(photo, segments), [0, 0], COCO, DataConfig("a", "b", (24, 36), PLAIN))
     numbers = []
@@ -96,7 +96,7 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
         for example in drawn(make_record(photo, segments), data, 10):
             values = (example["image"] + 1) * 127.5
             np.testing.assert_array_equal(example["semantic"], plain["semantic"])
-            # Two pixel values, which are not clipped, determine the two random numbers.
+            # Two pixel values that are not clipped determine gamma (`exponent`) and brightness (`factor`).
             low, high = (values[segments == s, 2].mean() / 255 for s in (2, 8))
             exponent = np.log(high / low) / np.log(4)
             factor = low / (6 / 255) ** exponent
@@ -108,7 +108,7 @@ def test_brightness_and_gamma_change_values_as_their_equation_says(cells):
 
 
 def test_a_seed_flips_scales_and_cuts_as_it_always_did(cells):
-    """Flip, scale and position use the first four random numbers of a seed, as in older versions."""
+    """Flip, scale and position use the first four random numbers of a seed, as they did in older versions."""
     photo, segments = cells
     data = DataConfig("a", "b", (40, 40), Augmentation(gamma=(1.0, 1.0 + 1e-6)))
     for number, example in enumerate(drawn(make_record(photo, segments), data, 20, seed=7)):

@@ -40,7 +40,7 @@ def test_windows_cover_an_axis_and_stay_inside(size, overlap):
 def test_sliding_averages_the_logits_of_the_windows():
     images = tf.random.stateless_uniform([2, 7, 11, 3], [0, 0])
 
-    def model(x):  # depends on the position in the window, at half of its size
+    def model(x):  # logits at stride 2 that depend on the position in the window
         return {SEMANTIC: tf.cumsum(x[:, ::2, ::2], 1) * 2.0}
 
     actual = sliding(model, (5, 5), 0.4)(images)[SEMANTIC].numpy()
@@ -55,7 +55,7 @@ def test_sliding_averages_the_logits_of_the_windows():
 
 
 def test_a_batch_is_the_images_one_by_one(sample_dir):
-    """Images that fit into one window are not divided."""
+    """A batch gives the same results as single images. Images that fit into one window are not divided."""
     task = make(sample_dir)
     model = task.build_model()
     images = tf.random.stateless_uniform([2, 65, 81, 3], [0, 0], -1)
@@ -106,5 +106,5 @@ def test_crowds_count_as_their_class_and_crops_are_cut_from_the_canvas():
     np.testing.assert_array_equal(whole["semantic"][0], [1] * 20 + [0] * 20)
     data = DataConfig("a", "b", (80, 80), plain)
     crop = training_example(record, [0, 0], spec, data, instances=False)
-    np.testing.assert_array_equal(crop["semantic"], [[1] * 40 + [0] * 40] * 17)  # photos are scaled by 2
+    np.testing.assert_array_equal(crop["semantic"], [[1] * 40 + [0] * 40] * 17)  # the photo is scaled by 2
     assert crop["image"].shape == (17, 80, 3)

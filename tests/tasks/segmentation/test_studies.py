@@ -1,4 +1,4 @@
-"""Studies of a small network: sweeps, stress tests, and evaluation of checkpoints during training."""
+"""Sweeps, stress tests, and evaluation of checkpoints during training, with a small network."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def task(sample_dir):
 def model(task):
     keras.utils.set_random_seed(0)
     model = task.build_model()
-    for head in (model.semantic_head, model.center_head):  # scales the logits, so that scores differ
+    for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
         head.logits.conv.kernel.assign(30 * head.logits.conv.kernel)
     return model
 
@@ -43,7 +43,7 @@ def take_examples(task, count=3):
 
 @eagerly()
 def test_a_sweep_is_as_many_evaluations(task, model):
-    """Each grouping gets the scores of its own evaluation."""
+    """A sweep gives each grouping the same scores as a separate evaluation with this grouping."""
     examples = take_examples(task)
     knobs, configs = zip(*combinations(GROUPING, ["stuff_area=1,100", "thing_area=10"]))
     assert knobs == ({"stuff_area": 1, "thing_area": 10}, {"stuff_area": 100, "thing_area": 10})
@@ -54,7 +54,7 @@ def test_a_sweep_is_as_many_evaluations(task, model):
     assert len({str(scores["pq"]) for scores in results}) > 1
 
 
-@pytest.mark.slow  # traces the network for each size
+@pytest.mark.slow  # traces the network once per size
 def test_stress_at_one_is_the_plain_evaluation(task, model):
     rows = list(stress_test(task, model, "val2017", (0.5, 1.0)))
     assert [row["canvas"] for row in rows] == [[17, 17], [33, 33]]
@@ -63,7 +63,7 @@ def test_stress_at_one_is_the_plain_evaluation(task, model):
 
 
 def make_rows(*scores):
-    """Rows of `stress_test`, from tuples (ratio, PQ, PQ of things)."""
+    """Makes rows as `stress_test` returns them. `scores` are tuples (ratio, PQ, PQ of things)."""
     return [{"ratio": r, "pq": pq, "pq_things": things, "pq_stuff": float("nan")} for r, pq, things in scores]
 
 
@@ -76,7 +76,7 @@ def test_relative_changes_of_one_run_are_from_ratio_1():
 
 
 def test_relative_changes_of_two_runs_are_from_the_first_at_the_same_ratio(tmp_path):
-    """As in Fig. 4 of Axial-DeepLab. The plot is drawn from the same rows."""
+    """Fig. 4 of Axial-DeepLab shows such changes. `save_stress` plots the same rows."""
     first, second = make_rows((0.5, 0.2, 0.1), (1.0, 0.4, 0.4)), make_rows((0.5, 0.3, 0.3), (1.0, 0.5, 0.2))
     add_changes([first, second])
     assert [row["relative_change"] for row in first] == [0, 0]
@@ -108,10 +108,10 @@ def test_checkpoints_are_waited_for_until_a_timeout(tmp_path):
 
 
 def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
-    """Training saves three checkpoints during each evaluation, and keeps four. Removed ones are named."""
+    """Training saves three checkpoints during each evaluation and keeps four. A line names each removed checkpoint."""
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), str(tmp_path), 4)
     manager.save(checkpoint_number=10)
-    (tmp_path / "ckpt-15_temp").mkdir()  # a checkpoint that is being written
+    (tmp_path / "ckpt-15_temp").mkdir()  # a checkpoint that is not yet complete
     (tmp_path / "ckpt-15.index").write_bytes(b"")
     steps, saves = [], iter((20, 30, 40, 50, 60, 70, 80, 90, 100))
     for step, prefix in checkpoints(str(tmp_path), lambda: 100, timeout=30):
@@ -120,7 +120,7 @@ def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
         for _ in range(3):
             if number := next(saves, None):
                 manager.save(checkpoint_number=number)
-    # After 20 there are 40 to 70, after 40 there are 70 to 100.
+    # When 20 has been evaluated, 40 to 70 exist. When 40 has been evaluated, 70 to 100 exist.
     assert steps == [10, 20, 40, 70, 80, 90, 100]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [

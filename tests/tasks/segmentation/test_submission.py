@@ -1,4 +1,4 @@
-"""Submission files for the servers of Cityscapes and COCO, scored by cityscapesscripts."""
+"""Submission files for the evaluation servers of Cityscapes and COCO. cityscapesscripts scores the former."""
 
 import json
 import os
@@ -23,9 +23,9 @@ from tests.data.cityscapes_fixture import CityscapesFolder, street
 
 
 def as_prediction(instances, spec):
-    """(`Segments`, class indices [h, w]) for `CityscapesPredictionWriter.add`, from instanceIds [h, w].
+    """Converts instanceIds [h, w] to arguments of `CityscapesPredictionWriter.add`: (`Segments`, class indices [h, w]).
 
-    Groups of things and ignored ids are void.
+    Groups of things and ignored ids become void.
     """
     segments, classes = np.zeros(instances.shape, np.int32), []
     semantic = np.zeros(instances.shape, np.int32)
@@ -43,7 +43,7 @@ def as_prediction(instances, spec):
 
 
 def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
-    """Three photos. Predictions have wrong shapes and classes; the ground truth has groups of things and void."""
+    """Three photos have predictions with errors in shape and class. Ground truth has groups of things and void."""
     tree = CityscapesFolder(tmp_path / "cs")
     for frame in range(3):
         tree.add("mine", frame, street(height=120, width=512, seed=frame))
@@ -96,7 +96,7 @@ def test_missing_photos_and_old_results_are_refused(tmp_path):
 
 @pytest.fixture
 def coco_results(tmp_path):
-    """Folder of a converted split, in data/, and of its ground truth as predictions in COCO's format."""
+    """A folder with a converted split in data/, and with the split's ground truth as predictions in COCO's format."""
     items, source = coco_items(SAMPLE_DIR, "val2017")
     convert_split(Conversion(items, source, COCO, "val2017", str(tmp_path / "data"), progress=False))
     truth = os.path.join(SAMPLE_DIR, "annotations", "panoptic_val2017")

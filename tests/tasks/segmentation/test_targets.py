@@ -11,7 +11,7 @@ SPEC = DatasetSpec("test", ("person", "car", "sky"), (1, 2, 3), (True, True, Fal
 
 
 def oracle(segments, classes, crowd, config):
-    """The targets by loops over pixels; see `panoptic_targets`."""
+    """The targets of `panoptic_targets`, computed with loops over pixels."""
     height, width = segments.shape
     out = {
         "semantic": np.full([height, width], SPEC.ignore),
@@ -45,7 +45,7 @@ def oracle(segments, classes, crowd, config):
     return out
 
 
-CASES = {  # segment of each stripe, class of each segment, whether it is a crowd
+CASES = {  # (segment of each stripe, class of each segment, 1 for each segment that is a crowd)
     "things, stuff, crowd and void": ([0, 1, 2, 3], [0, 2, 1], [0, 0, 1]),
     "two instances": ([1, 2], [0, 0], [0, 0]),
     "nothing": ([0], [], []),
@@ -58,7 +58,7 @@ CASES = {  # segment of each stripe, class of each segment, whether it is a crow
 )
 @pytest.mark.parametrize("stripes,classes,crowd", CASES.values(), ids=CASES)
 def test_matches_loops(stripes, classes, crowd, config):
-    """A crop of 40x45 pixels in stripes, with 50 random pixels of other segments."""
+    """The segments of a crop of 40x45 pixels are vertical stripes and 50 random pixels."""
     rng = np.random.default_rng(0)
     segments = np.asarray(stripes)[np.arange(45) * len(stripes) // 45][None].repeat(40, 0)
     segments[rng.integers(0, 40, 50), rng.integers(0, 45, 50)] = rng.choice(stripes, 50)

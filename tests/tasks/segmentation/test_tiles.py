@@ -1,4 +1,4 @@
-"""Joined tiles give the segments of the photo."""
+"""Predictions of tiles, joined, give the segments of the whole photo."""
 
 import collections
 import itertools
@@ -20,7 +20,7 @@ THINGS, STUFF = np.flatnonzero(SPEC.things), np.flatnonzero(~np.array(SPEC.thing
 
 
 def made_photo(size, rng, *, objects, largest):
-    """Ground truth (semantic, instance) of a photo: connected objects of at most `largest` pixels a side."""
+    """Random ground truth (semantic, instance) of a photo. The sides of objects are at most `largest` pixels."""
     rows, columns = np.ogrid[: size[0], : size[1]]
     drawn = np.zeros(size, int)
     for i in range(1, objects + 1):
@@ -41,7 +41,7 @@ def made_photo(size, rng, *, objects, largest):
 
 
 def renumbered(semantic, instance, scores, rng):
-    """A tile's prediction with randomly renumbered instances. Some numbers have no pixels."""
+    """The prediction of a tile, whose instances get random numbers. Some numbers have no pixels."""
     there = np.unique(instance[instance > 0])
     numbers = np.zeros(len(scores) + 1, int)
     numbers[there] = rng.permutation(len(there) + 3)[: len(there)] + 1
@@ -51,9 +51,9 @@ def renumbered(semantic, instance, scores, rng):
 
 
 def predict_tiles(photo, tiling, rng, edges=None):
-    """Yields the predictions of the tiles of a photo (semantic, instance). Instance i has the score 1 / (i + 1).
+    """Yields a prediction for each tile of a photo (semantic, instance). Instance i has the score 1 / (i + 1).
 
-    `edges(semantic, instance, cut)` changes a tile in place, as a network would where the tile cuts the objects `cut`.
+    `edges(semantic, instance, cut)` adds errors to a tile in place. `cut` lists the instances that the tile cuts.
     """
     scores = 1 / (np.arange(2 * photo[1].max()) + 2)
     for box in tiling.boxes:
@@ -69,7 +69,7 @@ def predict_tiles(photo, tiling, rng, edges=None):
 
 
 def numbered(instance):
-    """(map with instances numbered in the raster order of their first pixels, their old numbers)."""
+    """Renumbers instances in the raster order of their first pixels. Returns (new map, old numbers in this order)."""
     values, first = np.unique(instance, return_index=True)
     order = values[np.argsort(first)]
     order = order[order > 0]
@@ -79,7 +79,7 @@ def numbered(instance):
 
 
 def assert_truth(actual, photo):
-    """Checks all maps and scores of a joined prediction against the ground truth."""
+    """Asserts that all maps and scores of a joined prediction equal the ground truth."""
     semantic, instance = photo
     expected, order = numbered(instance)
     np.testing.assert_array_equal(actual["semantic"], semantic)
@@ -96,7 +96,7 @@ def assert_truth(actual, photo):
 
 @st.composite
 def photos_and_tiles(draw):
-    """(size of a photo, `Tiling`, random generator)."""
+    """Draws (size of a photo, its `Tiling`, NumPy random generator)."""
     tile = tuple(draw(st.integers(8, 40)) for _ in range(2))
     overlap = draw(st.integers(2, 3 * min(tile) // 4))
     size = tuple(draw(st.integers(1, 3 * side)) for side in tile)
@@ -106,13 +106,13 @@ def photos_and_tiles(draw):
 
 
 def drop(semantic, instance, cut):
-    """A network that predicts background in the visible rest of cut objects."""
+    """For `edges` of `predict_tiles`: the network predicts background in the visible part of cut objects."""
     lost = np.isin(instance, cut)
     semantic[lost], instance[lost] = STUFF[0], 0
 
 
 def mix(semantic, instance, cut):
-    """A network that predicts all cut objects as one object, of another class."""
+    """For `edges` of `predict_tiles`: the network predicts one object of another class for all cut objects."""
     mask = np.isin(instance, cut)
     semantic[mask], instance[mask] = THINGS[-1], max(cut, default=0)
 
@@ -144,7 +144,7 @@ def test_tiles_cover_the_photo_and_cores_part_it(case):
 @given(case=photos_and_tiles())
 @RUNS
 def test_joined_tiles_are_the_photo(case, edges):
-    """Objects smaller than the overlap are exact, whatever the network predicts for objects that a tile cuts."""
+    """Objects smaller than the overlap are exact, even if the network is wrong where a tile cuts an object."""
     size, tiling, rng = case
     largest = tiling.overlap - 1 if edges else max(size)
     photo = made_photo(size, rng, objects=int(rng.integers(0, 20)), largest=largest)
@@ -153,7 +153,7 @@ def test_joined_tiles_are_the_photo(case, edges):
 
 
 def test_the_outline_of_a_cut_object_goes_with_it():
-    """A cut object is wider in one tile than in the next, which has it whole."""
+    """The joined object has the outline from the tile that contains it whole, not from the tile that cuts it."""
     tiling = Tiling((10, 30), (10, 20), 10)
     whole, cut = np.zeros([2, 10, 30], np.int32)
     whole[3:7, 13:22], cut[2:8, 11:22] = 1, 1
@@ -167,7 +167,7 @@ def test_the_outline_of_a_cut_object_goes_with_it():
 
 
 def test_scores_are_means_by_pixels_and_classes_by_majority():
-    """An object of 20 pixels that both tiles cut, with a class and a score from each core of 10 pixels."""
+    """Two tiles cut an object of 20 pixels. Each tile's core has 10 of its pixels, with another class and score."""
     tiling = Tiling((4, 10), (4, 8), 6)
     instance = np.zeros([4, 10], np.int32)
     instance[1:3] = 1
@@ -182,7 +182,7 @@ def test_scores_are_means_by_pixels_and_classes_by_majority():
 
 
 def test_least_areas_are_those_of_the_whole_photo():
-    """At a scale of 1/2, area thresholds on the canvas are a quarter of the photo's areas."""
+    """Area thresholds are in pixels of the canvas. At a scale of 1/2, the canvas has a quarter of the pixels."""
     semantic, instance = np.zeros([2, 20, 40], np.int32)
     instance[4:12, 8:24] = 1  # 128 pixels, 32 on the canvas
     semantic[instance > 0] = 1
@@ -198,7 +198,7 @@ def test_least_areas_are_those_of_the_whole_photo():
 
 @pytest.mark.parametrize("pieces", ["largest", "split"])
 def test_pieces_are_those_of_the_whole_photo(pieces):
-    """A tile sees two separate legs of an object that another tile connects. A speck of it is in one tile only."""
+    """An object has two legs, which are connected only in another tile, and a separate speck in one tile."""
     instance = np.zeros([20, 60], np.int32)
     instance[4:6, 8:50] = instance[12:14, 8:50] = instance[4:14, 46:50] = 1
     speck = np.s_[17:19, 3:6]

@@ -16,7 +16,7 @@ from axial.training.trainer import TrainingConfig, train
 from axial.weights.restore import find_weights, restore_average
 from tests.tasks.contract import eagerly
 
-# The smallest graphs; `test_transformer` has the other mechanisms.
+# A mechanism with a small graph. `test_transformer` tests the other mechanisms.
 TINY = dict(layers=1, channels=16, inner=16, heads=2, encoder="none", decoder="0010", memory="0010")
 
 
@@ -35,14 +35,14 @@ def run(folder, model_dir, steps, **options):
 
 @pytest.fixture(scope="module")
 def trained(texts_dir, tmp_path_factory):
-    """(task, folder) of a run of two steps, with a checkpoint after each step."""
+    """(task, folder) of a training run of two steps, which saves a checkpoint after each step."""
     folder = tmp_path_factory.mktemp("translation")
     with eagerly():
         return run(texts_dir, folder, 2), folder
 
 
 def test_the_loss_is_the_mean_over_real_tokens(trained):
-    """A loop over the tokens of a batch gives the smoothed cross-entropy without padding."""
+    """The loss equals a loop over the target tokens of a batch, with smoothed labels and without padding."""
     task, _ = trained
     model = task.model.build(task.spec.num_classes, task.canvas, changes={"dropout": 0.0})
     batch = next(iter(task.train_dataset(96, seed=0)))
