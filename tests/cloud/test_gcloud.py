@@ -1,4 +1,4 @@
-"""Runs the start-up script that axial writes, in bash, with stand-ins for the programs of a TPU VM."""
+"""The start-up script that axial writes runs in bash, with stand-ins for the programs of a TPU VM."""
 
 import re
 import subprocess
@@ -26,10 +26,10 @@ def run(engine, seconds=3600):
 
 @pytest.fixture
 def host(tools, tmp_path):
-    """Function that runs the start-up script of a request and returns (log lines, calls of gcloud, process)."""
+    """A function that runs the start-up script of a request. It returns (log lines, calls of gcloud, process)."""
 
     def boot(codes=(), installs=True, seconds=3600, **more):
-        """Boots a host: `codes` are the supervisor's exit codes, in order; `installs`: whether install.sh succeeds."""
+        """Boots a host. `codes` are the supervisor's exit codes in order. `installs`: whether install.sh succeeds."""
         engine = Gcloud(request(**more))
         root = tmp_path / "root"
         root.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def test_the_queued_resource():
 
 
 def test_states_and_refusals():
-    """States of https://docs.cloud.google.com/tpu/docs/queued-resources, errors of google/rpc/code.proto."""
+    """The states are from https://docs.cloud.google.com/tpu/docs/queued-resources, the errors from code.proto."""
     engine = Gcloud(request())
     assert engine.describe("ACTIVE\n") == ("active", True) and engine.describe("FAILED\n") == ("failed", False)
     assert engine.describe("SUSPENDED\n")[1] and engine.describe("WAITING_FOR_RESOURCES\n")[1]
