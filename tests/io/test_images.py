@@ -19,7 +19,7 @@ from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, TEXT, deep_png, 
 RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
 
 
-@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, in CMYK
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # a CMYK MPO that Pillow wrote
 def test_every_listed_format_is_read_as_pillow_reads_it():
     images, formats = small.samples(), set()
     assert {mode for _, mode, _ in images} == set(MODES)
