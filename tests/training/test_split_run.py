@@ -173,7 +173,7 @@ def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, e
 
 
 def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
-    """`merge` refuses an unfinished shard. Merged scores equal the whole split's. `merge` removes the shards' states."""
+    """`merge` refuses an unfinished shard. Merged scores equal the whole split's. `merge` removes shards' states."""
     whole, _ = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
     interrupted(tmp_path / "shards", shard=(1, 2))
