@@ -63,7 +63,7 @@ def nearest_leaf(data, model):
 
 
 def classifier_flags(model, arguments):
-    """Returns the tuple of axial-train's flags that train a classifier, a model with `arguments`, on ImageNet."""
+    """Returns the tuple of axial-train's flags that train the classifier `model`, with `arguments`, on ImageNet."""
     changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
     if nearest_leaf("imagenet", model) == model:
         return (f"--gin_file=imagenet/{model}.gin", *changes)

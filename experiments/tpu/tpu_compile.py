@@ -33,14 +33,8 @@ HINTS = ("Assume", "ShapeAssertion")  # prefixes of custom calls that compute no
 DEFAULT_SLICE = "v5e:1x1"
 CPU = "cpu"  # given as a slice: XLA compiles for a CPU, with the layer forms that accelerators use
 MEGACORE = ("v4", "v5p")  # generations in which two cores are one device
-USABLE_GIB = {
-    "v2": 7.48,
-    "v3": 15.48,
-    "v4": 30.75,
-    "v5e": 15.75,
-    "v5p": 95.74,
-    "v6e": 31.24,
-}  # memory of a device that libtpu can use
+# GiB of a device's memory that libtpu lets a program use.
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}
 SCHEDULE = "final_bundles"  # part of the names of the files to which libtpu writes a kernel's instruction bundles
 
 
@@ -142,7 +136,7 @@ class Compiled:
         by_op, by_part: dict from each opcode, or each part of the model, to its `Cost`, most expensive first.
         padding: fraction of the results' bytes that is padding to whole memory tiles; see `hlo.padding_share`.
         all_reduced, all_reduces: total bytes and number of all-reduces across replicas.
-        custom_calls: targets of custom calls that TensorFlow lowered and that are no TPU kernels.
+        custom_calls: targets of TensorFlow's custom calls that the compiler kept, except Pallas kernels.
     """
 
     fits: bool
