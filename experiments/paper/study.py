@@ -114,7 +114,7 @@ class Row:
         return None if self.table == FIGURE_3 else float(PUBLISHED[self.key][f"{self.task}_{what}"])
 
     def added(self, shipped=False):
-        """Returns the GFLOPs that the mechanism adds to the plain network, by `added_gflops`; None without one."""
+        """Returns the GFLOPs that the mechanism adds to the plain network, by `added_gflops`; None for `PLAIN`."""
         return None if self.key == PLAIN else added_gflops(self.task, *self.key, shipped=shipped)
 
     @property

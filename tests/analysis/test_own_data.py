@@ -1,4 +1,4 @@
-"""Advice for a data set: steps, canvas or scale, splits, and a command that runs."""
+"""The advice for a data set: steps, canvas or scale, splits, and a command that runs."""
 
 import shlex
 import types

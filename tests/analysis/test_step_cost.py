@@ -1,4 +1,4 @@
-"""Counted and measured cost of a training step."""
+"""The cost of a training step, from counted multiply-adds and the device's measured speed."""
 
 import math
 

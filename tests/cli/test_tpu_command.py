@@ -1,4 +1,4 @@
-"""axial-tpu as a command, with fakes of kubectl, sky and gcloud."""
+"""The command axial-tpu, with stand-ins for kubectl, sky and gcloud."""
 
 import csv
 import json

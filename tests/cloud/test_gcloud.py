@@ -69,7 +69,7 @@ def test_a_run_from_boot_to_deletion(host):
     assert lines[0] == "installs" and len(lines) == 2
     assert lines[1].startswith('host 2 of 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4, {"name":"run","arguments":["--a=it\'s"]')
     assert calls == [f"gcloud storage cp {WHEEL} .", DELETE] and "ended with 0; the slice is deleted" in done.stdout
-    lines, _, _ = host([42, 0])  # a second boot does not install again
+    lines, _, _ = host([42, 0])  # the second boot does not install again
     assert [line[:7] for line in lines] == ["host 2 ", "sleep 3", "host 2 "]
 
 
@@ -81,7 +81,7 @@ def test_42_starts_again_and_every_other_end_deletes(host, codes, starts):
 
 
 def test_what_cannot_run_is_deleted(host):
-    lines, calls, _ = host(seconds=-MARGIN - 1)  # a boot after the deadline
+    lines, calls, _ = host(seconds=-MARGIN - 1)  # the host boots after the deadline
     assert lines == [] and calls == [DELETE]
     lines, calls, _ = host(installs=False)
     assert lines == ["installs"] and calls[-1] == DELETE

@@ -114,7 +114,7 @@ def test_what_a_pod_gets():
     job = replicated["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
     assert (job["completionMode"], job["template"]["spec"]["restartPolicy"]) == ("Indexed", "Never")
-    assert 4150 < job["activeDeadlineSeconds"] <= 4200  # the backstop, ten minutes after the deadline
+    assert 4150 < job["activeDeadlineSeconds"] <= 4200  # ten minutes after the run's deadline
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     pod = job["template"]["spec"]
     assert pod["nodeSelector"] == {

@@ -69,7 +69,7 @@ def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
     here.describe("--steps=100000", "--pause=0.05", seconds=6)
     assert finish(here.start()) == 124
     steps = here.weights()[0]
-    assert 0 < steps < 100000  # saved
+    assert 0 < steps < 100000  # the trainer saved before its end
     assert finish(here.start()) == 124
     assert len(here.starts()) == 1 and here.weights()[0] == steps
 
@@ -89,7 +89,7 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
 
 
 def test_a_run_waits_for_the_lease_of_one_that_was_killed(here):
-    """Killing only the supervisor also ends its trainer."""
+    """If only the supervisor is killed, its trainer ends too."""
     here.plan("4 hang")
     process = here.start()
     until((here.model / "weights").exists)

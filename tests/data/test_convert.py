@@ -1,4 +1,4 @@
-"""Conversion of lists of items, here in COCO's layout: shards, interruptions, changed input and broken files."""
+"""Conversion of items to shards, tested with COCO's layout: interruptions, changed input and broken files."""
 
 import json
 import os

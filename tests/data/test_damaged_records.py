@@ -79,7 +79,7 @@ def write_split(folder, records, labels, spec=SPEC):
     return str(folder / name)
 
 
-# Functions that readers apply to sound records.
+# Functions that readers apply to undamaged records.
 EXAMPLES = {
     "panoptic": lambda record: (
         preprocess(decode_photo(record), (33, 33)),

@@ -1,4 +1,4 @@
-"""The table of compiled recipes, and the step times that `pod` predicts from it."""
+"""The table of compiled recipes, and the step times that pod.py predicts from the table."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def test_hours_of_chips():
     assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
     shared = dataclasses.replace(ROW, form="2 cores an image", batch=4)
     assert shared.chip_hours == pytest.approx(hours)
-    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device is a chip
+    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device of a v5p is a chip with two cores
     assert megacore.chip_hours == pytest.approx(12.8e6 / 64 * megacore.seconds * 32 / 3600)
 
 

@@ -1,4 +1,4 @@
-"""No name from outside leaves its folder, and all code that builds a path from data is reviewed."""
+"""No name from outside leads out of its folder, and all code that builds a path from data is reviewed."""
 
 import ast
 import os

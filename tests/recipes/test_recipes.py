@@ -40,7 +40,7 @@ def test_every_leaf_is_a_recipe():
 
 
 def test_the_settings_are_those_of_the_signatures():
-    """Settings have the names, order and defaults of the builders' signatures, and each has a meaning."""
+    """Settings have the names, order and defaults of the builders' signatures, and a description each."""
     settings = read_settings()
     assert list(settings) == list(configuration.CONFIGURABLES)
     for builder in configuration._BUILDERS:

@@ -218,7 +218,7 @@ def scaled(sample_dir, tmp_path_factory):
 
 
 def test_an_export_scales_photos_as_the_run_does(scaled):
-    """The export's maps of the sample photos, on the largest canvas, equal the model's except at ties."""
+    """The export's maps of the sample photos equal the model's maps on the largest canvas, except at ties."""
     task, model, path = scaled
     inside = tf.saved_model.load(path).signatures["classes"]()
     assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
@@ -233,11 +233,11 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
 
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
-    """A photo of 4x4 sample photos exceeds the canvas. The export's maps equal the model's on 99 % of the pixels."""
+    """A mosaic of 4x4 sample photos exceeds the canvas. 99 % of the export's pixels equal the model's pixels."""
     task, model, path = scaled
     predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
-    assert max(photo.shape) * 0.2 > 145  # more than the canvas
+    assert max(photo.shape) * 0.2 > 145  # larger than the canvas
     expected, actual = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
     assert {name: x.shape for name, x in actual.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]

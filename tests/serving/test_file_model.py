@@ -154,7 +154,7 @@ def run(command, sample_dir, tmp_path_factory):
 @pytest.mark.slow  # minutes
 @pytest.mark.parametrize("name", ["tflite", "onnx"])
 def test_commands(command, run, name, tmp_path):
-    """axial-export, axial-evaluate and axial-predict with a file: PQ equals the run's up to 0.1 %."""
+    """axial-export writes a file. axial-evaluate and axial-predict take it. Its PQ equals the run's up to 0.1 %."""
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
     assert result.code == 0, result.err
     (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))

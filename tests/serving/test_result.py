@@ -119,7 +119,7 @@ def check_segments(segments, ids, labels, prediction):
 
 
 def test_a_network_without_instances_has_no_label_image(tmp_path):
-    """A prediction whose things have no instance numbers: a label image is refused, and nothing is written."""
+    """If the things of a prediction have no instance numbers, a label image is refused, and nothing is written."""
     classes = np.repeat([[1, 1, 2, 3]], 4, 0)
     merged = segmentation(classes, np.zeros([4, 4], int))
     result = result_of({**merged, "score": np.zeros(3)})
@@ -140,7 +140,7 @@ def instances_of_a_pixel(count):
 
 
 def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
-    """65536 instances: a panoptic PNG holds them, as its ids count segments. A label image of 16 bits is refused."""
+    """A panoptic PNG can hold 65536 instances, because its ids count segments. A 16-bit label image is refused."""
     result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
     with pytest.raises(InputError, match="^65536 instances in one photo"):
         result.write(tmp_path / "photo", "tiff")

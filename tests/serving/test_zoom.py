@@ -1,4 +1,4 @@
-"""Photos of other magnifications: predictions at the training's zoom, returned at the photo's own size."""
+"""Photos of other magnifications are predicted at the training's magnification, and results have the photo's size."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_values_that_are_no_diameter(diameter):
 
 
 def test_photos_and_models_that_have_no_zoom():
-    """Extreme diameters and models without `objects` raise InputError; tiny photos have a prediction."""
+    """Extreme diameters and models without `objects` raise InputError. Tiny photos get a prediction."""
     for diameter in (1e9, 1e-9):
         with pytest.raises(InputError, match=r"^200x160 pixels become \d+x\d+ at the zoom .*; expected 1 to 268435456"):
             Zoomed(Discs(), diameter)(photo_of(20)[0])

@@ -156,7 +156,7 @@ def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
 
 
 def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
-    """Without training.json the run resumes with other settings and a warning, and then has a training.json."""
+    """A run without training.json resumes with other settings, prints a warning, and gets a training.json."""
     folder, step = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
     assert step == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -167,7 +167,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
 
 
 def test_settings_of_another_version_are_not_compared(goes_on):
-    """Names that only the run or only this version has are skipped."""
+    """Settings whose names only the run or only this version has are not compared."""
 
     def other_version(folder):
         content = kept(folder)

@@ -120,7 +120,7 @@ def test_requests_leave_nothing_behind():
 
 
 def test_a_step_that_hangs_shows_every_thread(capfd):
-    """A thread that sleeps for longer than the limit shows up in the stacks. Calls in time show nothing."""
+    """If no call comes within the limit, all threads' stacks are printed. Calls within the limit print nothing."""
 
     def hang_here():
         time.sleep(0.8)

@@ -65,7 +65,7 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
 
 def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     """The scoring process ends within 60 seconds after SIGKILL of its parent."""
-    script = tmp_path / "script.py"  # without `if __name__ == "__main__"`, like scripts of users
+    script = tmp_path / "script.py"  # has no `if __name__ == "__main__"`, like users' scripts
     script.write_text(
         "import functools, itertools, os, time\n"
         "from axial.training import processes\n"

@@ -228,7 +228,7 @@ def kept(uninterrupted, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_path, kind, capfd):
-    """If no checkpoint is whole, one line refuses the run. No checkpoint is ever removed."""
+    """If no checkpoint is whole, one line refuses the run. In all cases, the checkpoints stay as they are."""
     changes, expected = DAMAGED[kind]
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, changes)

@@ -40,7 +40,7 @@ def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
 
 
 def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
-    """Each save syncs its files and the folder first, then the list and the folder; the list keeps two checkpoints."""
+    """Each save syncs its files and the folder, then the list and the folder. The list keeps two checkpoints."""
     checkpoints, syncs, fsync = saver(tmp_path), [], os.fsync
 
     def synced(handle):
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypa
 
 
 def test_no_checkpoint_is_written_through_a_link(tmp_path):
-    """The names of a checkpoint's files are links out of the run. A save replaces them and leaves their targets."""
+    """The files of a checkpoint are links out of the run. A save replaces the links, and their targets stay."""
     victim, home, run = tmp_path / "victim", tmp_path / "home", tmp_path / "run"
     victim.write_text("mine")
     for folder in (home, run):

@@ -219,7 +219,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path,
 
 
 def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
-    """Matches of three shards at two thresholds add up to the whole split's, and states keep the thresholds."""
+    """The matches of three shards at two thresholds add up to the whole split's matches. States store thresholds."""
     at = (0.5, 0.75)
     whole = named(tmp_path / "whole", thresholds=at)
     assert set(whole["matching"]) == {"0.5", "0.75"} and whole["matching"]["0.5"]["tp"] > 0
