@@ -1,4 +1,4 @@
-"""Resizes a split in the layout of axial-convert folder, as if another magnification had taken its photos.
+"""Resizes the photos and labels of a split in the layout of axial-convert folder, as if the magnification were another.
 
     python experiments/nuclei/zoomed.py NUCLEI/test ZOOMED/test 2
 

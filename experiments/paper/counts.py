@@ -1,7 +1,7 @@
-"""Counts parameters and multiply-adds for the tables of experiments/ that axial reads (minutes for each table).
+"""Counts the parameters and multiply-adds in the tables of experiments/ that axial reads (minutes for each table).
 
 %s models      models.csv: the parameters of every registered model
-%s steps       steps.csv: the multiply-adds and activations of one example, for the model of each recipe
+%s steps       steps.csv: the multiply-adds and activation bytes of one example, for the model of each recipe
 %s zoo         the counts in zoo.csv, and ZOO.md
 """
 
@@ -30,12 +30,12 @@ from axial.weights.source import SHIPPED, SHIPPED_DIR
 
 
 def count(model, canvas, classes=None, arguments=()):
-    """(parameters, parameters of attention's batch norms, multiply-adds) of a registered model.
+    """Returns (parameters, parameters of the batch norms inside attention, multiply-adds) of a registered model.
 
     Args:
         canvas: (height, width) of the image.
-        classes: number of classes; by default the number in the paper's tables.
-        arguments: tuple of pairs (name, value): further arguments of the model.
+        classes: number of classes; by default `Variant.classes`.
+        arguments: tuple of pairs (name, value) of additional arguments of the model.
     """
     built, graph, _ = trace(model, classes or find_variant(model).classes, *canvas, changes=dict(arguments))
     parameters = count_parameters(built)
@@ -43,13 +43,13 @@ def count(model, canvas, classes=None, arguments=()):
 
 
 def count_models(jobs, processes=2):
-    """Runs `count` for each job and shows a progress bar. Returns a dict from jobs to results.
+    """Runs `count` for each job and shows a progress bar. Returns a dict from each job to its result.
 
     Args:
-        jobs: tuples of arguments of `count`, all of the same length.
+        jobs: list of tuples, the positional arguments of `count`. All tuples have the same length.
         processes: number of processes that trace in parallel; 1 traces in this process.
     """
-    context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
+    context = multiprocessing.get_context("spawn")  # TensorFlow does not work in a forked process
     with concurrent.futures.ProcessPoolExecutor(processes, context, _quiet) as pool:
         results = (map if processes == 1 else pool.map)(count, *zip(*jobs))
         return dict(zip(jobs, show.progress(results, total=len(jobs), unit="model")))
@@ -64,21 +64,21 @@ def _quiet():
 
 
 def count_variants(names, processes=2):
-    """List of the `Counts` of registered models."""
+    """Returns the list of the `Counts` of the registered models with these names."""
     counts = count_models([(name, (65, 65)) for name in names], processes)
     variants = {name: find_variant(name) for name in names}
     return [Counts(name, v.task, v.classes, *counts[name, (65, 65)][:2]) for name, v in variants.items()]
 
 
 def count_step(model, canvas):
-    """The `Step` of a registered model, counted from its traced graph."""
+    """Returns the `Step` of a registered model, counted from its traced graph."""
     _, graph, images = trace(model, find_variant(model).classes, *canvas)
     written = activation_bytes(graph, [images], lambda name: "all")
     return Step(model, "x".join(map(str, canvas)), total(count_multiply_adds(graph)), sum(written.values()))
 
 
 def count_checkpoint(row):
-    """(trainable parameters, multiply-adds) of the weights in the file of a `ZooRow`, as texts."""
+    """Returns (trainable parameters, multiply-adds), as strings, of the network whose weights a `ZooRow` lists."""
     height, width = map(int, row.photo.split("x"))
     classes, arguments = find_variant(row.model).classes, PUBLIC[row.source].arguments if row.source in PUBLIC else {}
     if row.source == SHIPPED:
@@ -92,14 +92,14 @@ def count_checkpoint(row):
 
 
 def zoo_markdown(rows):
-    """The zoo as a table, followed by the commands of each checkpoint."""
+    """Returns the zoo as a Markdown table, followed by the commands of each checkpoint."""
     cells = []
     for row in rows:
         values = dict(zip(zoo.COLUMNS, zoo.cells(row)))
         values["model"] = show.code(values["model"])
         values["published"] = show.link(values["published"], row.published_at)
         name, told = os.path.basename(row.file), values["file"].removeprefix(row.file)
-        address = f"../{row.file}" if row.source == SHIPPED else row.file  # from experiments/
+        address = f"../{row.file}" if row.source == SHIPPED else row.file  # relative to experiments/
         values["file"] = show.Markdown(show.link(name, address) + show.markdown(told))
         cells.append(values.values())
     lines = show.markdown_table(zoo.COLUMNS, cells)

@@ -1,6 +1,7 @@
-"""The rows of the paper's tables: the published figures, the model of each row, and the command that trains it.
+"""Rows of the paper's tables: the published figures, the model of each row, and the commands that train the model.
 
-All figures of published.csv are copied from the paper (Axial-DeepLab, arXiv:2003.07853). All scores are the authors'.
+All figures in published.csv are copied from the paper (Axial-DeepLab, arXiv:2003.07853). The authors measured all
+scores.
 """
 
 import csv
@@ -13,13 +14,14 @@ from axial.io.write import write_block
 from axial.models.registry import plain_classifier
 
 CITYSCAPES, COCO, MAPILLARY = (1025, 2049), (1025, 1025), (2177, 2177)
-SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # of multi-scale inference; the recipes name their sources
+SCALES = {COCO: (0.5, 0.75, 1, 1.25, 1.5)}  # scales of multi-scale inference; the recipes cite their sources
 SCALES[MAPILLARY] = SCALES[CITYSCAPES] = (*SCALES[COCO], 1.75, 2)
 IMAGENET = (224, 224)
 DATA = {CITYSCAPES: "cityscapes", COCO: "coco", MAPILLARY: "mapillary", IMAGENET: "imagenet"}
-# The paper trains classifiers on 128 TPU cores. With this flag, 8 cores have micro-batches of the same size.
+# The paper trains classifiers on 128 TPU cores. With this flag, the micro-batches on 8 cores have the size of a core's
+# batch in the paper.
 ON_8_CORES = "--gin_binding=TrainingConfig.accumulate = 16"
-FIGURE = "Fig. 3"  # the paper draws the accuracies of its rows, and prints them in no table
+FIGURE = "Fig. 3"  # the paper only plots the accuracies of these rows, and has no table of them
 TITLES = {
     1: "ImageNet val",
     2: "COCO val",
@@ -33,8 +35,8 @@ TITLES = {
     10: "scaling, ImageNet val",
     FIGURE: "networks over widths, ImageNet val; Tables 1 and 10 have the others",
 }
-# Titles of the scores, in the order of the columns. The paper quotes the milliseconds 'ms_quoted' from its reference
-# [7], which measures other code on another GPU.
+# Titles of the scores, in the order of the columns. The paper quotes 'ms_quoted', in milliseconds, from its reference
+# [7], which measures different code on a different GPU.
 SCORES = {
     "top1": "Top-1",
     "pq": "PQ",
@@ -48,20 +50,20 @@ SCORES = {
 
 
 def command(flags, data="DATA", run="RUN"):
-    """The command of axial-train with flags, each '--NAME=VALUE'."""
+    """Returns the axial-train command line with these flags, each '--NAME=VALUE'."""
     quoted = [f'--gin_binding="{flag.partition("=")[2]}"' if "binding" in flag else flag for flag in flags]
     return " ".join(["axial-train", *quoted, f"--data_dir={data} --model_dir={run} --strategy=tpu"])
 
 
 def nearest_leaf(data, model):
-    """The leaf of a data set, without '.gin', whose name is the longest prefix of a model's name; '' for none."""
+    """Returns the leaf of a data set whose name is the longest prefix of a model's name, without '.gin', or ''."""
     words = model.split("_")
     names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((name for name in names if os.path.exists(f"{experiments_dir()}/{data}/{name}.gin")), "")
 
 
 def classifier_flags(model, arguments):
-    """Tuple of axial-train's flags that train a classifier on ImageNet; `arguments` are further ones of its model."""
+    """Returns the tuple of axial-train's flags that train the classifier `model`, with `arguments`, on ImageNet."""
     changes = (f"--gin_binding=ModelConfig.arguments = {arguments}",) if arguments else ()
     if nearest_leaf("imagenet", model) == model:
         return (f"--gin_file=imagenet/{model}.gin", *changes)
@@ -69,7 +71,7 @@ def classifier_flags(model, arguments):
 
 
 def start_command(model):
-    """The command that trains, on ImageNet, the CHECKPOINT that a model's backbone starts from."""
+    """Returns the command that trains CHECKPOINT, the ImageNet classifier that initialises a model's backbone."""
     return command(classifier_flags(*plain_classifier(model)), "IMAGENET_DATA", "CHECKPOINT")
 
 
@@ -79,16 +81,16 @@ class Row:
 
     Attributes:
         table: number of the table, or `FIGURE`.
-        label: the paper's name of the row, with its flags.
-        model: name in the registry; None where only the published figures are shown.
-        params, macs: published parameters in millions and multiply-adds in billions; None if the paper prints none.
+        label: the paper's name of the row, with its options.
+        model: name of the model in the registry; None if only the published figures are shown.
+        params, macs: published parameters in millions and multiply-adds in billions, each None if not published.
         scores: dict from names in `SCORES` to published scores.
         image: (height, width) of the input.
         multi_scale: whether inference averages over scales and mirror images.
-        after: data set of an earlier training whose weights this one starts from; '' for none.
-        arguments: tuple of pairs (name, value): further arguments of the model.
-        inference_stride: output stride of inference if it differs from training. Sec. 4.4: the "trick of output stride
-            8 during inference on test set".
+        after: data set of the earlier training that initialises the weights; '' for none.
+        arguments: tuple of pairs (name, value) of additional arguments of the model.
+        inference_stride: output stride of inference, None if it equals the training's. Sec. 4.4 names the "trick of
+            output stride 8 during inference on test set".
     """
 
     table: int | str
@@ -105,16 +107,16 @@ class Row:
 
     @property
     def traced(self):
-        """Arguments of `counts.count` for this row, as a hashable tuple."""
+        """The arguments of `counts.count` for this row, as a hashable tuple."""
         stride = (("output_stride", self.inference_stride),) if self.inference_stride else ()
         return self.model, self.canvas, None, self.arguments + stride
 
     @property
     def canvas(self):
-        """The input size (height, width) of the count.
+        """The input size (height, width) at which multiply-adds are counted.
 
         On ImageNet it is the image's size. For segmentation, the paper counts the multiply-adds of a Cityscapes image,
-        and scales them by the number of pixels for other data sets and scales. Its counts match feature maps of
+        and scales them by the number of pixels for other data sets and scales. The paper's counts match feature maps of
         256 x 512, 128 x 256 and 64 x 128. For Xception-71 they match maps with one more pixel along each axis.
         """
         if self.image == IMAGENET:
@@ -123,7 +125,7 @@ class Row:
 
     @property
     def factor(self):
-        """Pixels of all images of a prediction / pixels of a Cityscapes image; 1 on ImageNet."""
+        """Pixels of all scaled and mirrored copies of the input / pixels of a Cityscapes image; 1 on ImageNet."""
         if self.image == IMAGENET:
             return 1.0
         images = [self.image]
@@ -133,9 +135,9 @@ class Row:
 
     @property
     def flags(self):
-        """Tuple of axial-train's flags that train the row's model; None if there is no model or no training.
+        """The tuple of axial-train's flags that train the row's model, or None if the row has no model or no training.
 
-        Segmentation starts from ImageNet (Sec. 4), or from Mapillary Vistas, whose training starts from ImageNet.
+        Segmentation starts from ImageNet weights (Sec. 4), or from Mapillary Vistas weights, which start from ImageNet.
         """
         if self.model is None or self.table == 8:  # Table 8 measures the runtime
             return None
@@ -150,9 +152,10 @@ class Row:
         return (f"--gin_file={data}/{leaf or 'panoptic'}.gin", f"--gin_binding=MODEL = {self.model!r}", init)
 
     def commands(self, data="DATA", run="RUN"):
-        """Tuple of the commands that train and score the row's model; () if `flags` is None.
+        """Returns the tuple of the commands that train and score the row's model, or () if `flags` is None.
 
-        Each command makes the run that the next one names. Inference at another output stride needs a further command.
+        Each command makes the run that the next command starts from. Inference at another output stride has its own
+        command.
         """
         if self.flags is None:
             return ()
@@ -169,7 +172,7 @@ class Row:
 
 
 def _row(line):
-    """The `Row` of a line of published.csv, which is a dict."""
+    """Returns the `Row` of a line of published.csv. `line` is a dict from column to text."""
     numbers = {name: float(line[name]) for name in ("params", "macs", "width", *SCORES) if line[name]}
     return Row(
         table=int(line["table"]) if line["table"].isdigit() else line["table"],
@@ -187,13 +190,13 @@ def _row(line):
 
 
 def read_lines(name):
-    """The lines of a CSV file of this folder, as a list of dicts."""
+    """Returns the lines of a CSV file in this folder, as a list of dicts."""
     with open(os.path.join(os.path.dirname(__file__), name), newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def by_commands(rows):
-    """dict from tuples of commands to the distinct labels of the rows that they train."""
+    """Returns a dict from each tuple of commands to the labels of the rows that the commands train."""
     labels = {}
     for row in rows:
         if commands := row.commands():
@@ -202,14 +205,14 @@ def by_commands(rows):
 
 
 def publish(page, agreement, commands, markdown, path):
-    """Prints the agreement with the published counts and the commands of the rows, and writes a page.
+    """Prints the agreement with the published counts and the commands of the rows, and writes a block of a page.
 
     Args:
         page: name of the block in the page.
-        agreement: lines of text.
+        agreement: list of lines of text.
         commands: see `by_commands`.
         markdown: text of the block.
-        path: of the page; None for none.
+        path: path of the page; None to write no page.
     """
     say(*agreement)
     for sequence, labels in commands.items():

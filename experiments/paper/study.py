@@ -3,21 +3,21 @@
 %s --markdown=experiments/results/study.md --figure=experiments/study.png
 
 study_published.csv has the figures of Tables 2 and 3 of Zhu et al., ICCV 2019. experiments/study.csv has the scores of
-our own runs. One FLOP is one multiply-add. Windows are the kernel sizes of Table 3.
+our own runs. One FLOP is one multiply-add. A window is a kernel size of Table 3.
 
-GFLOPs are counted by the equations (`module`), at the sizes of the paper's systems. The column "as shipped" counts the
-traced operations of our layers. These rules reproduce the published differences between networks:
+`module` computes GFLOPs from the paper's equations, at the feature map sizes of the paper's networks. The column "as
+shipped" counts the traced operations of our layers. These rules reproduce the published differences between networks:
 
 - Batch norms, activations, softmax, bilinear sampling and the convolution that predicts offsets do not count.
-- A relative position is projected once for each difference, from an encoding with as many channels as the features.
-- E2 needs no product of its own beside E1, because q is multiplied by k + R. Without E1, rows and columns have separate
-  products.
-- Attention type 0010 pools one vector for each head, and projects it at every position.
+- Each relative offset is projected once, from an encoding with as many channels as the features.
+- Term E2 adds no product if E1 is on, because the query is multiplied by key + position. Without E1, the positions of
+  rows and columns have separate products with the query.
+- Attention type 0010 pools the values to one vector for each head, and projects this vector at every position.
 - A window has n x n keys for every query, including keys outside the map.
 
 For detection and segmentation, only the GFLOPs that a mechanism adds to the plain network are compared, because the
-totals of our plain networks differ from the published ones. For translation, the whole network without its vocabulary
-is compared.
+totals of our plain networks differ from the published totals. For translation, the GFLOPs of the whole network without
+its embeddings and logits are compared.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ from published import by_commands, command, publish, read_lines, start_command
 
 TASKS = ("detection", "segmentation", "nmt")
 FIGURE_3 = "Fig. 3"
-MEMORY = "nmt encoder-decoder"  # only in Fig. 3: encoder-decoder attention varies, self-attention stays 1111
+MEMORY = "nmt encoder-decoder"  # task of Fig. 3 that varies encoder-decoder attention; self-attention is 1111
 SCORES = {"detection": "box mAP", "segmentation": "mIoU", "nmt": "BLEU"}
 HEADS, GROUPS = 8, 16
 PLAIN = "none", None, False  # key (setting, window, deformable) of a network without a mechanism
 TOKENS, CHANNELS, INNER, LAYERS = 50, 512, 2048, 6  # the base Transformer; source and target have 50 tokens each
-# Feature maps with attention: (height, width), channels, number of modules, number of modules with a 3x3 convolution.
-# A photo of detection has 800x1333 pixels. A crop of segmentation has 768x768, at output stride 8; one more module
-# follows the backbone, without a 3x3 convolution. A sentence is a map of one column.
+# Feature maps with attention, for each task: (height, width), channels, number of attention modules, number of spatial
+# layers that may be deformable. Detection has photos of 800x1333 pixels. Segmentation has crops of 768x768 at output
+# stride 8, and one more attention module after the backbone. A sentence is a map with one column.
 MAPS = {
     "detection": [((50, 84), 256, 6, 6), ((25, 42), 512, 3, 3)],
     "segmentation": [((96, 96), 256, 6, 6), ((96, 96), 512, 4, 3)],
@@ -76,14 +76,14 @@ OURS = read_lines("../study.csv")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A configuration of a task.
+    """A configuration of a task's network.
 
     Attributes:
-        table: '2' or '3', or `FIGURE_3` for the overhead of the attention alone.
+        table: '2' or '3', or `FIGURE_3`, whose rows have only the GFLOPs that attention adds.
         task: one of `TASKS`; for Fig. 3 also `MEMORY`.
         setting: attention type (four bits), 'dynamic' or 'none'.
         window: side of the window or of the dynamic kernel, or None.
-        deformable: whether there are deformable convolutions.
+        deformable: whether the network has deformable convolutions.
     """
 
     table: str
@@ -110,11 +110,11 @@ class Row:
         return text + " + deformable" * self.deformable
 
     def published(self, what):
-        """The published 'score' or 'gflops' of the whole network; None if the paper prints none."""
+        """Returns the published 'score' or 'gflops' of the whole network; None for Fig. 3."""
         return None if self.table == FIGURE_3 else float(PUBLISHED[self.key][f"{self.task}_{what}"])
 
     def added(self, shipped=False):
-        """GFLOPs that the mechanism adds to the plain network, by `added_gflops`; None for the plain network itself."""
+        """Returns the GFLOPs that the mechanism adds to the plain network, by `added_gflops`; None for `PLAIN`."""
         return None if self.key == PLAIN else added_gflops(self.task, *self.key, shipped=shipped)
 
     @property
@@ -124,26 +124,26 @@ class Row:
 
     @property
     def added_published(self):
-        """Published GFLOPs of the network minus the plain network's, or None."""
+        """Published GFLOPs of the network minus the plain network's; None for the plain network and for Fig. 3."""
         if self.key == PLAIN or self.table == FIGURE_3:
             return None
         return self.published("gflops") - float(PUBLISHED[PLAIN][f"{self.task}_gflops"])
 
     @property
     def difference(self):
-        """Our added GFLOPs minus the published ones, or None."""
+        """Our added GFLOPs minus the published added GFLOPs; None if `added_published` is None."""
         return None if self.added_published is None else self.added() - self.added_published
 
     @property
     def difference_whole(self):
-        """Our GFLOPs of the whole network minus the published ones, or None."""
+        """Our GFLOPs of the whole network minus the published GFLOPs; None for Fig. 3."""
         return None if self.table == FIGURE_3 else self.gflops - self.published("gflops")
 
     @property
     def agrees(self):
-        """Whether the added GFLOPs are within 0.1 of the published ones; for translation, whether the total agrees.
+        """Whether the added GFLOPs are within 0.1 of the published ones; for translation, whether the totals agree.
 
-        None if there is no comparison: the paper prints no figure, or the row adds nothing.
+        It is None without a published figure, and for the plain networks of detection and segmentation.
         """
         if self.task == "nmt" and self.table != FIGURE_3:
             return f"{self.gflops:.1f}" == f"{self.published('gflops'):.1f}"
@@ -159,7 +159,7 @@ class Row:
         return "; ".join(f"{', '.join(values)} on {run}" for run, values in scores.items())
 
     def arguments(self):
-        """dict of the model's arguments that turn the recipe's model into the row's."""
+        """Returns the dict of model arguments that turn the recipe's model into the row's model."""
         if self.task == MEMORY:
             return {"memory": self.setting}
         arguments = {} if self.window is None else {"window": self.window}
@@ -171,9 +171,9 @@ class Row:
         return arguments | ({"spatial": "deformable"} if self.deformable else {})
 
     def commands(self):
-        """Tuple of the commands that train the row.
+        """Returns the tuple of the commands that train the row's network.
 
-        Detection and segmentation first train a plain ResNet-50 on ImageNet (Sec. 4.1), whatever the mechanism.
+        For every mechanism, detection and segmentation first train a plain ResNet-50 on ImageNet (Sec. 4.1).
         """
         recipe, model, size = RECIPES[self.task]
         changes, flags, start = self.arguments(), [f"--gin_file={recipe}"], ()
@@ -194,7 +194,7 @@ ROWS += [Row(FIGURE_3, task, setting, None, False) for task in (*TASKS, MEMORY) 
 
 @functools.cache
 def plain_gflops(task):
-    """GFLOPs of the whole network without a mechanism in inference. Detection pads its photo to 800x1344."""
+    """Returns the GFLOPs of inference with a task's plain network. The canvas of detection has 800x1344 pixels."""
     if task == "nmt":
         feed_forward = 2 * TOKENS * CHANNELS * INNER
         return LAYERS * (2 * feed_forward + module("1111", (TOKENS, 1), CHANNELS)) / 1e9
@@ -204,7 +204,12 @@ def plain_gflops(task):
 
 
 def added_gflops(task, setting, window, deformable, *, shipped):
-    """GFLOPs that a mechanism adds to a task's network. `shipped` counts the traced operations of our layers."""
+    """Returns the GFLOPs that a mechanism adds to a task's plain network.
+
+    Args:
+        task, setting, window, deformable: see `Row`.
+        shipped: whether to count the traced operations of our layers instead of the paper's equations.
+    """
     added = 0
     for size, channels, modules, convolutions in MAPS[task]:
         if setting != "none":
@@ -216,8 +221,11 @@ def added_gflops(task, setting, window, deformable, *, shipped):
 
 @functools.cache
 def _deformed(size, channels, shipped):
-    """Multiply-adds that a deformable convolution adds: none to a 3x3, by the rules, or a module of a Transformer."""
-    if size[1] == 1:  # a sequence: three samples for every token
+    """Returns the multiply-adds that a deformable convolution adds to a network.
+
+    In a Transformer it is an additional layer. Elsewhere it replaces a 3x3 convolution, which adds 0 by the equations.
+    """
+    if size[1] == 1:  # a sequence: the kernel has three taps
         return traced(DeformableConv1D(channels, 3), [1, size[0], channels]) if shipped else 3 * size[0] * channels**2
     if not shipped:
         return 0
@@ -229,7 +237,9 @@ def _deformed(size, channels, shipped):
 
 
 def module(setting, size, channels, window=None):
-    """Multiply-adds of attention (Eq. 8) or dynamic convolution (Eq. 5 to 7) on a map, by the rules above.
+    """Returns the multiply-adds of attention (Eq. 8) or dynamic convolution (Eq. 5 to 7) on a feature map.
+
+    It counts by the rules in the module's docstring.
 
     Args:
         setting: attention type (four bits) or 'dynamic'.
@@ -240,11 +250,11 @@ def module(setting, size, channels, window=None):
     sides = size if size[1] > 1 else size[:1]
     keys_along = [window or side for side in sides]
     pixels, keys, square = math.prod(size), math.prod(keys_along), channels**2
-    if setting == "dynamic":  # value and gate, the kernels of the groups, their sums, the output
+    if setting == "dynamic":  # projections of value and gate, kernels of the groups, weighted sums, output projection
         return pixels * (2 * square + keys * channels * GROUPS + keys * channels + square)
     terms, differences = Terms.of(setting), sum(window or 2 * side - 1 for side in sides)
-    maps_of_keys = pixels if window else 1  # windows share no keys
-    count = pixels * square * (2 + terms.needs_query + terms.needs_key)  # value and output always
+    maps_of_keys = pixels if window else 1  # each window has different keys
+    count = pixels * square * (2 + terms.needs_query + terms.needs_key)  # values and output always count
     count += differences * square if terms.needs_position else 0
     if terms.query_key:
         count += pixels * keys * channels
@@ -252,19 +262,19 @@ def module(setting, size, channels, window=None):
         count += pixels * sum(keys_along) * channels
     count += maps_of_keys * keys * channels if terms.key else 0
     count += differences * channels if terms.position else 0
-    return count + (maps_of_keys if terms.key_only else pixels) * keys * channels  # the sums of the values
+    return count + (maps_of_keys if terms.key_only else pixels) * keys * channels  # weighted sums of the values
 
 
 @functools.cache
 def shipped_module(setting, size, channels, window):
-    """Multiply-adds of our layer, with the arguments of `module`."""
+    """Returns the multiply-adds of our traced layer. Args: see `module`."""
     axes = 1 if size[1] == 1 else 2
     layer = Mechanism(setting, HEADS, window=window, groups=GROUPS).layer(**(TEXT if axes == 1 else VISION))
     return traced(layer, [1, *size[:axes], channels])
 
 
 def traced(layer, shape):
-    """Multiply-adds of layer(x) for an x of the shape. The layer is traced and does not run."""
+    """Returns the multiply-adds of layer(x) for an x with this shape. The layer is traced and does not run."""
     with tf.Graph().as_default() as graph:
         tf.autograph.experimental.do_not_convert(layer)(tf.compat.v1.placeholder(tf.float32, shape))
     return total(count_multiply_adds(graph))
@@ -277,7 +287,7 @@ COLUMNS += ("whole network", "whole, published", "difference", "published score"
 
 
 def cells(row):
-    """A row of a printed table as text."""
+    """Returns the strings of a row, in the order of `COLUMNS`."""
     digits = ".3f" if row.table == FIGURE_3 else ".2f"
     numbers = (
         *((row.added(), digits), (row.added_published, ".1f"), (row.difference, "+.2f"), (row.added(True), digits)),
@@ -289,7 +299,7 @@ def cells(row):
 
 
 def agreement():
-    """Lines on the rows that agree with the published GFLOPs, the rows that do not, and our plain networks."""
+    """Returns lines on which rows agree with the published GFLOPs, and on the totals of our plain networks."""
     lines = []
     for task in TASKS:
         pairs = [row for row in ROWS if row.task == task and row.agrees is not None]
@@ -310,7 +320,7 @@ def agreement():
 
 
 def markdown(rows):
-    """The cells of the rows as Markdown."""
+    """Returns a Markdown table of the rows' cells, followed by the lines of `agreement`."""
     notes = [f"- {show.markdown(line)}" for line in agreement()]
     return "\n".join(["", *show.markdown_table(COLUMNS, rows), "", *notes, ""])
 
@@ -345,7 +355,7 @@ def write_figure(path):
                 names = ", ".join(name for _, name in points)
                 axes.annotate(show.drawn(f" {names}"), (points[0][0], score), fontsize=6, rotation=20)
         lowest, second, *_, highest = sorted(row.published("score") for row in rows)
-        if second - lowest > 2 * (highest - second):  # one row far below the others would squeeze them
+        if second - lowest > 2 * (highest - second):  # an outlier far below would squeeze the other rows together
             axes.set_ylim(second - 0.1, highest + 0.1)
         axes.set(xlabel="GFLOPs, counted", ylabel=show.drawn(f"{SCORES[task]}, published"), title=show.drawn(task))
         axes.grid(alpha=0.3)

@@ -2,7 +2,7 @@
 
 %s --markdown=experiments/results/tables.md
 
-Each model is traced once for each input size.
+Each model is traced once at each input size.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ class Result:
     """A published row and our counts. The counts are None for a row without a model.
 
     Attributes:
-        row: `Row`.
-        params: number of parameters without `attention_norms`.
+        row: the `Row`.
+        params: number of parameters, excluding `attention_norms`.
         attention_norms: number of parameters of the batch norms inside attention.
-        macs: multiply-adds of the traced graph, summed over all scales.
+        macs: multiply-adds of all images of a prediction: the traced graph's count times `Row.factor`.
     """
 
     row: Row
@@ -35,7 +35,7 @@ class Result:
 
 
 def count_rows(rows=ROWS, processes=2):
-    """List of `Result`s of the rows. `count_models` counts each model once for each input size."""
+    """Returns the list of `Result`s of the rows. `count_models` counts each model once at each input size."""
     counts = count_models(sorted({row.traced for row in rows if row.model}, key=str), processes)
 
     def result(row):
@@ -52,7 +52,7 @@ COLUMNS += ("M-Adds, published", "ours", "difference", "published scores")
 
 
 def cells(result):
-    """The strings of a row, in the order of `COLUMNS`."""
+    """Returns the strings of a row, in the order of `COLUMNS`."""
     row = result.row
     counted = ["", "", "", ""], ["", ""]
     if result.params is not None:
@@ -78,7 +78,7 @@ def _score(row, name):
 
 
 def agreement(results):
-    """Lines on how many rows match the paper's number of parameters, without and with attention's norms."""
+    """Returns lines on how many rows match the paper's parameters, without and with attention's batch norms."""
     rows = [result for result in results if None not in (result.params, result.row.params)]
     lines = []
     for name in ("without", "with"):
@@ -89,7 +89,7 @@ def agreement(results):
 
 
 def markdown(results):
-    """Each of the paper's tables and the commands that train its rows, as Markdown."""
+    """Returns each of the paper's tables as Markdown, followed by the commands that train its rows."""
     lines = ["", *(f"- {line}" for line in agreement(results))]
     for number, title in TITLES.items():
         if rows := [result for result in results if result.row.table == number]:

@@ -1,15 +1,15 @@
-"""Measures time and memory of our attention, the textbook's form and ResNet-101 on this machine (minutes).
+"""Measures time and memory of our attention, its textbook form and ResNet-101 on this machine (minutes).
 
-%s                      layers and Axial-ResNet-L
+%s                      attention layers, Axial-ResNet-L and ResNet-101
 %s --suite=study        each mechanism of the spatial-attention study, a 3x3 convolution and naive forms
 %s --suite=runtime      the models of the paper's Table 8 with batch size 1
 %s --suite=scaling --figure=scaling.png
-                        a layer over image size and span
-%s --suite=systems      the study's Transformer and Mask R-CNN beside tf-models-official's
+                        an attention layer for several image sizes and spans
+%s --suite=systems      the study's Transformer and Mask R-CNN, and the models of tf-models-official
 
-All forms of a workload run in one process, in turn, round by round, so that other load on the machine slows all of them
-alike. Read the ratios, not the seconds. Peak memory is measured for each form in a separate process, relative to the
-memory of that process before the first step.
+All forms of a workload run in one process. Each round runs every form once, so that other load on the machine slows all
+forms alike. The ratios are meaningful, the seconds are not. Each form's peak memory is measured in a separate process,
+relative to the memory of that process before the first step.
 """
 
 import concurrent.futures
@@ -50,8 +50,8 @@ PAIRS = {  # images, height, width and channels of the input of an `AxialPair`
     "14": (8, 14, 14, 512),  # stage 4
 }
 TRAIN = ("ours", "textbook", "bfloat16")
-# The workloads with their forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
-# 'recompute_block' is our form with recompute='block'.
+# dict from each workload to its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
+# 'folded' is our form with folded batch norms. 'recompute_block' is our form with recompute='block'.
 WORKS = {
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,
@@ -79,7 +79,7 @@ class TextbookResNet(AxialResNet):
 
 
 def make_step(work, form):
-    """A function without arguments that runs one step of a workload in one form and waits for its result.
+    """Returns a function without arguments that runs one step of a workload in one form and waits for the result.
 
     In inference, the batch norms of ResNet-101 are folded.
     """
@@ -105,17 +105,17 @@ def make_step(work, form):
 
 
 def inference_step(layer, images):
-    """A function without arguments that runs a layer or model and waits for the result."""
+    """Returns a function without arguments that runs a layer or model on `images` and waits for the result."""
     function = tf.function(layer, autograph=False)
     return lambda: [t.numpy().ravel()[:1] for t in tf.nest.flatten(function(images))[:1]]
 
 
 def training_step(layer, images, input_gradient=True):
-    """A function without arguments that runs one training step of a layer and waits for the result.
+    """Returns a function without arguments that runs one training step of a layer and waits for the result.
 
     Args:
         layer: a built layer.
-        images: its input.
+        images: the layer's input tensor.
         input_gradient: whether to compute the gradient of the images too.
     """
 
@@ -124,7 +124,7 @@ def training_step(layer, images, input_gradient=True):
 
 
 def training_function(layer, input_gradient=True):
-    """A function of images that returns the loss of one training step and the gradients of a layer, as a list.
+    """Returns a function of images that returns a list: the loss of a training step, then the gradients of a layer.
 
     Args: see `training_step`.
     """
@@ -145,19 +145,19 @@ def training_function(layer, input_gradient=True):
 
 
 def measure(forms, make, rounds, peak=False):
-    """Times a step of each form, in turn, round by round. Each form first runs twice to warm up.
+    """Times a step of each form. Each form first runs twice to warm up. Then each round times every form once.
 
     Args:
-        forms: names or tuples.
-        make: function of a form that returns its step, a function without arguments.
+        forms: the forms to compare, strings or tuples.
+        make: function of a form that returns the form's step, a function without arguments.
         rounds: number of times that each step is timed.
-        peak: whether to measure peak memory too, which pickles `make`.
+        peak: whether to measure peak memory too. `make` is then pickled.
 
     Returns:
-        dict from forms to dicts of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
+        dict from each form to a dict of 'median_s', 'quartiles_s' and, with `peak`, 'peak_bytes'.
     """
     results = {form: {} for form in forms}
-    for form in forms if peak else ():  # before this process holds gigabytes for the steps
+    for form in forms if peak else ():  # first, because the steps below take gigabytes of this process
         report(f"{form}: peak memory")
         results[form]["peak_bytes"] = peak_memory(make, form)
     steps, seconds = {form: make(form) for form in forms}, {form: [] for form in forms}
@@ -175,13 +175,13 @@ def measure(forms, make, rounds, peak=False):
 
 
 def peak_memory(make, form):
-    """Peak memory in bytes of two runs of the step make(form), measured in a separate process."""
+    """Returns the peak memory in bytes of two runs of the step make(form), measured in a separate process."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak, make, form).result()
 
 
 def _peak(make, form):
-    """`peak_memory`, measured in this process relative to its memory before the step."""
+    """Returns the `peak_memory` of a form, measured in this process relative to its memory before the step."""
 
     def resident(name):
         with open("/proc/self/status") as file:
@@ -190,16 +190,16 @@ def _peak(make, form):
     step = make(form)
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # resets the peak, to exclude the building of the model
+        file.write("5")  # resets VmHWM, so that building the model does not count
     step(), step()
     return resident("VmHWM") - before
 
 
 def benchmark(quick=False):
-    """(works, ratios): dict from workloads to the results of `measure`, and dict of ratios.
+    """Returns (works, ratios): a dict from each workload to the result of `measure`, and a dict of ratios.
 
     Args:
-        quick: whether to measure only the workloads of `QUICK`, in fewer rounds.
+        quick: whether to measure only the workloads in `QUICK`, in fewer rounds.
     """
     works = {}
     for work in QUICK if quick else WORKS:
@@ -209,7 +209,7 @@ def benchmark(quick=False):
 
 
 def runtime():
-    """(works, ratios) of inference with Table 8's models: one image of 224x224, 1000 logits, folded batch norms."""
+    """Returns (works, ratios) of inference with Table 8's models: a 224x224 image, 1000 logits, folded batch norms."""
     image = tf.random.stateless_normal([1, 224, 224, 3], [0, 0])
     rows = {row.model: row for row in ROWS if row.table == 8 and row.model}
 
@@ -226,16 +226,16 @@ def runtime():
 
 
 def scaling():
-    """(works, no ratios) for each image size and span. With a local span, time and memory are linear in the pixels.
+    """Returns (works, {}) for each image size and span. With a local span, time and memory are linear in the width.
 
     The workload is a training step of a layer that attends along the width of a strip. The strip is as wide as the
-    image's feature map at stride 4: 65 to 513 pixels. No other part of a model depends on the span.
+    image's feature map at stride 4: 65 to 513 pixels. Only attention layers depend on the span.
     """
     return {"strip": measure([(size, span) for size in SIZES for span in SPANS], strip_step, 9, peak=True)}, {}
 
 
 def strip_step(case):
-    """A function without arguments that runs a training step for a case (width of the image in pixels, span)."""
+    """Returns a function without arguments that runs a training step for a case (image width in pixels, span)."""
     size, span = case
     images = tf.random.stateless_normal([1, ROWS_OF_STRIP, (size - 1) // 4 + 1, CHANNELS], [0, 0])
     layer = AxialAttention(CHANNELS // 2, CHANNELS, "width", span=span, name="attention")
@@ -244,12 +244,12 @@ def strip_step(case):
 
 
 def over(works, work, a, b, key="median_s"):
-    """Ratio of a measure of form `a` to the same measure of form `b`."""
+    """Returns the measure `key` of form `a` / the same measure of form `b`, in the workload `work`."""
     return works[work][a][key] / works[work][b][key]
 
 
 def ratios(works):
-    """dict of the ratios that the result pages quote. A speedup is the baseline's time / the form's time."""
+    """Returns a dict of the ratios that the result pages quote. A speedup is the baseline's time / the form's time."""
     results = {}
     for work in works:
         if "train" in work:
@@ -263,7 +263,7 @@ def ratios(works):
 
 
 def show(works, ratios):
-    """Prints the machine, time and peak memory of each form of each workload, and the ratios."""
+    """Prints the machine, the time and peak memory of each form of each workload, and the ratios."""
     rows = []
     for work, forms in works.items():
         for form, measured in forms.items():
@@ -277,7 +277,7 @@ def show(works, ratios):
 
 
 def draw(works, path):
-    """Writes a figure of time and memory over image size, with a line for each span, on logarithmic axes."""
+    """Writes a figure that plots time and memory over image width on logarithmic axes, with a line for each span."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 

@@ -1,20 +1,21 @@
-"""Exports steps for a machine that has a GPU and only jax, together with run.py, which times and trains them.
+"""Exports steps, and run.py, which times and trains them on a machine with a GPU and only jax.
 
 %s --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
-                        training and inference steps; without --programs all of them
+                        training and inference steps; by default all of `PROGRAMS`
 %s --export=FOLDER --quick
                         small programs, for a CPU
 %s --export=FOLDER --gin_file=nuclei/axial_deeplab_nano.gin --data_dir=DATA
-                        a recipe's train step and batches, with which run.py trains for any time
+                        a recipe's train step and batches, with which run.py trains for a given time
 
-All programs compute in mixed_bfloat16. A program's name gives the model, training or inference, and the batch size:
-axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a training step of
-an `AxialPair`. These training steps compute a plain loss and its gradients, and have no optimizer.
+The programs of `PROGRAMS` compute in mixed_bfloat16. A program's name says the model, training or inference, and the
+batch size: axial_deeplab_s_train_1_block is a training step on one image that recomputes blocks. pair_65x129 is a
+training step of an `AxialPair`. These training steps compute the mean square of the outputs as a loss, and its
+gradients. They have no optimizer.
 
-A program is a file of portable StableHLO, compressed by xz. Its variables are inputs and, if it assigns them, also
-outputs; none is a constant. For each input, programs.json has the shape, the values, and the output that is its next
-value, so that no other file is needed. Large random weights are not stored: run.py draws normal random numbers with the
-same mean and deviation.
+A program is a file of portable StableHLO, compressed by xz. All variables are inputs, and variables that the program
+assigns are also outputs. For each input, programs.json has the shape, the values, and the index of the output that
+becomes the input's next value, so that run.py needs no other file. Large random weights are not stored: run.py draws
+normal random numbers with the same mean and standard deviation.
 """
 
 import dataclasses
@@ -56,18 +57,18 @@ from tpu_compile import CPU, alone, for_compiler, trace
 
 SMALL = 64  # largest number of elements of an input whose values are stored
 SCRIPT = "run.py"
-SIDE = 257  # largest side of the image that builds a model; the weights do not depend on it
-PIXEL = 127.5  # a photo's values are pixel / 127.5 - 1
+SIDE = 257  # largest side of the image that builds a model; the weights do not depend on the side
+PIXEL = 127.5  # the network's input is pixel / 127.5 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training step or an inference.
+    """A training step or inference step to export.
 
     Attributes:
         model: name in the registry; '' for an `AxialPair`.
         images: shape of the input, (batch, height, width, channels).
-        training: whether it computes gradients: of all weights, and of the input of an `AxialPair`.
+        training: whether the step computes the gradients of all weights and, for an `AxialPair`, of the input.
         recompute: see `ModelConfig`.
     """
 
@@ -89,7 +90,7 @@ def _models(model, side, batches, training=True, recompute=("none",)):
     return [Program(model, (batch, side, side, 3), training, how) for batch in batches for how in recompute]
 
 
-PROGRAMS = (  # the most important first
+PROGRAMS = (  # in the order of importance
     Program("", (4, 65, 129, 512)),  # stage 4 of Axial-DeepLab-L at 1025x2049
     Program("", (128, 56, 56, 128)),  # stage 2 of Axial-ResNet-L at 224x224
     *_models("axial_deeplab_s", 1025, [1]),
@@ -113,7 +114,11 @@ QUICK = (
 
 
 def find_programs(names=(), quick=False):
-    """The `Program`s with these names, in the order of the list; by default all. Raises InputError for unknown ones."""
+    """Returns the `Program`s with these names, in the order of `PROGRAMS`; by default all.
+
+    Raises:
+        InputError: a name is unknown.
+    """
     programs = {program.name: program for program in (QUICK if quick else PROGRAMS)}
     for name in names:
         if name not in programs:
@@ -125,13 +130,13 @@ def find_programs(names=(), quick=False):
 
 
 def write_list(folder, entries):
-    """Writes programs.json, and run.py beside it."""
+    """Writes programs.json and run.py to a folder."""
     write_json(os.path.join(folder, "programs.json"), {"axial": axial.__version__, "programs": entries})
     write_bytes(os.path.join(folder, SCRIPT), read_file(os.path.join(os.path.dirname(__file__), SCRIPT)))
 
 
 def _layer(program):
-    """The layer or model of a program, not built. In inference its batch norms are folded."""
+    """Returns the unbuilt layer or model of a program. In inference its batch norms are folded."""
     norm = BatchNormConfig() if program.training else None
     if not program.model:
         channels = program.images[3]
@@ -141,7 +146,7 @@ def _layer(program):
 
 
 def multiply_adds(program):
-    """Multiply-adds of a program by its equations; a training step counts three times its forward pass."""
+    """Returns the multiply-adds of a program, counted in its traced graph. Training counts three forward passes."""
     with tf.Graph().as_default() as graph:
         images = tf.compat.v1.placeholder(tf.float32, program.images)
         tf.autograph.experimental.do_not_convert(_layer(program))(images)
@@ -149,7 +154,10 @@ def multiply_adds(program):
 
 
 def write_program(folder, program):
-    """Writes the file of a `Program`, which returns outputs, or a loss and its gradients. Returns its entry."""
+    """Writes the file of a `Program`. Returns the program's entry in programs.json.
+
+    An inference returns the model's outputs. A training step returns a loss and its gradients.
+    """
     _, height, width, channels = program.images
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     layer = _layer(program)
@@ -166,12 +174,12 @@ def write_program(folder, program):
 
 
 def _write(folder, name, function, specs, variables=()):
-    """Writes the program of a function of tensors. Returns its entry.
+    """Writes the program of a function of tensors. Returns the program's entry in programs.json.
 
     Args:
         folder, name: folder and name of the new file.
         function, specs: see `tpu_compile.trace`.
-        variables: dict from names to variables. The entry gives these names to their inputs.
+        variables: dict from names to variables. The entry stores the names as 'weight' of the variables' inputs.
     """
     stage, captured = trace(function, specs, CPU)
     serialized = for_compiler(stage("hlo_serialized"))
@@ -193,7 +201,7 @@ def _write(folder, name, function, specs, variables=()):
 
 
 def _shape(shape):
-    """([sides], name of the dtype) of a `ShapeProto`."""
+    """Returns (list of sides, name of the dtype) of a `ShapeProto`."""
     kind = xla_data_pb2.PrimitiveType.Name(shape.element_type)
     words = {"PRED": "bool", "BF": "bfloat", "F": "float", "S": "int", "U": "uint"}
     dtype = words.get(kind) or re.sub(r"^[A-Z]+", lambda match: words[match[0]], kind)
@@ -201,7 +209,7 @@ def _shape(shape):
 
 
 def _fill(captured):
-    """The rule by which `fill` in run.py makes the values of a captured input."""
+    """Returns the dict from which `fill` in run.py makes the values of a captured input."""
     if captured.dtype != tf.resource:
         return {"values": captured.numpy().tolist()}
     kind = tf.dtypes.as_dtype(captured._handle_data.shape_and_type[0].dtype)  # only the handle is available here
@@ -215,7 +223,7 @@ def _fill(captured):
 
 
 def _stablehlo(serialized):
-    """A serialised HLO module as portable bytes of StableHLO, which jax of the last twelve weeks can read."""
+    """Converts a serialised HLO module to portable StableHLO bytes, which jax of the last twelve weeks can read."""
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir import ir
@@ -234,19 +242,19 @@ def _stablehlo(serialized):
 def write_training(folder, build, count):
     """Writes the train step of a recipe, and batches for it. Returns the entry of programs.json.
 
-    The number of steps of the schedule is a variable of the program, so that a program serves trainings of any length
-    above the recipe's warm-up, whose length is fixed.
+    The total number of steps of the learning rate schedule is a variable of the program. So a training can have any
+    number of steps above the recipe's warm-up steps, which are fixed.
 
     Args:
         folder: new folder for the files.
         build: function without arguments that returns (task, training, optimizer).
-        count: number of batches.
+        count: number of batches to write.
 
     Raises:
         InputError: the task is a detector's or a translator's, or the learning rate has no number of steps.
     """
     task, training, optimizer = build()
-    if task.counted:  # a translator has no photos, and half precision would move boxes
+    if task.counted:  # a translator has no images, and `_packed` would round a detector's boxes to float16
         raise InputError(f"{task.model.name}: the training of a detector or translator cannot be exported")
     schedule = optimizer.learning_rate
     if not hasattr(schedule, "steps"):
@@ -288,7 +296,7 @@ def write_training(folder, build, count):
         "multiply_adds": None,  # not counted
         "trains": {
             "names": names,
-            "losses": list(task.loss_names),  # the first outputs; the next one is the number of the bad step, or -1
+            "losses": list(task.loss_names),  # the first outputs; the next output is the number of the bad step, or -1
             "warmup": schedule.warmup,
             "batches": batches,
             "total_steps": total,
@@ -298,7 +306,7 @@ def write_training(folder, build, count):
 
 
 def _packed(name, value):
-    """A batch's array in a smaller type: photos as bytes, other numbers as float16 or small integers."""
+    """Casts a batch's array to a smaller type: images to uint8, other numbers to float16 or small integers."""
     if name == "image":
         return np.clip(np.round((value + 1) * PIXEL), 0, 255).astype(np.uint8)
     if value.dtype.kind == "f":

@@ -2,15 +2,15 @@
 
 gpu.py --export=FOLDER writes the programs and this file.
 
-    python run.py time --csv=times.csv                  a line for each program, the most important first
+    python run.py time --csv=times.csv                  a line for each program, in the order of importance
     python run.py time --programs=pair_65x129,axial_deeplab_s_train_1 --budget=120
     python run.py train NAME --minutes=10 --weights=weights.safetensors --csv=losses.csv
 
 `time` compiles several programs at once, for at most three quarters of --budget, and then times the programs that are
-ready. A line names each program that does not compile or needs too much memory. --cache=FOLDER keeps compiled programs
-for the next call.
+compiled. A line names each program that does not compile or needs too much memory. --cache=FOLDER keeps compiled
+programs for the next call.
 
-`train` measures the time of a step and chooses as many steps as the minutes allow, after compilation. The learning rate
+After compilation, `train` measures the time of a step and chooses as many steps as the minutes allow. The learning rate
 depends on the number of steps, which must exceed the recipe's warm-up. The batches come from NAME.batches.npz, in a new
 random order in each epoch.
 """
@@ -34,11 +34,11 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPILING = 0.75  # fraction of the budget for compilation
-ROUNDS, SECONDS = 5, 0.5  # rounds of a program, and the approximate length of each
+ROUNDS, SECONDS = 5, 0.5  # number of timed rounds of a program, and the approximate seconds of a round
 MOST = 50  # largest number of steps in a round
 THREADS = 4  # programs that compile at the same time
-REPORT = 100  # steps between two lines of a training, at most
-LATE = 1.2  # a training ends after this multiple of its minutes, whatever its steps
+REPORT = 100  # largest number of steps between two lines of a training
+LATE = 1.2  # a training ends after this multiple of its minutes, even if steps remain
 GIB = 2**30
 COLUMNS = (
     *("program", "ms", "least_ms", "compile_s", "memory_gib", "temporary_gib", "peak_gib", "of_bandwidth"),
@@ -50,16 +50,16 @@ COLUMNS = (
 
 
 def read_programs(folder):
-    """dict from names of programs to their entries in programs.json."""
+    """Returns a dict from the name of each program to its entry in programs.json."""
     with open(os.path.join(folder, "programs.json")) as file:
         return {program["name"]: program for program in json.load(file)["programs"]}
 
 
 def compile_program(folder, program):
-    """(compiled program, seconds of compilation). A variable and its next value share their memory.
+    """Returns (compiled program, seconds of compilation). A variable and its next value share their memory.
 
-    jax has no function that loads foreign StableHLO. So this exports a function with the same inputs and outputs, and
-    replaces its module by the program's.
+    jax has no function that loads StableHLO which jax did not export. So this function exports a stand-in with the same
+    inputs and outputs, and replaces the stand-in's module by the program's module.
     """
     started = time.monotonic()
     with lzma.open(os.path.join(folder, program["file"])) as file:
@@ -81,7 +81,10 @@ def compile_program(folder, program):
 
 
 def fill(given, generator):
-    """The array of an input: its values, a constant, or normal random numbers with its mean and deviation."""
+    """Returns the array of an input: stored values, a constant, or normal random numbers.
+
+    `given` is the input's entry in programs.json. It has the mean and standard deviation of the random numbers.
+    """
     shape, dtype, how = given["shape"], jax.numpy.dtype(given["dtype"]), given["fill"]
     if "normal" in how:
         return generator.normal(*how["normal"], shape).astype(dtype)
@@ -89,7 +92,7 @@ def fill(given, generator):
 
 
 def next_inputs(program, inputs, outputs):
-    """The inputs of the next call, with the updated variables."""
+    """Returns the inputs of the next call: `inputs` with the updated variables from `outputs`."""
     indices = [given["output"] for given in program["inputs"]]
     return [value if index is None else outputs[index] for value, index in zip(inputs, indices)]
 
@@ -98,7 +101,7 @@ def next_inputs(program, inputs, outputs):
 
 
 def measure_limits(device):
-    """(bytes / s, multiply-adds / s) that a device reaches, on a large array and on a product of large matrices."""
+    """Returns (bytes / s, multiply-adds / s) of a device, measured with a large array and a large matrix product."""
     side, count = (256, 2**20) if device.platform == "cpu" else (8192, 2**28)
     array = jax.numpy.zeros([count], "float32")
     matrix = jax.random.normal(jax.random.key(0), [side, side], "bfloat16")
@@ -114,7 +117,10 @@ def measure_limits(device):
 
 
 def measure(program, compiled, until):
-    """dict of time, memory and finiteness of a compiled program. No round begins after `until`."""
+    """Measures a compiled program. Returns a dict of its times, its memory and whether its outputs are finite.
+
+    No round but the first begins after `until`, a value of time.monotonic().
+    """
     generator = np.random.default_rng(0)
     inputs = [jax.device_put(fill(given, generator)) for given in program["inputs"]]
     outputs = None
@@ -147,13 +153,13 @@ def measure(program, compiled, until):
 
 
 def time_programs(folder, programs, budget, path=None):
-    """Times programs, prints a line for each, and writes them to a CSV file. Returns the rows.
+    """Times programs, prints a line for each program, and writes the rows to a CSV file. Returns the rows.
 
     Args:
         folder: folder of programs.json.
-        programs: dict from names to entries of programs.json.
+        programs: dict from the name of each program to its entry in programs.json.
         budget: seconds for compilation and timing.
-        path: path of the CSV file; None for none.
+        path: path of the CSV file; None to write no file.
     """
     until = time.monotonic() + budget
     device = jax.devices()[0]
@@ -179,7 +185,7 @@ def time_programs(folder, programs, budget, path=None):
             row["of_bandwidth"] = row["gigabytes"] and 1e12 * row["gigabytes"] / row["ms"] / bandwidth
             row["of_products"] = row["giga_multiply_adds"] and 1e12 * row["giga_multiply_adds"] / row["ms"] / products
             row["peak_gib"] = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / GIB or None
-        except Exception as error:  # out of memory or refused by the compiler: go on with the others
+        except Exception as error:  # out of memory, or refused by the compiler: the other programs are still timed
             row["failed"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         tasks[name] = concurrent.futures.Future()  # frees the memory of the program
         rows.append(row)
@@ -190,7 +196,7 @@ def time_programs(folder, programs, budget, path=None):
 
 
 def shown(row):
-    """A row as a line of text. An unknown fraction is '-'."""
+    """Returns a row as a line of text. An unknown fraction is '-'."""
     if row["failed"]:
         return f"{row['program']}: {row['failed']}"
     bandwidth, products = (f"{row[x]:.1%}" if row[x] else "-" for x in ("of_bandwidth", "of_products"))
@@ -204,7 +210,7 @@ def shown(row):
 
 
 def write_rows(path, header, rows):
-    """Writes a CSV file of dicts. The file appears whole or not at all."""
+    """Writes dicts as the rows of a CSV file. The file appears only when it is complete."""
     with open(f"{path}.part", "w", newline="") as file:
         writer = csv.DictWriter(file, header)
         writer.writeheader()
@@ -219,7 +225,10 @@ say = functools.partial(print, flush=True)
 
 
 def read_batches(folder, program):
-    """(list of batches, function that unpacks a batch). A batch is a list of arrays in the order of the inputs."""
+    """Returns (list of batches, function that unpacks a batch to the inputs' dtypes and value range).
+
+    A batch is a list of arrays in the order of the program's inputs.
+    """
     names = program["trains"]["names"]
     with np.load(os.path.join(folder, program["trains"]["batches"])) as file:
         arrays = {key: file[key] for key in file.files}
@@ -237,18 +246,18 @@ def read_batches(folder, program):
 
 
 def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
-    """Trains an exported step. Writes the weights as safetensors, and the losses as a CSV.
+    """Trains with an exported train step. Writes the weights as safetensors, and the losses as a CSV file.
 
     Args:
         folder: folder of programs.json.
         name: name of an exported train step.
-        minutes: minutes of training, without compilation and reading.
-        steps: number of steps, in place of minutes.
+        minutes: minutes of training, excluding compilation and reading.
+        steps: number of steps, used if `minutes` is None.
         path: path of the new .safetensors file.
-        csv_path: path of a CSV file for the mean losses of every `REPORT` steps or fewer; None for none.
+        csv_path: path of a CSV file of mean losses, a row for at most `REPORT` steps; None to write no file.
 
     Returns:
-        list of dicts, the rows of the losses.
+        list of dicts, the rows of the CSV file.
 
     Raises:
         SystemExit: a loss or gradient is not finite, or the steps do not exceed the warm-up.
@@ -264,7 +273,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
     started = time.monotonic()
 
     def run(count):
-        """Runs steps. Returns the mean seconds of a step."""
+        """Runs `count` steps. Returns the mean seconds of a step."""
         nonlocal state, done, order
         begun = time.monotonic()
         for _ in range(count):
@@ -296,7 +305,7 @@ def train(folder, name, *, minutes=None, steps=None, path, csv_path=None):
         say(" ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()))
         if csv_path:
             write_rows(csv_path, ("step", "seconds", *losses), rows)
-        if bad_step >= 0 or not np.isfinite(means).all():  # the program changes nothing after a bad step
+        if bad_step >= 0 or not np.isfinite(means).all():  # after a bad step, the program changes no weight
             what = f"a loss or a gradient is not finite after {bad_step if bad_step >= 0 else done} steps"
             raise SystemExit(f"{name}: {what}; no weights are written")
     write_weights(path, program, state)
@@ -328,7 +337,7 @@ def write_weights(path, program, state):
 
 
 def main():
-    """Runs the command. Exit code 2 means wrong arguments, and 1 that no program could be timed."""
+    """Runs the command. Exit code 2 means wrong arguments, and exit code 1 that no program could be timed."""
     about, usage = __doc__.split("\n\n", 1)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, epilog=usage, formatter_class=raw)

@@ -1,7 +1,8 @@
-"""Time and memory of the spatial-attention study's mechanisms, compared with a 3x3 convolution and naive forms.
+"""Measures time and memory of the spatial-attention study's mechanisms, of a 3x3 convolution and of naive forms.
 
-A naive form follows the equation and keeps every intermediate tensor in memory: for attention the relative position of
-every pair, for deformable convolution four masked gathers for each tap. `benchmark` describes the measurements.
+A naive form follows the paper's equation and keeps every intermediate tensor in memory. Naive attention keeps the
+relative position of every pair. Naive deformable convolution has four masked gathers for each tap. The docstring of
+benchmark.py describes the measurements.
 """
 
 import functools
@@ -22,24 +23,24 @@ MAPS = {  # images, height, width, channels
     "conv5": (1, 25, 42, 512),
     "segmentation": (1, 96, 96, 512),
 }
-# Forms that are timed at conv4 and conv5. The naive attention runs only at conv5: at conv4 it needs 18 GB.
+# Forms that are timed at conv4 and conv5. Naive attention runs only at conv5, because it needs 18 GB at conv4.
 FORMS = ("conv3x3", "1111", "0110", "0010", "deformable", "deformable_hat", "deformable_naive", "dynamic")
 
 
 class NaiveAttention(GeneralizedAttention):
-    """Attention type 1111 of `GeneralizedAttention`, with the relative position of every pair in memory.
+    """`GeneralizedAttention` of type 1111 that keeps the relative position of every pair in memory.
 
-    Letters of the shapes: q queries, k keys, m heads, d channels of a head.
+    Axes of the shapes: q queries, k keys, m heads, d channels of a head.
     """
 
     def call(self, x, training=False):
-        """The attention of each map of x [N, H, W, C]."""
+        """Returns the attention layer's output [N, H, W, C] for feature maps x [N, H, W, C]."""
         del training
         codes = list(map(self._codes, x.shape[1:3], self.position_kernels.values()))
         return tf.stack([self._attend(image, *codes) for image in tf.unstack(x)])
 
     def _codes(self, side, kernel):
-        """[side, side, m, d]: the projected encoding of each pair along an axis."""
+        """Returns the projected encoding of each (query, key) pair along an axis, [side, side, m, d]."""
         code = tf.constant(encode(np.arange(1 - side, side), kernel.shape[0], self.wavelength) * 2**-0.5, kernel.dtype)
         pairs = np.arange(side)[:, None] - np.arange(side) + side - 1
         return tf.reshape(tf.gather(code @ kernel, pairs), [side, side, self.heads, self.depth])
@@ -59,10 +60,10 @@ class NaiveAttention(GeneralizedAttention):
 
 
 class NaiveDeformableConv(DeformableConv):
-    """`DeformableConv` as a gather of each neighbour of each tap, with a mask for neighbours outside the map."""
+    """`DeformableConv` that gathers the four neighbours of each tap, and masks neighbours outside the map."""
 
     def call(self, x, training=False):
-        """The convolution of x, without batch norm and ReLU."""
+        """Returns the convolution of x, without batch norm and ReLU."""
         del training
         _, height, width, channels = x.shape
         offsets, _ = self.offsets(x)
@@ -84,7 +85,7 @@ class NaiveDeformableConv(DeformableConv):
 
 
 def make_layer(form, channels):
-    """The layer of a form, not built: one of `FORMS`, an attention type, or 'naive_1111'."""
+    """Returns the unbuilt layer of a form: a value of `FORMS`, an attention type, or 'naive_1111'."""
     if form == "naive_1111":
         return NaiveAttention("1111", HEADS, **VISION)
     if form == "conv3x3":
@@ -98,7 +99,7 @@ def make_layer(form, channels):
 
 
 def make_step(map_name, training, form):
-    """A function without arguments that runs one step of a form and waits for the result.
+    """Returns a function without arguments that runs one step of a form and waits for the result.
 
     Args:
         map_name: key of `MAPS`.
@@ -109,16 +110,16 @@ def make_step(map_name, training, form):
     layer = make_layer(form, x.shape[3])
     layer.build(x.shape) if form.startswith("naive_") else layer(x[:, :9, :9])
     for weight in layer.weights:
-        if "offset" in weight.name:  # samples lie between pixels, as after some training
+        if "offset" in weight.name:  # makes the samples lie between pixels, as in a trained layer
             weight.assign(tf.random.stateless_normal(weight.shape, [0, 1], stddev=0.02))
     return training_step(layer, x) if training else inference_step(layer, x)
 
 
 def benchmark():
-    """(works, ratios) of every form at conv4 and conv5, in inference and training; see `benchmark.benchmark`.
+    """Returns (works, ratios) of every form at conv4 and conv5, in inference and training; see `benchmark.benchmark`.
 
-    Ratios compare each form with the 3x3 convolution, and naive forms with ours. `works` also has the peak memory of a
-    training step for each attention type.
+    The ratios compare each form with the 3x3 convolution, and each naive form with ours. `works` also has the peak
+    memory of a training step for each attention type.
     """
     works, ratios = {}, {}
     for map_name in ("conv4", "conv5"):

@@ -1,7 +1,8 @@
-"""Compares a training step of the study's systems without a mechanism with tf-models-official's of the same size.
+"""Compares training steps of the study's plain networks with training steps of the same models in tf-models-official.
 
-Translation: the base Transformer with plain attention (type 1000, sinusoids) and `Seq2SeqTransformer`.
-Detection: Mask R-CNN with ResNet-50 and FPN, and the one of `MaskRCNNTask`. `benchmark` describes the measurements.
+Translation: our base Transformer with plain attention (type 1000, sinusoids), and `Seq2SeqTransformer`.
+Detection: our Mask R-CNN with ResNet-50 and FPN, and the model of `MaskRCNNTask`. The docstring of benchmark.py
+describes the measurements.
 """
 
 import numpy as np
@@ -19,13 +20,13 @@ from axial.tasks.detection.input_pipeline import DetectionData
 from axial.tasks.detection.task import DetectionTask
 from benchmark import measure, over
 
-WORDS, SENTENCES, TOKENS = 16384, 16, 64  # vocabulary; batch; padded length of sources and targets
-SIDE, PHOTOS = 512, 1  # of the detector's canvas; batch
+WORDS, SENTENCES, TOKENS = 16384, 16, 64  # vocabulary size; batch size; padded length of sources and targets
+SIDE, PHOTOS = 512, 1  # side of the detector's canvas; batch size
 PLAIN = dict(encoder="1000", decoder="1000", memory="1000", positions="sinusoid")
 
 
 def translation_steps():
-    """{'ours', 'theirs'}: functions that run a training step of a Transformer and wait for the result."""
+    """Returns {'ours', 'theirs'}: functions that run a training step of a Transformer and wait for the result."""
     rng = np.random.default_rng(0)
     source, target = (tf.constant(rng.integers(3, WORDS, [SENTENCES, TOKENS]), tf.int32) for _ in range(2))
     ours = build_model("transformer_base", WORDS, **PLAIN)
@@ -48,9 +49,9 @@ def translation_steps():
 
 
 def detection_steps():
-    """{'ours', 'theirs'}: functions that run a training step of Mask R-CNN on a sample photo and wait for it."""
+    """Returns {'ours', 'theirs'}: functions that run a training step of Mask R-CNN on a sample photo and wait."""
     data = DetectionData("train2017", "val2017", (SIDE, SIDE), (SIDE, SIDE))
-    # The official configuration trains every weight and all statistics.
+    # The official configuration trains every weight, and updates all moving statistics.
     free = ModelConfig("mask_rcnn_resnet_50", arguments=dict(frozen_stages=-1))
     task = DetectionTask(free, data, sample_data_dir())
     batch = next(iter(task.train_dataset(PHOTOS, seed=0)))
@@ -82,7 +83,7 @@ def detection_steps():
 
 
 def _official_detector(classes):
-    """The official task with our pyramid's levels, anchors and heads."""
+    """Returns the official task with the pyramid levels, anchors and head sizes of our model."""
     config = official_config.maskrcnn_resnetfpn_coco().task
     config.model.num_classes, config.model.input_size = classes + 1, [SIDE, SIDE, 3]
     config.model.min_level, config.model.max_level = LEVELS[0], LEVELS[-1]
@@ -103,7 +104,7 @@ def _step(model, loss_of):
 
 
 def benchmark():
-    """(works, ratios) of each system and the official one; see `benchmark.benchmark`."""
+    """Returns (works, ratios) of our and the official network of each task; see `benchmark.benchmark`."""
     works, ratios = {}, {}
     for name, make in (("translation", translation_steps), ("detection", detection_steps)):
         steps = make()

@@ -1,7 +1,7 @@
-"""Axial attention with batch norms as in the paper, for comparison with our form.
+"""The textbook form of axial attention, which applies the batch norms as the paper writes them.
 
-This form computes every L x L map of logits and normalises it by its mean and variance, which is slow and needs much
-memory. Only tests and benchmark.py use it.
+This form computes every L x L map of logits and normalises it by its mean and variance. It is slow and needs much
+memory. Only tests, benchmark.py and layers.py use it, for comparison with our form.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from axial.layers.masking import hide
 class TextbookAttention(AxialAttention):
     """The textbook form of `AxialAttention`, with the same weights and moving statistics, for a single replica.
 
-    Letters of the shapes: B lines, H heads, L queries, M keys, D key channels, E value channels.
+    Axes of the shapes: B lines, H heads, L queries, M keys, D key channels of a head, E value channels of a head.
     """
 
     def call(self, x, training=False):
@@ -42,7 +42,7 @@ class TextbookAttention(AxialAttention):
         return tf.transpose(y, [0, 2, 1, 3]) if axis == "height" else y
 
     def _normalize_maps(self, maps, visible, training):
-        """Applies the batch norm of each term and head to maps [terms, B, H, L, M]; statistics are of visible pairs."""
+        """Normalises logit maps [terms, B, H, L, M] for each term and head, with statistics over the visible pairs."""
         norm = self.logit_norm
         mean, variance = (s[:, None, :, None, None] for s in (norm.moving_mean, norm.moving_variance))
         if training:
@@ -59,7 +59,7 @@ class TextbookAttention(AxialAttention):
         return (maps - mean) * tf.math.rsqrt(variance + norm.config.epsilon) * scale
 
     def _output(self, x, norm, training):
-        """[B, L, H, E] -> [B, L, H*E], normalised."""
+        """Merges the heads of x [B, L, H, E] and applies a batch norm. Returns [B, L, H*E]."""
         return self._normalize(tf.reshape(x, [-1, x.shape[1], self.spec.value_channels]), norm, training)
 
     def _normalize(self, x, norm, training):
@@ -77,7 +77,7 @@ class TextbookAttention(AxialAttention):
 
 
 class TextbookPair(AxialPair):
-    """`AxialPair` of `TextbookAttention`."""
+    """`AxialPair` whose two layers are `TextbookAttention`."""
 
     def __init__(self, key_channels, value_channels, norm, strides=1, name=None):
         super().__init__(key_channels, value_channels, norm, strides, name=name)

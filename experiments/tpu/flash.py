@@ -1,12 +1,12 @@
-"""Attention by content alone, with jax's flash attention kernel: the TPU baseline for position-sensitive attention.
+"""Attention without positions, by jax's flash attention kernel: the TPU baseline for position-sensitive attention.
 
-It needs the extra `kernel`. layers.py compiles it. Without a TPU it is two matrix products.
+This module needs the extra `kernel`. layers.py compiles the layer. Off the TPU, the layer computes plain attention.
 """
 
 import functools
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers: it must not take a TPU that TensorFlow uses
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers here, and must not occupy a TPU that TensorFlow uses
 import jax.numpy as jnp
 import tensorflow as tf
 import tf_keras as keras
@@ -20,10 +20,10 @@ LANES = 128
 
 
 class FlashAttention(keras.layers.Layer):
-    """Content attention along the width: projection, batch norm, flash attention, batch norm.
+    """Attention without positions along the width: projection, batch norm, flash attention, batch norm.
 
-    The projection has as many channels as in `AxialAttention`. The kernel requires keys as deep as values, and whole
-    tiles: zeros pad them, and a separate segment id marks the padding of a line.
+    The projection has as many channels as in `AxialAttention`. The kernel requires as many key channels as value
+    channels, and a length that is a multiple of 128. Zeros pad both. A second segment id masks padded positions.
 
     Args:
         key_channels, value_channels: channels of all heads together.
@@ -63,7 +63,10 @@ class FlashAttention(keras.layers.Layer):
 
 
 def _attend(length, q, k, v):
-    """Flash attention of [N, H, M, D] over the first `length` of M positions; a program has one line and head."""
+    """Returns flash attention of q, k, v [N, H, M, D] over the first `length` of M positions.
+
+    Each program of the kernel's grid computes one line and one head.
+    """
     lines, _, most = q.shape[:3]
     sizes = {"block_b": 1} | {name: most for name in BlockSizes.__dataclass_fields__ if name != "block_b"}
     segments = jnp.broadcast_to(jnp.arange(most) >= length, [lines, most]).astype(jnp.int32)

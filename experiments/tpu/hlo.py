@@ -1,8 +1,8 @@
-"""Reads the cycles, bytes and products of each part of a model from an optimised XLA program.
+"""Reads the cycles, bytes and multiply-adds of each part of a model from an optimised XLA program.
 
-A program is an `HloModuleProto`. The compiler estimates the cycles. This module counts bytes and products from the
-shapes. It assumes that an op reads each operand once and writes its result once, and that results in the core's own
-memory cost nothing. A program does not contain the products of its kernels.
+A program is an `HloModuleProto`. The compiler estimates the cycles. This module counts bytes and multiply-adds
+('products') from the shapes. It assumes that an op reads each operand once and writes its result once, and that results
+in the core's own memory cost nothing. The multiply-adds of kernels are unknown and count as 0.
 """
 
 import collections
@@ -18,20 +18,20 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 from axial.analysis.parts import REST, part_of
 
-KERNEL = "tpu_custom_call"  # the target of a Pallas kernel
+KERNEL = "tpu_custom_call"  # the custom call target of Pallas kernels
 BITS = {"PRED": 8, "BF16": 16, "TOKEN": 0, "OPAQUE_TYPE": 0}
-IOTA = 92  # an instruction's field for an `IotaReplicaGroupListProto`, which TensorFlow's schema does not have yet
-# Ops that move no data: they name parts of other results.
+IOTA = 92  # number of an instruction's `IotaReplicaGroupListProto` field, which TensorFlow's schema does not have yet
+# Ops that move no data of their own.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
 
 
 class Cost(typing.NamedTuple):
-    """Cost of ops.
+    """The total cost of some ops.
 
     Attributes:
-        cycles: the compiler's estimate.
-        bytes: bytes that are read from memory and written to it.
+        cycles: cycles, as the compiler estimates them.
+        bytes: bytes that the ops read from and write to main memory.
         products: multiply-adds of convolutions and matrix products.
     """
 
@@ -44,7 +44,7 @@ class Cost(typing.NamedTuple):
 
 
 def arrays(shape):
-    """List of the `ShapeProto`s of a result's arrays, including arrays in nested tuples."""
+    """Returns the list of the `ShapeProto`s of a result's arrays, including arrays in nested tuples."""
     if shape.element_type != xla_data_pb2.TUPLE:
         return [shape]
     return [array for each in shape.tuple_shapes for array in arrays(each)]
@@ -57,12 +57,12 @@ def _bits(element_type):
 
 
 def real_bytes(shape):
-    """Bytes of an array's elements."""
+    """Returns the bytes of an array's elements, without padding."""
     return math.prod(shape.dimensions) * _bits(shape.element_type) // 8
 
 
 def tiled_bytes(shape):
-    """Bytes of an array with its padding to whole tiles."""
+    """Returns the bytes of an array, including its padding to whole tiles."""
     sides = [shape.dimensions[axis] for axis in shape.layout.minor_to_major] or list(shape.dimensions)
     tile = shape.layout.tiles[0].dimensions if shape.layout.tiles else ()
     for index, side in enumerate(reversed(tile[: len(sides)])):
@@ -71,12 +71,12 @@ def tiled_bytes(shape):
 
 
 def _size(shapes):
-    """Bytes of the arrays that lie in main memory, not in the core's own memory."""
+    """Returns the bytes of the arrays in main memory. Arrays in the core's own memory count as 0."""
     return sum(tiled_bytes(shape) for shape in shapes if not shape.layout.memory_space)
 
 
 def _said(instruction, name):
-    """A number from the compiler's backend config of an instruction; 0 if it is absent."""
+    """Returns the field `name`, a number, of an instruction's backend config; 0 if the field is absent."""
     match = re.search(rf'"{name}":"(\d+)"'.encode(), instruction.backend_config)
     return int(match[1]) if match else 0
 
@@ -85,19 +85,20 @@ def _said(instruction, name):
 
 
 def costs(program, kernels=None):
-    """(`Cost` by opcode, `Cost` by part) of a run of a program, most expensive first.
+    """Returns (`Cost` by opcode, `Cost` by part) of one run of a program, most expensive first.
 
     A loop's body counts once for each iteration. An op without a part inherits its operands' part, else its consumers'.
 
     Args:
         program: optimised `HloModuleProto`.
-        kernels: dict from names of instructions to the cycles of Pallas kernels, which the compiler does not estimate.
+        kernels: dict from the name of each Pallas kernel's instruction to its cycles, which the compiler does not
+            estimate.
     """
     bodies = {computation.id: computation.instructions for computation in program.computations}
     tables = [collections.defaultdict(lambda: np.zeros(3, np.int64)) for _ in range(2)]
 
     def add(computation, turns, inherited):
-        """Adds the cost of `turns` runs of a computation. Ops without a part belong to the part `inherited`."""
+        """Adds the cost of `turns` runs of a computation. `inherited` is the part of the op that calls it."""
         body = bodies[computation]
         fused = {i.id: bodies[i.called_computation_ids[0]] if i.opcode == "fusion" else () for i in body}
         parts, shapes = _parts(body, fused, inherited), _shapes(body)
@@ -122,17 +123,23 @@ def costs(program, kernels=None):
 
 
 def _shapes(body):
-    """dict from the ids of instructions to the arrays of their results."""
+    """Returns a dict from the id of each instruction to the arrays of its result."""
     return {i.id: arrays(i.shape) for i in body}
 
 
 def _parts(body, fused, inherited):
-    """dict from the ids of instructions to their parts. `fused` has the instructions inside each fusion."""
+    """Returns a dict from the id of each instruction to its part.
+
+    Args:
+        body: instructions of a computation.
+        fused: dict from the id of each instruction to the instructions inside its fusion, () for other ops.
+        inherited: part of ops whose operands and consumers have no part.
+    """
     parts, readers = {}, collections.defaultdict(list)
     for i in body:
         part = part_of(i.metadata.op_name, sub=True)
         if part == REST:
-            # XLA merges equal constants of different parts under one of their names.
+            # Constants in a fusion do not count: XLA merges equal constants of several parts under one part's name.
             inner = [each for each in fused[i.id] if each.opcode not in FREE]
             named = collections.Counter(part_of(each.metadata.op_name, sub=True) for each in inner)
             del named[REST]
@@ -148,16 +155,16 @@ def _parts(body, fused, inherited):
 
 
 def _cost(instruction, shapes, inner, kernels):
-    """(cycles, bytes, products) of an instruction, without the computations that it calls.
+    """Returns (cycles, bytes, multiply-adds) of an instruction, without the loops and computations that it calls.
 
     Args:
         instruction: instruction of the program.
-        shapes: dict from the ids of its computation's instructions to the arrays of their results.
-        inner: instructions of a fusion.
+        shapes: result of `_shapes` for the instruction's computation.
+        inner: instructions inside a fusion; () for other ops.
         kernels: see `costs`.
     """
     opcode, estimate = instruction.opcode, _said(instruction, "estimated_cycles")
-    still = opcode == "reshape" and not estimate  # another name for the same bytes
+    still = opcode == "reshape" and not estimate  # a reshape that is a view of its operand
     if still or opcode in FREE or opcode.endswith("-done"):
         return estimate, 0, 0
     said = _said(instruction, "bytes_accessed") if instruction.custom_call_target == KERNEL else 0
@@ -166,9 +173,9 @@ def _cost(instruction, shapes, inner, kernels):
 
 
 def _turns(condition):
-    """Iterations of a loop: the constant that its condition compares the counter with, or 1 if the chip computes it.
+    """Returns the iterations of a loop: the constant limit of the counter in its condition, or 1 for a computed limit.
 
-    A counter starts at 0 and grows by 1. libtpu's program does not contain XLA's known_trip_count.
+    The counter starts at 0 and grows by 1. libtpu's programs do not contain XLA's known_trip_count.
     """
     limits = {i.id: (*i.literal.s32s, *i.literal.u32s, *i.literal.s64s) for i in condition if i.opcode == "constant"}
     tests = [i.operand_ids[1] for i in condition if i.opcode == "compare" and i.comparison_direction == "LT"]
@@ -176,16 +183,16 @@ def _turns(condition):
 
 
 def _moved(instruction, shapes, inner):
-    """Bytes that an instruction reads and writes. If it only slices an operand, only the slices count.
+    """Returns the bytes that an instruction reads and writes. Of an operand that it only slices, only the slices count.
 
     Args: see `_cost`.
     """
     result = arrays(instruction.shape)
-    if instruction.opcode.endswith("-start"):  # one of (result, operand, ...) lies in main memory
+    if instruction.opcode.endswith("-start"):  # one of the first two arrays, operand and result, is in main memory
         return _size(result[:2])
     parameters = {i.id: i.parameter_number for i in inner if i.opcode == "parameter"}
     pieces, written = _pieces(inner, parameters), _size(result)
-    if inner and inner[-1].opcode == "dynamic-update-slice":  # it writes into an operand
+    if inner and inner[-1].opcode == "dynamic-update-slice":  # the fusion writes `update` into its operand `target`
         target, update = inner[-1].operand_ids[:2]
         written = sum(_size(arrays(i.shape)) for i in inner if i.id == update)
         pieces |= {parameters[target]: 0} if target in parameters else {}
@@ -199,7 +206,7 @@ def _moved(instruction, shapes, inner):
 
 
 def _pieces(inner, parameters):
-    """dict from the numbers of the parameters that a fusion only slices to the bytes that it reads of them."""
+    """Returns a dict from the number of each parameter that a fusion only slices to the bytes of the slices."""
     readers = collections.defaultdict(list)
     for i in inner:
         for id in i.operand_ids:
@@ -215,7 +222,7 @@ def _pieces(inner, parameters):
 
 
 def products(instruction, shapes):
-    """Multiply-adds of a convolution or matrix product, as in XLA's HloCostAnalysis; 0 for other ops."""
+    """Returns the multiply-adds of a convolution or matrix product, as in XLA's HloCostAnalysis; 0 for other ops."""
     if instruction.opcode not in ("convolution", "dot"):
         return 0
     left, right = (shapes[id][0].dimensions for id in instruction.operand_ids)
@@ -242,7 +249,7 @@ def products(instruction, shapes):
 
 @functools.cache
 def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilation):
-    """Number of pairs of output and kernel positions along an axis that fall on a pixel of the image."""
+    """Returns the number of (output position, kernel tap) pairs along an axis that read a pixel of the image."""
     x = np.arange(output)[:, None] * stride + np.arange(kernel) * kernel_dilation - pad
     return int(np.sum((x >= 0) & (x <= (image - 1) * image_dilation) & (x % image_dilation == 0)))
 
@@ -251,22 +258,22 @@ def _valid(image, output, kernel, *, stride, pad, image_dilation, kernel_dilatio
 
 
 def all_reduces(program, partitions=1):
-    """Bytes of the result of each all-reduce that crosses replicas of `partitions` devices, as a list."""
+    """Returns the list of the result bytes of each all-reduce across replicas. A replica has `partitions` devices."""
     sums = [i for c in program.computations for i in c.instructions if i.opcode in ("all-reduce", "all-reduce-start")]
     return [sum(map(real_bytes, arrays(i.shape))) for i in sums if not _is_inside_replicas(i, partitions)]
 
 
 def _is_inside_replicas(instruction, partitions):
-    """Whether an all-reduce sums only within replicas. A replica has `partitions` devices with successive numbers.
+    """Returns whether an all-reduce only sums within replicas of `partitions` devices with consecutive numbers.
 
-    The groups of an instruction list devices if it has use_global_device_ids, and replicas otherwise.
+    The groups of an all-reduce list devices if use_global_device_ids is set, and replicas otherwise.
     """
     groups = _groups(instruction) if instruction.use_global_device_ids else []
     return bool(groups) and all(len({device // partitions for device in group}) == 1 for group in groups)
 
 
 def _groups(instruction):
-    """The groups of an all-reduce, lists of numbers; empty if it sums over all."""
+    """Returns the groups of an all-reduce, lists of numbers. The list is empty if the sum is over all replicas."""
     listed = instruction.collective_device_list
     cuts = [listed.iota_replica_group_list] if listed.HasField("iota_replica_group_list") else []
     fields = unknown_fields.UnknownFieldSet(instruction)
@@ -279,7 +286,7 @@ def _groups(instruction):
 
 
 def padding_share(program):
-    """Fraction of padding in the bytes of all instructions' results. Of a tuple, only the first array counts."""
+    """Returns the fraction of padding in the bytes of all tiled results. Only the first array of a tuple counts."""
     real = padded = 0
     for shape in (arrays(i.shape)[0] for c in program.computations for i in c.instructions if arrays(i.shape)):
         if shape.layout.tiles and len(shape.dimensions) > 1:
@@ -288,10 +295,10 @@ def padding_share(program):
 
 
 def custom_calls(program):
-    """The instructions of a program that call routines from outside XLA."""
+    """Returns the custom-call instructions of a program, which call routines outside XLA."""
     return [i for c in program.computations for i in c.instructions if i.opcode == "custom-call"]
 
 
 def parse(serialised):
-    """The `HloModuleProto` of serialised bytes."""
+    """Parses serialised bytes to an `HloModuleProto`."""
     return hlo_pb2.HloModuleProto.FromString(serialised)

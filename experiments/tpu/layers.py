@@ -1,6 +1,6 @@
-"""Compiles a training step of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
+"""Compiles training steps of single layers with the TPU's own compiler: memory and estimated cycles (minutes).
 
-%s --layer=258x65       our layer on rows x length, the textbook's form, and attention without positions
+%s --layer=258x65       our layer for rows x length, its textbook form, and attention without positions
 %s                      each mechanism of the spatial-attention study, at the size of a detector's conv4
 """
 
@@ -27,9 +27,9 @@ SLICE = tpu_compile.DEFAULT_SLICE
 
 
 def _axial_layers(rows, length):
-    """Yields (name, layer, input shape) for the forms of --layer, with 512 channels and 8 heads.
+    """Yields (name, layer, input shape) for the forms of --layer. The layers have 512 channels and 8 heads.
 
-    All forms but 'content alone' have Axial-DeepLab's span.
+    All forms have Axial-DeepLab's span except 'content alone', which attends over the whole line.
     """
     shape = rows, 1, length, 512
     yield "textbook", TextbookAttention(256, 512, "width", span=65, norm=NORM), shape
@@ -41,14 +41,14 @@ def _axial_layers(rows, length):
 
 
 def _study_layers():
-    """Yields the same for a 3x3 convolution and every mechanism of the study, at the size of conv4."""
+    """Yields (name, layer, input shape) for a 3x3 convolution and every mechanism of the study, at conv4's size."""
     shape = study_speed.MAPS["conv4"]
     for form in ("conv3x3", *SETTINGS, "deformable", "deformable_hat", "dynamic"):
         yield form, study_speed.make_layer(form, shape[3]), shape
 
 
 def layer_step(layer, shape):
-    """(function, specs) of the gradients of a layer's input and weights."""
+    """Returns (function of a layer's input that returns the gradients of input and weights, the input's specs)."""
     layer(tf.zeros([1, *(min(side, 65) for side in shape[1:3]), shape[3]], tf.bfloat16))
 
     train = training_function(layer)

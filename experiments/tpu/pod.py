@@ -24,11 +24,11 @@ from axial.errors import InputError
 from axial.io.paths import experiments_dir
 from axial.io.show import counted, print_table, say
 
-HOP = 1e-6  # seconds from one chip to the next in an all-reduce: an assumption
+HOP = 1e-6  # assumed seconds from one chip to the next in an all-reduce
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-# For each generation: bytes / s that a chip sends in an all-reduce (the published all-reduce bandwidth of a pod / its
-# chips, or half of the published bidirectional bandwidth), chips of a host, chips of the largest slice, and axes of the
-# network. The sources are the pages that `axial.chips` names.
+# dict from each generation to (bytes / s that a chip sends in an all-reduce, chips of a host, chips of the largest
+# slice, axes of the network). The bytes / s are a pod's published all-reduce bandwidth / its chips, or half of a chip's
+# published bidirectional bandwidth. The sources are the pages that `axial.chips` names.
 NETWORKS = {
     "v3": (340e12 / 1024, 4, 1024, 2),
     "v4": (1.1e15 / 4096, 4, 4096, 3),
@@ -39,14 +39,14 @@ NETWORKS = {
 
 
 def predict(row):
-    """Predicted steps for `CORES` up to the largest slice of the row's generation: dicts with times in seconds.
+    """Predicts a step for each of `CORES` up to the generation's largest slice. Returns a list of dicts.
 
-    'compute' and 'reduce' are the times of computation and all-reduces. 'host_images' are the images / s that each host
-    must prepare. 'efficiency' is the fraction of the step in which the cores compute. 'paper' says whether the paper
-    trained on this number of cores.
+    'step', 'compute' and 'reduce' are the seconds of the step, of its computation and of its all-reduces. 'host_images'
+    is the images / s that each host must prepare. 'efficiency' is the fraction of the step in which the cores compute.
+    'paper' says whether the paper trained on this number of cores.
 
     Args:
-        row: `tpu.Row` that fits, of a slice with several devices: one device has no all-reduces.
+        row: `tpu.Row` of a step that fits, compiled for several devices. A step on one device has no all-reduces.
     """
     generation, predictions = row.slice.partition(":")[0], []
     bandwidth, chips_per_host, most, axes = NETWORKS[generation]
@@ -72,7 +72,7 @@ class Pod(Flags):
 def _main(given):
     path = given.csv or os.path.join(experiments_dir(), "tpu.csv")
     table = tpu.read_table(path, tpu.Row).values()
-    # Rows of the largest batch have one device and no all-reduces.
+    # The forms of `tpu.LARGEST` are compiled for one device, which has no all-reduces.
     rows = [row for row in table if given.only in row.leaf and row.fits and row.form not in tpu.LARGEST]
     if not rows:
         raise InputError(f"{path}: no compiled recipe with {given.only!r} in its name; tpu.py --all makes them")

@@ -3,8 +3,8 @@
 %s --csv=experiments/compile.csv --markdown=experiments/results/speed.md
                         rows of the file are kept; --only=coco/axial_deeplab_s takes minutes
 
-The step is for one device, with the batch that a core has in the recipe's paper. XLA compiles it for this CPU, with
-the forms of accelerators, or the TPU's compiler for a chip, at level O1 as in experiments/tpu.csv.
+The step is for one device, with a core's batch in the recipe's paper. XLA compiles the step for this CPU, with the
+layer forms that accelerators use. The TPU's compiler compiles it for a chip, at level O1 as in experiments/tpu.csv.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from axial.io.write import write_block
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A train step of a recipe, as measured.
+    """Measurements of a recipe's train step.
 
     Attributes:
-        leaf: gin file.
+        leaf: gin file of the recipe.
         compiler: `tpu_compile.CPU`, or `tpu_compile.DEFAULT_SLICE`.
         batch: batch of the device.
-        instructions, computations: size of the lowered module before optimisation.
+        instructions, computations: number of each in the lowered module before optimisation.
         tracing: CPU seconds in which Python builds the graph with its gradients.
-        compiling: CPU seconds of all threads from the graph to the program.
-        wall: wall-clock seconds of both, which depend on other load on the machine.
-        gib: peak memory of the processes.
+        compiling: CPU seconds of all threads from the graph to the compiled program.
+        wall: wall-clock seconds of tracing and compiling, which depend on other load on the machine.
+        gib: peak memory in GiB of the process that needs most.
     """
 
     leaf: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def markdown(rows):
-    """The rows of a dict from `tpu.read_table` as a Markdown table."""
+    """Returns a Markdown table of the rows in a dict from `tpu.read_table`."""
     head = ("recipe", "compiler", "images or tokens", "instructions", "tracing s", "compiling s", "GiB")
     cells = [
         (show.code(row.leaf), row.compiler, row.batch, f"{row.instructions:,}")
@@ -63,7 +63,7 @@ def markdown(rows):
 
 
 def measure(leaf, compiler):
-    """The `Row` of a recipe's step.
+    """Measures a recipe's train step. Returns its `Row`.
 
     Raises:
         InputError: the compiler needs another version of jax or libtpu, or libtpu does not know the slice.
@@ -77,7 +77,7 @@ def measure(leaf, compiler):
 
 
 def lower_recipe(leaf, compiler):
-    """Calls `lower` for a recipe's step."""
+    """Calls `lower` for a recipe's train step."""
     app.silence_xla()
     with tpu.recipe_of(leaf, "recipe") as build:
         batch = max(build()[1].batch // tpu.cores(leaf), 1)
@@ -85,11 +85,15 @@ def lower_recipe(leaf, compiler):
 
 
 def lower(leaf, compiler, batch, step):
-    """Traces a step, and compiles it for a CPU. Returns (module for a TPU's compiler, or None for a CPU, `Row`).
+    """Traces a step, and compiles it if `compiler` is `tpu_compile.CPU`.
 
     Args:
         leaf, compiler, batch: see `Row`.
-        step: (a function of tensors, their `tf.TensorSpec`s).
+        step: tuple of a function of tensors and the tensors' `tf.TensorSpec`s.
+
+    Returns:
+        (serialised module for the TPU's compiler, or None if the compiler is a CPU's; `Row` without the times of the
+        TPU's compiler).
     """
     started, begun = time.perf_counter(), time.process_time()
     stage, _ = tpu_compile.trace(*step, compiler)
@@ -106,7 +110,7 @@ def lower(leaf, compiler, batch, step):
 
 
 def _compile(module, compiler):
-    """(wall-clock seconds, CPU seconds, GiB) of the TPU's compiler for a module."""
+    """Compiles a module by the TPU's compiler. Returns (wall-clock seconds, CPU seconds, peak memory in GiB)."""
     program = tpu_compile.compiler(module, compiler)
     started, processor = time.perf_counter(), time.process_time()
     program()

@@ -1,10 +1,10 @@
-"""Compiles steps with the TPU's own compiler, without a TPU: memory, estimated cycles, and their breakdown.
+"""Compiles steps with the TPU's own compiler, without a TPU: memory, and estimated cycles of ops and model parts.
 
 %s --gin_file=coco/axial_deeplab_s.gin --slice=v5e:4x4
                         memory and estimated cycles of a recipe's step
-%s --parts              the same for each part of the model, with a lower bound from its bytes and products
+%s --parts              cycles of each model part, and a lower bound from the part's bytes and multiply-adds
 %s --all --csv=F --markdown=F
-                        every published recipe for images on its slice (hours; rows of the file are kept)
+                        every published image recipe on its slice (hours; existing rows of the file are kept)
 """
 
 import contextlib
@@ -43,21 +43,21 @@ from axial.training.trainer import check_batch, check_loop
 
 report = functools.partial(say, error=True)
 
-# Cores of the papers' trainings. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
+# Number of cores that the papers train on. Axial-DeepLab, Sec. 4: 128 TPU cores for ImageNet, 32 for segmentation.
 # The spatial-attention study, Sec. 4.1: 8 GPUs.
 CORES = {"imagenet": 128, "coco": 32, "cityscapes": 32, "mapillary": 32}
 STUDY = ("faster_rcnn", "mask_rcnn", "ccnet")  # prefixes of the names of the study's recipes
 STUDY_CORES = 8
-# Number of classes and of things in data sets whose class names are in their own files.
+# (number of classes, number of things) of data sets whose class names come with the data.
 CLASSES = {"imagenet": (1000, 0), "imagenette": (10, 0)}
-SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # from cores to the shape of a slice with one core per chip
+SHAPES = {8: "2x4", 32: "4x8", 128: "8x16"}  # dict from number of cores to shape of a slice with one core per chip
 FORMS = {"recipe": (), "without kernels": ("ModelConfig.backend = 'auto'",)}
 REMEDIES = {
     "block recomputation": ("ModelConfig.recompute = 'block'",),
     "2 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 2"),
     "4 cores an image": ("ModelConfig.backend = 'auto'", "TrainingConfig.partitions = 4"),
 }
-# Forms for the largest batch of a device: what computes the layers, and what the backward pass recomputes.
+# Forms whose largest batch on a device is searched: which backend computes attention, and what is recomputed.
 LARGEST = {
     "largest batch, kernels": ("ModelConfig.recompute = 'none'",),
     "largest batch, XLA, blocks recomputed": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'block'"),
@@ -65,17 +65,18 @@ LARGEST = {
     "largest batch, XLA": ("ModelConfig.backend = 'auto'", "ModelConfig.recompute = 'none'"),
 }
 BINDINGS = {**FORMS, **REMEDIES, **LARGEST}
-# These leaves are compiled for several chips, with all remedies, and in all forms of `LARGEST`. The largest batch of
-# other leaves is computed for the fastest form on the first of `DEVICES`.
+# These leaves are compiled for several generations of chips, with all remedies, and in all forms of `LARGEST`. For
+# other leaves, the largest batch is searched in the first form of `LARGEST` on the first of `DEVICES`.
 WHOLLY = ("coco/axial_deeplab_s.gin", "coco/axial_deeplab_l.gin")
-DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # of `LARGEST`
+DEVICES = ("v5e:1x1", "v6e:1x1", "v5p:1x1x1")  # slices of one device for the forms of `LARGEST`
 
 
 @dataclasses.dataclass(frozen=True)
 class Row(CompiledStep):
-    """A compiled train step of a recipe on a slice, in a form of `BINDINGS`, and what follows from it.
+    """A compiled train step of a recipe on a slice, in a form of `BINDINGS`, with derived times.
 
-    Cores that share an image have no kernels. In a form of `LARGEST`, the batch is the largest that fits, or 1.
+    Cores that share an image use no kernels. In a form of `LARGEST`, the batch is the largest batch that fits. If none
+    fits, it is the smallest batch.
     """
 
     @property
@@ -84,46 +85,46 @@ class Row(CompiledStep):
 
     @property
     def chip(self):
-        """The `Chip` of its slice."""
+        """The `Chip` of the slice."""
         return CHIPS[self.slice.partition(":")[0]]
 
     @property
     def seconds(self):
-        """Seconds of a step, by the cycle model."""
+        """Seconds of a step: estimated cycles / clock."""
         return self.cycles / self.chip.clock
 
     @property
     def cores_an_image(self):
-        """Cores that share each image."""
+        """Number of cores that share each image."""
         return int(self.form[0]) if self.form.endswith("cores an image") else 1
 
     @property
     def chip_hours(self):
-        """Chip-hours of the whole training, by the cycle model."""
+        """Chip-hours of the whole training, from the estimated seconds of a step."""
         cores = replicas_of(self.slice)
         chips = cores / replicas_of(f"{self.slice.partition(':')[0]}:1x1")
         return self.images / (self.batch * cores / self.cores_an_image) * self.seconds * chips / 3600
 
 
 def leaves(folder="*"):
-    """The leaves of a data set's folder, or of all: the files that set MODEL, without tiny/."""
+    """Returns the leaves in a folder of experiments/, by default in all folders but tiny/. A leaf sets MODEL."""
     paths = sorted(glob.glob(os.path.join(experiments_dir(), folder, "*.gin")))
     recipes = [path for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
     return [leaf for leaf in (os.path.relpath(path, experiments_dir()) for path in recipes) if leaf[:5] != "tiny/"]
 
 
 def cores(leaf):
-    """The number of cores that a leaf's paper trains on; 8 for our own small recipes."""
+    """Returns the number of cores that a leaf's paper trains on; 8 for our own small recipes."""
     study = os.path.basename(leaf).startswith(STUDY)
     return STUDY_CORES if study else CORES.get(os.path.dirname(leaf), STUDY_CORES)
 
 
 def plan():
-    """List of (leaf, slice, form) of all rows. `compile_all` adds rows of remedies for a recipe that does not fit."""
+    """Returns the list of (leaf, slice, form) of the rows. `compile_all` adds remedies for recipes that do not fit."""
     keys = []
     for leaf in (leaf for folder in CORES for leaf in leaves(folder)):
         shape, wholly, study = SHAPES[cores(leaf)], leaf in WHOLLY, cores(leaf) == STUDY_CORES
-        # A device of a v4 or v5p is a chip of two cores.
+        # A device of a v4 or v5p is a chip, with two cores.
         slices = [f"v5e:{shape}", f"v6e:{shape}", "v4:2x4x4", "v5p:2x4x4"] if wholly else [f"v5e:{shape}"]
         forms = FORMS if "axial" in leaf else ["recipe"]  # only axial attention has kernels
         keys += [(leaf, slice_name, form) for form in forms for slice_name in slices]
@@ -134,14 +135,14 @@ def plan():
 
 
 def read_table(path, row_type):
-    """dict from keys to the rows of a CSV file; empty if there is none. Raises InputError."""
+    """Returns a dict from the key of each row of a CSV file to the row; empty without a file. Raises InputError."""
     if not tf.io.gfile.exists(path):
         return {}
     return {row.key: row for _, row in read.read_rows(path, row_type)}
 
 
 def add_row(path, row):
-    """Adds a row to a CSV file that other commands may change meanwhile. Returns all rows, like `read_table`."""
+    """Adds a row to a CSV file, which other processes may change at the same time. Returns all rows as `read_table`."""
     with locked_file(path):
         rows = {**read_table(path, type(row)), row.key: row}
         write_text(path, show.csv_rows(type(row), [row for _, row in sorted(rows.items())]))
@@ -149,12 +150,12 @@ def add_row(path, row):
 
 
 def compile_all(path, compile_row, only=""):
-    """Compiles the rows that a CSV file lacks, and adds each to it at once. Returns all rows.
+    """Compiles the rows that a CSV file lacks, and writes each row when it is compiled. Returns all rows.
 
     Args:
         path: path of the CSV file.
         compile_row: function of (leaf, slice, form) that returns the `Row`.
-        only: text that the names of the leaves contain.
+        only: string that the names of the compiled leaves contain.
     """
     rows = read_table(path, Row)
     waiting, remedied = [key for key in plan() if only in key[0]], ["recipe", *REMEDIES]
@@ -173,17 +174,17 @@ def compile_all(path, compile_row, only=""):
 
 @contextlib.contextmanager
 def recipe_of(leaf, form):
-    """Context with a function that builds (task, training, optimizer) of a recipe without its data set."""
+    """Context of a function that builds a recipe's (task, training, optimizer) without the recipe's data set."""
     with tempfile.TemporaryDirectory() as folder:
         splits = write_stand_in(leaf.partition("/")[0], folder)
         yield functools.partial(build_recipe, [leaf], [*splits, *BINDINGS[form]], folder)
 
 
 def write_stand_in(folder, output_dir):
-    """Converts a photo or words with the classes of a data set, so that its recipes can be built without it.
+    """Converts a photo or sentences with the classes of a data set, to build the data set's recipes without its files.
 
     Args:
-        folder: folder of experiments/.
+        folder: folder of the data set's recipes in experiments/.
         output_dir: folder for the converted splits.
 
     Returns:
@@ -217,19 +218,19 @@ def _spec(folder):
 
 
 def lowered(build, batch, replicas, slice_name, mode):
-    """Serialised module of a step of one replica; see `training_step`. `mode` is the value of --mode."""
+    """Returns the serialised module of a replica's step; see `training_step`. `mode` is the value of --mode."""
     app.silence_xla()
     make = serving_step if mode == "serve" else training_step
     return tpu_compile.lower(*make(build, batch, replicas, slice_name), slice_name)
 
 
 def training_step(build, batch, replicas, slice_name):
-    """(function, specs) of a train step of one replica.
+    """Returns (function, specs of its tensors) of a replica's train step.
 
     Args:
         build: function without arguments that returns (task, training, optimizer).
         batch: batch of each replica.
-        replicas: number of replicas of the slice.
+        replicas: number of replicas on the slice.
         slice_name: like 'v5e:4x4', or `tpu_compile.CPU`.
 
     Raises:
@@ -249,19 +250,19 @@ def training_step(build, batch, replicas, slice_name):
 
 
 def serving_step(build, batch, *_):
-    """(function, specs) of an exported model, from canvases to panoptic maps."""
+    """Returns (function, specs of its tensors) of an exported model, which maps canvases to panoptic maps."""
     task = build()[0]
     folded = fold(task, task.build_model())
     return lambda images: segment_each(task, folded, images), [tf.TensorSpec([batch, *task.canvas, 3])]
 
 
 def compile_step(build, slice_name, batch=None, mode="train"):
-    """Compiles a step of a recipe. Returns (images of a device, `Compiled`, replicas, `TrainingConfig`).
+    """Compiles a step of a recipe. Returns (images per replica, `Compiled`, number of replicas, `TrainingConfig`).
 
     Args:
-        build: function without arguments that can be pickled; returns (task, training, optimizer).
+        build: function without arguments that returns (task, training, optimizer). It can be pickled.
         slice_name: like 'v5e:4x4'.
-        batch: images of a device; None for the most that fit, or the fewest possible.
+        batch: images per replica; None for the largest batch that fits, or the smallest batch if none fits.
         mode: value of --mode.
     """
     training = build()[1]
@@ -285,7 +286,7 @@ def compile_step(build, slice_name, batch=None, mode="train"):
 
 
 def named(leaves, only):
-    """The leaves whose names contain the text of --only. Raises InputError if there is none."""
+    """Returns the leaves whose names contain the value of --only. Raises InputError if there is none."""
     matches = [leaf for leaf in leaves if only in leaf]
     if not matches:
         raise InputError(f"--only={only}: no recipe has this in its name")
@@ -293,7 +294,7 @@ def named(leaves, only):
 
 
 def markdown(rows):
-    """Two Markdown tables: the recipes on their slices, and the largest batch of a device."""
+    """Returns two Markdown tables: the recipes on their slices, and the largest batches on one device."""
     devices = [row for row in rows.values() if row.form in LARGEST]
     slices = [row for row in rows.values() if row.form not in LARGEST]
     lines = _table("MB all-reduced", slices, lambda row: f"{row.all_reduced / 1e6:.1f}")
@@ -332,7 +333,7 @@ class Compile(Flags):
 
 
 def _main(given):
-    replicas_of(given.slice)  # refuses a wrong slice before anything is built
+    replicas_of(given.slice)  # raises InputError for a wrong slice, before anything is built
     if given.parts and given.slice.partition(":")[0] not in CHIPS:
         raise InputError(f"--parts: no speed of the memory of {given.slice} is known: {', '.join(CHIPS)}")
     if not given.all:
@@ -344,7 +345,7 @@ def _main(given):
 
 
 def _compile_step(given):
-    """Compiles the step of the recipe in the flags, and prints its memory, cycles and their breakdown."""
+    """Compiles the step of the flags' recipe, and prints its memory and the cycles of its ops and parts."""
     build = functools.partial(build_recipe, given.gin_file, given.gin_binding, given.data_dir)
     batch, program, replicas, training = compile_step(build, given.slice, given.batch, given.mode)
     if not program.fits:
@@ -363,7 +364,7 @@ def _compile_step(given):
     say(f"estimated cycles {program.cycles / 1e6:.2f} M; padding {program.padding:.0%} of the results' bytes")
     if given.parts:
         generation = given.slice.partition(":")[0]
-        chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # devices of a chip
+        chip, cores = CHIPS[generation], replicas_of(f"{generation}:1x1")  # `cores` is the number of devices of a chip
         _print_parts(program, chip.products / cores, chip.memory / chip.clock / cores)
     else:
         for title, costs in (("operation", program.by_op), ("part", program.by_part)):
@@ -378,11 +379,11 @@ def _gib(size):
 
 
 def _print_parts(program, products, memory):
-    """Prints the cost of each part beside its lower bound, the most wasteful part first.
+    """Prints the cycles of each part and their lower bound. The part with the largest difference is first.
 
     Args:
-        program: `Compiled`.
-        products, memory: multiply-adds and bytes per cycle of a device.
+        program: the `Compiled`.
+        products, memory: multiply-adds and bytes of memory traffic per cycle of a device.
     """
     rows = []
     for name, cost in program.by_part.items():

@@ -1,9 +1,9 @@
 """Compiles a step for a TPU slice with the TPU's own compiler, on a machine without a TPU.
 
-The compiler is part of libtpu. jax reaches it through a private interface, so the extra `analysis` pins exact versions.
-Nothing else in axial uses private interfaces. Estimated cycles come from the compiler's cost model. They compare
-programs and are not times. The cost model does not cover Pallas kernels. The cycles of a kernel are the number of
-instruction bundles that it runs.
+The compiler is part of libtpu. This module calls it through a private interface of jax, so the extra `analysis` pins
+exact versions. Nothing else in axial uses private interfaces. Estimated cycles come from the compiler's cost model.
+They compare programs, and are not measured times. The cost model does not cover Pallas kernels. The cycles of a kernel
+are the number of instruction bundles that it runs.
 """
 
 import dataclasses
@@ -31,10 +31,11 @@ from hlo import KERNEL
 
 HINTS = ("Assume", "ShapeAssertion")  # prefixes of custom calls that compute nothing
 DEFAULT_SLICE = "v5e:1x1"
-CPU = "cpu"  # in place of a slice: XLA for a CPU, with the forms of accelerators
+CPU = "cpu"  # given as a slice: XLA compiles for a CPU, with the layer forms that accelerators use
 MEGACORE = ("v4", "v5p")  # generations in which two cores are one device
-USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}  # limits of libtpu
-SCHEDULE = "final_bundles"  # part of the names of libtpu's files with a kernel's instruction bundles
+# GiB of a device's memory that libtpu lets a program use.
+USABLE_GIB = {"v2": 7.48, "v3": 15.48, "v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.24}
+SCHEDULE = "final_bundles"  # part of the names of the files to which libtpu writes a kernel's instruction bundles
 
 
 # === A slice's step, traced on a CPU ===
@@ -62,19 +63,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
 
 class SliceStrategy(distribute_lib.Strategy):
-    """A strategy that traces one of `replicas` replicas. Its all-reduces become XLA's all-reduces over all replicas."""
+    """Strategy that traces one of `replicas` replicas. Its all-reduces become XLA's all-reduces over all replicas."""
 
     def __init__(self, replicas):
         super().__init__(_Extended(self, replicas))
 
     def experimental_split_to_logical_devices(self, tensor, partition_dimensions):
-        """The tensor, partitioned over the devices of a replica, as in `tf.distribute.TPUStrategy`."""
+        """Returns the tensor, partitioned over the devices of a replica, like `tf.distribute.TPUStrategy`."""
         parts = np.arange(np.prod(partition_dimensions)).reshape(partition_dimensions)
         return xla_sharding.tile(tensor, parts, use_sharding_op=True)
 
 
 def forms(slice_name=DEFAULT_SLICE):
-    """A context in which layers take their forms of a slice or, for `CPU`, their forms of accelerators."""
+    """Returns a context in which layers take the forms for a slice or, for `CPU`, the forms for any accelerator."""
     if slice_name == CPU:
         return device.portable()
     generation = int(re.search(r"\d+", slice_name)[0])
@@ -85,9 +86,9 @@ def trace(function, specs, slice_name=DEFAULT_SLICE):
     """Traces a function of tensors. Args: see `lower`.
 
     Returns:
-        (function that compiles up to a stage of XLA, like 'hlo_serialized'; list of the captured handles of variables
-        and constants). A module's inputs are the tensors, then the captures. Its results are the function's results,
-        then the variables that it assigns.
+        (function of the name of an XLA stage, like 'hlo_serialized', that returns the module of this stage; list of the
+        captured handles of variables and constants). A module's inputs are the tensors, then the captures. Its results
+        are the function's results, then the variables that the function assigns.
     """
     _prepare()
     compiled = tf.function(
@@ -100,7 +101,7 @@ def trace(function, specs, slice_name=DEFAULT_SLICE):
 
 
 def lower(function, specs, slice_name=DEFAULT_SLICE):
-    """Serialised HLO module of a function of tensors. The variables that the function uses become inputs.
+    """Returns the serialised HLO module of a function of tensors. The variables that the function uses become inputs.
 
     Args:
         function: function of tensors.
@@ -112,11 +113,11 @@ def lower(function, specs, slice_name=DEFAULT_SLICE):
 
 
 def for_compiler(raw):
-    """A serialised HLO module of `trace` in the form that `compile_for` takes."""
+    """Converts a serialised HLO module of `trace` to the form that `compile_for` takes."""
     module = hlo.parse(raw)
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode == "copy":  # made for aliased outputs; StableHLO has no copy
+            if instruction.opcode == "copy":  # XLA copies aliased outputs, and StableHLO has no copy
                 instruction.opcode = "reshape"
     return module.SerializeToString()
 
@@ -126,16 +127,16 @@ def for_compiler(raw):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The compiler's account of a program for one device.
+    """Memory and costs of a program on one device, as the compiler reports them.
 
     Attributes:
-        fits: whether it fits the device's memory. If not, only `used` and `limit` are known.
+        fits: whether the program fits the device's memory. If not, only `used` and `limit` have values.
         used, limit: bytes of memory needed and available; `limit` is None if it is unknown.
         cycles: estimated cycles of a run.
-        by_op, by_part: `Cost` by kind of op and by part of the model, most expensive first.
-        padding: fraction of the results' bytes that pads them to whole memory tiles; see `hlo.padding_share`.
-        all_reduced, all_reduces: bytes and number of all-reduces over the replicas.
-        custom_calls: targets of calls that were lowered for a CPU and have no TPU kernel.
+        by_op, by_part: dict from each opcode, or each part of the model, to its `Cost`, most expensive first.
+        padding: fraction of the results' bytes that is padding to whole memory tiles; see `hlo.padding_share`.
+        all_reduced, all_reduces: total bytes and number of all-reduces across replicas.
+        custom_calls: targets of TensorFlow's custom calls that the compiler kept, except Pallas kernels.
     """
 
     fits: bool
@@ -160,8 +161,8 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
         partitions: cores per replica; see `TrainingConfig.partitions`.
 
     Raises:
-        InputError: jax or libtpu is not installed, libtpu does not know the slice, or it wrote no readable schedule of
-            a kernel.
+        InputError: jax or libtpu is not installed, libtpu does not know the slice, or libtpu wrote no readable schedule
+            of a kernel.
         MemoryError: the compiler was killed.
     """
     used, limit, program, kernels = alone(_compiled, lowered, slice_name, level, partitions)
@@ -169,7 +170,7 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
     limit = limit or (usable and int(usable * 2**30))
     if program is None or (limit and used > limit):
         return Compiled(False, used, limit)
-    left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds further calls
+    left = custom_calls(program) & custom_calls(lowered) - {KERNEL}  # the compiler adds custom calls of its own
     program = hlo.parse(program)
     by_op, by_part = hlo.costs(program, kernels)
     sums = hlo.all_reduces(program, partitions)
@@ -188,28 +189,28 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
 
 
 def custom_calls(module):
-    """Targets of the custom calls in a serialised module: routines from outside XLA."""
+    """Returns the set of targets of the custom calls in a serialised module. They are routines outside XLA."""
     targets = {call.custom_call_target for call in hlo.custom_calls(hlo.parse(module))}
     return {target for target in targets if not target.startswith(HINTS)}
 
 
 def alone(function, *arguments):
-    """Runs a function in a separate process, which frees its memory at the end and loads libtpu with its own settings.
+    """Runs a function in a separate process, which frees its memory at its end and has its own settings of libtpu.
 
-    TensorFlow takes up to 4 GB to lower a step, and the compiler up to 20 GB to compile it, each in such a process.
+    TensorFlow takes up to 4 GB to lower a step, and the compiler up to 20 GB to compile it.
 
     Raises:
         MemoryError: the process was killed.
     """
     context = multiprocessing.get_context("spawn")
-    # Not a pool, which waits for ever if its process is killed while it sends the answer, at its peak memory.
+    # A pool would wait forever if its process were killed while it sends the result, when its memory is at its peak.
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(writer, os.getpid(), function, arguments))
     process.start()
-    writer.close()  # so that the pipe ends with the process
+    writer.close()  # then the pipe closes when the process ends
     try:
         result, error = reader.recv()
-    except (EOFError, OSError):  # OSError within an answer
+    except (EOFError, OSError):  # OSError if the process ends while it sends
         raise MemoryError("the process that lowers or compiles was killed; a large step takes it up to 20 GB") from None
     except BaseException:
         process.terminate()
@@ -223,8 +224,8 @@ def alone(function, *arguments):
 
 def _answer(writer, parent, function, arguments):
     """Runs a function in the separate process, and sends (result, None) or (None, exception)."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
-    # Without this, the compiler would go on for minutes, with gigabytes of memory.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process without a traceback
+    # Without this thread, the compiler would outlive its parent for minutes, with gigabytes of memory.
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     try:
         writer.send((function(*arguments), None))
@@ -233,7 +234,12 @@ def _answer(writer, parent, function, arguments):
 
 
 def _compiled(lowered, slice_name, level, partitions):
-    """(bytes used, bytes available or None, program, cycles of its kernels). The program is None if it does not fit."""
+    """Compiles a module in this process; see `compile_for`.
+
+    Returns:
+        (bytes used, bytes available or None, program, result of `kernel_cycles`). The program is None if it does not
+        fit.
+    """
     if KERNEL.encode() in lowered:
         _schedules()
     try:
@@ -251,7 +257,7 @@ def _compiled(lowered, slice_name, level, partitions):
 
 
 def refused_sizes(text):
-    """[bytes needed, bytes available] from the compiler's out-of-memory message, or None for any other message."""
+    """Returns [bytes needed, bytes available] from the compiler's out-of-memory message; None for other messages."""
     size = r"\(?([\d.]+)([KMG]?)\)?"
     match = re.search(rf"(?:Used|temporaries) {size} (?:of|exceeds available HBM) {size}", text)
     if not match:
@@ -266,7 +272,7 @@ def _prepare():
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # only silences warnings
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # has no effect but to silence warnings
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }
     os.environ.update(defaults | os.environ)
@@ -274,9 +280,9 @@ def _prepare():
 
 @functools.cache
 def _schedules():
-    """Makes libtpu write schedules to a folder, and returns the folder. The call must precede the loading of libtpu.
+    """Makes libtpu write schedules to a folder, and returns the folder. The first call must precede libtpu's loading.
 
-    Only programs with kernels need schedules, which slow some compilations from seconds to minutes.
+    Only programs with kernels need schedules. Writing them slows some compilations from seconds to minutes.
     """
     folder = tempfile.TemporaryDirectory(prefix="axial-tpu-")
     asked = f"--xla_jf_dump_to={folder.name} --xla_jf_dump_llo_pass_label_regex={SCHEDULE}.*"
@@ -285,7 +291,7 @@ def _schedules():
 
 
 def compiler(lowered, slice_name, level="O1", partitions=1):
-    """A function without arguments that compiles a lowered module by libtpu, in this process; see `compile_for`."""
+    """Returns a function without arguments that compiles a module by libtpu in this process; see `compile_for`."""
     _prepare()
     try:
         from jax._src import compiler as jax_compiler
@@ -323,13 +329,13 @@ def compiler(lowered, slice_name, level="O1", partitions=1):
 
 
 def kernel_cycles(calls, folder):
-    """dict from the names of instructions that call a Pallas kernel to the cycles of a call.
+    """Returns a dict from the name of each instruction that calls a Pallas kernel to the cycles of the call.
 
     libtpu writes a single file for identical kernels.
 
     Args:
-        calls: the instructions.
-        folder: folder of libtpu's schedules.
+        calls: list of the instructions that call Pallas kernels.
+        folder: path of the folder of libtpu's schedules.
     """
     bodies = {call.name: re.search(rb'"body":"([^"]*)"', call.backend_config)[1] for call in calls}
     cycles = {}
@@ -344,16 +350,18 @@ def kernel_cycles(calls, folder):
 
 
 def bundles_run(schedule):
-    """Number of instruction bundles that a kernel runs. Loops count once per iteration, and all branches are taken.
+    """Returns the number of instruction bundles that a kernel runs. A loop counts once per iteration.
+
+    All code under a condition counts. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
+    regions that start there, and ends with a branch to one of these regions. The branch compares a counter with the
+    number of iterations. A loop whose number of iterations the chip computes counts once: the compiler adds such loops
+    to copy the rest of a block.
 
     Args:
-        schedule: text of libtpu's bundles. The grid is a loop too. A loop begins at a bundle with 'LB', which names the
-            regions that start there, and ends with a branch to one of them. The branch depends on a comparison with the
-            number of iterations. If the chip computes this number, the loop counts once: the compiler adds such loops
-            to copy the rest of a block.
+        schedule: text of a file with the kernel's bundles, as libtpu writes it.
 
     Raises:
-        InputError: a branch back depends on something else.
+        InputError: a backward branch does not depend on such a comparison.
     """
     bundles = re.findall(r"^ *(?:0x)?[0-9a-f]+ +((?:[A-Z]{2} *)*): *>* *(\{.*)", schedule, re.MULTILINE)
     test = re.compile(r"(%p\w+) = scmp\.ge\.s32\.totalorder (?:\([^)]*\), )?%\w+, (\d+|%\w+)")
@@ -364,7 +372,7 @@ def bundles_run(schedule):
         tests |= {name: int(limit) if limit.isdigit() else 1 for name, limit in test.findall(bundle)}
         for name, region in re.findall(r"sbr\.rel \(!(%p\w+)\) target = \$region(\d+)", bundle):
             if region not in starts:
-                continue  # a branch forward
+                continue  # a forward branch
             if name not in tests:
                 raise InputError(f"a kernel's schedule has a loop whose turns are not named: {name}")
             for j in range(starts[region], i + 1):
@@ -373,12 +381,12 @@ def bundles_run(schedule):
 
 
 def largest_batch(fits, most=4096):
-    """The largest batch, up to `most`, whose program fits; 0 if none fits.
+    """Returns the largest batch, up to `most`, that fits; 0 if none fits.
 
     The search doubles the batch until it does not fit, and then bisects.
 
     Args:
-        fits: function of a batch that says whether it fits.
+        fits: function of a batch that returns whether the batch's program fits.
         most: the largest batch to try.
     """
     good, bad = 0, most + 1

@@ -1,4 +1,4 @@
-"""Attention pictures: the numbers that they show, and the files."""
+"""Attention pictures: the numbers that they show, and the files that axial-analyze attention writes."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ LAYERS["plain square"] = LocalAttention, dict(span=5, batch_norm=False)
 
 
 def equation_weights(layer, x):
-    """Softmax weights of the reference equation, for all pairs of a training layer's lines: [lines, heads, L, M]."""
+    """Softmax weights by the reference equation, for all pairs of a layer in training: [lines, heads, L, M]."""
     spec, windows = layer.spec, layer.spec.windows(x)
     qkv = tf.einsum("nhwc,cd->nhwd", x, layer.kernel)
     qkv = layer.qkv_norm(qkv) if layer.inner_norm else qkv
@@ -98,7 +98,7 @@ def test_layers_of_a_model_and_what_they_take():
     height, width = pictures.layer_inputs(model, images, list(layers.values()))
     assert relative_error(layers["backbone/stage4_block1/attention/height"](height)[:, ::2], width) < 1e-5
     for name, value in model(images).items():
-        np.testing.assert_array_equal(value, maps[name])  # the layers no longer record
+        np.testing.assert_array_equal(value, maps[name])  # the layers have stopped recording
     with pytest.raises(InputError, match="no block 'stage4' attends"):
         pictures.find_layers(model, "stage4")
     plain = build_model("panoptic_deeplab_resnet_nano", 5)
@@ -134,7 +134,7 @@ def test_samples_of_a_deformable_convolution(x, tmp_path):
     layer(x)
     rows, columns, masks = pictures.sampling_points(layer, x, (2, 3))
     assert rows.shape == columns.shape == masks.shape == (9, 2)
-    np.testing.assert_array_equal(rows[:, 0], np.repeat([1, 2, 3], 3))  # no offsets yet
+    np.testing.assert_array_equal(rows[:, 0], np.repeat([1, 2, 3], 3))  # the offsets of an untrained layer are 0
     np.testing.assert_array_equal(columns[:, 1], np.tile([2, 3, 4], 3))
     np.testing.assert_array_equal(masks, np.full([9, 2], 0.5))
     randomize(layer)

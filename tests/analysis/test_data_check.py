@@ -1,4 +1,4 @@
-"""The check of a converted data set finds the faults that a test puts into it."""
+"""The check of a converted data set reports the faults that these tests put into it."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, Fa
 
 
 def record(name, ids, segments, photo=None, **changes):
-    """A serialised record of ids, int [h, w], with segments as rows (id, class, crowd) and, if given, a photo."""
+    """A serialised record of a segment map `ids`, int [h, w], rows `segments` (id, class, crowd), and maybe a photo."""
     encoded = io.BytesIO()
     if photo is None:
         seed = sum(map(ord, name))
@@ -40,7 +40,7 @@ def record(name, ids, segments, photo=None, **changes):
 
 
 def write(folder, split, records, spec=SPEC):
-    """Writes a split of one shard with these serialised records, and its manifest."""
+    """Writes a split of one shard with these serialised records, and the split's manifest."""
     name = tfrecord.shard_name(split, 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     size = (folder / name).stat().st_size
@@ -50,7 +50,7 @@ def write(folder, split, records, spec=SPEC):
 
 
 def halves(height=20, width=30):
-    """int [h, w]: id 1 on the left, 5 on the right."""
+    """int [h, w]: id 1 in the left half, id 5 in the right half."""
     return np.where(np.arange(width) < width // 2, 1, 5)[None].repeat(height, 0)
 
 

@@ -1,4 +1,4 @@
-"""Results of the measuring commands."""
+"""Results of the commands that measure speed."""
 
 import pathlib
 
@@ -40,7 +40,7 @@ def test_devices_of_a_slice():
 
 
 def test_how_many_hosts_feed_a_slice(sample_dir):
-    """By hand: 64 images in half a second; 12 a second on 4 cores are 3 a core and 24 on a host with 8 cores."""
+    """Expected rates by hand. 64 images in half a second; 12 images/s on 4 cores are 24 images/s on 8 cores."""
     task = make_task(sample_dir)
     slice_ = Slice(batch=64, step_seconds=0.5, cores=8)
     demanded = demand(task, 12.0, slice_, local_cores=4)

@@ -1,4 +1,4 @@
-"""Counts of multiply-adds, against counts by hand."""
+"""Counts of multiply-adds equal counts by hand."""
 
 import pytest
 import tensorflow as tf
@@ -9,16 +9,16 @@ from axial.layers.attention.windows import Windows
 
 
 def count(function, *shapes):
-    """Multiply-adds of a function, for tensors with the given shapes."""
+    """Multiply-adds of a function of tensors with the given shapes."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     return total(count_multiply_adds(tf.function(function, autograph=False).get_concrete_function(*specs).graph))
 
 
 CASES = {
     "convolution": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(2, 5, 6, 3), (3, 3, 3, 4)], 2 * 5 * 6 * 4 * 27),
-    # Two groups: each of the 6 outputs takes 3 x 3 values of 2 of the 4 input channels.
+    # Two groups: each of the 6 outputs reads 3 x 3 values of 2 of the 4 input channels.
     "grouped": (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), [(1, 5, 5, 4), (3, 3, 2, 6)], 25 * 6 * 18),
-    # Each input gives two outputs of 9 multiply-adds.
+    # Each input channel gives two outputs of 9 multiply-adds.
     "depthwise": (
         lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, 2, 2, 1], "SAME"),
         [(1, 5, 5, 4), (3, 3, 4, 2)],
@@ -71,7 +71,7 @@ def test_the_dearer_branch_counts():
 
 @pytest.mark.parametrize("length,span", [(40, 5), (24, 65), (12, None)])
 def test_a_local_span_counts_its_windows(length, span):
-    """Eq. 4 needs the projection, and for each query five products with min(span, length) keys."""
+    """Eq. 4 has the projection and, for each query, five products with min(span, length) keys."""
     rows, channels = 3, 16
     layer = AxialAttention(channels, channels, "width", heads=2, span=span)
     graph = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([1, rows, length, 8])).graph
@@ -92,5 +92,5 @@ def test_activations():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [1, 5, 5, 3])
         two(x, tf.ones([3, 3, 3, 4]))
-    # The convolution, the ReLU and the sum count. A reshape does not, nor does what does not depend on the image.
+    # The convolution, the ReLU and the sum count. A reshape and ops that do not depend on the image do not count.
     assert activation_bytes(graph, [x], lambda name: "all") == {"all": 3 * 400}

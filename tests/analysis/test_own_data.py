@@ -1,4 +1,4 @@
-"""Advice for a data set: steps, canvas or scale, splits, and a command that runs."""
+"""The advice for a data set: steps, canvas or scale, splits, and a command that runs."""
 
 import shlex
 import types
@@ -13,7 +13,7 @@ from axial.recipes import configuration, read_recipe
 
 
 def check(sizes, side, split="train"):
-    """A `SplitCheck` of photos with the given sizes; photo i has four objects of side `side(i)`, or none."""
+    """A `SplitCheck` of photos with the given sizes. Photo i has four objects of side `side(i)`."""
     objects = [np.full(4, side(i)) if side else np.zeros(0) for i in range(len(sizes))]
     return types.SimpleNamespace(split=split, photos=len(sizes), sizes=sizes, objects=objects)
 
@@ -34,11 +34,11 @@ def test_photos_of_several_sizes_with_objects_of_one_keep_their_scale():
 @pytest.mark.parametrize(
     "sizes,side,canvas",
     [
-        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # large objects get the smallest canvas
+        ([(480, 640)] * 50, lambda i: 100, (193, 257)),  # with large objects, the canvas is the smallest one
         ([(480, 640)] * 50, lambda i: 25, (305, 417)),  # an object shrinks from 25 to 16 pixels
         ([(480, 640)] * 50, None, (193, 257)),  # no things
-        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # no larger than the photos, except for the smallest side
-        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # objects differ in size too
+        ([(100, 120)] * 50, lambda i: 5, (97, 113)),  # the canvas is no larger than the photos
+        ([(300, 300), (900, 900)] * 25, lambda i: 20 + 100 * (i % 2), (481, 481)),  # sizes of photos and objects vary
     ],
 )
 def test_other_photos_are_fitted_to_a_canvas(sizes, side, canvas):

@@ -1,4 +1,4 @@
-"""The page of a training run, also in a real browser."""
+"""The HTML page of a training run, also in a real browser."""
 
 import html
 import re
@@ -52,12 +52,13 @@ def test_a_page_has_what_the_run_wrote(run, tmp_path):
 def test_in_a_browser(run, tmp_path):
     write_page(str(run), str(tmp_path / "run.html"))
     document = look(tmp_path / "run.html", tmp_path / "profile")
-    assert "<title>images=4 broken=0 level=0 wide=false</title>" in document  # losses, scores, speed and the photo
+    # The images show losses, scores, speed and the photo.
+    assert "<title>images=4 broken=0 level=0 wide=false</title>" in document
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # letters that the font lacks
+@pytest.mark.filterwarnings("ignore:Glyph")  # warnings about letters that the font lacks
 def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
-    """Hostile names of scalars, pictures, the folder and the machine."""
+    """Scalars, pictures, the folder and the machine have hostile names."""
     names = [name for name in NAMES if name.isprintable()]
     folder = tmp_path / "<b> $x_$ [a]"
     with tf.summary.create_file_writer(str(folder)).as_default():
@@ -72,7 +73,7 @@ def test_names_of_a_run_of_a_stranger_are_shown_as_they_are(tmp_path):
     curves, pictures = read_events(str(folder))
     assert len(curves) == len(pictures) == len(names)
     for name in names:
-        assert text.count(html.escape(name)) >= 2, name  # once for the machine, once for the picture
+        assert text.count(html.escape(name)) >= 2, name  # as the machine's and the picture's name
     names = "$x_$", r"costs $5, and $6 \frac", "_a"
     runs = {name: {"total": (np.arange(3), np.ones(3))} for name in names}
     draw_curves(runs, str(tmp_path / "curves.png"))

@@ -17,13 +17,13 @@ def test_estimates_say_where_they_are_from():
     assert cost.step_time(v5e, status=status, cycles=1e9)[1].startswith("measured by this run, 2026-11-23")
     seconds, source = cost.step_time(v5e, cycles=3e9)
     assert seconds == pytest.approx(3e9 / 1.503e9, rel=1e-3) and "cost model" in source
-    assert cost.step_time(v2, cycles=1e9) is None  # no source gives its clock
+    assert cost.step_time(v2, cycles=1e9) is None  # no public source gives the clock of a v2
 
 
 def test_hours_prices_and_the_deadline():
     v5e = slices.find_slice("v5e-16")
     options = {"steps_left": 7200, "limit": 2.0}
-    # 7200 steps of half a second are an hour on 16 chips
+    # 7200 steps of half a second take an hour on 16 chips.
     steps, price = cost.describe(v5e, "us-west4", time=(0.5, "a source"), **options)
     assert "7200 steps of 0.5 s are 1.0 hours and 16 chip-hours" in steps and "a source" in steps
     assert "about 19 USD, at most 38 USD until the deadline in 2 hours: 1.2 USD a chip-hour" in price

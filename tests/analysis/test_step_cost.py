@@ -1,4 +1,4 @@
-"""Counted and measured cost of a training step."""
+"""The cost of a training step, from counted multiply-adds and the device's measured speed."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_the_rate_is_measured():
 
 
 def recipe_of(path):
-    """(`Step`, crop, `TrainingConfig`) of a recipe."""
+    """Returns (`Step`, crop, `TrainingConfig`) of a recipe."""
     configuration.load([path])
     tasks = [configuration.query(f"{task.__name__}.data", None) for task in configuration.TASKS]
     (data,) = filter(None, tasks)
@@ -27,7 +27,7 @@ def recipe_of(path):
 
 @pytest.mark.parametrize("device", [("CPU", 2**34), ("GPU", None)])
 def test_a_step_that_does_not_suit_the_device_is_said(device, monkeypatch):
-    """The device computes 50 billion multiply-adds a second, like a laptop."""
+    """The fake device computes 50 billion multiply-adds a second, like a laptop."""
     monkeypatch.setattr(step_cost, "device_memory", lambda: device)
     monkeypatch.setattr(step_cost, "rate", lambda: 5e10)
     step, crop, training = recipe_of("coco/axial_deeplab_s.gin")
@@ -39,7 +39,7 @@ def test_a_step_that_does_not_suit_the_device_is_said(device, monkeypatch):
 
 @pytest.mark.parametrize("path", ["own/axial_deeplab_nano.gin", "nuclei/demo.gin", "imagenette/axial_resnet_nano.gin"])
 def test_small_recipes_are_not_warned_of_and_cost_nothing(path, monkeypatch):
-    """Even with 8 GB of memory, and without a measurement."""
+    """Small recipes give no warning with 8 GB of memory, and the device's speed is not measured."""
     monkeypatch.setattr(step_cost, "device_memory", lambda: ("CPU", 2**33))
     monkeypatch.setattr(step_cost, "rate", lambda: pytest.fail("measured"))
     assert step_cost.long_step(*recipe_of(path)) is None

@@ -20,7 +20,7 @@ PUBLIC = [row for row in ROWS if row.source != SHIPPED]
 
 
 def test_every_shipped_model_has_a_row(command):
-    """The row has its file's hash, and a command that predicts with the model by name."""
+    """The row has the hash of the model's file, and a command that predicts with the model by name."""
     rows = {row.file: row for row in ROWS if row.source == SHIPPED}
     assert set(rows) == {f"axial/shipped/{name}/weights.safetensors" for name in shipped_names()}
     shown = command("analyze", "zoo")
@@ -47,7 +47,7 @@ WHOLE = [row for row in PUBLIC if row.holds != "backbone"]
 
 
 def as_converted(row, num_classes):
-    """Card of a checkpoint, as the converter writes it."""
+    """The card that the converter writes for a checkpoint."""
     norm = StoredNorm(0.9, 1e-4, False)
     return WeightsCard(1, row.model, num_classes, convert.PUBLIC[row.source].arguments, norm, source=row.source)
 
@@ -59,7 +59,7 @@ def check_network(row, task):
 
 @pytest.mark.parametrize("row", BACKBONES, ids=[f"{row.checkpoint}, {row.data}" for row in BACKBONES])
 def test_every_training_command_builds_its_model(row, sample_dir, tmp_path, monkeypatch):
-    """Input: model.gin as the converter writes it."""
+    """The commands read model.gin as the converter writes it."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("WEIGHTS")
     (tmp_path / "WEIGHTS" / "model.gin").write_text(convert.gin_text(as_converted(row, 10)))
@@ -74,7 +74,7 @@ def test_every_training_command_builds_its_model(row, sample_dir, tmp_path, monk
 
 @pytest.mark.parametrize("row", WHOLE, ids=[f"{row.checkpoint}, {row.data}" for row in WHOLE])
 def test_every_evaluating_command_builds_its_model(row, sample_dir, colours_dir):
-    """The network comes from the converter's card, the canvas from the recipe."""
+    """The converter's card gives the network, and the recipe gives the canvas."""
     given = dict(a.partition("=")[::2] for a in flags(commands(row)[1], "axial-evaluate"))
     assert given.pop("--model") == "WEIGHTS" and set(given) == {"--gin_file", "--data_dir", "--split"}
     classifier = row.holds == "classifier"
@@ -87,8 +87,8 @@ def test_every_evaluating_command_builds_its_model(row, sample_dir, colours_dir)
 
 
 def test_the_other_commands_parse(command, tmp_path):
-    """They parse flags and verbs, and then fail with the name of the missing input."""
-    kinds = {(row.source, "--model" in commands(row)[0]): row for row in PUBLIC}  # only file names differ within one
+    """The commands parse their flags and verbs, and then fail with the name of the missing input."""
+    kinds = {(row.source, "--model" in commands(row)[0]): row for row in PUBLIC}  # rows of a kind differ in file names
     assert len(kinds) == 4
     given = {commands(row)[0]: f"{os.path.basename(row.file)}: no such" for row in kinds.values()}
     given[commands(WHOLE[0])[1]] = f"{tmp_path}: no split 'val'"

@@ -11,7 +11,7 @@ TINY = (
 
 @pytest.fixture(scope="session")
 def trained(command, tmp_path_factory):
-    """Folder of a run of one step, with an evaluation and its best checkpoint."""
+    """The folder of a run of one step, with an evaluation and a best checkpoint."""
     path = tmp_path_factory.mktemp("run") / "model"
     result = command("train", *TINY, f"--model_dir={path}", "--gin_binding=TrainingConfig.eval_interval = 1")
     assert result.code == 0, result.err
@@ -19,14 +19,14 @@ def trained(command, tmp_path_factory):
         f"trained: {path}/ckpt-1; the best one of its evaluations: {path}/best/ckpt-1",
         f"To score it: axial-evaluate --model_dir={path}",
     ]
-    # Progress in a log overwrites no line.
+    # In a log, progress is written as new lines.
     assert "\r" not in result.err and "compiling the first step" in result.err
     return path
 
 
 @pytest.fixture(scope="session")
 def exported(command, trained):
-    """Folder of the SavedModel of `trained`."""
+    """The folder of the SavedModel of `trained`."""
     path = trained.parent / "export"
     result = command("export", f"--model_dir={trained}", f"--output_dir={path}")
     assert result.code == 0, result.err

@@ -39,7 +39,7 @@ def test_analyze_compares_two_models(command):
 
 
 def test_curves_of_a_run(command, trained, tmp_path):
-    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run", trained]  # two with the same name
+    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run", trained]  # two runs have the same name
     for run in runs[:2]:
         shutil.copytree(trained, run)
     result = command("analyze", "curves", *runs, f"--figure={tmp_path}/curves.png")

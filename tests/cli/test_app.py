@@ -1,4 +1,4 @@
-"""Shared behaviour of all commands: their ends, the names they accept, and text from outside in their output."""
+"""Behaviour that all commands share: exit codes, accepted names, and text from outside in their output."""
 
 import csv
 import html.parser
@@ -27,12 +27,12 @@ DRY_RUN = ("status", "--dry_run", "--engine=gcloud", "--name=a", "--project=p", 
 
 
 def process_of(name, *arguments):
-    """The command line that runs a command in its own process."""
+    """The argument list that runs a command in its own process."""
     return [sys.executable, "-c", MAIN.format(name), *arguments]
 
 
 def lines_of(result):
-    """The lines on standard error. Asserts that there is no traceback."""
+    """Returns the lines on standard error. Asserts that there is no traceback."""
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr, result.stderr
     return result.stderr.splitlines()
 
@@ -42,7 +42,7 @@ def lines_of(result):
 
 @pytest.fixture
 def gone():
-    """The writing end of a pipe that nobody reads."""
+    """The writing end of a pipe whose reader is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -51,7 +51,7 @@ def gone():
 
 @pytest.mark.parametrize("call", [("convert", "--help"), ("train", "--version"), ("tpu", *DRY_RUN)])
 def test_a_reader_that_has_gone_ends_a_command(call, gone):
-    """Exit code 141 and no message, as in axial-train --help | true and axial-tpu status --dry_run | head -1."""
+    """The exit code is 141 without a message, as for axial-train --help | true, or axial-tpu status | head -1."""
     result = subprocess.run(process_of(*call), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 141 and lines_of(result) == []
 
@@ -81,7 +81,7 @@ time.sleep(60)
 
 
 def spec_of(folder, text):
-    """Writes a Python file with a text, and returns the arguments of a conversion with it as --spec."""
+    """Writes a Python file with a text. Returns the arguments of a conversion that has the file as --spec."""
     (folder / "spec.py").write_text(text)
     return "folder", f"--input_dir={folder}", f"--output_dir={folder}/out", "--split=a", f"--spec={folder}/spec.py"
 
@@ -122,7 +122,7 @@ def test_the_package_lists_its_commands():
 
 
 def test_no_docstrings():
-    """Under python -OO the help works, as it is read from the file, and TensorFlow cannot be imported."""
+    """Python -OO drops docstrings. The help works, because it is read from the file. TensorFlow cannot be imported."""
     command = "import sys; sys.argv[0] = 'axial-predict'; from axial.cli import predict; predict.main()"
     for code, argument, expected, last in (
         (command, "--help", 0, ""),
@@ -135,7 +135,7 @@ def test_no_docstrings():
 
 
 CONVERT = "--input_dir={0} --output_dir={0}/out --split=val"
-# Calls, and the folder below the test's folder that each of them lists.
+# dict from each call to the folder whose files the command lists, relative to the test's folder.
 LISTED = {
     f"convert coco {CONVERT}": "annotations",
     f"convert folder {CONVERT} --spec=coco": "val/photos",
@@ -162,7 +162,7 @@ def test_a_path_of_an_unknown_file_system_is_one_line(command, tmp_path):
 # === Text from outside, from a spec to every output ===
 
 SHOWN = [name for name in NAMES if not re.search("[\ud800-\udfff]", name)]
-STEMS = [name for name in SHOWN if not re.search("[/\x00]", name)][::4]  # of photos
+STEMS = [name for name in SHOWN if not re.search("[/\x00]", name)][::4]  # file names of photos, without suffix
 
 
 TAGS = set("html head meta title style body h1 h2 p table tr th td i figure figcaption img div".split())
@@ -170,7 +170,7 @@ ATTRIBUTES = {"lang", "charset", "style", "class", "src", "alt", "title"}
 
 
 class Page(html.parser.HTMLParser):
-    """Tags, names of attributes, and text of a page."""
+    """Collects the tags, the names of attributes and the text of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -187,10 +187,10 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def hostile(command, tmp_path_factory):
-    """A folder with converted data whose classes and photos have hostile names, and with wrong panoptic results for it.
+    """A folder with data whose classes and photos have hostile names, and with wrong panoptic results for this data.
 
-    mine/val has a photo for each of `STEMS` and masks of 20 rows, four columns per class; data has its TFRecords;
-    results.json and results/ have COCO's panoptic format.
+    mine/val has a photo for each of `STEMS`, and masks with 20 rows and four columns per class. data/ has the TFRecords
+    of mine/val. results.json and results/ are in COCO's panoptic format.
     """
     root = tmp_path_factory.mktemp("hostile")
     rows = [{"id": i, "name": name, "thing": i % 2 == 0} for i, name in enumerate(SHOWN, 1)]
@@ -217,21 +217,21 @@ def hostile(command, tmp_path_factory):
 
 
 def check_streams(result, names):
-    """Asserts that the output has every name and no control character."""
+    """Asserts that standard output and error have every name and no control character."""
     for text in (result.out, result.err):
         assert not set(text.replace("\n", "").replace("\r", "")) & {*map(chr, range(32)), "\x7f", "\x9b", "\u202e"}
     assert not [name for name in names if plain(name).strip() not in result.out]
 
 
 def check_page(path, names):
-    """Asserts that a page has every name as text, and only our tags and attributes."""
+    """Asserts that a page has every name as text, and no other tags and attributes than ours."""
     page = Page(path)
     assert page.tags <= TAGS and page.attributes <= ATTRIBUTES
     assert not [name for name in names if in_html(name) not in page.text]
 
 
 def in_html(name):
-    """A name as the text of a page, which keeps line ends and tabs."""
+    """Returns a name as it appears in the text of a page, which keeps line ends and tabs."""
     return "".join(text if text in "\n\r\t" else plain(text) for text in re.split("([\n\r\t])", name))
 
 

@@ -1,4 +1,4 @@
-"""The console commands' answers to bad input: one line, and exit code 2."""
+"""On bad input, the console commands print one line and exit with code 2."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(__file__).parent
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-# Calls with placeholders for paths, and words of their only error line.
+# Calls with placeholders for paths, and words of the error line of each call.
 BAD = {
     "evaluate --model_dir=RUN --scales=0.5 --multi_scale": "--scales does not go with --multi_scale",
     "train --modeldir=x": "did you mean 'model_dir'",
@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
 
 
 def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
-    """A written file replaces a link. A folder that leads out of the run is refused before any write."""
+    """A written file replaces a link. A link to a folder outside the run is refused before any write."""
     home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
     home.mkdir()
     file.write_text("mine")

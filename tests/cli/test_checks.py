@@ -1,4 +1,4 @@
-"""Errors that commands find without TensorFlow, which cannot be imported here: one line and exit code 2."""
+"""Errors that commands report without importing TensorFlow: one line and exit code 2."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import pytest
 from axial.cli import convert as command
 from axial.weights import convert
 
-# Runs each line of its input, a JSON of the command's arguments, in a fork, and prints (exit code, stdout, stderr).
+# Reads lines with the JSON of a command's arguments. Runs each command in a fork, and prints its exit code, standard
+# output and standard error.
 RUN = """
 import importlib, json, os, sys, tempfile
 sys.modules.update(dict.fromkeys(["tensorflow", "tf_keras", *sys.argv[1].split(",")]))  # makes their import fail

@@ -1,4 +1,4 @@
-"""The commands on a classifier: train, evaluate in parts and at several sizes, export, predict."""
+"""The commands on a classifier: train, evaluate in shards and at several sizes, export, predict."""
 
 import csv
 import json

@@ -22,7 +22,7 @@ PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
 def test_a_run_of_another_model_or_version_is_not_changed(command, trained, tmp_path):
-    """axial-train refuses another model, and axial-evaluate an unknown setting, before they write to the folder."""
+    """axial-train refuses another model, and axial-evaluate refuses an unknown setting, before they write a file."""
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     before = {path.name: path.read_bytes() for path in run.glob("*.gin")}
@@ -36,7 +36,7 @@ def test_a_run_of_another_model_or_version_is_not_changed(command, trained, tmp_
 
 
 def test_the_gin_files_of_a_stranger_run_nothing(command, trained, tmp_path):
-    """An include inside a string is text. Expanding it would end the string and call a function of a module."""
+    """An include inside a string is text. If it were expanded, the string would end, and gin would call a function."""
     run, ran = tmp_path / "run", tmp_path / "RAN"
     shutil.copytree(trained, run)
     (tmp_path / "notes.gin").write_text(
@@ -85,7 +85,7 @@ def test_weights_are_scored_by_a_recipe_without_a_run(command, trained, sample_d
     for result in results:
         assert result.code == 0, result.err
         assert result.out.splitlines()[-1].startswith("PQ=") and result.out == results[0].out
-    result = command("evaluate", f"--model={weights}", *recipe[2:])  # with the recipe beside the weights
+    result = command("evaluate", f"--model={weights}", *recipe[2:])  # with the recipe in the folder of the weights
     assert result.code == 0 and result.out == results[0].out, result.err
     nuclei = command("evaluate", "--gin_file=nuclei/demo.gin", f"--model={weights}")
     assert nuclei.code == 2 and f"{weights}: has 133 classes, " in nuclei.line and nuclei.line.endswith(" has 2")
@@ -111,7 +111,7 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
 def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained, sample_dir, tmp_path):
     """Scores a run, its stored scores, its merged shards, its results in COCO's format, and the ground truth.
 
-    All have equal scores except the ground truth, whose accuracy is 1. The CSV, report and picture are written.
+    All scores are equal, except that the ground truth has accuracy 1. The CSV, report and picture are written.
     """
     asked, results, table = "--thresholds=0.05,0.5", tmp_path / "results", tmp_path / "scores.csv"
     run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"

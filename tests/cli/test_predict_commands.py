@@ -1,4 +1,4 @@
-"""axial-predict: photos in, segments and pictures out."""
+"""axial-predict reads photos, and writes segments and pictures."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
 def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
-    """Photos of seven kinds give files of their size, whose segments agree with each other."""
+    """For photos of seven kinds, the files have the photo's size and contain the same segments."""
     photos = {
         "grey": Image.new("L", (40, 30), 99),
         "alpha": Image.new("RGBA", (40, 30), (9, 99, 200, 80)),
@@ -127,7 +127,7 @@ def test_no_two_outputs_share_a_name(photos, names):
 
 
 def test_weights_without_a_recipe_are_named_before_the_network_is_built(command, tmp_path):
-    """axial-convert weights makes such folders."""
+    """axial-convert weights makes folders with weights and without a recipe."""
     shutil.copy(ROOT / "axial" / "shipped" / "nuclei" / "weights.safetensors", tmp_path)
     result = command("predict", f"--model={tmp_path}", f"--output_dir={tmp_path}/out", PHOTO)
     assert result.code == 2 and f"{tmp_path}: these weights have no recipe (config.gin) beside them" in result.line

@@ -1,6 +1,6 @@
-"""Every path may be in a bucket. The commands run in one process, with TensorFlow's ram:// in place of a bucket.
+"""Commands accept bucket paths everywhere. The test runs them in one process, with TensorFlow's ram:// as the bucket.
 
-ram:// has no POSIX files, and loses the contents of a renamed folder.
+ram:// has no POSIX files, and loses the contents of a folder that is renamed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""axial-tpu as a command, with fakes of kubectl, sky and gcloud."""
+"""The command axial-tpu, with stand-ins for kubectl, sky and gcloud."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ TINY = "--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin", "--gin_b
 
 @pytest.fixture
 def local(sample_dir, tmp_path):
-    """Flags of a data and a run folder on this machine, as file:// URLs, which count as buckets."""
+    """Flags that name a data folder and a run folder on this machine by file:// URLs, which count as buckets."""
     return f"--data_dir=file://{sample_dir}", f"--model_dir=file://{tmp_path}/model"
 
 
@@ -49,7 +49,7 @@ def test_a_dry_run_needs_no_tool_and_no_credentials(command, engine, tmp_path):
     environment = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere", "KUBECONFIG": "/nowhere", "PATH": str(tmp_path)}
     result = command("tpu", "launch", *ENGINES[engine], *WISH, *RECIPE, "--dry_run", environment=environment)
     assert result.code == 0, result.err
-    # an unchanged recipe has a row in experiments/tpu.csv
+    # An unchanged recipe has a row in experiments/tpu.csv.
     assert "200000 steps of " in result.out and "cycles of the compiler's cost model at 1.50 GHz" in result.out
     assert "list price: about " in result.out and "USD a chip-hour on demand in us-" in result.out
     assert "axial.cloud.supervisor" in result.out and "costs money" not in result.out
@@ -86,7 +86,7 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     run = json.loads(container["env"][-1]["value"])
     assert run["arguments"][:2] == ["--gin_file=sample/overfit.gin", "--gin_file=tiny/panoptic.gin"]
     assert run["hosts"] == 4 and run["own_server"] and run["pace"] == 1.0
-    # the last line names the command that ends the run
+    # The last line names the command that ends the run.
     last = result.out.splitlines()[-1]
     assert "goes on without this machine; it costs money until axial-tpu delete" in last
     delete = shlex.split(last.partition("axial-tpu delete ")[2])
@@ -100,7 +100,7 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
     result = command("tpu", "logs", *delete, environment={"PATH": tools.path})
     assert result.code == 7 and result.out == "a line\n"
-    assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # nobody answers
+    assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # stdin has no answer
     result = command("tpu", "delete", *delete, "--yes", environment={"PATH": tools.path})
     assert result.code == 0 and tools.calls()[-1] == "kubectl delete jobsets run"
 
@@ -148,7 +148,7 @@ def test_splits_that_are_missing_are_one_line(command, tools, local):
 
 
 def test_an_image_with_its_own_tensorflow_is_estimated_without_kernels(command):
-    """Axial-DeepLab-L with 4 images per core: they fit with the kernels; only 3 fit without."""
+    """Axial-DeepLab-L: 4 images per core fit with the kernels, and only 3 fit without the kernels."""
     with open(ROOT / "experiments" / "tpu.csv") as file:
         rows = {(row["leaf"], row["slice"], row["form"]): float(row["cycles"]) for row in csv.DictReader(file)}
     flags = *ENGINES["skypilot"], *WISH, "--gin_file=coco/axial_deeplab_l.gin", *RECIPE[1:], "--dry_run"

@@ -45,7 +45,7 @@ def test_weights_are_averaged(command, root):
     assert "Worst photos" in (root / "report" / "val.html").read_text()
     scores = json.loads((root / "scores.json").read_text())["val"]
     assert scores["signatures"]["bleu"].startswith("nrefs:1|case:mixed|")
-    # After two steps the translations are equal, so the test compares the restored weights.
+    # After two steps, the translations of both checkpoints are equal, so the test compares the restored weights.
     run, key = str(root / "run"), "model/embedding/.ATTRIBUTES/VARIABLE_VALUE"
     first, second = (tf.train.load_checkpoint(f"{run}/ckpt-{n}").get_tensor(key) for n in (1, 2))
     assert np.abs(first - second).max() > 1e-4
@@ -97,7 +97,7 @@ def test_what_is_refused_is_one_line(command, root, refused, message):
 
 @pytest.fixture(scope="module")
 def refused(root):
-    """Adds to `root` photo.png, and uneven/train.en and .de with two lines and one."""
+    """Adds files to `root`: photo.png, uneven/train.en with two lines and uneven/train.de with one line."""
     Image.new("RGB", (8, 8)).save(root / "photo.png")
     (root / "uneven").mkdir()
     (root / "uneven" / "train.en").write_text("a\nb\n")

@@ -17,9 +17,10 @@ import pytest
 from axial.cloud import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Stands in for axial-train: each step changes the weights, every second step is saved. Each line of the file "plan" is
-# for one start: "STEP CODE" exits before the step with the code ("-9": by signal 9), once no file "hold" exists; "STEP
-# hang" writes a file "hangs" and hangs there. Without a line, it trains to the end.
+# Stand-in for axial-train. Each step changes the weights, and every second step is saved. Each line of the file "plan"
+# is for one start of the trainer. For "STEP CODE", the trainer waits at the step while a file "hold" exists, and exits
+# with the code ("-9": by signal 9). For "STEP hang", it writes a file "hangs" and hangs at the step. Without a line, it
+# trains to the end.
 TRAINER = """#!{python}
 import fcntl, json, os, signal, sys, time
 
@@ -75,7 +76,7 @@ while step < steps:
     time.sleep(float(flags.get("pause", 0.01)))
 save()
 """
-# Stands in for python3: TensorFlow's server becomes a listener at the host's address, everything else runs Python.
+# Stand-in for python3. TensorFlow's server becomes a listener at the host's address. Other calls run Python.
 PYTHON = """#!/bin/sh
 case "$*" in
 "-m axial.cloud.server"*) exec {python} -c '
@@ -91,12 +92,12 @@ esac
 
 
 class Here:
-    """Hosts on this machine.
+    """A slice whose hosts are processes on this machine.
 
     Attributes:
         folder: folder of the test.
         model: folder of the run.
-        run: the `Run` of its processes.
+        run: the `Run` that the processes execute.
     """
 
     def __init__(self, folder):
@@ -109,19 +110,19 @@ class Here:
         self.run = self.describe()
 
     def describe(self, *arguments, hosts=1, seconds=120.0, pace=0.02, **more):
-        """Sets and returns a `Run` with short waits."""
+        """Sets `run` to a `Run` with short waits, and returns it."""
         port = free_port()
         values = {"name": "run", "model_dir": str(self.model), "deadline": time.time() + seconds, "port": port, **more}
         self.run = runs.Run(arguments=list(arguments), hosts=hosts, pace=pace, **values)
         return self.run
 
     def plan(self, *lines):
-        """Sets the plan of the trainer's next starts, one line each."""
+        """Sets the plan of the trainer's next starts, one line for each start."""
         self.model.mkdir(exist_ok=True)
         (self.model / "plan").write_text("\n".join(lines))
 
     def start(self, host=0, command=None, environment=None):
-        """Starts the process of a host, in its own session. Its output goes to a file."""
+        """Starts the process of a host in a new session. The process writes its output to a file."""
         addresses = ",".join(f"127.0.0.{number + 1}" for number in range(self.run.hosts))
         values = {"AXIAL_HOST": str(host), "AXIAL_HOSTS": addresses, runs.VARIABLE: self.run.to_json()}
         path = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -142,7 +143,7 @@ class Here:
 
     @property
     def log(self):
-        """Lines of the trainer."""
+        """The lines in the trainer's log."""
         path = self.model / "log"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -164,7 +165,7 @@ class Here:
 
 
 def untouched(steps=20):
-    """[step, value] of an undisturbed training."""
+    """[step, value] at the end of an undisturbed training."""
     value = 1
     for step in range(steps):
         value = (value * 31 + step) % 1000003
@@ -180,14 +181,14 @@ def kill(process):
 
 
 def below(pid):
-    """Processes that a process has started, directly and indirectly."""
+    """Returns the ids of a process's children and their descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return []
 
 
 def free_port():
-    """A free port after another free port. A port from the system could connect to itself."""
+    """Returns a free port whose predecessor is free too. An ephemeral port of the system could connect to itself."""
     draw = random.SystemRandom()  # Keras sets the same seed for `random` in several processes
     while True:
         port = draw.randrange(12000, 32000)

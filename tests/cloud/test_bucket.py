@@ -1,4 +1,4 @@
-"""Region of a bucket."""
+"""The region of a bucket."""
 
 import pytest
 

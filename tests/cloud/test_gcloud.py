@@ -1,4 +1,4 @@
-"""Runs the start-up script that axial writes, in bash, with stand-ins for the programs of a TPU VM."""
+"""The start-up script that axial writes runs in bash, with stand-ins for the programs of a TPU VM."""
 
 import re
 import subprocess
@@ -26,10 +26,10 @@ def run(engine, seconds=3600):
 
 @pytest.fixture
 def host(tools, tmp_path):
-    """Function that runs the start-up script of a request and returns (log lines, calls of gcloud, process)."""
+    """A function that runs the start-up script of a request. It returns (log lines, calls of gcloud, process)."""
 
     def boot(codes=(), installs=True, seconds=3600, **more):
-        """Boots a host: `codes` are the supervisor's exit codes, in order; `installs`: whether install.sh succeeds."""
+        """Boots a host. `codes` are the supervisor's exit codes in order. `installs`: whether install.sh succeeds."""
         engine = Gcloud(request(**more))
         root = tmp_path / "root"
         root.mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ def test_a_run_from_boot_to_deletion(host):
     assert lines[0] == "installs" and len(lines) == 2
     assert lines[1].startswith('host 2 of 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4, {"name":"run","arguments":["--a=it\'s"]')
     assert calls == [f"gcloud storage cp {WHEEL} .", DELETE] and "ended with 0; the slice is deleted" in done.stdout
-    lines, _, _ = host([42, 0])  # a second boot does not install again
+    lines, _, _ = host([42, 0])  # the second boot does not install again
     assert [line[:7] for line in lines] == ["host 2 ", "sleep 3", "host 2 "]
 
 
@@ -81,7 +81,7 @@ def test_42_starts_again_and_every_other_end_deletes(host, codes, starts):
 
 
 def test_what_cannot_run_is_deleted(host):
-    lines, calls, _ = host(seconds=-MARGIN - 1)  # a boot after the deadline
+    lines, calls, _ = host(seconds=-MARGIN - 1)  # the host boots after the deadline
     assert lines == [] and calls == [DELETE]
     lines, calls, _ = host(installs=False)
     assert lines == ["installs"] and calls[-1] == DELETE
@@ -113,7 +113,7 @@ def test_the_queued_resource():
 
 
 def test_states_and_refusals():
-    """States of https://docs.cloud.google.com/tpu/docs/queued-resources, errors of google/rpc/code.proto."""
+    """The states are from https://docs.cloud.google.com/tpu/docs/queued-resources, the errors from code.proto."""
     engine = Gcloud(request())
     assert engine.describe("ACTIVE\n") == ("active", True) and engine.describe("FAILED\n") == ("failed", False)
     assert engine.describe("SUSPENDED\n")[1] and engine.describe("WAITING_FOR_RESOURCES\n")[1]

@@ -1,4 +1,4 @@
-"""The JobSet that axial writes fits JobSet's CRD, and its Job fits Kubernetes' schema."""
+"""The JobSet that axial writes is valid for JobSet's CRD, and its Job is valid for Kubernetes' schema."""
 
 import dataclasses
 import gzip
@@ -17,7 +17,7 @@ from axial.cloud.engines import Gke, Request
 from axial.errors import InputError
 
 # config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml of https://github.com/kubernetes-sigs/jobset at v0.10.1
-# (da72d32b), Apache License 2.0, Copyright The Kubernetes Authors. It is unchanged, but for its compression.
+# (da72d32b), Apache License 2.0, Copyright The Kubernetes Authors. The file is compressed, and otherwise unchanged.
 CRD = pathlib.Path(__file__).with_name("jobset-crd-v0.10.1.yaml.gz")
 CRD_SHA256 = "dd2d5dbb3186ea36f6815b19d9bc18c0f59ce50e28348d11d2a0888e0b5d0f16"
 # Messages of kubernetes' pkg/controller/job/pod_failure_policy.go (95f0849).
@@ -37,7 +37,7 @@ def manifest(**more):
 
 @pytest.fixture(scope="module")
 def validator():
-    """Validator of JobSet manifests."""
+    """A validator of JobSet manifests."""
     jsonschema = pytest.importorskip("jsonschema")
     text = gzip.decompress(CRD.read_bytes())
     assert hashlib.sha256(text).hexdigest() == CRD_SHA256
@@ -48,7 +48,7 @@ def validator():
 
 
 def closed(schema):
-    """Makes a structural schema refuse unknown fields, as the API server does."""
+    """Returns a structural schema that refuses unknown fields, as the API server does."""
     if isinstance(schema, list):
         return [closed(entry) for entry in schema]
     if not isinstance(schema, dict):
@@ -71,8 +71,8 @@ def test_the_jobset_and_its_job_fit_the_schemas_of_jobset_and_kubernetes(validat
     (replicated,) = made["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **replicated["template"]}
     pytest.importorskip("kubernetes_validate").validate(job, "1.33", strict=True)
-    job["spec"]["podFailurePolicies"] = []  # no such field
-    made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # only JobSet 0.11 and later have it
+    job["spec"]["podFailurePolicies"] = []  # a field that Job does not have
+    made["spec"]["failurePolicy"]["rules"][0]["action"] = "RestartJob"  # only JobSet 0.11 and later have this action
     assert len(list(validator.iter_errors(made))) == 2
 
 
@@ -88,7 +88,7 @@ def test_the_jobset_and_its_job_fit_the_schemas_of_jobset_and_kubernetes(validat
     ],
 )
 def test_what_the_jobset_does_at_the_end_of_its_job(reason, said, action):
-    """As in pkg/controllers/failure_policy.go (v0.10.1), the first match decides. Without one, the JobSet restarts."""
+    """The first match decides, as in pkg/controllers/failure_policy.go (v0.10.1). Without a match, JobSet restarts."""
     spec = manifest()["spec"]
     assert spec["failurePolicy"]["maxRestarts"] == 3 and spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
     pod_rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
@@ -114,7 +114,7 @@ def test_what_a_pod_gets():
     job = replicated["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
     assert (job["completionMode"], job["template"]["spec"]["restartPolicy"]) == ("Indexed", "Never")
-    assert 4150 < job["activeDeadlineSeconds"] <= 4200  # the backstop, ten minutes after the deadline
+    assert 4150 < job["activeDeadlineSeconds"] <= 4200  # ten minutes after the run's deadline
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     pod = job["template"]["spec"]
     assert pod["nodeSelector"] == {

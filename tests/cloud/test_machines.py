@@ -1,4 +1,4 @@
-"""Programs on the workers: the server, the metadata, the node's client, the installation script."""
+"""Programs that run on the workers: the server, reading metadata, describing a node, and the installation script."""
 
 import json
 import os
@@ -43,7 +43,7 @@ READY = {
 
 
 def test_a_node_as_cloud_tpu_client_tells_it():
-    """Against a stand-in for version 1 of the Cloud TPU API, which cloud-tpu-client calls."""
+    """A local server stands in for version 1 of the Cloud TPU API, which cloud-tpu-client calls."""
     from axial.cloud.node import describe
 
     states = [{**READY, "health": "TIMEOUT", "state": "REPAIRING"}] * 3 + [READY]
@@ -88,7 +88,7 @@ if sys.argv[2:]:
 
 @pytest.mark.slow
 def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
-    """On CPUs: TensorFlow's resolver accepts the addresses, and ops run in the servers' processes."""
+    """On CPUs, TensorFlow's resolver accepts the addresses, and ops run in the servers' processes."""
     ports = free_port(), free_port()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "axial.cloud.server"]
@@ -115,7 +115,7 @@ def test_a_trainer_and_the_next_one_reach_the_servers_of_two_hosts():
 
 
 def image(folder, version=None):
-    """Folder with python3 and pip of an image whose only package is a TensorFlow, such as 'tensorflow-2.18.1'."""
+    """Makes a folder with python3 and pip of an image whose only package is TensorFlow, like 'tensorflow-2.18.1'."""
     (folder / "bin").mkdir(parents=True)
     for program in ("python3", "pip"):
         path = folder / "bin" / program
@@ -130,7 +130,7 @@ def image(folder, version=None):
 
 
 def install(programs, **variables):
-    """The finished process of scripts/tpu/install.sh, which prints pip's commands."""
+    """Runs scripts/tpu/install.sh, which prints pip's commands. Returns the finished process."""
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "AXIAL_PRINT": "1", **variables}
     command = ["bash", SCRIPTS / "install.sh"]
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""The task that axial writes for SkyPilot, compared with SkyPilot's own schema."""
+"""The task that axial writes for SkyPilot has only fields of SkyPilot's schema."""
 
 import re
 import subprocess
@@ -13,8 +13,8 @@ from axial.cloud.engines import Request, SkyPilot
 from axial.errors import InputError
 
 WHEEL = "gs://b/axial_deeplab_tf-1.0-py3-none-any.whl"
-# Names of sky/utils/schemas.py of SkyPilot 0.11.2, get_task_schema and get_resources_schema; 0.14.1 has them too. Its
-# clients refuse no unknown name below job_recovery, as a plugin of the server may have added it.
+# Field names in get_task_schema and get_resources_schema of SkyPilot 0.11.2, sky/utils/schemas.py. 0.14.1 has them too.
+# SkyPilot's clients accept unknown names below job_recovery, because a plugin of the server may have added them.
 TASK = "name workdir num_nodes resources file_mounts setup run envs secrets config volumes".split()
 RESOURCES = (
     "accelerators accelerator_args any_of autostop cloud cpus disk_size disk_tier image_id infra instance_type "
@@ -68,7 +68,7 @@ def test_a_wheel_that_it_cannot_install():
         SkyPilot(Request("run", wheel="gs://b/axial.whl"))
 
 
-# Output of `sky jobs queue` in SkyPilot 0.11.2: sky/jobs/utils.py, format_job_table
+# Output of `sky jobs queue` in SkyPilot 0.11.2, as format_job_table of sky/jobs/utils.py writes it.
 TABLE = """Fetching managed job statuses...
 ID  TASK  NAME  REQUESTED  SUBMITTED  TOT. DURATION  JOB DURATION  #RECOVERIES  STATUS
 3   -     run   1x[tpu-v5litepod-16:1]  1 hr ago  1h  50m  2  RUNNING

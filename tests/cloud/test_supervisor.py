@@ -1,4 +1,4 @@
-"""The supervisor on each host of a slice: exit codes, deadline, lease, lost hosts."""
+"""The supervisor that runs on each host of a slice: exit codes, deadline, lease, lost hosts."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def finish(process, seconds=30):
     ],
 )
 def test_ends_of_the_trainer(here, plan, code, starts):
-    """The stand-in's last line is incomplete, as if it were killed while printing."""
+    """The stand-in for the trainer prints an incomplete last line, as if it were killed while printing."""
     here.plan(*plan)
     assert finish(here.start()) == code
     assert len(here.starts()) == starts and f"ends with {code}" in here.output()
@@ -54,7 +54,7 @@ CONTAINER = "unshare --user --map-root-user --pid --fork --mount-proc --kill-chi
 
 @pytest.mark.parametrize("inside", [[], CONTAINER], ids=["host", "container"])
 def test_a_request_to_stop_reaches_the_trainer(here, inside):
-    """The kernel drops a signal that process 1 of a container has no handler for."""
+    """The supervisor needs a handler: the kernel drops signals that process 1 of a container does not handle."""
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this machine makes no process namespaces")
     here.plan("4 hang")
@@ -69,13 +69,13 @@ def test_the_deadline_ends_what_runs_and_no_restart_renews_it(here):
     here.describe("--steps=100000", "--pause=0.05", seconds=6)
     assert finish(here.start()) == 124
     steps = here.weights()[0]
-    assert 0 < steps < 100000  # saved
+    assert 0 < steps < 100000  # the trainer saved before its end
     assert finish(here.start()) == 124
     assert len(here.starts()) == 1 and here.weights()[0] == steps
 
 
 def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
-    """The second run waits longer than a lease of 3 s. Because the first goes on, this is bad input."""
+    """The second run waits longer than a lease of 3 s, and exits with code 2, because the first run continues."""
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     first = here.start(0)
     until(here.starts)
@@ -89,7 +89,7 @@ def test_two_runs_in_one_folder_never_train_at_the_same_time(here):
 
 
 def test_a_run_waits_for_the_lease_of_one_that_was_killed(here):
-    """Killing only the supervisor also ends its trainer."""
+    """If only the supervisor is killed, its trainer ends too."""
     here.plan("4 hang")
     process = here.start()
     until((here.model / "weights").exists)
@@ -103,14 +103,14 @@ def test_a_lease_that_another_has_taken_ends_the_trainer(here):
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     process = here.start()
     until(here.starts)
-    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # just renewed, for another second
+    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # the lease was just renewed for a second
     (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
     assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
     assert "other" in (here.model / FILE).read_text()
 
 
 def test_leases_of_two_who_start_at_once(tmp_path):
-    """The last writer gets the lease."""
+    """If two runs write their leases at once, the last writer gets the lease."""
     first, second = (Lease(str(tmp_path), name, 1.0) for name in ("a", "b"))
     write = first._write
     first._write = lambda: (write(), second._write())
@@ -124,7 +124,7 @@ def test_a_damaged_lease_is_taken_as_one_of_a_silent_holder(tmp_path):
     assert not lease.take(9.0)
     until(lambda: lease.take(9.0))
     (tmp_path / FILE).write_text("{")
-    until(lambda: lease._read().run == "a", 5)  # its next renewal
+    until(lambda: lease._read().run == "a", 5)  # the next renewal repairs the file
     assert not lease.lost.is_set()
     lease.release()
 
@@ -136,7 +136,7 @@ def test_a_lease_in_a_bucket(tmp_path):
     lease, other = Lease(folder, "a", 2.0), Lease(folder, "b", 2.0)
     assert lease.take(9.0) and not other.take(9.0)
     time.sleep(3.0)
-    assert not other.take(9.0) and not lease.lost.is_set()  # it is renewed
+    assert not other.take(9.0) and not lease.lost.is_set()  # the first holder renews its lease
     with pytest.raises(InputError, match="a trains there, on .*; one trainer a folder"):
         until(lambda: other.take(0.5) or time.sleep(0.1), 5)
     lease.release()
@@ -186,13 +186,13 @@ def test_a_lost_host_ends_the_others_with_42(here, lost):
 
 
 def test_a_trainer_that_fails_for_a_lost_host_is_no_bad_input(here):
-    """If a server is gone, TensorFlow raises its own error, and axial-train exits with 2."""
+    """If a server dies, TensorFlow raises an error, and axial-train exits with 2. The supervisors exit with 42."""
     here.plan("8 2")
     (here.model / "hold").touch()
     here.describe(hosts=3)
     processes = [here.start(host) for host in range(3)]
     until(lambda: here.saved() == 8)
-    processes[2].send_signal(signal.SIGSTOP)  # its connection stays open
+    processes[2].send_signal(signal.SIGSTOP)  # the stopped host's connection stays open
     (server,) = below(processes[2].pid)
     os.kill(server, signal.SIGKILL)
     (here.model / "hold").unlink()
@@ -208,7 +208,7 @@ def test_a_host_that_shall_stop_lets_the_trainer_save(here):
     until((here.model / "hangs").exists)
     processes[2].send_signal(signal.SIGTERM)
     assert [finish(process) for process in processes] == [42, 42, 42]
-    assert here.weights()[0] == 5  # the trainer itself saved step 4 last
+    assert here.weights()[0] == 5  # the last regular save was at step 4
 
 
 def test_hosts_that_do_not_come_are_not_waited_for(here):

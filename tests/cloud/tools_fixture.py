@@ -1,4 +1,4 @@
-"""Stand-ins for kubectl, sky and gcloud: they log their calls and do what a test prescribes."""
+"""Stand-ins for kubectl, sky and gcloud, which log their calls and run the shell commands that a test gives."""
 
 import os
 
@@ -16,7 +16,7 @@ call="$* "
 
 
 class Tools:
-    """Installs the stand-ins; see the module. `path` is the PATH that finds them."""
+    """Installs the stand-ins in a folder. `path` is a value of PATH that finds them."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -37,7 +37,7 @@ class Tools:
         return path.read_text().splitlines() if path.exists() else []
 
     def handed(self):
-        """YAML or script of the last launch."""
+        """Returns the YAML or script that the last launch got."""
         return (self._folder / "handed").read_text()
 
     def remove(self, name):

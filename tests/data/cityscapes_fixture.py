@@ -1,4 +1,4 @@
-"""A made-up Cityscapes tree."""
+"""A synthetic data set in Cityscapes' folder layout."""
 
 import pathlib
 
@@ -7,10 +7,10 @@ from PIL import Image
 
 
 class CityscapesFolder:
-    """Photos with labels under `root`, whose files a test may damage.
+    """Writes photos with labels to a folder. A test may then damage the files.
 
     Args:
-        root: folder.
+        root: path of the folder.
         split, labels: names of the split and of the label folder.
     """
 
@@ -19,7 +19,7 @@ class CityscapesFolder:
         self.photos, self.truth = self.root / "leftImg8bit" / split, self.root / labels / split
 
     def add(self, city, frame, instances, labelled=True):
-        """Adds a photo with instanceIds, int [h, w]. Returns its city_sequence_frame."""
+        """Adds a photo with instance ids, int [h, w], as in *_instanceIds.png. Returns its city_sequence_frame."""
         name = f"{city}_000000_{frame:06d}"
         instances = np.asarray(instances)
         for folder in (self.photos, self.truth) if labelled else (self.photos,):
@@ -36,12 +36,12 @@ class CityscapesFolder:
         return self.truth / name.split("_")[0] / f"{name}_{self.labels}_{kind}.png"
 
 
-# Every id of the label table except the licence plate's. Each thing has two instances and a group.
+# Every instance id of the label table except the licence plate's. Each thing class has two instances and a group.
 STREET = [*range(34), *(1000 * i + k for i in (24, 25, 26, 27, 28, 29, 30, 31, 32, 33) for k in (0, 1, 7))]
 
 
 def street(height=40, width=128, seed=0):
-    """int [height, width]: blocks of random `STREET` ids, each at least once."""
+    """int [height, width]: blocks of random ids. Each id of `STREET` appears at least once."""
     rng = np.random.default_rng(seed)
     blocks = np.concatenate([STREET, rng.choice(STREET, 16 * 5 - len(STREET))])
     return np.kron(rng.permutation(blocks).reshape(5, 16), np.ones((height // 5, width // 16), int))

@@ -12,7 +12,7 @@ COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60), "red": (220, 30, 20)}
 
 @pytest.fixture(scope="session")
 def colours_dir(tmp_path_factory):
-    """Data set of eight training and two validation photos a class, with random sizes and noise."""
+    """Data set with eight training and two validation photos per class, with random sizes and noise."""
     root, rng = tmp_path_factory.mktemp("colours"), np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 2)):
         for name, colour in COLOURS.items():

@@ -1,4 +1,4 @@
-"""A made-up COCO panoptic folder and its conversion."""
+"""A synthetic data set in COCO's panoptic layout, and its conversion."""
 
 import json
 import pathlib
@@ -13,10 +13,10 @@ from tests.data import conversion
 
 
 class CocoFolder:
-    """Photos with labels under `root`, whose files a test may damage.
+    """Writes photos with labels to a folder. A test may then damage the files.
 
     Args:
-        root: folder.
+        root: path of the folder.
         split: name of the split.
     """
 
@@ -57,7 +57,7 @@ class CocoFolder:
 
 
 def stripes(height, width, ids):
-    """int [height, width]: one vertical stripe of each id."""
+    """int [height, width]: one vertical stripe for each id."""
     return np.asarray(ids)[np.arange(width) * len(ids) // width][None].repeat(height, 0)
 
 

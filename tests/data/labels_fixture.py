@@ -10,7 +10,7 @@ PIXEL = tf.io.encode_png(np.zeros([1, 1, 3], np.uint8)).numpy()
 
 
 def convert_labels(folder, classes, shards, **options):
-    """Converts a split 'train' of items with the given classes; ids are positions. Returns its manifest."""
+    """Converts a split 'train' of items with these classes. Item i has the id i. Returns the split's manifest."""
     names = [f"{number:04d}" for number in range(int(np.max(classes)) + 1)]
     items = [{"photo": "", "read": None, "id": number, "class": int(c)} for number, c in enumerate(classes)]
     listed, options = (items, b"labels"), {"encode": encode_label, "progress": False, **options}
@@ -19,18 +19,18 @@ def convert_labels(folder, classes, shards, **options):
 
 
 def encode_label(item):
-    """Fields of an item's record."""
+    """Returns the fields of an item's record."""
     photo = {"image/encoded": PIXEL, "image/file_name": "", "image/height": 1, "image/width": 1}
     return {**photo, "image/id": item["id"], "image/class": item["class"]}, {}, []
 
 
 def label_of(record, key):
-    """Id and class of a record."""
+    """Returns the id and class of a record."""
     del key
     return {"id": record["image/id"], "class": record["image/class"]}
 
 
 def uniform_classes(classes, batch, draws=100):
-    """Average number of different classes in batches drawn uniformly without replacement."""
+    """Returns the mean number of different classes in batches that are drawn uniformly without replacement."""
     rng = np.random.default_rng(0)
     return np.mean([len(np.unique(rng.choice(classes, batch, replace=False))) for _ in range(draws)])

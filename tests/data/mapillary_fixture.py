@@ -1,4 +1,4 @@
-"""A made-up Mapillary Vistas release, in the real layout."""
+"""A synthetic data set in the layout of Mapillary Vistas."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from axial.data.labels import colors_of
 
 
 def labels_of(version):
-    """Labels of config_*.json: numbers and kinds as in the real release, with made-up names."""
+    """Returns the labels of config_*.json, with as many stuff and thing labels as the release, and other names."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     thing_numbers = [i for i in range(counted) if i % 9][:things]
     labels = [
@@ -28,12 +28,12 @@ def labels_of(version):
 
 
 class MapillaryFolder:
-    """A split under `root`.
+    """Writes a split to a folder.
 
     Args:
-        root: folder.
+        root: path of the folder.
         split, version: names such as 'training' and 'v1.2'.
-        nested: whether labels are in a folder for their version, as in newer releases.
+        nested: whether the labels are in a folder named after their version, as in newer releases.
     """
 
     def __init__(self, root, split="training", version="v1.2", nested=True):
@@ -51,7 +51,7 @@ class MapillaryFolder:
         self.content = {"images": [], "annotations": [], "categories": []}
 
     def add(self, key, instances):
-        """Adds a photo with instances, int [h, w] of label x 256 + number."""
+        """Adds a photo with an instance image, int [h, w] of label x 256 + instance number."""
         instances = np.asarray(instances)
         height, width = instances.shape
         photo = np.random.default_rng(len(key)).integers(0, 256, [height, width, 3], np.uint8)

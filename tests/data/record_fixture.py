@@ -1,4 +1,4 @@
-"""Changes of one field of a record, and shards with such a record but valid checksums."""
+"""Functions that change a field of a record, and one that writes the changed record with valid checksums."""
 
 import io
 import json
@@ -44,13 +44,13 @@ def retype(example, key):
 
 
 def spoil(example, key):
-    """Writes numbers that no record has, and bytes that are neither text nor a picture."""
+    """Replaces the first value: a number by -7, which no record has, bytes by neither valid text nor an image."""
     values = values_of(example, key)
     values[0] = values[0][: len(values[0]) // 2] + b"\xff" if isinstance(values[0], bytes) else -7
 
 
 def exchange(example, key):
-    """Reverses the numbers; replaces a picture by one of another size."""
+    """Reverses the order of numbers, replaces an image by one of another size, or lengthens other bytes."""
     values = values_of(example, key)
     if isinstance(values[0], bytes):
         values[0] = png(np.zeros([4, 4, 3])) if key.endswith(("encoded", "mask")) else values[0] + b"\0" * 8
@@ -68,7 +68,7 @@ def changed(record, key, change):
 
 
 def change_record(shard, number, field, change):
-    """Changes a field of a shard's record, and updates checksums and the size in the manifest."""
+    """Changes a field of record `number` in a shard, and updates checksums and the size in the manifest."""
     shard = pathlib.Path(shard)
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(shard))]
     records[number] = changed(records[number], field, change)

@@ -16,7 +16,7 @@ from tests.data import conversion
 
 
 def files(folder):
-    """dict from names in a folder to bytes, without names that begin with a dot."""
+    """Returns a dict from the name of each file in a folder to its bytes, without names that begin with a dot."""
     return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir() if path.name[0] != "."}
 
 
@@ -26,13 +26,13 @@ def convert(folder, write=None, input_dir=SAMPLE_DIR, shards=3, **options):
 
 
 def by_beam(input_dir=SAMPLE_DIR, runner="DirectRunner"):
-    """The argument `write` for a pipeline."""
+    """Returns a value of the argument `write` that converts by a Beam pipeline."""
     listing = functools.partial(coco_items, str(input_dir), "train2017")
     return beam.shard_writer(listing, beam.make_options(runner, ()))
 
 
 def test_the_files_are_those_of_a_local_conversion(tmp_path):
-    """Also if one of the two replaces a missing shard of the other."""
+    """The files are also equal if one way of conversion replaces a missing shard that the other way wrote."""
     manifest, _ = convert(tmp_path / "local")
     other, done = convert(tmp_path / "beam", by_beam())
     assert files(tmp_path / "beam") == files(tmp_path / "local") and len(manifest["shards"]) == 3

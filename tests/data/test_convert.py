@@ -1,4 +1,4 @@
-"""Conversion of lists of items, here in COCO's layout: shards, interruptions, changed input and broken files."""
+"""Conversion of items to shards, tested with COCO's layout: interruptions, changed input and broken files."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.data.conversion import records
 PERSON, SKY = 1, 187
 
 
-# Repeatedly forks a converter and kills it. It forks before TensorFlow has started any thread.
+# Forks a converter repeatedly and kills it. The fork happens before TensorFlow has started any thread.
 KILLER = """
 import os, random, signal, sys, time
 from axial.data import convert
@@ -97,7 +97,7 @@ def test_shards_that_were_cut_or_whose_files_changed_are_converted_again(tmp_pat
     assert convert(coco.root, tmp_path / "out", shards=2)[1]["photos"] == 1
     for path in (tmp_path / "anew").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-    (tmp_path / "out" / "val.json").rename(tmp_path / "out" / ".val.plan")  # as after a killed run
+    (tmp_path / "out" / "val.json").rename(tmp_path / "out" / ".val.plan")  # the state after a killed run
     os.utime(coco.photos / "000000000001.jpg", ns=(0, 0))
     assert convert(coco.root, tmp_path / "out", shards=2)[1]["photos"] == 1
 
@@ -106,7 +106,7 @@ def test_shards_that_were_cut_or_whose_files_changed_are_converted_again(tmp_pat
 
 
 def broken_folder(root, count=12, broken=(2, 3, 7), bad_labels=(9,)):
-    """Photos 1 to `count`; the photos `broken` and the label files `bad_labels` are cut short."""
+    """Writes photos 1 to `count`. The photos in `broken` and the label files in `bad_labels` are truncated."""
     folder = CocoFolder(root)
     for number in range(1, count + 1):
         name = folder.add(number, stripes(20, 40, [5]), {5: SKY})
@@ -169,7 +169,7 @@ def test_broken_files_are_left_out_and_the_manifest_lists_them(tmp_path):
 
 
 def test_without_the_flag_a_split_has_every_photo(tmp_path):
-    """The result of --skip_broken stays, but a call without the flag fails until all photos are whole."""
+    """After a conversion with --skip_broken, a call without the flag fails until all photos are whole."""
     folder = broken_folder(tmp_path / "coco")
     options = dict(shards=3)
     convert(tmp_path / "coco", tmp_path / "out", skip_broken=True, **options)
@@ -179,7 +179,7 @@ def test_without_the_flag_a_split_has_every_photo(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.suffix != ".txt"} == made
     json_bytes = folder.json.read_bytes()
     mend(folder)
-    folder.json.write_bytes(json_bytes)  # the same list of photos as before
+    folder.json.write_bytes(json_bytes)  # restores the list of photos
     manifest, _ = convert(tmp_path / "coco", tmp_path / "out", **options)
     assert manifest["examples"] == 12 and not manifest.get("left_out")
     convert(tmp_path / "coco", tmp_path / "anew", **options)
@@ -188,7 +188,7 @@ def test_without_the_flag_a_split_has_every_photo(tmp_path):
 
 
 def test_deep_photos_and_pages_are_counted_once_and_the_levels_are_kept(tmp_path, capsys):
-    """A split that an older version has finished keeps its own levels."""
+    """A split that an older version has converted keeps its rule for levels."""
     values = np.random.default_rng(0).integers(0, 5000, [6, 8]).astype(np.uint16)
     for name in "abc":
         Image.fromarray(values).save(tmp_path / f"{name}.png")

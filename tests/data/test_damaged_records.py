@@ -1,4 +1,4 @@
-"""Damaged records: whatever field is wrong, every reader names the shard, the record and the photo."""
+"""Damaged records: for any wrong field, every reader names the shard, the record and the photo."""
 
 import dataclasses
 import functools
@@ -70,7 +70,7 @@ RECORDS = {"panoptic": panoptic_record, "class": class_record, "text": text_reco
 
 
 def write_split(folder, records, labels, spec=SPEC):
-    """Writes a split 'val' of one shard and its manifest. Returns the shard's path."""
+    """Writes a split 'val' of one shard, and the split's manifest. Returns the shard's path."""
     name = tfrecord.shard_name("val", 0, 1)
     tfrecord.write_shard(str(folder / name), records)
     plan = {"format": 1, "spec": spec.to_json(), "split": "val", "examples": len(records), "source": "a test"}
@@ -79,7 +79,7 @@ def write_split(folder, records, labels, spec=SPEC):
     return str(folder / name)
 
 
-# Functions that readers apply to sound records.
+# Functions that readers apply to undamaged records.
 EXAMPLES = {
     "panoptic": lambda record: (
         preprocess(decode_photo(record), (33, 33)),
@@ -94,7 +94,7 @@ EXAMPLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Stand-in for a `TextSpec`."""
+    """A stand-in for a `TextSpec`."""
 
     name: str = "words"
     num_classes: int = 8
@@ -102,7 +102,7 @@ class Words:
 
 @pytest.mark.parametrize("labels", RECORDS)
 def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
-    """If `record_fault` finds no fault, the record can be read; otherwise `whole_record` refuses it."""
+    """If `record_fault` reports no fault, the record can be read. Otherwise `whole_record` raises InputError."""
     spec, record = Words() if labels == "text" else SPEC, RECORDS[labels]()
     parsed = functools.partial(tfrecord.parse_example, labels=labels)
     read = tf.function(lambda s: EXAMPLES[labels](whole_record(parsed(s), spec, pictures=True)))
@@ -121,7 +121,7 @@ def test_a_record_with_a_wrong_field_is_refused_or_read(labels):
     assert sum(map(bool, faults.values())) > len(faults) / 2
 
 
-# Schema, field, change, expected message, and the indices of the `streams` to try.
+# (schema, field, change, expected message, indices of the `streams` to try).
 BAD = [
     ("panoptic", "panoptic/encoded", spoil, "is damaged \\(Invalid PNG data", (0,)),
     ("panoptic", "segment/class", shorten, "segment/class: expected one for each segment/id", (1, 2)),
@@ -134,7 +134,7 @@ BAD = [
 
 @pytest.fixture
 def bad_split(tmp_path, request, texts_dir):
-    """Function of (labels, key, change) that writes a split of three records, of which record 1 is bad."""
+    """A function of (labels, key, change) that writes a split of three records. Record 1 is damaged."""
 
     def write(labels, key, change):
         spec, records = SPEC, [RECORDS[labels](name) for name in ("a.png", "b.png", "c.png")]
@@ -147,7 +147,7 @@ def bad_split(tmp_path, request, texts_dir):
 
 
 def streams(labels, folder, spec):
-    """Functions that make a stream of the split, for each task with this schema: evaluation, then training."""
+    """Returns functions that make a stream of the split: evaluation and training for each task with this schema."""
     if labels == "class":
         data = classification.ClassificationData("val", "val", (32, 32), shuffle=0)
         tasks = [(ClassificationTask, "resnet_nano", data, 1)]

@@ -1,4 +1,4 @@
-"""TensorFlow decodes and turns photos exactly like Pillow, which reads them for axial-predict."""
+"""TensorFlow decodes and rotates photos exactly like Pillow, which axial-predict uses."""
 
 import functools
 import pathlib
@@ -28,21 +28,21 @@ def expected(data, levels=DEPTH):
 
 
 def png_with(chunks, before=b"IDAT"):
-    """A PNG with additional chunks before one of its own, or at its end."""
+    """Returns a PNG with additional chunks before its chunk `before`, or at its end."""
     data = encoded(picture("RGB"), "PNG")
     start = data.index(before) - 4
     return data[:start] + b"".join(png_chunk(*chunk) for chunk in chunks) + data[start:]
 
 
 def jpeg_with(*segments):
-    """A JPEG with additional segments (marker code, content) before its own."""
+    """Returns a JPEG with additional segments (marker code, content) before the original segments."""
     data = encoded(picture("RGB"), "JPEG")
     added = (bytes([0xFF, code]) + struct.pack(">H", len(body) + 2) + body for code, body in segments)
     return data[:2] + b"".join(added) + data[2:]
 
 
 def webp_with(*chunks):
-    """A WebP with additional chunks at its end."""
+    """Returns a WebP with additional chunks at its end."""
     exif = encoded(picture("RGB"), "WEBP", exif=block(1))  # EXIF makes it an extended WebP
     body = exif[12 : exif.index(b"EXIF")]
     body = body[:8] + bytes([0x0C]) + body[9:]  # flags: it has EXIF and XMP
@@ -51,7 +51,7 @@ def webp_with(*chunks):
 
 
 def more_photos():
-    """dict from descriptions to files of kinds that `samples` lacks."""
+    """Returns a dict from descriptions to the bytes of image files of kinds that `samples` lacks."""
     colours, size = picture("RGB", (61, 40)), (61, 40)
     alpha = colours.copy()
     alpha.putalpha(Image.linear_gradient("L").resize(size))
@@ -84,9 +84,9 @@ def more_photos():
     return photos | {str(path): path.read_bytes() for path in list(pathlib.Path(SAMPLE_DIR).glob("*/*.jpg"))[:4]}
 
 
-@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, of CMYK
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # a CMYK MPO that Pillow wrote
 def test_each_value_equals_pillows():
-    """For all formats, modes, subsamplings and depths. TensorFlow's default for JPEGs differs in most values."""
+    """All formats, modes, chroma subsamplings and depths are tested. TensorFlow's default for JPEGs would fail."""
     refused = []
     for name, data in {**samples(), **more_photos()}.items():
         try:
@@ -113,7 +113,7 @@ def test_what_would_be_other_pixels_than_pillows_is_refused():
         "not a JPEG, PNG, WebP, GIF or BMP": encoded(picture("RGB"), "TIFF"),
     }
     for text, data in photos.items():
-        expected(data)  # Pillow reads it
+        expected(data)  # Pillow reads this file
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):
             pixels(data)
     for data in (b"", b"no photo", b"BM", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF0000WEBP"):
@@ -137,12 +137,12 @@ def test_what_takes_a_decoder_long_is_refused(monkeypatch):
 # === Orientation ===
 
 
-# Format letters of struct, by TIFF type.
+# dict from TIFF type to the format letter of struct.
 KINDS = {1: "B", 3: "H", 4: "L", 5: "LL", 6: "b", 7: "B", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
 
 
 def block(way, order="<", kind=3):
-    """An EXIF block whose orientation tag has a type of `KINDS`, by default SHORT."""
+    """Returns an EXIF block with the orientation `way`. `kind` is the tag's TIFF type in `KINDS`, by default SHORT."""
     value = struct.pack(order + KINDS[kind], *[way, 1][: len(KINDS[kind])]).ljust(4, b"\0")
     far = value[4:] and value
     head = b"II*\0" if order == "<" else b"MM\0*"
@@ -152,7 +152,7 @@ def block(way, order="<", kind=3):
 
 
 def placed(way):
-    """dict from descriptions to files with the orientation in one place."""
+    """Returns a dict from descriptions to image files. Each file stores the orientation in a different block."""
     return {
         "JPEG": encoded(picture("RGB"), "JPEG", exif=block(way)),
         "JPEG, in two segments": jpeg_with((0xE1, block(way)[:30]), (0xE1, b"Exif\0\0" + block(way)[30:])),

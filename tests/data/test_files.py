@@ -1,4 +1,4 @@
-"""Photos in records, as TensorFlow decodes them."""
+"""The photos that TensorFlow decodes from records."""
 
 import io
 import struct
@@ -31,7 +31,7 @@ def test_a_photo_whose_exif_block_is_damaged_is_converted_as_it_is_stored(format
 
 
 def turned_photo(way, format, sides):
-    """An encoded photo with an EXIF orientation; an MPO also has a second picture."""
+    """Returns an encoded photo with the EXIF orientation `way`. An MPO also has a second picture."""
     exif = Image.Exif()
     exif[0x0112] = way
     options = dict(save_all=True, append_images=[picture("RGB")]) if format == "MPO" else {}
@@ -40,7 +40,7 @@ def turned_photo(way, format, sides):
 
 @pytest.mark.parametrize("way,format", [(1, "JPEG"), (3, "PNG"), (6, "WEBP"), (6, "JPEG"), (8, "MPO")])
 def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherwise(way, format):
-    """The record keeps the photo's bytes and stores how to turn it."""
+    """The record keeps the photo's bytes, and stores the orientation."""
     sides, turned = (30, 20), (20, 30) if way > 4 else (30, 20)
     data = turned_photo(way, format, sides)
     pixels = np.asarray(upright(open_image("photo", data)))
@@ -49,7 +49,7 @@ def test_labels_are_of_the_upright_photo_unless_their_size_or_a_flag_says_otherw
         (turned, False, way),
         (sides, True, 1),
         (None, True, 1),
-        (sides, False, way if way < 5 else 1),  # only the stored pixels have this size
+        (sides, False, way if way < 5 else 1),  # this is the size before rotation
         (turned, True, way if way > 4 else 1),
     ):
         fields, _ = photo_fields("photo", data, size, stored)
@@ -75,7 +75,7 @@ def test_photos_of_every_format_and_mode_become_ones_that_tensorflow_decodes():
 
 
 def test_what_pillow_reads_but_training_does_not_is_broken():
-    data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # with a wrong checksum
+    data = encoded(picture("RGB"), "PNG")[:-16] + bytes(8) + b"IEND\xaeB`\x82"  # ends in a wrong checksum
     open_image("photo.png", data)
     for read_it in (photo_fields, lambda path, png: checked_labels(path, png, None, [], spec=COCO)):
         with pytest.raises(InputError, match=r"^photo.png: damaged, .* does not decode it: Invalid PNG data.*PNG$"):
@@ -89,13 +89,13 @@ def test_a_phones_jpeg_with_a_second_picture_stays_a_jpeg():
     assert open_image("photo", data).format == "MPO"
     stored = photo_fields("photo", data, (300, 200))[0]["image/encoded"]
     assert data.startswith(stored) and len(plain) <= len(stored) < 1.05 * len(plain)
-    wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # in the file's index of pictures
+    wrong = data.replace(struct.pack("<L", len(stored)), struct.pack("<L", 1000))  # a wrong size in the MPO's index
     assert wrong != data and photo_fields("photo", wrong, (300, 200))[0]["image/encoded"] == wrong
 
 
 @pytest.mark.parametrize("channels,bits", [(1, 9), (1, 12), (2, 16), (3, 1), (3, 10), (4, 14)])
 def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels, bits):
-    """By each rule, also in the graph of a training or an export. Alpha has no influence. Records have 8 bits."""
+    """For both rules, Pillow's path, the TensorFlow graph and the records give the same values. Alpha is ignored."""
     levels = np.random.default_rng(bits).integers(0, 2**bits, [9, 70, channels])
     levels[0, 0, 0] = 2**bits - 1
     colours = levels if channels % 2 else levels[..., :-1]
@@ -103,7 +103,7 @@ def test_a_deep_photo_has_the_same_8_bits_wherever_it_is_read(tmp_path, channels
         levels[..., -1] = 65535
     (tmp_path / "a.png").write_bytes(deep_png(levels))
     expected = {
-        "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # by the smallest fitting depth of 8, 10, 12, 14 and 16
+        "depth": colours // 4 ** max(0, -(-(bits - 8) // 2)),  # depth is the smallest of 8, 10, 12, 14, 16 that fits
         "percentiles": eight_bits(colours, "percentiles"),
     }
     for rule, values in expected.items():

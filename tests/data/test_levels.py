@@ -1,4 +1,4 @@
-"""Values of more than 8 bits become levels by percentiles, against their definition."""
+"""Percentile levels of photos with more than 8 bits equal levels by their definition."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from axial.data.levels import eight_bits
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(data=st.data())
 def test_percentiles_equal_their_definition(data):
-    """The oracle sorts the finite values. Affine changes of them change no level by more than rounding."""
+    """The oracle sorts the finite values. An affine change of the values changes levels only by rounding."""
     kind = data.draw(st.sampled_from(["u2", "i2", "i4", "u4", "f4", ">u2"]))
     random, size = np.random.default_rng(data.draw(st.integers(0, 99))), data.draw(st.tuples(*[st.integers(1, 60)] * 2))
     values = (random.normal(300, 40, size) ** data.draw(st.sampled_from([0.5, 1, 1.5]))).astype(kind)
@@ -43,5 +43,5 @@ def test_bright_spots_decide_but_neither_hot_pixels_nor_noise():
     plain, found = (eight_bits(x, "percentiles") for x in (spots, hot))
     assert plain[60, 60] == 255 and plain[spots < 200].max() < 15
     assert np.abs(plain.astype(int) - found)[spots == hot].max() <= 1
-    assert eight_bits(ground, "percentiles").max() < 100  # noise alone
+    assert eight_bits(ground, "percentiles").max() < 100  # noise without a nucleus
     assert not eight_bits(np.full([5, 5], 700, np.uint16), "percentiles").any()

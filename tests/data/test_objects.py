@@ -1,4 +1,4 @@
-"""Measured objects of a training, against the label images of the conversion."""
+"""The objects that a training measures equal the objects in the label images."""
 
 import os
 

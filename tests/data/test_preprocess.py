@@ -1,4 +1,4 @@
-"""Photos on canvases, and predictions back at the original size."""
+"""Photos are placed on canvases, and predictions are resized to the photo's size."""
 
 import itertools
 
@@ -24,7 +24,7 @@ from axial.errors import InputError
 @pytest.mark.parametrize(
     "size,canvas,expected",
     [
-        ((480, 640), (641, 641), (480, 640)),  # fits up to a pixel, so it is not resampled
+        ((480, 640), (641, 641), (480, 640)),  # within a pixel of the canvas, so not resampled
         ((1024, 2048), (1025, 2049), (1024, 2048)),
         ((240, 320), (641, 641), (481, 641)),
         ((640, 480), (321, 321), (321, 241)),
@@ -44,7 +44,7 @@ def test_values_and_padding():
 
 @pytest.mark.parametrize("size", [(10, 20), (1, 1), (100, 7)])
 def test_labels_come_back_at_the_photos_size(size):
-    """Blocks larger than a pixel of the canvas survive the way to the canvas and back."""
+    """Blocks of labels that are larger than a canvas pixel keep their labels on the way to the canvas and back."""
     labels = np.zeros(size, np.int32)
     labels[size[0] // 2 :] += 1
     labels[:, size[1] // 2 :] += 2
@@ -58,7 +58,7 @@ def test_labels_come_back_at_the_photos_size(size):
 
 @pytest.mark.parametrize("size,scale", [((60, 90), 0.3), ((200, 150), 1.0), ((7, 300), 1.9)])
 def test_a_crop_is_the_part_of_the_whole_photo_that_it_shows(size, scale):
-    """Crops reach at most a pixel beyond the photo, on all sides."""
+    """A crop of the canvas equals the same region of the whole resized photo."""
     rng = np.random.default_rng(1)
     photo, labels = rng.integers(0, 256, [*size, 3], np.uint8), rng.integers(0, 1000, size, np.int32)
     valid_size = np.maximum(np.round(np.array(size) * scale), 1).astype(np.int32)
@@ -110,7 +110,7 @@ def test_a_photo_that_the_largest_canvas_does_not_hold_is_cut_into_tiles():
     for size in ((129, 322), (130, 5), (4000, 4000)):
         assert not is_whole(size, canvas) and not is_whole(size, canvas.alone)
         image, valid_size = preprocess(np.zeros([*size, 3], np.uint8), canvas)
-        assert tuple(valid_size.numpy()) == size and image.shape == (65, 65, 3)  # a small one saves memory
+        assert tuple(valid_size.numpy()) == size and image.shape == (65, 65, 3)  # small, to save memory
     assert is_whole((129, 321), canvas)
     assert is_whole(size, (129, 321))  # scaled to fit the canvas
 

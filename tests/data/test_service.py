@@ -1,4 +1,4 @@
-"""A tf.data service: each example arrives exactly once, and examples lost with a worker are counted."""
+"""The tf.data service: each example arrives exactly once, and examples that a lost worker held are counted."""
 
 import collections
 import concurrent.futures
@@ -31,7 +31,7 @@ RECORDS = SHARDS * A_SHARD
 
 @pytest.fixture(scope="module")
 def address():
-    """Address of a dispatcher with three workers, all in this process."""
+    """The address of a dispatcher with three workers, which all run in this process."""
     api = tf.data.experimental.service
     dispatcher = api.DispatchServer(api.DispatcherConfig(port=0))
     where = dispatcher.target.removeprefix("grpc://")
@@ -43,7 +43,7 @@ def address():
 
 @pytest.fixture(scope="module")
 def numbers_dir(tmp_path_factory):
-    """Shards whose records are their own numbers, and their manifest."""
+    """(folder, manifest) of shards. The content of each record is the record's number."""
     folder = tmp_path_factory.mktemp("numbers")
     shards = []
     for shard in range(SHARDS):
@@ -54,12 +54,12 @@ def numbers_dir(tmp_path_factory):
 
 
 def batches_of_numbers(records):
-    """Batches of four: numbers, and (numbers, contents of the records)."""
+    """Returns batches of four records: (numbers, (numbers, contents))."""
     return records.batch(4).map(lambda numbers, texts: (numbers, (numbers, texts)))
 
 
 def arrived(dataset, after=None, then=None):
-    """Counter of the numbers in a stream. Calls `then` after `after` batches."""
+    """Returns a Counter of the numbers in a stream. Calls `then` after the batch with the index `after`."""
     counter = collections.Counter()
     for position, (numbers, texts) in enumerate(dataset):
         assert [number % RECORDS for number in numbers.numpy()] == [int(text) for text in texts.numpy()]
@@ -102,8 +102,8 @@ def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used
 
 
 def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers_dir, tmp_path):
-    """Reports of both hosts are summed."""
-    both = threading.Barrier(2, timeout=60)  # otherwise one could take all before the other has begun
+    """The arrivals that both hosts report are summed."""
+    both = threading.Barrier(2, timeout=60)  # without it, a host could get all before the other begins
     service = Service(address, "hosts", str(tmp_path), seconds=0)
 
     def host(number):
@@ -139,7 +139,7 @@ def test_a_task_has_the_same_batches_with_a_service(address, colours_dir):
 
 
 class Server:
-    """A process of axial-data-service."""
+    """A process that runs axial-data-service."""
 
     def __init__(self, name, *arguments):
         code = "import axial.cli.data_service as command; command.main()"
@@ -197,7 +197,7 @@ def test_what_the_commands_are_given_is_checked(command, address):
         (["worker"], "--dispatcher is needed"),
         (["worker", "--dispatcher=grpc://localhost:1", "--wait=0"], "no dispatcher answers there"),
     ]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # a UDP connect sends nothing
         try:
             probe.connect(("192.0.2.200", 9))
             public_address = probe.getsockname()[0]
@@ -225,7 +225,7 @@ class Servers:
 
 @pytest.mark.slow  # four processes
 def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(begin, numbers_dir, tmp_path):
-    for after in (30, 60, 120, 240, 480, 960):  # a worker may hold nothing when it is killed
+    for after in (30, 60, 120, 240, 480, 960):  # a killed worker may hold no examples
         folder = tmp_path / str(after)
         folder.mkdir()
         if kill_a_worker(Servers(begin, folder), numbers_dir, folder, after=after):
@@ -235,13 +235,13 @@ def test_a_killed_worker_loses_examples_that_are_counted_and_none_comes_twice(be
 
 
 def kill_a_worker(servers, numbers_dir, tmp_path, after):
-    """Kills a worker of a stream after some batches, and checks the report. Returns the number of lost examples."""
+    """Kills a worker after some batches of a stream, and checks the report. Returns the number of lost examples."""
     tickets = Tickets(*numbers_dir, seed=0, shuffle=100)
     service = Service(servers.dispatcher.address, "killed", str(tmp_path / "reports"), seconds=0)
     stream = iter(served(batches_of_numbers, tickets, service, used=0))
     first = itertools.islice(stream, 11 * RECORDS // 4)
     counter = arrived(first, after=after, then=lambda: servers.workers[1].end(signal.SIGKILL))
-    # The report also counts prefetched batches. The stream continues and writes later reports.
+    # The report also counts prefetched batches. It is copied, because the stream continues and writes later reports.
     report = str(shutil.copytree(tmp_path / "reports", tmp_path / "report"))
     (rows,) = read_arrivals(report).values()
     counted = sum(row["arrived"] for row in rows)

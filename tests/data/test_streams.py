@@ -1,4 +1,4 @@
-"""Batches are as mixed as by a uniform shuffle. Several hosts see each record equally often, and a run can resume."""
+"""Batches are mixed like by a uniform shuffle. All hosts together read each record equally often. Streams resume."""
 
 import json
 import os
@@ -13,19 +13,19 @@ from axial.data.streams import Stream, evaluation_stream, training_stream
 from axial.errors import InputError
 from tests.data.labels_fixture import convert_labels, label_of, uniform_classes
 
-CLASSES, CLASS_SIZE, SHARDS = 500, 16, 64  # the records of a class would fill an eighth of a shard
+CLASSES, CLASS_SIZE, SHARDS = 500, 16, 64  # in class order, a class would fill an eighth of a shard
 BATCH = 256
 
 
 def stream(folder, *, batch, hosts=1, host=0, seed=0, first_step=0, shuffle=1024):
-    """Training stream of a host, with one replica on each host: a dataset of {'id', 'class'}."""
+    """Returns a host's training stream, a dataset of {'id', 'class'}. Each host has one replica."""
     spec = tfrecord.read_manifest(str(folder), "train")["spec"]
     host_stream = Stream(batch, seed, first_step, tf.distribute.InputContext(hosts, host, hosts))
     return training_stream(str(folder), "train", spec, label_of, stream=host_stream, shuffle=shuffle, labels="class")
 
 
 def ids(folder, steps, **options):
-    """int [steps, n]: ids of a host's first batches."""
+    """Returns the ids in a host's first batches, int [steps, batch]."""
     return np.array([batch["id"] for batch in stream(folder, **options).take(steps).as_numpy_iterator()])
 
 
@@ -77,7 +77,7 @@ def test_hosts_see_all_records_equally_often_at_any_time_and_resume(tmp_path, re
     np.testing.assert_array_equal(resumed, streams[hosts - 1, step:])
     counts = (streams[:, :, None] == np.arange(records)).sum(0).cumsum(0)  # [steps, records]
     assert (counts.max(1) - counts.min(1)).max() <= 2
-    for epochs in range(1, 2 * hosts + 1):  # a host may be one record ahead of another at the end of an epoch
+    for epochs in range(1, 2 * hosts + 1):  # at an epoch's end, a host may be one record ahead
         steps = records * epochs / hosts
         assert (counts[int(np.ceil(steps)) - 1] >= epochs).all()
         assert (counts[int(np.floor(steps)) - 1] <= epochs).all()
@@ -94,7 +94,7 @@ def test_more_hosts_than_records_are_refused(tmp_path):
 
 @pytest.fixture
 def older_dir(tmp_path):
-    """A data set as written by older versions: in item order, and without 'permutation' in the manifest."""
+    """A data set as older versions wrote it: in the items' order, and without 'permutation' in the manifest."""
     convert_labels(tmp_path / "older", np.repeat(np.arange(10), 8), 5, permutation=None)
     path = tmp_path / "older" / "train.json"
     manifest = json.loads(path.read_text())
@@ -104,7 +104,7 @@ def older_dir(tmp_path):
 
 
 def older_stream(folder, seed, shuffle):
-    """Records of a single host, in the order of older versions."""
+    """Returns the records of a single host in the order in which older versions read them."""
     files = [os.path.join(folder, name) for name, *_ in tfrecord.read_manifest(folder, "train")["shards"]]
 
     def epoch_records(epoch):
@@ -136,7 +136,7 @@ def test_one_line_warns_of_records_in_the_order_of_an_older_version(older_dir, s
 
 
 def test_conversion_goes_on_in_the_order_in_which_it_began(older_dir):
-    """A missing shard is rewritten in the old order, after a complete conversion and after a killed one."""
+    """A missing shard is rewritten in the old order, after a complete conversion and after a killed conversion."""
     folder = pathlib.Path(older_dir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.tfrecord")}
     for begun in (False, True):

@@ -1,4 +1,4 @@
-"""Sentence pairs: refused and omitted lines, and batches that are static, complete and resumable."""
+"""Sentence pairs: refused and skipped lines, and batches with static shapes, every pair, and resumable order."""
 
 import os
 
@@ -34,7 +34,7 @@ def evaluated(folder, split, length, reverse=False, **options):
 
 
 def sentences(batch, lengths=LENGTHS):
-    """(source ids, target ids) of each pair in a batch, without padding."""
+    """Returns (source ids, target ids) of each pair in a batch, without padding."""
     length = lengths[batch["bucket"][0]]
     sides = (input_pipeline.unpack_rows(batch[name], length).numpy() for name in ("source", "target"))
     return [tuple(tuple(row[row != 0]) for row in pair) for pair in zip(*sides)]
@@ -79,7 +79,7 @@ def test_conversion_repeats_and_keeps_its_vocabulary(texts_dir, tmp_path):
 
 
 def test_a_bad_vocabulary_is_named_and_not_kept(texts_dir, tmp_path):
-    """If the folder kept it, it would refuse the right one."""
+    """If the folder kept the bad vocabulary, it would refuse the right vocabulary later."""
     picture, stored = tmp_path / "picture.png", tmp_path / "data" / text.VOCABULARY
     picture.write_bytes(b"a picture")
     with pytest.raises(InputError, match="--vocabulary=.*picture.png: not a SentencePiece model"):

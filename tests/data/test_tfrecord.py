@@ -1,4 +1,4 @@
-"""Shards appear only when they are complete, and manifests detect shards that are not."""
+"""Shards appear only when they are complete, and readers detect incomplete shards by the manifest."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_missing_splits_are_named(sample_dir, tmp_path):
 
 def test_a_manifest_is_of_its_split_and_its_shards(sample_dir, tmp_path):
     shutil.copytree(sample_dir, tmp_path, dirs_exist_ok=True)
-    for other in ("train2017", "val2017"):  # before and behind it in the alphabet
+    for other in ("train2017", "val2017"):  # names that sort before and after 'u'
         shutil.copy(tmp_path / f"{other}.json", tmp_path / "u.json")
         with pytest.raises(InputError, match=f"u.json: split: the manifest is of '{other}'"):
             tfrecord.read_manifest(str(tmp_path), "u")

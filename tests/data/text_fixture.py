@@ -1,4 +1,4 @@
-"""A converted data set of sentence pairs: words in one language and their mirror images in the other."""
+"""A converted data set of sentence pairs: each target is its source, spelt backwards."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from axial.data.convert import Conversion, convert_split
 from axial.data.converters import text
 
 WORDS = ("green", "bird", "sings", "two", "dogs", "run", "snow", "child", "über", "Straße", "rope-ladder", "mountain")
-SIZE = 64  # pieces of the vocabulary
+SIZE = 64  # number of pieces in the vocabulary
 
 
 def write_pairs(folder, split, count, seed):
@@ -32,7 +32,7 @@ def convert_texts(folder, output, splits=("train", "val")):
 
 @pytest.fixture(scope="session")
 def texts_dir(tmp_path_factory):
-    """Data set of 96 training pairs and 7 validation pairs."""
+    """A data set with 96 training pairs and 7 validation pairs."""
     root = tmp_path_factory.mktemp("texts")
     for split, count in (("train", 96), ("val", 7)):
         write_pairs(root / "texts", split, count, seed=count)

@@ -1,4 +1,4 @@
-"""The scripts of experiments/ are imported by their names, as they import each other."""
+"""Lets tests import the scripts of experiments/ by their module names, as the scripts import each other."""
 
 import sys
 
@@ -12,6 +12,6 @@ sys.path[:0] = [str(ROOT / "experiments" / folder) for folder in ("paper", "spee
 
 @pytest.fixture(scope="session")
 def xla():
-    """Skips the tests of compiled programs where TensorFlow has no XLA for CPUs."""
+    """Skips a test of compiled programs if TensorFlow has no XLA for CPUs."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has no XLA for CPUs")

@@ -1,4 +1,4 @@
-"""Work in a separate process, parsing of the TPU compiler's texts, and the search for the largest batch."""
+"""tpu_compile: its separate process, its parsers of the TPU compiler's texts, and its search for the largest batch."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from axial.errors import InputError
 
 
 def killed_between():
-    """Dies after it has sent half of its answer, like a process that runs out of memory."""
+    """Kills its process when half of the result is sent, as if the process ran out of memory."""
     from multiprocessing.connection import Connection
 
     whole = Connection._send
@@ -29,7 +29,8 @@ def test_a_killed_process_is_a_lack_of_memory():
         tpu_compile.alone(killed_between)
 
 
-# A grid of 6 with two loops: 4 iterations of 2 bundles; 3 iterations, each with an inner loop of 5 times 2 bundles.
+# A grid of 6 programs with two loops: 4 iterations of 2 bundles, and 3 iterations of 2 bundles and an inner loop, which
+# has 5 iterations of 2 bundles.
 BUNDLES = """
 = control target key start
 LB: loop body
@@ -82,7 +83,7 @@ def test_a_refusal_says_how_much(words):
 
 @pytest.mark.parametrize("used,fits", [(15.75, True), (15.76, False)])
 def test_a_program_that_needs_more_than_a_device_has_does_not_fit(used, fits, monkeypatch):
-    """The compiler accepts a program that needs slightly more than the memory."""
+    """The compiler itself accepts a program that needs slightly more than the device's memory."""
     text = "HloModule step\nENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}\n"
     program = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     monkeypatch.setattr(tpu_compile, "alone", lambda *arguments: (int(used * 2**30), None, program, {}))

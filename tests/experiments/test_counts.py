@@ -15,7 +15,7 @@ ZOO = zoo.read_zoo(str(ROOT / "experiments/zoo.csv"))
 
 
 def test_tables_have_every_model_and_are_not_stale():
-    """The tables are complete. The counts of the smallest models are repeated."""
+    """The tables are complete. The test repeats the counts of the smallest models."""
     for name, kind, rows in (("models", model_counts.Counts, MODELS), ("steps", step_cost.Step, STEPS)):
         assert (ROOT / f"experiments/{name}.csv").read_text() == show.csv_rows(kind, rows.values())
     assert list(MODELS) == list(VARIANTS)
@@ -30,7 +30,7 @@ def test_tables_have_every_model_and_are_not_stale():
 def test_the_page_of_the_zoo_is_not_stale():
     text = (ROOT / "experiments/ZOO.md").read_text()
     assert counts.zoo_markdown(ZOO) == text.partition("<!-- zoo:begin -->\n")[2].partition("\n<!-- zoo:end -->")[0]
-    for model in ("axial_resnet_26_s", "axial_deeplab_nano"):  # weights of others, and a shipped model
+    for model in ("axial_resnet_26_s", "axial_deeplab_nano"):  # public weights, and a shipped model
         (row,) = (row for row in ZOO if row.model == model)
         assert counts.count_checkpoint(row) == (row.params, row.macs)
 

@@ -1,4 +1,4 @@
-"""Programs of axial that jax runs without axial: results, run.py's budget and failures, and a training."""
+"""Programs that jax runs without axial: their results, run.py's budget and failures, and a training."""
 
 import importlib.util
 import lzma
@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 @pytest.fixture(scope="module")
 def run():
-    """The module run.py."""
+    """run.py, imported as a module."""
     spec = importlib.util.spec_from_file_location("run", RUN)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -36,7 +36,7 @@ def run():
 
 
 def call(folder, *arguments):
-    """Runs the folder's run.py with only jax, numpy and the standard library. Returns the finished process."""
+    """Runs a folder's run.py in a process that cannot import TensorFlow or axial. Returns the finished process."""
     blocked = (
         "import runpy, sys\n"
         "for name in ('tensorflow', 'tf_keras', 'axial', 'absl', 'flatbuffers'): sys.modules[name] = None\n"
@@ -53,11 +53,11 @@ def entry(folder, function, specs, variables=()):
 
 
 def test_multiply_adds_of_a_pair_are_those_of_its_equation():
-    """Products of queries, keys and values; training has three times as many."""
+    """Training has three times as many multiply-adds as the projections and the attention products."""
     height, width, channels = 5, 7, 16
     pixels = 2 * height * width
     projections = 2 * pixels * channels * (8 + 8 + 16)  # queries and keys have half as many channels as values
-    attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r, k r; the values and their positions
+    attention = pixels * (height + width) * (3 * 8 + 2 * 16)  # q k, q r and k r; values and positions of values
     program = Program("", (2, height, width, channels))
     assert gpu.multiply_adds(program) == 3 * (projections + attention)
 
@@ -91,7 +91,7 @@ def test_an_exported_function_computes_the_same(tmp_path, run):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An export of an `AxialPair`, and of a file that is no program."""
+    """A folder with an exported `AxialPair`, and an entry whose file is no program."""
     folder = tmp_path_factory.mktemp("programs")
     pair = gpu.write_program(str(folder), Program("", (1, 3, 4, 16), training=False))
     (folder / "broken.xz").write_bytes(lzma.compress(b"no program"))
@@ -113,9 +113,9 @@ def test_a_program_that_fails_does_not_end_the_others(folder, run):
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory):
-    """A folder with a program like a recipe's: the loss is the batch's number, and step 30 is not finite.
+    """A folder with a train step like a recipe's. The loss is the batch's number, and step 30 is not finite.
 
-    The weight holds the number of finite steps, and the total number of steps.
+    The weight has two elements, the number of finite steps and the total number of steps.
     """
     folder = tmp_path_factory.mktemp("counting")
     weight, total = tf.Variable([0.0, 0.0]), tf.Variable(1000.0)
@@ -149,7 +149,7 @@ def test_a_training_takes_its_steps_and_stops_where_one_is_not_finite(counting, 
 
 @pytest.mark.slow
 def test_training_elsewhere_gives_weights_that_axial_reads(tmp_path, colours_dir):
-    """The step learns colours. The learning rate falls to 0 at the last step, which run.py chooses."""
+    """The train step learns colours. The learning rate falls to 0 at the last step, whose number run.py chooses."""
     config = ModelConfig("resnet_nano", norm=BatchNormConfig(momentum=0.8))
     task = ClassificationTask(config, ClassificationData("train", "val", image=(33, 33)), str(colours_dir))
     optimizer = RAdamLookahead(WarmupPoly(peak=0.003, steps=1000, warmup=0))

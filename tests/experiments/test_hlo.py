@@ -1,12 +1,12 @@
-"""Costs and all-reduces that are read from an optimised program."""
+"""Costs and all-reduces that hlo.py reads from an optimised program."""
 
 from jaxlib import _hlo
 
 import hlo
 from hlo import Cost
 
-# A loop with three iterations of a product, a loop of unknown length, a convolution in a fusion, a copy without a name,
-# and a fusion that slices its operand.
+# A loop with three iterations of a matrix product, a loop of unknown length, a convolution in a fusion, a copy whose op
+# name is missing, and a fusion that slices its operand.
 PROGRAM = """HloModule step
 
 %body.1 (p: (s32[], f32[8,32], f32[32,65])) -> (s32[], f32[8,32], f32[32,65]) {
@@ -70,7 +70,7 @@ ENTRY %main.2 (x: bf16[1,9,9,16], k: bf16[3,3,16,32], t: f32[100,128], v: (s32[]
 
 
 def parse(text):
-    """The `HloModuleProto` of a program's text."""
+    """Parses a program's text to an `HloModuleProto`."""
     return hlo.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
@@ -84,7 +84,7 @@ def test_costs_count_loops_and_name_parts():
     pairs = sum(0 <= 2 * out + offset - 1 < 9 for out in range(5) for offset in range(3))
     copied = 32 * 8 * 128 * 2
     assert by_part["semantic_head"] == Cost(57, image + kernel + 2 * result + copied, pairs**2 * 16 * 32)
-    assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # it reads a row of the table
+    assert by_part["center_loss"] == Cost(3, 2 * 128 * 4)  # it reads one row of the table, and writes one row
     assert by_part["optimizer"].cycles == 11
     assert list(by_part) == ["stage3 attention", "semantic_head", "optimizer", "center_loss"]
 
@@ -112,12 +112,12 @@ ADD = """HloModule step
 
 
 def test_all_reduces_over_replicas_have_the_bytes_of_their_results():
-    """Two replicas of two devices each, 0 and 1, and 2 and 3. All-reduces within a replica do not count."""
+    """Replicas have two devices: 0 and 1, and 2 and 3. All-reduces within a replica do not count."""
     devices = ", channel_id={0}, use_global_device_ids=true"
     inside = ["{{0,1},{2,3}}", "[2,2]<=[4]"]
     across = ["{{0,1,2,3}}", "[1,4]<=[4]", "{{0,2},{1,3}}", "[2,2]<=[2,2]T(1,0)", "{}"]
     kinds = [group + devices.format(1 + i) for i, group in enumerate(inside + across)]
-    kinds.append("{{0,1}}")  # of replicas 0 and 1
+    kinds.append("{{0,1}}")  # without global ids, the numbers are replicas
     lines = [f"  %x.{i} = f32[{1 + i}]{{0}} parameter({i})\n" for i in range(len(kinds))] + [
         f"  %s.{i} = f32[{1 + i}]{{0}} all-reduce(%x.{i}), replica_groups={kind}, to_apply=%add\n"
         for i, kind in enumerate(kinds)

@@ -1,4 +1,4 @@
-"""The table of compiled recipes, and the step times that `pod` predicts from it."""
+"""The table of compiled recipes, and the step times that pod.py predicts from the table."""
 
 import dataclasses
 
@@ -53,18 +53,18 @@ def test_rows_are_kept_and_a_wrong_one_is_named(tmp_path):
 
 
 def test_hours_of_chips():
-    """12.8 million images in steps of 64 images and 0.5 s on 32 chips, or in steps of two images on one chip."""
+    """12.8 million images take as long in steps of 64 images on 32 chips as in steps of two images on one chip."""
     hours = 12.8e6 / 64 * ROW.seconds * 32 / 3600
     assert ROW.chip_hours == pytest.approx(hours)
     assert dataclasses.replace(ROW, slice="v5e:1x1").chip_hours == pytest.approx(hours)
     shared = dataclasses.replace(ROW, form="2 cores an image", batch=4)
     assert shared.chip_hours == pytest.approx(hours)
-    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device is a chip
+    megacore = dataclasses.replace(ROW, slice="v5p:2x4x4")  # a device of a v5p is a chip with two cores
     assert megacore.chip_hours == pytest.approx(12.8e6 / 64 * megacore.seconds * 32 / 3600)
 
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
-    """With a stand-in for the compiler, for which only 2 cores an image fit."""
+    """The compiler is a stand-in for which only the form '2 cores an image' fits."""
     made = tpu.compile_all(str(tmp_path / "tpu.csv"), stand_in, only="cityscapes/axial_deeplab_s.gin")
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
     assert set(tpu.read_table(str(tmp_path / "tpu.csv"), tpu.Row)) == set(made)

@@ -1,4 +1,4 @@
-"""Every leaf of experiments/ builds its task, has its command in its header, and follows the published protocol."""
+"""Every leaf of experiments/ builds its task, names its command in the header, and follows the published protocol."""
 
 import contextlib
 import re
@@ -37,7 +37,7 @@ def test_leaves_build(leaf, sample_dir, colours_dir, texts_dir):
     assert training.steps > 0 and training.init_checkpoint == start
 
 
-# The recipes of each task, which bind arguments of its models.
+# dict from each task to the recipes that bind arguments of the task's models.
 RECIPES_OF = {
     "panoptic": ("coco/panoptic.gin", "cityscapes/panoptic.gin", "mapillary/panoptic.gin"),
     "segmentation": ("cityscapes/ccnet.gin",),
@@ -48,7 +48,7 @@ RECIPES_OF = {
 
 
 def model_configs(name):
-    """The `ModelConfig`s of a model under the recipes of its task."""
+    """Returns the `ModelConfig`s of a model in the recipes of the model's task."""
     configs = []
     for recipe in RECIPES_OF[find_variant(name).task]:
         configuration.load([recipe], [f"MODEL = '{name}'", "TRAIN_SPLIT = 'train'", "EVAL_SPLIT = 'val'"])
@@ -59,7 +59,7 @@ def model_configs(name):
 
 
 def one_of_each_kind():
-    """Every variant. All but the first with each network and backbone are marked slow."""
+    """Returns every variant. For each network and backbone, all variants but the first are marked slow."""
     kinds = {(v.model, v.backbone): name for name, v in reversed(VARIANTS.items())}.values()
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 
@@ -67,8 +67,8 @@ def one_of_each_kind():
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_model_takes_what_its_recipes_bind(name, kernels, monkeypatch):
-    """With batch norms, as in training, and folded, as in an export; with the kernels of a TPU, and without."""
-    monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # making the weights takes minutes
+    """Models build with batch norms as in training, folded as in an export, with a TPU's kernels, and without."""
+    monkeypatch.setattr(keras.Model, "__call__", lambda model, inputs: inputs)  # creating the weights takes minutes
     monkeypatch.setattr(device, "has_kernels", lambda: kernels)
     with forms() if kernels else contextlib.nullcontext():
         for config in model_configs(name):
@@ -81,7 +81,7 @@ STARTED = [leaf for leaf in LEAVES if leaf.startswith(("coco/", "cityscapes/", "
 
 @pytest.mark.parametrize("leaf", STARTED)
 def test_a_leaf_that_starts_from_another_run_says_from_which(leaf):
-    """The papers start from ImageNet. The header's command sets INIT, and the header names the run that makes it."""
+    """The header's command sets INIT, and the header names the run that makes these weights, as in the papers."""
     header, text = re.split(r"\n\n(?=include)", (ROOT / leaf).read_text(), maxsplit=1)
     model = re.search("^MODEL = '(.+)'$", text, re.M)[1]
     start, arguments = plain_classifier(model)
@@ -118,7 +118,7 @@ def test_classifiers_keep_the_protocol(leaf, colours_dir):
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in DETECTORS if leaf.startswith("coco/")])
 def test_detectors_keep_the_protocol(leaf, sample_dir):
-    """Zhu et al., ICCV 2019, Sec. 4.1, and mmdetection's schedule and clipping: 12 epochs of 117266 photos, by 16."""
+    """The source is Zhu et al., ICCV 2019, Sec. 4.1, with mmdetection's schedule and clipping: 12 epochs, batch 16."""
     task, training, optimizer = build(leaf, sample_dir)
     assert task.data.sides == (800, 1333) and task.data.flip and training.batch == 16
     schedule, epoch = configuration.build("WarmupSteps"), -(-117266 // 16)
@@ -130,7 +130,7 @@ def test_detectors_keep_the_protocol(leaf, sample_dir):
 
 
 def test_segmentation_keeps_the_protocol(sample_dir):
-    """The protocol of CCNet's code. Zhu et al., ICCV 2019, say that they follow its paper strictly."""
+    """The protocol is from CCNet's code. Zhu et al., ICCV 2019, say that they follow CCNet's paper strictly."""
     task, training, optimizer = build("cityscapes/ccnet.gin", sample_dir)
     assert (task.canvas, task.data.crop, task.overlap) == ((1025, 2049), (769, 769), pytest.approx(1 / 3, abs=1e-3))
     assert (training.steps, training.batch) == (60000, 8)
@@ -141,7 +141,7 @@ def test_segmentation_keeps_the_protocol(sample_dir):
     assert (task.loss.top_k, task.loss.auxiliary_weight, task.loss.stride) == (1.0, 0.4, 1)
 
 
-# Canvas, crop, batch, steps, least area of stuff and window of the centres come from Panoptic-DeepLab and the paper.
+# Canvas, crop, batch, steps, smallest stuff area and window of the centre NMS come from Panoptic-DeepLab and the paper.
 # Training scales come from DeepLab2.
 PUBLISHED = {
     "coco": ((1025, 1025), (1025, 1025), 64, 200000, 4096, 7, (0.5, 1.5)),
@@ -166,7 +166,7 @@ def test_protocols_are_the_published_ones(name, sample_dir):
 
 
 def test_translators_keep_the_protocol(texts_dir):
-    """Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1, which Zhu et al. follow."""
+    """The protocol is from Vaswani et al., NeurIPS 2017, Sec. 5 and 6.1. Zhu et al. follow it."""
     configuration.load(["wmt14/transformer_base.gin"])
     task, training, optimizer = configuration.build(data_dir=texts_dir)
     assert (task.label_smoothing, task.beams, task.alpha, task.longer) == (0.1, 4, 0.6, 50)

@@ -1,4 +1,4 @@
-"""Times of tracing and compilation."""
+"""seconds.py measures the times of tracing and compilation."""
 
 import pytest
 import tensorflow as tf
@@ -20,7 +20,7 @@ def test_the_page_has_the_measured_rows():
 
 @pytest.mark.parametrize("compiler", [tpu_compile.CPU, "v5e:1x1"])
 def test_a_step_is_traced_in_the_forms_of_accelerators(compiler):
-    """For a CPU, XLA compiles the step at once. For a TPU, the step becomes a module for its compiler."""
+    """For a CPU, `lower` also compiles the step. For a TPU, it returns a module for the TPU's compiler."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     forms, weight = [], tf.Variable(tf.ones([3, 3]))

@@ -1,4 +1,4 @@
-"""Arguments that the scripts of experiments/ refuse."""
+"""The scripts of experiments/ refuse wrong arguments."""
 
 import pytest
 
@@ -14,7 +14,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow  # seconds each, for the imports
+@pytest.mark.slow  # the imports take seconds each
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_refused_is_one_line(message):
     done = run_script(*REFUSED[message])

@@ -1,4 +1,4 @@
-"""Counts of the spatial-attention study."""
+"""The counts and commands of the spatial-attention study."""
 
 import shlex
 
@@ -27,7 +27,7 @@ def test_the_page_has_the_products_of_the_equations():
 @pytest.mark.slow  # counts every network
 @pytest.mark.parametrize("task,misses", [("detection", 0), ("segmentation", 2), ("nmt", 1)])
 def test_counts_agree_with_the_published_tables(task, misses):
-    """A network without a mechanism adds nothing to compare, except in translation, which compares whole networks."""
+    """A plain network adds nothing to compare, except in translation, which compares whole networks."""
     rows = [row for row in study.ROWS if row.task == task and row.table != FIGURE_3]
     missed = {row.configuration for row in rows if row.agrees is False}
     assert [row.configuration for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")
@@ -52,7 +52,7 @@ def test_rows_and_their_files(tmp_path):
 
 
 def configured(text):
-    """(`ModelConfig`, `TrainingConfig.init_checkpoint`) of a command."""
+    """Returns (`ModelConfig`, `TrainingConfig.init_checkpoint`) of a command."""
     flags = [word.partition("=")[::2] for word in shlex.split(text)[1:]]
     configuration.load(
         [value for name, value in flags if name == "--gin_file"],
@@ -70,12 +70,12 @@ QUICK = [("detection", "0010", None, True), ("segmentation", "1111", None, False
     ids=lambda row: row.label,
 )
 def test_every_command_is_parsed_and_its_model_made(row):
-    """Networks for photos start from a plain ResNet-50 on ImageNet (Sec. 4.1), which the previous command trains."""
+    """Image networks start from a plain ResNet-50 on ImageNet (Sec. 4.1), which the previous command trains."""
     *before, text = row.commands()
     config, start = configured(text)
     assert config.name == study.RECIPES[row.task][1]
     model = build_model(config.name, 19, **config.arguments)
-    # Sec. 4.1: in conv4 and conv5, once more in the segmenter's head, and on both sides of the Transformer
+    # Sec. 4.1: attention is in conv4 and conv5, in the segmenter's head, and in the Transformer's encoder and decoder.
     blocks = {"detection": 9, "segmentation": 10}.get(row.task, 12)
     assert attending(model) == (0 if row.setting == "none" else blocks)
     starts = {"detection": ["resnet_50"], "segmentation": ["resnet_50_deeplab_stem"]}.get(row.task, [])
@@ -85,7 +85,7 @@ def test_every_command_is_parsed_and_its_model_made(row):
 
 
 def attending(model):
-    """Number of attention and dynamic convolution layers of a model, without attention to the encoder's memory."""
+    """Returns the number of attention and dynamic convolution layers of a model, without encoder-decoder attention."""
     layers = [layer for layer in model.submodules if isinstance(layer, GeneralizedAttention | DynamicConv)]
     return len([layer for layer in layers if layer.name != "memory"])
 

@@ -1,4 +1,4 @@
-"""The naive forms compute the same as the study's mechanisms, and the measurements run."""
+"""The outputs of naive forms equal the outputs of the study's mechanisms, and the measurements run."""
 
 import pytest
 import tensorflow as tf

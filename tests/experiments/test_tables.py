@@ -10,7 +10,7 @@ from published import DATA, IMAGENET, ON_8_CORES, ROWS
 from tables import Result, count_rows, markdown
 from tests.conftest import ROOT
 
-# (table, row): multiply-adds in billions, from an analytic count of the published architectures.
+# dict from (table, row) to multiply-adds in billions, by an analytic count of the published architectures.
 MACS = {
     (1, "ResNet-50"): 4.089,
     (1, "Conv-Stem + Attention"): 3.483,
@@ -33,7 +33,7 @@ def results_block():
 
 
 def check(results):
-    """Parameters match the printed digits. Multiply-adds are within 0.5 % of the analytic count."""
+    """Checks that parameters match the printed digits, and multiply-adds the analytic count within 0.5 %."""
     for result in results:
         key = result.row.table, result.row.label
         if result.row.params and result.row.model:
@@ -44,11 +44,11 @@ def check(results):
 
 @pytest.mark.slow
 def test_the_copy_is_not_stale():
-    """The page has the current rows, published figures and commands. The counts of one model are repeated."""
+    """The page has the current rows, published figures and commands. The test repeats the counts of one model."""
     block = results_block()
 
     def uncounted(text):
-        """The lines of a block without our counts (columns 2 to 5, 7 and 8) and without their summary."""
+        """Returns a block's lines without our counts (columns 2 to 5, 7 and 8) and without the counts' summary."""
         for line in text.splitlines():
             columns = line.split("|")
             if not line.startswith("- with"):
@@ -64,7 +64,7 @@ TRAINED = list({row.flags: row for row in ROWS if row.flags}.values())
 
 
 def build(arguments, data_dir, split):
-    """(task, training, optimizer) of axial-train's flags on a split of a data set."""
+    """Builds (task, training, optimizer) from axial-train's flags for a split of a data set."""
     flags = [argument.partition("=")[::2] for argument in arguments]
     files = [value for name, value in flags if name == "--gin_file"]
     bindings = [value for name, value in flags if name == "--gin_binding"]
@@ -99,7 +99,7 @@ def test_every_command_is_parsed_and_built(row, sample_dir, colours_dir):
 
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: f"{row.table} {row.label}")
 def test_every_start_is_a_command_before(row, colours_dir):
-    """Segmentation starts from its plain classifier on ImageNet (Sec. 4). INIT always names the previous run."""
+    """Segmentation starts from the plain ImageNet classifier (Sec. 4). INIT names the run of the previous command."""
     made = []
     for text in row.commands():
         program, *words = shlex.split(text)

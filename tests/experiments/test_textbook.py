@@ -1,4 +1,4 @@
-"""Our layer equals the textbook's form to 1e-5: outputs, all gradients and moving statistics."""
+"""Our layer equals its textbook form up to 1e-5: outputs, all gradients and moving statistics."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TOLERANCE = 1e-5
 
 
 def error(ours, theirs):
-    """Norm of the difference, divided by the norm of `theirs`."""
+    """Returns the norm of the difference / the norm of `theirs`."""
     ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
     return np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-12)
 

@@ -1,4 +1,4 @@
-"""The folder that the campaigns of faults disturb."""
+"""The folder whose files the fault campaigns use and damage."""
 
 import os
 import shutil

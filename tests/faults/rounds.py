@@ -1,6 +1,6 @@
-"""Records the rounds of the campaigns, and writes their table.
+"""Records the rounds of the fault campaigns in a file, and writes a table of them.
 
-AXIAL_ROUNDS=rounds.jsonl scripts/test.sh -m slow tests/faults            skips the rounds that the file has
+AXIAL_ROUNDS=rounds.jsonl scripts/test.sh -m slow tests/faults              skips rounds that the file records
 python tests/faults/rounds.py rounds.jsonl experiments/results/checks.md    writes the table
 """
 
@@ -15,12 +15,12 @@ CODES = {0: "finished", 2: "one line, exit code 2", 42: "preempted, exit code 42
 
 
 def done(campaign, kind, number):
-    """Whether the record has a round."""
+    """Returns whether the file records a round."""
     return [campaign, kind, number] in [row[:3] for row in read(FILE)]
 
 
 def end(campaign, kind, number, code):
-    """Records a passed round and the exit code of its command."""
+    """Records a passed round and the exit code of the round's command."""
     if FILE:
         with open(FILE, "a", encoding="utf-8") as file:
             file.write(json.dumps([campaign, kind, number, code]) + "\n")
@@ -34,7 +34,7 @@ def read(path):
 
 
 def table(rows):
-    """Markdown table of the number of rounds of each kind and outcome. `rows`: see `end`."""
+    """Returns a Markdown table of the number of rounds of each kind and outcome. `rows`: see `end`."""
     counts = collections.Counter((campaign, kind, CODES.get(code, "died")) for campaign, kind, _, code in rows)
     columns = *CODES.values(), "died"
     lines = [f"| campaign | kind | rounds | {' | '.join(columns)} |", f"| {' | '.join(['---'] * 7)} |"]

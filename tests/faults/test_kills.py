@@ -1,7 +1,7 @@
-"""A command that is killed, stopped or starved at any moment, and then called again, leaves an untouched call's state.
+"""A command that is killed, stopped or starved at any moment and then called again leaves the usual end state.
 
 scripts/test.sh tests/faults                      one round of each fault
-scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses others, rounds.py records them
+scripts/test.sh -n 0 -m slow tests/faults         all rounds; AXIAL_SEED chooses other rounds, rounds.py records them
 """
 
 import contextlib
@@ -29,7 +29,7 @@ TRAINING = (
 NEVER_THE_SAME = ("fingerprint.pb", "checkpoint", "hashes.json", "status.json")  # these differ between any two calls
 EVALUATE = "evaluate --saved_model={0}/export --data_dir={0}/data --results_dir={1}/results --split=val2017"
 
-# === Works: functions of (`whole`, output folder) that return the command lines to disturb ===
+# === Works: functions of (`whole`, output folder) that return a list of command lines to disturb ===
 
 
 def convert(whole, out):
@@ -60,12 +60,12 @@ def predict(whole, out):
 
 
 WORKS = (convert, train, evaluate, shards, export, predict)
-WEIGHTS = (6, 3, 4, 3, 3, 4)  # relative frequency of each work: training takes longest
+WEIGHTS = (6, 3, 4, 3, 3, 4)  # relative frequency of each of `WORKS`
 
 
 @pytest.fixture(scope="session")
 def untouched(command, tmp_path_factory):
-    """Function of a work and `whole` that returns (end state of an untouched call, a `Moment` of each command)."""
+    """A function of a work and `whole`. It returns (end state of undisturbed commands, a `Moment` of each command)."""
     endings = {}
 
     def find(work, whole):
@@ -81,7 +81,7 @@ def untouched(command, tmp_path_factory):
 
 
 def state(out):
-    """dict from names of files to their bytes, or to the tensors of checkpoints. It skips summaries and timestamps."""
+    """Returns a dict from file names to bytes, or to a checkpoint's tensors. It skips summaries and timestamps."""
     contents = {}
     for path in sorted(pathlib.Path(out).rglob("*")):
         name = str(path.relative_to(out))
@@ -104,8 +104,8 @@ class Moment:
 
     Args:
         out: folder of the output.
-        seconds: the moment as CPU seconds of the process, or None.
-        changes: the moment as a number of changes of the output's files, or None.
+        seconds: the moment, as CPU seconds of the process, or None.
+        changes: the moment, as a number of changes of the files in `out`, or None.
     """
 
     def __init__(self, out, seconds=None, changes=None):
@@ -113,7 +113,7 @@ class Moment:
         self.seconds = self.changes = 0
 
     def follow(self, pid):
-        """Waits. Returns whether the moment came before the process ended."""
+        """Waits for the moment or the end of the process. Returns whether the moment came first."""
         before = listing(self._out)
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -129,7 +129,7 @@ class Moment:
 
 
 def listing(folder):
-    """Nested list of the names and sizes below a folder."""
+    """Returns a nested list of the paths and sizes of files below a folder."""
     entries = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -140,7 +140,7 @@ def listing(folder):
     return sorted(entries)
 
 
-# === Faults: functions of (process id, disk, random generator) ===
+# === Faults: functions of (process id, disk, random generator) that disturb the process ===
 
 
 def send(number):
@@ -198,7 +198,7 @@ def remount(disk, options):
 
 @pytest.fixture
 def disk(tmp_path):
-    """The path of a new file system in memory."""
+    """The path of a new file system in memory, which a test may fill or make read-only."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", path], stderr=subprocess.DEVNULL):
@@ -213,8 +213,9 @@ def disk(tmp_path):
 def play(command, whole, untouched, *, disk, work, kind, aim, rng):
     """Plays one round. Returns the exit code of the disturbed command.
 
-    It disturbs one command of the work at a random moment: at a change of its output if `aim` is 'writing', else at a
-    random CPU time. Then it calls the remaining commands, and compares the end state with an untouched call's.
+    It disturbs one command of the work at a random moment: at a change of the output if `aim` is 'writing', else at a
+    random CPU time. Then it calls the failed command again and the remaining commands. The end state must equal the end
+    state of undisturbed commands.
     """
     (expected, moments), out = untouched(work, whole), disk / "out"
     out.mkdir()
@@ -251,7 +252,7 @@ def play(command, whole, untouched, *, disk, work, kind, aim, rng):
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault(command, untouched, disk, kind):
-    """One round of each fault for a conversion, as the fixture `whole` for other works takes half a minute."""
+    """A round of each fault disturbs a conversion. Other works need the fixture `whole`, which takes half a minute."""
     rng = random.Random(f"{SEED} {kind}")
     play(command, None, untouched, disk=disk, work=convert, kind=kind, aim="writing", rng=rng)
 

@@ -22,7 +22,7 @@ from tests.faults.rounds import TINY
 STEPS, WARM, KEEP, EVALUATES = 3000, 500, 3, 250
 BINDINGS = {
     "STEPS": STEPS,
-    "TrainingConfig.steps_per_loop": 2,  # shorter loops than usual, to show what a loop leaves behind
+    "TrainingConfig.steps_per_loop": 2,  # shorter loops than usual, to show memory that a loop does not free
     "TrainingConfig.checkpoint_interval": 50,
     "TrainingConfig.eval_interval": EVALUATES,
     "TrainingConfig.keep": KEEP,
@@ -31,13 +31,13 @@ MB = 1e6
 
 
 def size(paths):
-    """Total size of files in MB."""
+    """Returns the total size of files in MB."""
     return sum(path.stat().st_size for path in paths if path.is_file()) / MB
 
 
 def memory_of_training(data_dir, run, log):
-    """Trains in another process. Returns a dict from steps to its resident memory in MB."""
-    # By default every thread has its own heap, which keeps freed memory. So resident memory varies by 20 MB, which
+    """Trains in another process. Returns a dict from steps to the process's resident memory in MB."""
+    # By default, every thread has its own heap, which keeps freed memory. Resident memory then varies by 20 MB, which
     # would hide a leak.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
     bindings = [f"--gin_binding={name} = {value}" for name, value in BINDINGS.items()]
@@ -48,8 +48,8 @@ def memory_of_training(data_dir, run, log):
         while one.poll() is None:
             status = run / "status.json"
             step = json.loads(status.read_text())["step"] if status.exists() else 0
-            memory[step] = one.memory_info().rss / MB  # one value for each step, so that slow steps do not weigh more
-            assert len(list(run.glob("ckpt-*.index"))) <= KEEP + 1  # a save writes before it removes the oldest one
+            memory[step] = one.memory_info().rss / MB  # one value per step, so that slow steps have no larger weight
+            assert len(list(run.glob("ckpt-*.index"))) <= KEEP + 1  # a save removes the oldest one last
             time.sleep(0.5)
     assert one.returncode == 0, log.read_text(errors="replace")[-3000:]
     return {step: resident for step, resident in memory.items() if resident}

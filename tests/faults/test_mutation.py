@@ -1,11 +1,11 @@
-"""A command that reads a mutated file gives the right result, or one line and exit code 2.
+"""A command that reads a mutated file gives the right result, or prints one line and exits with code 2.
 
-scripts/test.sh tests/faults                      a sample
+scripts/test.sh tests/faults                      a few mutations
 scripts/test.sh -n 0 -m slow tests/faults         2,275 mutations; AXIAL_SEED chooses others, rounds.py records them
 
-Mutations change random bytes, replace files by links or pipes, and images by other formats. In JSON, YAML and records
-they also change single fields, to values around the limits of their schemas; records also get names that lead out of
-their folder. The commands may write and remove files only in their output folders.
+Mutations change random bytes, replace files by links or pipes, and convert images to other formats. In JSON, YAML and
+records, they also change single fields to values around the limits of the schema. Photo names in records become paths
+outside the folder. The commands may write and remove files only in their output folders.
 """
 
 import copy
@@ -37,7 +37,7 @@ from tests.hostile import NAMES
 from tests.io.image_fixture import FORMATS
 
 SEED = os.environ.get("AXIAL_SEED", "0")
-SECONDS, GIBIBYTES = 30, 4  # CPU time and memory of a command
+SECONDS, GIBIBYTES = 30, 4  # limits of a command's time and memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Kind:
     """A kind of files to mutate.
 
     Attributes:
-        files: pattern below the folder of `material`.
-        call: the command that reads the files.
+        files: glob pattern of the files, relative to the folder of `material`.
+        call: the command line that reads the files.
         rounds: number of mutations.
-        schema: msgspec type of the files' fields; None for files without fields.
-        free: whether a mutation may change the result, because no check of the format can detect it.
-        change: function of a random generator and a path that changes the file and returns a description; None for
+        schema: msgspec type of the files' content; None for files without fields.
+        free: whether a mutation may change the result, because the format has no checksum that detects it.
+        change: function of a random generator and a path, which changes the file and returns a description; None for
             `change_bytes`.
     """
 
@@ -88,7 +88,7 @@ PATHS = (
 
 
 def change_name(rng, path):
-    """Gives a random record a hostile name. Shard and manifest stay valid."""
+    """Gives the photo of a random record a hostile name. Shard and manifest stay valid."""
     name = rng.choice(PATHS)
     name = name if isinstance(name, bytes) else name.encode()
     records = len(list(tf.data.TFRecordDataset(str(path))))
@@ -100,7 +100,7 @@ def change_name(rng, path):
 
 @pytest.fixture(scope="session")
 def converted(command, tmp_path_factory):
-    """A folder with data sets in COCO's format and as label images, and with the first one converted."""
+    """A folder with a data set in COCO's format, a data set of label images, and the records of the first one."""
     root = tmp_path_factory.mktemp("converted")
     coco = CocoFolder(root / "coco")
     coco.add(1, stripes(40, 60, [0, 3, 300]), {3: 1, 300: 187})
@@ -123,7 +123,7 @@ def converted(command, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def material(command, converted, whole, tmp_path_factory):
-    """A folder with the files of every `Kind`."""
+    """A folder with the unchanged files of every `Kind`."""
     root = shutil.copytree(converted, tmp_path_factory.mktemp("material") / "root")
     for name in ("run", "export", "photos"):
         shutil.copytree(whole / name, root / name)
@@ -134,7 +134,7 @@ def material(command, converted, whole, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def right(command, material):
-    """Function that returns the result of a command on the unchanged files."""
+    """A function that returns the result of a command on the unchanged files."""
     results = {}
 
     def find(call):
@@ -148,7 +148,7 @@ def right(command, material):
 
 
 def take_result(root):
-    """Reads the result of a command, and removes its output."""
+    """Returns the result of a command, and removes the command's output."""
     path, folder = root / "result", root / "out"
     result = json.loads(path.read_text()) if path.exists() else None
     path.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def flipped(rng, data, count=1):
 
 
 def spliced(rng, data, inside=None):
-    """The data with a random slice moved to the end, or with `inside` in place of 64 bytes."""
+    """Returns the data with a random slice moved to the end, or with 64 bytes replaced by `inside`."""
     a, b = sorted(rng.randrange(len(data)) for _ in range(2))
     return data[:a] + data[b:] + data[a:b] if inside is None else data[:a] + inside + data[a + 64 :]
 
@@ -206,7 +206,7 @@ def change_record_field(rng, path):
 
 
 def change_format(rng, path):
-    """Writes an image in another format under its old name, and sometimes cuts it. Returns the format."""
+    """Writes an image in another format to the same path, and sometimes truncates the file. Returns the format."""
     formats = [*FORMATS, "EPS", "PDF", "ICO", "JPEG2000", "PPM", "TGA", "AVIF", "DDS", "PCX", "SGI", "IM", "QOI"]
     with Image.open(path) as image:
         format, image = rng.choice(sorted({*formats} & {*Image.SAVE})), image.convert("RGB")
@@ -225,7 +225,7 @@ def change_to_pipe(_, path):
 
 
 def limits(schema):
-    """Sorted numbers at, below and above the limits of a schema and of its nested structs."""
+    """Returns the sorted numbers at, below and above the limits in a schema and in its nested structs."""
     bounds, queue, visited = set(), [schema], set()
     while queue:
         kind = queue.pop()
@@ -246,7 +246,7 @@ def fields(value, path=()):
         yield from fields(child, (*path, key))
 
 
-DEEP = "<deep>"  # placeholder for 3,000 nested lists, which Python's writers of JSON and YAML cannot write
+DEEP = "<deep>"  # placeholder for 3,000 nested lists, which Python's JSON and YAML writers cannot write
 WRONG = (
     DEEP,
     *(None, True, False, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, 10**400, math.nan, math.inf, -math.inf, "", "x", "../x"),
@@ -256,8 +256,8 @@ WRONG = (
 
 
 def change_field(rng, path, schema):
-    """Deletes, renames, doubles or exchanges a field of a document, or sets it to a wrong value."""
-    document = yaml.safe_load(path.read_text())  # JSON is YAML
+    """Deletes, renames, duplicates or swaps a random field of a document, or sets it to a wrong value."""
+    document = yaml.safe_load(path.read_text())  # YAML readers read JSON
     every = sorted(fields(document), key=str)
     name = rng.choice(sorted({field[-1] for field in every}, key=str))  # rare fields as often as common ones
     *parents, last = rng.choice([field for field in every if field[-1] == name])
@@ -341,7 +341,7 @@ def check(command, material, right, *, tmp_path, kind, change):
 
 
 def listing(folder):
-    """dict from paths below a folder to sizes and times of files. It skips the outputs of commands."""
+    """Returns a dict from paths below a folder to sizes and times of files. It skips the outputs of commands."""
     written = [folder / "copy" / name for name in ("out", "result", "results")]
     kept = [path for path in folder.rglob("*") if not any(map(path.is_relative_to, written))]
     statuses = {path: path.lstat() for path in kept}
@@ -366,7 +366,7 @@ def run(command, material, right, *, tmp_path, name, count):
         rounds.end("mutations", name, number, code)
 
 
-# The other kinds need a run and an export, which take half a minute. Quick tests of their own rooms damage those files.
+# The other kinds need a run and an export, which take half a minute. Quick tests in other folders damage these files.
 QUICK = "COCO's JSON", "field of a record to check"
 
 

@@ -1,4 +1,4 @@
-"""Images of every accepted format and mode, and small files that would take a decoder much time or memory."""
+"""Images of every accepted format and mode, and small files that would cost a decoder much time or memory."""
 
 import io
 import struct
@@ -12,7 +12,7 @@ MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I"
 
 
 def picture(mode, size=(30, 20)):
-    """An image of noise."""
+    """Returns an image of noise."""
     noise = np.random.default_rng(0).integers(0, 256, [size[1], size[0], 3], np.uint8)
     image = Image.fromarray(noise)
     return image.convert("I").convert(mode) if mode == "I;16" else image.convert(mode)
@@ -25,7 +25,7 @@ def encoded(image, format, **options):
 
 
 def samples():
-    """dict from (format, mode, compression) to an image of 30x20 pixels with EXIF, for all that Pillow writes."""
+    """Returns a dict from (format, mode, compression) to a 30x20 image file with EXIF, for all that Pillow writes."""
     images, exif = {}, Image.Exif()
     exif[0x0112], exif[0x0131] = 6, "some software"
     for format in FORMATS:
@@ -38,7 +38,7 @@ def samples():
                     options |= {"save_all": True, "append_images": [picture("L")]}
                 try:
                     data = encoded(picture(mode), format, **options)
-                    Image.open(io.BytesIO(data)).load()  # old versions of Pillow cannot read all that they write
+                    Image.open(io.BytesIO(data)).load()  # old versions of Pillow cannot read all files that they write
                 except (OSError, KeyError, ValueError):  # the format has no such mode
                     continue
                 images[format, mode, options.get("compression", "")] = data
@@ -46,19 +46,19 @@ def samples():
     return images
 
 
-# === Files that are small for what they hold ===
+# === Small files that decode to much data ===
 
 
-TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # types of TIFF's tags, and a placeholder for the offset of the pixels
+TEXT, SHORT, LONG, DATA = 2, 3, 4, b"DATA"  # three types of TIFF tags, and a placeholder for the pixels' offset
 
 
 def tiff(size, changes, data=b""):
-    """A TIFF with 8 bits per pixel and one strip.
+    """Returns a TIFF with 8 bits per pixel and one strip.
 
     Args:
         size: (width, height).
-        changes: dict from tags to (type, bytes of the values), or to None to omit a tag. `DATA` in the values becomes
-            the offset of `data`.
+        changes: dict from tags to (type, bytes of the values), or to None to omit a tag. `DATA` in the bytes is
+            replaced by the offset of `data`.
         data: bytes of the pixels, at the end of the file.
     """
     width, height = (struct.pack("<L", side) for side in size)
@@ -95,7 +95,7 @@ def large_tile_tiff(side=2**15):
 
 
 def shared_tags_tiff(count=40_000):
-    """A TIFF whose tags each have most of the file as their value."""
+    """A TIFF with many tags. The value of each tag is most of the file."""
     ours = tiff((1, 1), {})
     number, size = struct.unpack_from("<H", ours, 8)[0], 12 * count
     shared = b"".join(struct.pack("<HHLL", 1000 + i, 7, size, 8) for i in range(count))
@@ -103,7 +103,7 @@ def shared_tags_tiff(count=40_000):
 
 
 def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
-    """A progressive JPEG whose scans each skip the whole image in a few bytes."""
+    """A progressive JPEG. Each of its scans skips the whole image in a few bytes."""
     width, height = size
 
     def segment(marker, body):
@@ -115,7 +115,7 @@ def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
     one_code = bytes([1] + [0] * 15)
     codes = segment(0xC4, b"\x00" + one_code + b"\x00") + segment(0xC4, b"\x10" + one_code + b"\xe0")
     first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
-    # The code 0xe0 ends 2^14 blocks, plus the number in its 14 bits.
+    # The code 0xe0 ends as many blocks as 2^14 plus the number in the next 14 bits.
     rest = "".join(f"0{2**14 - 1:014b}" for _ in range(blocks // (2**15 - 1)))
     packed = int(rest.ljust(-(-len(rest) // 8) * 8, "0"), 2).to_bytes(-(-len(rest) // 8), "big")
     scan = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + packed.replace(b"\xff", b"\xff\0")
@@ -137,21 +137,21 @@ def png_chunk(kind, data):
 
 
 def png(width, height, *chunks, pixels=b"", depth=8, color=2):
-    """A PNG whose header has this size, whatever its pixels are."""
+    """Returns a PNG whose header has this size. `pixels` need not fit the size."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     parts = (header, *chunks, png_chunk(b"IDAT", zlib.compress(pixels)), png_chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def deep_png(levels):
-    """A 16-bit PNG of int [h, w, n]: grey, grey with alpha, colours, or colours with alpha, for n from 1 to 4."""
+    """Returns a 16-bit PNG of int [h, w, n]: grey, grey and alpha, colours, colours and alpha, for n from 1 to 4."""
     height, width, channels = levels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in levels.astype(">u2"))
     return png(width, height, pixels=rows, depth=16, color=(0, 4, 2, 6)[channels - 1])
 
 
 def tiff_of(levels, **changes):
-    """An uncompressed TIFF of an array [h, w, n] of any numeric dtype. `changes` are tags, like t259=(type, bytes)."""
+    """Returns an uncompressed TIFF of a numeric array [h, w, n]. `changes` are tags, like t259=(type, bytes)."""
     height, width, channels = levels.shape
     kind = {"u": 1, "i": 2, "f": 3}[levels.dtype.kind]
     kind, bits, color = (struct.pack("<H", value) for value in (kind, 8 * levels.itemsize, 2 if channels > 2 else 1))

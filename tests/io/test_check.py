@@ -1,4 +1,4 @@
-"""Configuration arguments are converted to their types, or refused in one line that names them."""
+"""Configuration arguments are converted to their types, or refused by one line that names the argument."""
 
 import dataclasses
 import typing

@@ -1,4 +1,4 @@
-"""Images are read as Pillow reads them, or refused in one line that names the file."""
+"""Images are read as Pillow reads them, or refused by one line that names the file."""
 
 import io
 import time
@@ -16,10 +16,10 @@ from axial.io.images import LARGEST_PIXELS, open_image, open_photo, orientation,
 from tests.io import image_fixture as small
 from tests.io.image_fixture import FORMATS, LONG, MODES, SHORT, TEXT, deep_png, encoded, picture, png, tiff_of
 
-RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
+RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same examples
 
 
-@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # Pillow's own, in CMYK
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO")  # a CMYK MPO that Pillow wrote
 def test_every_listed_format_is_read_as_pillow_reads_it():
     images, formats = small.samples(), set()
     assert {mode for _, mode, _ in images} == set(MODES)
@@ -32,7 +32,7 @@ def test_every_listed_format_is_read_as_pillow_reads_it():
 
 
 def test_images_of_other_formats_are_refused(monkeypatch):
-    """Their decoders are not called, above all not Ghostscript."""
+    """The decoders of other formats are not called, above all not Ghostscript."""
 
     def started(*_, **__):
         raise AssertionError("Ghostscript")
@@ -71,7 +71,7 @@ def test_files_that_are_not_readable_images_are_named(name):
 
 
 def in_planes(levels, packed):
-    """A TIFF of colours [h, w, 3], with one strip per colour plane."""
+    """Returns a TIFF of colours [h, w, 3], with one strip per colour plane."""
     planes = [zlib.compress(plane) if packed else bytes(plane) for plane in np.moveaxis(levels, -1, 0).copy()]
     sizes = np.array([len(plane) for plane in planes], "<u4")
     tags = {"t259": (SHORT, bytes([8 if packed else 1, 0])), "t279": (LONG, sizes.tobytes()), "t284": (SHORT, b"\2\0")}
@@ -81,7 +81,7 @@ def in_planes(levels, packed):
 
 
 def test_colours_in_planes():
-    """libtiff gives Pillow only the upper bytes of compressed planes. 12-bit colours would be nearly black: refused."""
+    """libtiff gives Pillow only the upper bytes of compressed planes. 12-bit colours would be black, so are refused."""
     levels = _NOISE.astype(np.uint16)
     np.testing.assert_array_equal(open_photo("photo.tif", in_planes(levels, packed=False)).deep, levels)
     actual = open_photo("photo.tif", in_planes(levels * 16, packed=True)).deep
@@ -91,7 +91,7 @@ def test_colours_in_planes():
 
 
 WHITE, PREMULTIPLIED = (SHORT, b"\0\0"), (SHORT, b"\1\0")
-# (stored values, tags, values that are read, of which the smallest is the darkest).
+# dict from names to (stored values, tags, values that are read). The smallest value that is read is the darkest.
 GREY, SIGNED = _NOISE[..., :1], _NOISE[..., :1] - 2000
 NUMBERS = {
     "16 bits": (GREY.astype(np.uint16), {}, GREY),
@@ -109,7 +109,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_tags_of_a_tiff_decide_its_values(name):
-    """Pillow does not invert deep grey, and reads 32-bit and 8-bit values with the wrong sign."""
+    """Pillow itself does not invert deep grey, and reads signed 8-bit and unsigned 32-bit values wrongly."""
     stored, tags, expected = NUMBERS[name]
     actual = open_photo("photo.tif", tiff_of(stored, **tags)).deep
     np.testing.assert_array_equal(actual, expected.squeeze())
@@ -123,7 +123,7 @@ def test_the_values_of_a_deep_png_are_read(channels):
 
 
 def test_a_palette_of_8_bits_is_not_black():
-    """The tag has 16-bit values; some programs write 8-bit ones."""
+    """A TIFF's palette has 16-bit values, but some programs write 8-bit values, which would be nearly black."""
     colours = np.random.default_rng(0).integers(0, 256, [3, 256])
     grey = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
     for scale in (1, 256):
@@ -133,7 +133,7 @@ def test_a_palette_of_8_bits_is_not_black():
 
 
 def pages(*kinds):
-    """A TIFF with a page for each value of the tag NewSubfileType (TIFF Revision 6.0)."""
+    """Returns a TIFF with a page for each of `kinds`, the values of the tag NewSubfileType (TIFF Revision 6.0)."""
     file = io.BytesIO()
     with TiffImagePlugin.AppendingTiffWriter(file, new=True) as writer:
         for kind in kinds:
@@ -148,7 +148,7 @@ def moving(format, mode="RGB"):
 
 
 def extra_channels(count, extra):
-    """A TIFF of 4x5 pixels with `count` channels, the extra ones of type `extra` (TIFF Revision 6.0, ExtraSamples)."""
+    """Returns a 4x5 TIFF with `count` channels. `extra` is the value of ExtraSamples (TIFF Revision 6.0)."""
     color = 2 if count > 2 else 1
     tags = {"t262": (SHORT, bytes([color, 0])), "t338": (SHORT, bytes([extra, 0]) * (count - 2 * color + 1))}
     return tiff_of(np.random.default_rng(0).integers(0, 256, [5, 4, count], np.uint8), **tags)
@@ -186,7 +186,7 @@ def whole_images():
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore:::PIL")
 def test_damaged_images_are_refused_or_read(whole_images, data):
-    """Replaces, removes and inserts bytes, mostly in the header. Only InputError is raised, within 20 seconds."""
+    """The test replaces, removes and inserts bytes. The only error is InputError, within 20 seconds."""
     damaged = bytearray(data.draw(st.sampled_from(whole_images)))
     for _ in range(data.draw(st.sampled_from((1, 1, 2, 4, 10)))):
         start = data.draw(st.integers(0, min(len(damaged), data.draw(st.sampled_from((64, 400, 10**9))))))

@@ -1,4 +1,4 @@
-"""Servers that accept connections from this machine only, as the kernel reports them."""
+"""Servers accept connections only from this machine, as the kernel reports."""
 
 import socket
 
@@ -15,7 +15,7 @@ def device_of(server):
 
 @pytest.fixture(params=[("0.0.0.0", {}), ("::", dict(family=socket.AF_INET6, dualstack_ipv6=True))], ids=["4", "6"])
 def servers(request):
-    """Two servers that listen at all addresses, like TensorFlow's."""
+    """Two servers that listen at all addresses, as TensorFlow's servers do."""
     address, options = request.param
     if options and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
@@ -55,7 +55,7 @@ def test_a_port_where_nothing_listens_is_named():
 
 
 def test_a_system_without_support_is_named(servers, monkeypatch):
-    monkeypatch.setattr(socket, "SO_BINDTODEVICE", 2**15)  # an option that no kernel knows
+    monkeypatch.setattr(socket, "SO_BINDTODEVICE", 2**15)  # an option that does not exist
     with pytest.raises(InputError, match="port .*: this system cannot keep it .*--listen=all opens it"):
         keep_local(servers[0].getsockname()[1])
     monkeypatch.delattr(socket, "SO_BINDTODEVICE")

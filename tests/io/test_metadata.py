@@ -1,4 +1,4 @@
-"""Values of Google Cloud's metadata server."""
+"""Values that Google Cloud's metadata server returns."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PREFIX = "/computeMetadata/v1/instance/"
 
 @pytest.fixture
 def answers(monkeypatch):
-    """dict from paths to the texts of a fake server, which answers other paths with 404."""
+    """dict from paths to the texts that a fake server returns. The server answers other paths with 404."""
     texts = {}
     with answering(texts) as address:
         monkeypatch.setenv(metadata.HOST_VARIABLE, address)

@@ -1,4 +1,4 @@
-"""No name from outside leaves its folder, and all code that builds a path from data is reviewed."""
+"""No name from outside leads out of its folder, and all code that builds a path from data is reviewed."""
 
 import ast
 import os
@@ -51,7 +51,7 @@ def test_a_path_is_below_its_folder_or_there_is_none(name):
 
 # === All code that builds a path ===
 
-# Functions whose first argument is a path, by the last part of their names.
+# Functions whose first argument is a path, named without their modules.
 TAKE_A_PATH = set(
     """open GFile gzip exists isdir isfile listdir scandir walk glob remove unlink rename replace copy stat lstat
     makedirs mkdir rmtree file_digest folder_digests read_file read_text read_json read_yaml read_record
@@ -59,7 +59,7 @@ TAKE_A_PATH = set(
     remove_folder output_folder output_file locked savefig TFRecordWriter TFRecordDataset
     create_file_writer CheckpointManager Saver NewCheckpointReader checkpoints_iterator""".split()
 )
-# Parts of paths that need not go through `inside`: dict from the reason to lists of (file, function, *expressions).
+# Parts of paths that need not go through `inside`: dict from each reason to a list of (file, function, *expressions).
 REVIEWED = {
     "the folder itself lists the name": [
         ("data/files.py", "find_photos", "name"),
@@ -130,7 +130,7 @@ REVIEWED = {
 
 
 def is_fixed(node):
-    """Whether an expression in a path is text or a number of the code: nothing that was read."""
+    """Returns whether the code fixes an expression in a path: it is a constant or a number, not text that was read."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -146,7 +146,7 @@ def is_fixed(node):
 
 
 def parts_behind(path):
-    """The parts of a path expression after the first one, which is a path itself."""
+    """Returns the parts of a path expression after the first part, which is itself a path."""
     if isinstance(path, ast.JoinedStr):
         starts = isinstance(path.values[0], ast.FormattedValue)
         return path.values[1:] if starts else path.values
@@ -163,7 +163,7 @@ def path_parts():
 
 def path_parts_in(file, source):
     tree = ast.parse(source)
-    assigned = {  # names by function, attributes by file
+    assigned = {  # the key of a name has its function, an attribute's has not
         (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
         for node, where in nodes_in(tree, ast.Assign)
         for target in node.targets
@@ -182,7 +182,7 @@ def path_parts_in(file, source):
 
 
 def test_all_code_that_builds_a_path_from_data_is_reviewed():
-    """New code calls `inside` or a function that does, or is reviewed and listed with its reason."""
+    """New code calls `inside`, or a function that calls it, or is reviewed and listed with a reason."""
     actual, listed = set(path_parts()), [row for rows in REVIEWED.values() for row in rows]
     reviewed = {(file, function, expression) for file, function, *parts in listed for expression in parts}
     assert sorted(actual - reviewed) == [], "these parts of paths come from data: see axial.io.paths"
@@ -196,7 +196,7 @@ NAMES = st.lists(st.text("a1-.", min_size=1, max_size=5), min_size=1, max_size=8
 
 @given(NAMES)
 def test_no_two_outputs_have_one_name(names):
-    """A photo with a unique stem keeps its stem."""
+    """Outputs have different names. The output of a photo with a unique stem has this stem as its name."""
     stems = [os.path.splitext(name)[0] for name in names]
     outputs = output_names(stems, names)
     assert len(set(outputs)) == len(names)

@@ -1,4 +1,4 @@
-"""The contents of a file are read as a checked value, or refused in one line that names the file and the field."""
+"""A file's content is read as a checked value, or refused by one line that names the file and the field."""
 
 import codecs
 import copy
@@ -18,7 +18,7 @@ from axial.io.read import read_file, read_json, read_text, read_yaml
 from axial.io.write import file_digest
 from axial.tasks.segmentation.panoptic import BestScores
 
-RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same
+RUNS = settings(deadline=None, derandomize=True)  # derandomized, so that each run tests the same examples
 PANOPTIC = {
     "categories": [{"id": 1}],
     "images": [{"id": 7, "file_name": "7.jpg", "width": 20, "height": 10}],
@@ -50,7 +50,7 @@ def places(value, path=()):
 
 
 def put(value, path, new):
-    """A copy of a value with `new` at a path, or without that item if `new` is `put`."""
+    """Returns a copy of a value with `new` at a path. If `new` is `put` itself, the copy lacks the item at the path."""
     value = copy.deepcopy(value)
     parent = value
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Schemas of files: their required fields, their defaults and unknown fields."""
+"""The schemas of files: required fields, defaults of other fields, and unknown fields."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from axial.weights import interchange
 SPEC = {"name": "s", "class_names": ["a"], "category_ids": [1], "things": [True]}
 PLAN = {"format": 1, "spec": SPEC, "split": "val", "examples": 1, "source": "s"}
 NORM = {"momentum": 0.9, "epsilon": 1e-3, "unbiased": True}
-# The required fields of each schema, and the defaults of the others.
+# dict from each schema to its required fields and the defaults of its other fields.
 LEAST = {
     schemas.Segment: ({"id": 1, "category_id": 1}, {"iscrowd": 0, "score": 1.0}),
     schemas.Instance: (

@@ -1,4 +1,4 @@
-"""Text from outside appears literally in every medium: none reads it as markup, commands or formulas."""
+"""Text from outside appears literally in every output, and is never read as markup, a command or a formula."""
 
 import ast
 import csv
@@ -40,7 +40,7 @@ def test_a_line_has_no_hidden_character(text):
     assert show.plain(line) == line and line.encode().decode() == line
 
 
-TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # UAX #9, explicit formatting
+TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # explicit formatting of UAX #9
 
 
 def test_a_command_is_broken_at_its_flags():
@@ -63,7 +63,7 @@ def test_readable_text_stays_as_it_is():
 
 
 class Stream(io.StringIO):
-    """A stream whose isatty() is `terminal`."""
+    """A text stream whose isatty() returns `terminal`."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -72,7 +72,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def lines_of_table(monkeypatch):
-    """A function that returns the lines of a table on a terminal with some columns, or in a file for None."""
+    """A function of columns, ... that returns the lines of a table on a terminal, or in a file if columns is None."""
 
     def lines(columns, *given, **more):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -162,7 +162,7 @@ def test_a_reader_that_has_gone_is_told_apart(monkeypatch):
     for call in (lambda: show.say("a"), lambda: show.print_table(("a",), [("b",)])):
         with pytest.raises(show.Closed):
             call()
-    monkeypatch.setattr(sys, "stdout", None)  # closed before the start
+    monkeypatch.setattr(sys, "stdout", None)  # stdout was closed before the program started
     show.say("a")
     show.print_table(("a",), [("b",)])
 
@@ -210,7 +210,7 @@ def test_html_has_no_other_tags_than_ours(name):
 
 
 def cells_of(text):
-    """(text of each cell, types of all tokens) of the only table in Markdown."""
+    """Returns (text of each cell, types of all tokens) of a Markdown text with one table."""
     tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)
     inline = [token for token in tokens if token.type == "inline"]
     kinds = {child.type for token in inline for child in token.children} | {token.type for token in tokens}
@@ -231,7 +231,7 @@ def test_markdown_reads_text_as_text(name):
     assert "<!--" not in "\n".join(lines) + show.code(name)  # such a comment would end a block; see `write_block`
 
 
-FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # OWASP, CSV injection
+FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # from OWASP's page on CSV injection
 
 
 @every_name
@@ -251,7 +251,7 @@ def test_numbers_stay_numbers_in_a_csv():
 # === All text goes through show.py; ruff.toml refuses print, rich, tqdm, html and csv.writer elsewhere ===
 
 FILES = [path for path in sorted((ROOT / "axial").rglob("*.py")) if path.name != "show.py"]
-# Functions of matplotlib, and the index of their argument that is text.
+# dict from functions of matplotlib to the index of their text argument.
 DRAWN = {
     **dict.fromkeys(("set_title", "suptitle", "supxlabel", "supylabel", "set_xlabel", "set_ylabel", "annotate"), 0),
     "text": 2,
@@ -265,18 +265,18 @@ TAG = re.compile("</?[a-z]+[0-9]?[ >]")
 
 
 def called(node):
-    """The last part of the name of a called function, or None if the node is not a call."""
+    """Returns the name of a called function without its module or object, or None if the node is not a call."""
     return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
 
 
 def is_drawn(node):
-    """Whether a text, or each text of a list comprehension, is a constant or a result of `drawn`."""
+    """Returns whether a text, or each text of a list comprehension, is a constant or a result of `drawn`."""
     node = node.elt if isinstance(node, ast.ListComp) else node
     return isinstance(node, ast.Constant) or called(node) == "drawn"
 
 
 def texts_of(node):
-    """Yields the expressions of texts that a call gives to matplotlib."""
+    """Yields the expressions of the texts that a call passes to matplotlib."""
     name = called(node)
     index = DRAWN.get(name, len(node.args))
     yield from node.args[index : index + 1]

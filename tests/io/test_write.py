@@ -1,4 +1,4 @@
-"""Output paths are checked before the work, and files appear complete or not at all."""
+"""Output paths are checked before a command's work, and files appear only when they are complete."""
 
 import errno
 import fcntl
@@ -78,7 +78,7 @@ def test_what_can_be_written_is_left_alone(tmp_path):
     write.try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
     write.try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
-    assert os.listdir(tmp_path) == ["there.json"]  # the folder is made with its first file
+    assert os.listdir(tmp_path) == ["there.json"]  # a folder is made when its first file is
 
 
 def test_what_fails_leaves_no_empty_folder(tmp_path):
@@ -94,7 +94,7 @@ def test_what_fails_leaves_no_empty_folder(tmp_path):
 
 
 def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
-    """Two writers at a time: every read gives complete contents, and no writer fails or waits for another."""
+    """Two processes write a file at once. Every read gives complete contents, and no writer fails."""
     path, script = tmp_path / "file", "import sys; from axial.io.write import try_file, write_text\n"
     script += "for _ in range(100): try_file('json', sys.argv[1]); write_text(sys.argv[1], 9999 * sys.argv[2])"
     path.write_text("c")
@@ -142,7 +142,7 @@ with locked(sys.argv[1], "model_dir"):
 
 
 def test_one_writer_a_folder(tmp_path):
-    """The error names a live holder of the lock. The lock of a killed holder stops nobody."""
+    """The error names the process that holds the lock. The lock of a killed process stops no other process."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout.readline() == "held\n"
@@ -162,7 +162,7 @@ def test_one_writer_a_folder(tmp_path):
 
 @pytest.fixture
 def victim(tmp_path):
-    """A folder with a file `victim` and a folder `home` of the user. Asserts at the end that both are unchanged."""
+    """A folder with the user's file `victim` and folder `home`. At the end, it asserts that both are unchanged."""
     file, folder = tmp_path / "victim", tmp_path / "home"
     file.write_text("mine")
     (folder / "below").mkdir(parents=True)
@@ -174,7 +174,7 @@ def victim(tmp_path):
 
 
 def link(path, kind):
-    """Makes at a path what a stranger may have made: a pipe, a second name of `victim`, or a link to `kind`."""
+    """Makes a file that a stranger may have left at a path: a pipe, a hard link to `victim`, or a link to `kind`."""
     root = next(folder for folder in path.parents if (folder / "victim").exists())
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "second name":
@@ -235,7 +235,7 @@ def test_folders_are_removed_without_what_links_lead_to(victim):
 
 
 def test_a_folder_below_the_users_may_not_lead_out(victim):
-    """The user's own folder may be a link, and may have links to paths within it."""
+    """The user's folder may be a link, and may contain links to paths inside it, but no links that lead out of it."""
     (victim / "own" / "large").mkdir(parents=True)
     (victim / "run").symlink_to("own")
     (victim / "own" / "best").symlink_to("large")
@@ -295,7 +295,7 @@ def test_a_file_may_have_the_longest_name(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """List of system calls, ('fsync', path) and ('rename', path, path), with paths relative to the test's folder."""
+    """A list of system calls, ('fsync', path) and ('rename', old, new). Paths are relative to the test's folder."""
     asked, fsync = [], os.fsync
 
     def relative(path):
@@ -321,7 +321,7 @@ def calls(tmp_path, monkeypatch):
 def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, calls):
     write.write_text(f"{tmp_path}/new/er/file", "x")
     assert calls == [
-        *[("fsync", "new"), ("fsync", ".")],  # the names of the new folders
+        *[("fsync", "new"), ("fsync", ".")],  # stores the names of the new folders
         *[("fsync", "new/er/.partial.file"), ("rename", "new/er/.partial.file", "new/er/file"), ("fsync", "new/er")],
     ]
     calls.clear()
@@ -345,7 +345,7 @@ def test_a_new_folder_is_on_the_disk_before_it_has_its_name(tmp_path, calls):
 
 
 def test_what_cannot_be_synced_keeps_the_old_file(tmp_path, monkeypatch):
-    """A failed fsync keeps the old file. A file system without fsync gets the new one."""
+    """If fsync fails, the old file stays. On a file system without fsync, the new file replaces it."""
     path = f"{tmp_path}/file"
     write.write_text(path, "old")
 

@@ -1,4 +1,4 @@
-"""All code that writes files uses `axial.io.write`, or is reviewed."""
+"""All code that writes files uses `axial.io.write`, or is reviewed and listed here."""
 
 import ast
 
@@ -12,7 +12,7 @@ WRITERS = set(
     tf.io.gfile.copy tf.profiler.experimental.start
     """.split()
 )
-# Calls that may write without `axial.io.write`: dict from the reason to lists of (file, function, call).
+# Calls that may write without `axial.io.write`: dict from each reason to a list of (file, function, call).
 REVIEWED = {
     "`write_whole` calls it with a temporary file": [
         ("analysis/attention_pictures.py", "_save", "figure.savefig"),
@@ -53,13 +53,13 @@ REVIEWED = {
         ("training/saving.py", "_write", "self.manager.save"),
     ],
 }
-# Calls of axial's own functions, which write in a reviewed way, of os.devnull, and of open streams.
+# Starts of calls that need no review: axial's functions that write by reviewed code, and os.devnull.
 OWN = ("configuration.save", "store.save", "self.saver.save", "saver.save", "super().move", "open(os.devnull")
 DOORS = ("io/write.py", "io/lock.py", "io/gfile.py")
 
 
 def is_writing(node):
-    """Whether a call may write to the file system. For calls that open a file, the mode decides."""
+    """Returns whether a call may write to the file system. For calls that open a file, the mode decides."""
     called = ast.unparse(node.func)
     name = called.rpartition(".")[2]
     if not {called, name} & WRITERS:
@@ -71,9 +71,9 @@ def is_writing(node):
 
 
 def nodes_in(tree, kind):
-    """List of (node, name of its innermost function or None) for each node of a type."""
+    """Returns a list of (node, name of the innermost function around it, or None) for the nodes of a type."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    owner = {id(node): f.name for f in functions for node in ast.walk(f)}  # the innermost comes last
+    owner = {id(node): f.name for f in functions for node in ast.walk(f)}  # the innermost function comes last
     return [(node, owner.get(id(node))) for node in ast.walk(tree) if isinstance(node, kind)]
 
 
@@ -86,7 +86,7 @@ def writers():
 
 
 def test_all_code_that_writes_is_reviewed():
-    """New code uses `axial.io.write`, or is reviewed and listed with its reason."""
+    """New code uses `axial.io.write`, or is reviewed and listed with a reason."""
     actual, reviewed = set(writers()), {call for calls in REVIEWED.values() for call in calls}
     assert sorted(actual - reviewed) == [], "these write without axial.io.write"
     assert sorted(reviewed - actual) == [], "these are no longer there"

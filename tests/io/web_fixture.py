@@ -1,4 +1,4 @@
-"""A local server in place of Google's."""
+"""A local web server that stands in for Google's servers."""
 
 import contextlib
 import http.server
@@ -7,11 +7,11 @@ import threading
 
 @contextlib.contextmanager
 def answering(answers, missing=""):
-    """Yields host:port of a server.
+    """Starts a server and yields its host:port.
 
     Args:
         answers: dict from paths to texts, or to functions that return a text.
-        missing: text of the answer 404 to other paths.
+        missing: text of the 404 response for other paths.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Every gin file parses, every recipe trains one step with a file of tiny/, and hostile gin is refused."""
+"""Every gin file parses, every recipe trains one step with its file in tiny/, and hostile gin files are refused."""
 
 import codecs
 import os
@@ -19,8 +19,8 @@ from axial.recipes.settings import read_settings
 ROOT = pathlib.Path(experiments_dir())
 ARGUMENTS = read_settings()
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# Leaves, the recipes with a model, include files of these names. name -> (a leaf that includes such a file, the model
-# of the file of this name in tiny/).
+# dict from the name of a recipe that leaves include to (a leaf that includes such a recipe, the model that the file of
+# this name in tiny/ sets). A leaf is a recipe that sets its model.
 RECIPES = {
     "panoptic": ("sample/overfit.gin", "axial_deeplab_nano"),
     "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),
@@ -32,7 +32,7 @@ LEAVES = [name for name in FILES if pathlib.Path(name).stem not in RECIPES]
 
 
 def recipe_of(name):
-    """The key of `RECIPES` for a file: its own name, or the name of the recipe that it includes."""
+    """Returns the key of `RECIPES` for a gin file: the file's name, or the name of the recipe that it includes."""
     if pathlib.Path(name).stem in RECIPES:
         return pathlib.Path(name).stem
     return recipe_of(re.search("^include '(.+)'$", (ROOT / name).read_text(), re.M)[1])
@@ -40,7 +40,7 @@ def recipe_of(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_parses(name):
-    # Included recipes and files of tiny/ lack the macros that leaves set, so they are loaded after a leaf.
+    # Included recipes and files in tiny/ lack the macros that leaves set, so they are loaded after a leaf.
     configuration.load([RECIPES[recipe_of(name)][0], name] if name not in LEAVES else [name])
 
 
@@ -87,7 +87,7 @@ def test_wrong_values_are_named(binding, sample_dir):
 
 
 def chain(number, end, value="%A{0}"):
-    """`number` macros, each set to the next, as text that ends with `end`."""
+    """Returns text that sets each of `number` macros to the next macro, and ends with `end`."""
     macros = (f"A{n} = {value.format(n + 1)}" for n in range(number))
     return "\n".join(["TrainingConfig.partitions = %A0", *macros, end])
 
@@ -103,7 +103,7 @@ def chain(number, end, value="%A{0}"):
     ],
 )
 def test_no_text_takes_long(text, words):
-    """Each of these texts once took minutes or longer. Now it is refused within 20 seconds."""
+    """These texts once took minutes or longer. Now each of them is refused within 20 seconds."""
     started = time.monotonic()
     with pytest.raises(InputError, match=words):
         recipes.read([], [text], whole=False)
@@ -111,7 +111,7 @@ def test_no_text_takes_long(text, words):
 
 
 VALUES = ("'x'", "7", "None", "[1, 'a']", "@BatchNormConfig()")
-# Configurables that the recipe of panoptic segmentation does not build -> a recipe that builds them.
+# dict from configurables that the panoptic recipe does not build to a recipe that builds them.
 RECIPE_OF = {
     **dict.fromkeys(("ClassificationTask", "ClassificationData"), "classification"),
     **dict.fromkeys(("DetectionTask", "DetectionData"), "detection"),
@@ -122,7 +122,7 @@ RECIPE_OF = {
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
-    """For each argument, five values of different types either build or raise InputError, and nothing else."""
+    """For each argument, each of five values of different types is accepted or raises InputError."""
     recipe = RECIPE_OF.get(name, "panoptic")
     data = {"classification": "colours_dir", "translation": "texts_dir"}
     data_dir = request.getfixturevalue(data.get(recipe, "sample_dir"))
@@ -154,7 +154,7 @@ def test_every_argument_takes_a_value_or_refuses_it_in_one_line(name, request):
     ],
 )
 def test_gin_files_of_strangers_are_only_read(tmp_path, monkeypatch, text, words):
-    """A hostile gin file, with imports, remote files, devices or itself in includes, is refused."""
+    """A hostile gin file is refused if it imports a module, or includes a remote file, a device or itself."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.gin").write_bytes(text)
     os.mkfifo("fifo")
@@ -173,7 +173,7 @@ def test_a_gin_file_of_a_windows_editor_is_read(tmp_path, ends):
 
 
 def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
-    """30 files that each include the next one twice would be read 2^30 times."""
+    """If 30 files each include the next file twice, gin would read the last file 2^30 times."""
     monkeypatch.chdir(tmp_path)
     for number in range(30):
         (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n" * 2)
@@ -182,9 +182,9 @@ def test_files_that_include_each_other_twice_are_refused(tmp_path, monkeypatch):
         configuration.load(["0.gin"])
 
 
-# === Our reader and gin's own parser agree ===
+# === Our parser and gin's parser agree ===
 
-# Texts in which quotes, continued lines and comments hide a statement, or seem to hide one.
+# Texts with a statement that quotes, continued lines or comments hide, or only seem to hide.
 TEXTS = (
     "STEPS = 'include'",
     "STEPS = '''\ninclude 'part.gin'\n'''",
@@ -205,12 +205,12 @@ REFUSED = (
     "include 'missing.gin'",
 )
 FILES_OF = {"part.gin": "BATCH = 7\n", "other.gin": "include 'part.gin'\nRATE = 1e-3\n"}
-# Sets and uses every macro, so that few texts are refused for the names of their macros.
+# This text sets and uses every macro, so that few of the texts are refused because of a macro's name.
 NAMES = "STEPS = 1\nBATCH = 2\nRATE = 3\nModelConfig.name = [%STEPS, %BATCH, %RATE, @TrainingConfig()]\n"
 
 
 class _Imported(Exception):
-    """gin was about to import a module."""
+    """Raised when gin would import a module."""
 
 
 def _refuse_import(*_):
@@ -219,7 +219,7 @@ def _refuse_import(*_):
 
 @pytest.mark.parametrize("text", [*TEXTS, *REFUSED])
 def test_gin_reads_the_same_statements(text):
-    """gin's own reader takes every text that `load` accepts for the same configuration, and imports nothing."""
+    """For every text that `load` accepts, gin's parser gives the same configuration and imports nothing."""
     files = {"main.gin": NAMES + text, **FILES_OF}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "find_file", lambda name: name if name in files else refuse(name))
@@ -248,19 +248,19 @@ def refuse(name):
 
 
 def test_only_a_run_may_have_a_macro_without_a_use(sample_dir, tmp_path):
-    """A binding replaces the only use of MODEL. A run's config.gin still loads, a user's file of this text does not."""
+    """A binding replaces the only use of MODEL. A run's config.gin loads, and the same text as a user's file fails."""
     configuration.load(["sample/overfit.gin"], ["ModelConfig.name = 'axial_deeplab_nano'"])
     configuration.save(str(tmp_path), NUCLEI)
     path = tmp_path / "config.gin"
     configuration.load([str(path)])
     assert configuration.query("ModelConfig.name", None) == "axial_deeplab_nano"
-    (tmp_path / "spec.json").unlink()  # a user's own file
+    (tmp_path / "spec.json").unlink()  # the file is now a user's, not a run's
     with pytest.raises(InputError, match=r"config.gin:\d+: the macro 'MODEL' is not used anywhere"):
         configuration.load([str(path)])
 
 
 def test_splits_of_a_recipe_are_replaced_aloud(sample_dir, capsys):
-    """The data lacks the recipe's splits 'train' and 'val': others replace them, and a line for each says so."""
+    """The data lacks the recipe's splits 'train' and 'val'. Other splits replace them, each with a printed line."""
     configuration.load(["own/axial_deeplab_nano.gin"])
     task, *_ = configuration.build(data_dir=sample_dir)
     assert (task.data.train_split, task.data.eval_split) == ("train2017", "val2017")

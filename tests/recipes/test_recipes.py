@@ -1,4 +1,4 @@
-"""axial-analyze recipes: the values that it reads from the text of files equal gin's and Python's."""
+"""The values that axial-analyze recipes reads from the text of files equal the values of gin and Python."""
 
 import inspect
 import subprocess
@@ -29,7 +29,7 @@ def test_a_recipe_is_read_as_gin_reads_it(recipe):
 
 
 def test_every_leaf_is_a_recipe():
-    """`read_recipes` lists the gin files of experiments/ that are not only included, each with a short purpose."""
+    """`read_recipes` lists the gin files of experiments/ except files for inclusion, each with a short purpose."""
     files = {str(path.relative_to(ROOT / "experiments")) for path in (ROOT / "experiments").glob("*/*.gin")}
     leaves = {name for name in files if not name.startswith(("tasks/", "tiny/"))}
     included = {"panoptic.gin", "classification.gin", "detection.gin", "translation.gin"}
@@ -40,7 +40,7 @@ def test_every_leaf_is_a_recipe():
 
 
 def test_the_settings_are_those_of_the_signatures():
-    """Settings have the names, order and defaults of the builders' signatures, and each has a meaning."""
+    """Settings have the names, order and defaults of the builders' signatures, and a description each."""
     settings = read_settings()
     assert list(settings) == list(configuration.CONFIGURABLES)
     for builder in configuration._BUILDERS:
@@ -60,7 +60,7 @@ def test_the_models_are_those_of_the_module():
 
 
 def listed(*arguments):
-    """(output, seconds) of the command in a new process, which must not import TensorFlow."""
+    """Returns (output, seconds) of the command in a new process. The process must not import TensorFlow."""
     code = (
         "import sys; from axial.cli import analyze\n"
         f"sys.argv = ['axial-analyze', 'recipes', *{arguments}]\n"

@@ -29,13 +29,13 @@ from tests.io.image_fixture import samples
 
 @pytest.fixture(scope="module")
 def trained(sample_dir):
-    """(task, model) with random biases and scales, and moving statistics of a batch, as after a training."""
+    """(task, model) with random biases and scales, and a batch's moving statistics, as after a training."""
     task = make_task(
         sample_dir,
         model={"norm": BatchNormConfig(momentum=0.0), "arguments": {"repeats": (1, 0, 0, 0)}},
         grouping=PostprocessConfig(center_threshold=0.02, stuff_area=4, top_k=4, pieces="split"),
     )
-    keras.utils.set_random_seed(0)  # with some seeds the network finds no instance, or has ties
+    keras.utils.set_random_seed(0)  # with other seeds the network may find no instance, or have ties
     model = task.build_model()
     tf.random.set_seed(None)  # a global seed would also change the order of the data
     rng = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def predictor(exported):
 
 
 def test_folding_keeps_the_function(trained):
-    """On three photos, the folded model's maps equal the model's up to 1e-4."""
+    """On three photos, the folded model's maps equal the model's maps up to 1e-4."""
     task, model = trained
     folded = fold(task, model)
     images = tf.stack([e["image"] for e in task.eval_dataset().take(3)])
@@ -81,7 +81,7 @@ def test_no_batch_norm_is_left(exported):
 
 
 def test_equal_to_the_evaluator(trained, predictor):
-    """The export's maps of the sample photos equal the model's, except for 0.1 % of the pixels at ties."""
+    """The export's maps of the sample photos equal the model's maps, except for 0.1 % of the pixels, at ties."""
     task, model = trained
     examples = list(task.eval_dataset())
     expected = [p for _, p in task.predictions(model)(examples)]
@@ -94,7 +94,7 @@ def test_equal_to_the_evaluator(trained, predictor):
         assert int(prediction["dropped"]) == int(reference["dropped"]) >= 0
         things += int(np.max(reference["instance"]) > 0 and reference["dropped"] > 0)
         np.testing.assert_allclose(np.sort(prediction["score"]), np.sort(reference["score"]), atol=1e-3)
-    assert things  # some photos have instances, and some of them are dropped
+    assert things  # some photo has instances and dropped ones
 
 
 @pytest.mark.parametrize("last,dropped", [(0.2, 1), (0.0, 0)])
@@ -116,7 +116,7 @@ def test_any_photo_size(predictor):
 
 @pytest.mark.slow
 def test_a_compiled_export_equals_the_plain_export(trained, predictor, sample_dir, tmp_path):
-    """XLA compiles only the network. The maps equal the plain export's on 99.9 % of the pixels."""
+    """XLA compiles only the network. The maps equal the plain export's maps on 99.9 % of the pixels."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     path = tmp_path / "model"
@@ -158,7 +158,7 @@ def test_an_export_never_overwrites(trained, tmp_path):
 
 
 def test_an_export_that_fails_its_check_is_not_left(trained, tmp_path):
-    """The check sees a complete export. When it raises, the folder is removed."""
+    """The check of an export gets a complete export. If the check raises, the folder is removed."""
 
     def write(task, folded, folder):
         pathlib.Path(folder, "saved_model.pb").touch()
@@ -200,7 +200,7 @@ def test_the_served_signature_sees_what_axial_predict_sees(exported, predictor, 
 
 @pytest.fixture(scope="module")
 def scaled(sample_dir, tmp_path_factory):
-    """(task, model, path of its export) for photos at a scale of 0.2, which gives sides of 67 to 128 pixels."""
+    """(task, model, path of the export) for photos scaled by 0.2, to sides of 67 to 128 pixels."""
     task = make_task(
         sample_dir,
         (129, 145),
@@ -218,7 +218,7 @@ def scaled(sample_dir, tmp_path_factory):
 
 
 def test_an_export_scales_photos_as_the_run_does(scaled):
-    """The export's maps of the sample photos, on the largest canvas, equal the model's except at ties."""
+    """The export's maps of the sample photos equal the model's maps on the largest canvas, except at ties."""
     task, model, path = scaled
     inside = tf.saved_model.load(path).signatures["classes"]()
     assert float(inside["photo_scale"]) == np.float32(0.2) and tuple(inside["canvas"].numpy()) == (129, 145)
@@ -233,11 +233,11 @@ def test_an_export_scales_photos_as_the_run_does(scaled):
 
 
 def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
-    """A photo of 4x4 sample photos exceeds the canvas. The export's maps equal the model's on 99 % of the pixels."""
+    """A mosaic of 4x4 sample photos exceeds the canvas. 99 % of the export's pixels equal the model's pixels."""
     task, model, path = scaled
     predictor, one_canvas = Predictor.of_saved_model(path), dataclasses.replace(task, one_canvas=True)
     photo = np.tile(decode_photo(next(iter(task.eval_dataset()))), [4, 4, 1])
-    assert max(photo.shape) * 0.2 > 145  # more than the canvas
+    assert max(photo.shape) * 0.2 > 145  # larger than the canvas
     expected, actual = Predictor.of_task(one_canvas, model)(photo), predictor(photo)
     assert {name: x.shape for name, x in actual.items() if x.ndim == 2} == dict.fromkeys(
         ("panoptic", "semantic", "instance"), photo.shape[:2]
@@ -249,7 +249,7 @@ def test_an_export_joins_the_tiles_of_larger_photos_as_the_run_does(scaled):
 
 
 def test_an_export_names_photos_that_its_scale_does_not_suit(scaled):
-    """A batch, a photo without a pixel after scaling, and a photo beyond the canvas have clear messages."""
+    """A batch, a photo that scales to 0 pixels, and a photo larger than the canvas raise errors with clear messages."""
     *_, path = scaled
     predictor, serve = Predictor.of_saved_model(path), tf.saved_model.load(path).signatures["image"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[1,90,90,3\] .* expected shape \[.,.,3\]"):

@@ -30,7 +30,7 @@ def photos(task, count=3):
 
 @pytest.fixture(scope="module")
 def network(sample_dir):
-    """(task, model with moving statistics of the sample photos, folded model)."""
+    """(task, model with the sample photos' moving statistics, folded model)."""
     norm = BatchNormConfig(momentum=0.0)
     model = {"name": "panoptic_deeplab_resnet_nano", "arguments": {"repeats": (1, 0, 0, 0)}, "norm": norm}
     task = make_task(sample_dir, (33, 33), model=model)
@@ -51,7 +51,7 @@ def files(network, tmp_path_factory):
 
 
 def test_files_have_the_checkpoints_maps(network, files, tmp_path):
-    """All three maps of both files equal the model's up to 1e-4. 'int8' needs photos."""
+    """All three maps of both files equal the model's maps up to 1e-4. 'int8' needs photos for calibration."""
     task, model, folded = network
     for form, path in files.items():
         differences = map_differences(task, model, FileModel(str(path)), photos(task))
@@ -60,7 +60,7 @@ def test_files_have_the_checkpoints_maps(network, files, tmp_path):
         write_lite(folded, task.canvas, str(tmp_path / LITE), precision="int8")
 
 
-# A small model for each head, for axial attention and for deformable and dynamic convolution.
+# A small model for each kind of head, for axial attention, and for deformable and dynamic convolution.
 MODELS = {
     "axial_resnet_nano": dict(span=5),
     "axial_deeplab_nano": dict(span=5),
@@ -72,12 +72,12 @@ MODELS = {
 @pytest.mark.slow  # 10 s or more each
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, request):
-    """In float32, float16 and int8, the maps of a TFLite file equal the model's within each precision's bound."""
+    """In float32, float16 and int8, a TFLite file's maps equal the model's maps within each precision's bound."""
     request.addfinalizer(free_graphs)
     keras.utils.set_random_seed(0)
     images = tf.stack([example["image"] for example in make_task(sample_dir).eval_dataset().take(4)])
-    # With a momentum of 0, the batch norm after global pooling would normalise four nearly equal numbers, and spread
-    # their noise over the whole range of 8 bits.
+    # With a momentum of 0, the batch norm after global pooling would normalise four nearly equal numbers, and scale
+    # their noise to the whole range of 8 bits.
     model = build_model(name, 5, BatchNormConfig(momentum=0.9), **MODELS[name])
     tf.function(model, autograph=False)(images, training=True)
     twin = build_model(name, 5, None, **MODELS[name])
@@ -98,9 +98,9 @@ def test_every_kind_of_model_fits_a_file(name, sample_dir, tmp_path, request):
 
 @pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
 def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
-    """Offsets of more than two pixels on a map of 65x65: the int8 file's error is below 10 %.
+    """With offsets of more than two pixels on a 65x65 map, the int8 file's error is below 10 %.
 
-    A single scale for absolute positions would have steps of a quarter of a pixel.
+    If one scale quantised absolute positions, positions would have steps of a quarter of a pixel.
     """
     keras.utils.set_random_seed(0)
     images = tf.random.stateless_normal([4, 65, 65, 3], [0, 1])
@@ -118,7 +118,7 @@ def test_8_bits_hold_the_positions_of_deformable_convolution(form, tmp_path):
 
 
 def test_operations_that_tflite_lacks_are_one_line(tmp_path):
-    """A model with two ops that TFLite lacks: the message names both, and no file is written."""
+    """If a model has two ops that TFLite lacks, the message names both ops, and no file is written."""
 
     def model(image):
         return {"map": tf.math.betainc(image + 2, image + 2, image / 9) + tf.math.digamma(image)}
@@ -154,7 +154,7 @@ def run(command, sample_dir, tmp_path_factory):
 @pytest.mark.slow  # minutes
 @pytest.mark.parametrize("name", ["tflite", "onnx"])
 def test_commands(command, run, name, tmp_path):
-    """axial-export, axial-evaluate and axial-predict with a file: PQ equals the run's up to 0.1 %."""
+    """axial-export writes a file. axial-evaluate and axial-predict take it. Its PQ equals the run's up to 0.1 %."""
     result = command("export", f"--model_dir={run}", f"--output_dir={tmp_path}/export", f"--format={name}")
     assert result.code == 0, result.err
     (line,) = (line for line in result.out.splitlines() if line.startswith("against the checkpoint"))

@@ -1,4 +1,4 @@
-"""Changes that must not change a prediction: other photos of the batch, their order, and mirroring."""
+"""A prediction does not depend on the other photos of the batch or their order, and mirrors with the photo."""
 
 import functools
 
@@ -14,13 +14,13 @@ from axial.tasks.base import Inference
 from axial.tasks.segmentation.grouping import PostprocessConfig
 from tests.conftest import make_task
 
-CANVAS = (65, 65)  # 32k + 1, so that the maps of strides 4, 16 and 32 lie on it as on its mirror image
+CANVAS = (65, 65)  # 32k + 1, so that the grids of strides 4, 16 and 32 are symmetric under mirroring
 MAPS = ("panoptic", "semantic", "instance")
 
 
 @functools.cache
 def make_network(sample_dir, name):
-    """(task, model, examples of the sample photos). The model predicts many classes and instances for them."""
+    """Returns (task, model, examples of the sample photos). The model predicts many classes and instances for them."""
     grouping = PostprocessConfig(center_threshold=0.02, stuff_area=4)
     task = make_task(sample_dir, CANVAS, model={"name": name, "norm": BatchNormConfig(momentum=0.0)}, grouping=grouping)
     examples = list(task.eval_dataset())
@@ -43,16 +43,16 @@ def network(sample_dir):
 
 @pytest.fixture(scope="module")
 def one_by_one(network):
-    """List of the maps of each sample photo, predicted in a batch of one."""
+    """A list of each sample photo's maps, predicted in a batch of one."""
     task, model, examples = network
     return [{name: x[0] for name, x in task.maps(model, e["image"][None]).items()} for e in examples]
 
 
 def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
-    """A batch of two photos, one of them twice, and noise as padding gives the predictions of single photos.
+    """In a batch of two photos, one of them twice, and noise, each photo has the prediction of a batch of one.
 
     The maps are equal up to rounding, because libraries may sum in another order for another batch size. Classes are
-    equal where the best one is clearly ahead. The grouping is exact: equal maps give equal segments.
+    equal where the best class is clearly ahead. The grouping is exact: equal maps give equal segments.
     """
     task, model, examples = network
     batch = [3, 0, 3]
@@ -84,7 +84,7 @@ def two_sided(network):
 
 @pytest.fixture(scope="module")
 def small_photos(network):
-    """The sample photos at their size on the canvas: 65 pixels high or wide."""
+    """The sample photos, resized to their valid size on the canvas, which is 65 pixels high or wide."""
     canvases = [(e["image"].numpy(), e["valid_size"].numpy()) for e in network[2]]
     return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in canvases]
 

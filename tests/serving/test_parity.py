@@ -1,4 +1,4 @@
-"""The measured differences of an export tell how good it is."""
+"""The measured differences between a checkpoint and its export."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ STRIPES = np.array([[CAR + 1, CAR + 2, CAR + 3, MAN + 1, SKY, SPEC.void]]).repea
 
 
 class Fixed:
-    """A predictor that returns given panoptic maps. A photo is the number of its map."""
+    """A predictor that returns given panoptic maps. The photo is an int, the index of the map to return."""
 
     spec = SPEC
 
@@ -27,7 +27,7 @@ class Fixed:
 
 
 def renumbered(panoptic):
-    """The same segments with instance numbers larger by one, as after one more centre without pixels."""
+    """Returns the same segments with instance numbers larger by one, as if one more centre had no pixels."""
     return np.where(panoptic % SPEC.label_divisor > 0, panoptic + 1, panoptic)
 
 
@@ -37,10 +37,10 @@ def test_other_numbers_of_instances_are_no_difference():
 
 
 def test_the_worst_photo_and_the_quality_of_all_are_told():
-    """In the second photo a car is predicted as sky. Neither this car nor the sky, of IoU 1/2, has a match."""
+    """In the second photo, a car is predicted as sky. The car has no match, nor has the sky, whose IoU is 1/2."""
     worse = np.where(STRIPES == CAR + 2, SKY, STRIPES)
     differences = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
-    assert differences["panoptic"] == pytest.approx(4 / 6)  # car, car, man, void
+    assert differences["panoptic"] == pytest.approx(4 / 6)  # equal stripes: two cars, a man, void
     assert differences["semantic"] == pytest.approx(5 / 6)
     car, man, sky = 5 / 5.5, 1, 1 / (1 + 0.5 + 0.5)
     assert differences[QUALITY] == pytest.approx((car + man + sky) / 3)

@@ -1,4 +1,4 @@
-"""The files of predictions, read back by Pillow, NumPy and pycocotools."""
+"""The files of predictions, which the tests read back by Pillow, NumPy and pycocotools."""
 
 import json
 import os
@@ -29,7 +29,7 @@ WRITTEN = {
 
 
 def segmentation(classes, instances):
-    """A panoptic prediction from two int maps [h, w]: classes (-1 for void) and instance numbers (from 1)."""
+    """Returns a panoptic prediction from two int maps [h, w]: classes (-1 for void), instance numbers (from 1)."""
     things = np.asarray(SPEC.things)[classes] & (classes >= 0)
     instance = np.where(things, instances, 0)
     panoptic = np.where(classes < 0, SPEC.void, classes * SPEC.label_divisor + instance)
@@ -38,7 +38,7 @@ def segmentation(classes, instances):
 
 
 def result_of(prediction, evaluator=PANOPTIC, spec=SPEC, size=None):
-    """The `Result` of a prediction for a grey photo."""
+    """Returns the `Result` of a prediction for a grey photo."""
     photo = np.full([*(size or prediction["panoptic"].shape), 3], 90, np.uint8)
     return Result(photo, prediction, evaluator=evaluator, spec=spec, photo="folder/photo.jpg")
 
@@ -48,7 +48,7 @@ def segmentations(draw):
     """Panoptic predictions of 1x1 to 12x12 pixels, with void and with up to eight instances."""
     height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # large segments of few classes
+    rough = rng.integers(-1, SPEC.num_classes, [3, 3])  # 3x3 blocks, so that segments are large
     classes = rough[np.arange(height)[:, None] * 3 // height, np.arange(width) * 3 // width]
     return segmentation(classes, rng.integers(1, draw(st.integers(2, 9)), [height, width]))
 
@@ -98,7 +98,7 @@ def test_segments_are_the_same_in_every_file(tmp_path_factory, prediction, label
 
 
 def check_segments(segments, ids, labels, prediction):
-    """Checks the JSON's segments against the prediction and the maps of ids and labels, int [h, w] (labels or None)."""
+    """Checks the JSON's segments against the prediction, `ids` and `labels`, both int [h, w]. `labels` may be None."""
     numbers = [segment["id"] for segment in segments]
     assert len(set(numbers)) == len(numbers) and {*numbers, 0} == {*np.unique(ids), 0}
     for segment in segments:
@@ -119,7 +119,7 @@ def check_segments(segments, ids, labels, prediction):
 
 
 def test_a_network_without_instances_has_no_label_image(tmp_path):
-    """A prediction whose things have no instance numbers: a label image is refused, and nothing is written."""
+    """If the things of a prediction have no instance numbers, a label image is refused, and nothing is written."""
     classes = np.repeat([[1, 1, 2, 3]], 4, 0)
     merged = segmentation(classes, np.zeros([4, 4], int))
     result = result_of({**merged, "score": np.zeros(3)})
@@ -132,7 +132,7 @@ def test_a_network_without_instances_has_no_label_image(tmp_path):
 
 
 def instances_of_a_pixel(count):
-    """A prediction for `CELLS` with `count` instances of one pixel each, before pixels of background."""
+    """Returns a prediction for `CELLS` with `count` instances of one pixel each, followed by background pixels."""
     ids = np.arange(1, 300 * (count // 300 + 1) + 1).reshape(-1, 300)
     instance = np.where(ids <= count, ids, 0)
     panoptic = np.where(instance > 0, CELLS.label_divisor, 0) + instance
@@ -140,7 +140,7 @@ def instances_of_a_pixel(count):
 
 
 def test_instances_of_joined_tiles_that_need_more_than_two_bytes(tmp_path):
-    """65536 instances: a panoptic PNG holds them, as its ids count segments. A label image of 16 bits is refused."""
+    """A panoptic PNG can hold 65536 instances, because its ids count segments. A 16-bit label image is refused."""
     result = result_of(instances_of_a_pixel(1 << 16), spec=CELLS)
     with pytest.raises(InputError, match="^65536 instances in one photo"):
         result.write(tmp_path / "photo", "tiff")
@@ -163,7 +163,7 @@ def test_categories_beyond_16_bits_have_no_map(tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(5))
 def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, killed_at):
-    """The process ends before the rename of file number `killed_at`. The next write completes the files."""
+    """The process ends before it renames file number `killed_at`. The next write completes the files."""
     result, replace, left = result_of(instances_of_a_pixel(20), spec=CELLS), os.replace, [killed_at]
 
     def give_name(temporary, path):
@@ -185,7 +185,7 @@ def test_a_killed_process_leaves_whole_files_and_no_json(tmp_path, monkeypatch, 
 
 
 def detections(scores, mask=None):
-    """A detection of two cars of 8x8 pixels, at (0, 0) and (4, 4) of a photo of 12x16 pixels."""
+    """Returns a detection of two 8x8 cars at (0, 0) and (4, 4), in a photo of 12x16 pixels."""
     prediction = {
         "box": np.array([[0, 0, 8, 8], [4, 4, 8, 8]], np.float32),
         "class": np.array([3, 3]),
@@ -196,7 +196,7 @@ def detections(scores, mask=None):
 
 
 def test_objects_have_the_keys_of_segments(tmp_path):
-    """Two overlapping cars: the JSON has their boxes and masks, and the label image gives the better score priority."""
+    """For two overlapping cars, the JSON has both boxes and masks. In the label image, the better score is on top."""
     result = result_of(detections([0.9, 0.7], mask=1), DETECTION, size=(12, 16))
     result.write(tmp_path / "photo", "png")
     content = json.loads((tmp_path / "photo.json").read_text())
@@ -213,7 +213,7 @@ def test_objects_have_the_keys_of_segments(tmp_path):
         assert (one["class"], one["category_id"]) == ("car", 40)
     expected = np.zeros([12, 16], np.uint16)
     expected[4:12, 4:12] = 2
-    expected[:8, :8] = 1  # the better score
+    expected[:8, :8] = 1  # the car with the better score
     labels = read(tmp_path, content, "label_file_name")
     assert labels.dtype == np.uint16
     np.testing.assert_array_equal(labels, expected)
@@ -247,7 +247,7 @@ def test_pictures_of_every_kind_are_saved(tmp_path):
 
 
 def test_pictures_that_are_not_saved(tmp_path):
-    """A picture that is too long for JPEG, and names without a suffix of a picture, are refused."""
+    """A picture with sides too long for JPEG, and names without an image suffix, are refused."""
     long = result_of({"probability": np.ones(4) / 4}, CLASSIFICATION, size=(65600, 1))
     for name, words in (
         ("out.jpg", r"JPEG holds at most 65500 pixels along a side; save it as PNG"),

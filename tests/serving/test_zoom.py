@@ -1,4 +1,4 @@
-"""Photos of other magnifications: predictions at the training's zoom, returned at the photo's own size."""
+"""Photos of other magnifications are predicted at the training's magnification, and results have the photo's size."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from axial.tasks.segmentation.evaluator import PANOPTIC
 
 
 class Discs:
-    """Segments bright objects like a network trained on discs of 20 pixels, which cuts large objects into pieces."""
+    """Segments bright objects like a network that is trained on discs of 20 pixels and cuts large discs in pieces."""
 
     spec, evaluator, scale, objects = NUCLEI, PANOPTIC, 1.5, Objects(3, 30, (10, 20, 40), (0, 5, 20))
 
@@ -38,7 +38,7 @@ class Discs:
 
 
 def photo_of(diameter, background=0):
-    """(photo of 4x5 discs, uint8 [h, w, 3]; number of each pixel's disc, int [h, w], 0 for none)."""
+    """Returns (photo of 4x5 discs, uint8 [h, w, 3]; number of each pixel's disc, int [h, w], 0 for background)."""
     step = 2 * diameter
     rows, columns = (x[: 4 * step, : 5 * step] for x in np.indices([4 * step, 5 * step]))
     inside = np.hypot(rows % step - diameter + 0.5, columns % step - diameter + 0.5) <= diameter / 2
@@ -47,7 +47,7 @@ def photo_of(diameter, background=0):
 
 
 def disc_ious(result, truth):
-    """List of the IoU of each true disc with the segment at its centre. All discs must have different segments."""
+    """Returns the list of each true disc's IoU with the segment at the disc's centre. Asserts that segments differ."""
     centers = ndimage.center_of_mass(truth > 0, truth, range(1, truth.max() + 1))
     ids = [int(result.panoptic[int(y), int(x)]) for y, x in centers]
     assert len(set(ids)) == truth.max()
@@ -57,9 +57,9 @@ def disc_ious(result, truth):
 
 @pytest.mark.parametrize("diameter", [6, 40, 150])
 def test_objects_are_found_at_every_magnification(diameter):
-    """Discs of 6, 40 and 150 pixels, with a given or an automatic diameter: all 20 are found.
+    """All 20 discs of 6, 40 and 150 pixels are found, with a given and with an automatic diameter.
 
-    Zoom, IoUs, areas and boxes fit the discs, and areas and boxes are in pixels of the photo.
+    Zoom, IoUs, areas and boxes fit the discs. Areas and boxes are in pixels of the photo.
     """
     photo, truth = photo_of(diameter)
     for given in ("auto", diameter, str(diameter)):
@@ -74,7 +74,7 @@ def test_objects_are_found_at_every_magnification(diameter):
 
 
 def test_what_is_far_from_the_training_is_noted():
-    """Discs that are much smaller or larger, a bright background and an empty photo give a warning each."""
+    """Much smaller discs, much larger discs, a bright background and an empty photo each give a warning."""
 
     def warnings(diameter, background=0, given=None):
         predictor = Discs() if given is None else Zoomed(Discs(), given)
@@ -102,7 +102,7 @@ def test_values_that_are_no_diameter(diameter):
 
 
 def test_photos_and_models_that_have_no_zoom():
-    """Extreme diameters and models without `objects` raise InputError; tiny photos have a prediction."""
+    """Extreme diameters and models without `objects` raise InputError. Tiny photos get a prediction."""
     for diameter in (1e9, 1e-9):
         with pytest.raises(InputError, match=r"^200x160 pixels become \d+x\d+ at the zoom .*; expected 1 to 268435456"):
             Zoomed(Discs(), diameter)(photo_of(20)[0])

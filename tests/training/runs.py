@@ -1,4 +1,4 @@
-"""Small runs for the tests of the trainer."""
+"""Small trainings for the tests of the trainer."""
 
 import glob
 import os
@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import tests.conftest  # noqa: F401, it sets graph optimisation, also in the processes that tests start
+import tests.conftest  # noqa: F401, sets graph optimisation, also in processes that tests start
 from axial.layers import BatchNorm, BatchNormConfig
 from axial.models.outputs import LOGITS
 from axial.models.registry import ModelConfig
@@ -53,7 +53,7 @@ class SmallTask(ToyTask):
 
 
 def small_task(data_dir, width=4, spoilt=None, **data):
-    """A `SmallTask` on the data set of `colours_dir`."""
+    """Returns a `SmallTask` on a data set like `colours_dir`."""
     task = SmallTask(ModelConfig("resnet_nano"), ClassificationData("train", "val", (SIDE, SIDE), **data), data_dir)
     task.width, task.spoilt = width, spoilt
     return task
@@ -83,11 +83,11 @@ def run(
 
 
 class Begun(Exception):
-    """Ends a training before its first step. Its arguments are that step and the `TrainStep`."""
+    """Ends a training before its first step. The exception's arguments are the step's number and the `TrainStep`."""
 
 
 def begin(*arguments, **options):
-    """(step, `TrainStep`) of a `run` that is stopped before its first step."""
+    """Calls `run`, and stops it before its first step. Returns (number of the step, `TrainStep`)."""
     kept = trainer.Evaluations
 
     def evaluations(loop, model_dir):
@@ -103,7 +103,7 @@ def begin(*arguments, **options):
 
 
 def curve(model_dir, tag="total"):
-    """dict from steps to the last value of a summary at each step."""
+    """Returns a dict from each step to the last value of the summary `tag` at the step."""
     values = {}
     for path in sorted(glob.glob(os.path.join(model_dir, "events*")), key=os.path.getmtime):
         events = EventAccumulator(path, {"tensors": 0}).Reload()
@@ -113,7 +113,7 @@ def curve(model_dir, tag="total"):
 
 
 def weights(model_dir, start="model/"):
-    """dict of the arrays in a run's latest checkpoint whose names begin with `start`."""
+    """Returns a dict from names that begin with `start` to the arrays in a run's latest checkpoint."""
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
     names = [n for n in reader.get_variable_to_shape_map() if n.startswith(start)]
     return {n: reader.get_tensor(n) for n in names if "OBJECT" not in n}

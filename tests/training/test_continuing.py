@@ -1,4 +1,4 @@
-"""A run's folder keeps its hyperparameters: a resumed training uses the same ones, or prints which it changes."""
+"""A run's folder stores the hyperparameters. A resumed training uses the same ones, or prints which ones it changes."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from tests.training.runs import SmallTask, begin, run, small_task
 
 @pytest.fixture(scope="module")
 def begun(colours_dir, tmp_path_factory):
-    """A run of two steps."""
+    """The folder of a run of two steps."""
     path = tmp_path_factory.mktemp("begun")
     run(colours_dir, path, steps=2)
     return path
@@ -35,9 +35,9 @@ def begun(colours_dir, tmp_path_factory):
 
 @pytest.fixture
 def goes_on(colours_dir, begun, tmp_path):
-    """Function that resumes a copy of the run up to its first step. It returns (folder of the copy, that step).
+    """A function that resumes a copy of the run up to its first step. It returns (folder of the copy, step).
 
-    `before` is a function that changes the copy. The other arguments go to `run`.
+    Its argument `before` is a function that changes the copy. Its other arguments go to `run`.
     """
 
     def resume(before=None, **options):
@@ -50,16 +50,16 @@ def goes_on(colours_dir, begun, tmp_path):
 
 
 def panoptic_task(sample_dir, repeats=(1, 0, 0, 0), arguments=None, **options):
-    """A panoptic task of a tiny network on the sample data, with a canvas of 33x33."""
+    """Returns a panoptic task with a tiny network, for the sample data on a canvas of 33x33."""
     return make_task(sample_dir, (33, 33), model={"arguments": {"repeats": repeats, **(arguments or {})}}, **options)
 
 
 def kept(folder):
-    """The content of a run's training.json."""
+    """Returns the content of a run's training.json."""
     return json.loads((folder / "training.json").read_text())
 
 
-# name of the setting -> (change of the run, change of the task, regular expression that matches the message).
+# dict from a setting's name to (change of the run, change of the task, regular expression that matches the message).
 CHANGES = {
     "batch": ({"batch": 4}, {}, "batch is 2 in the run and 4 here"),
     "seed": ({"seed": 7}, {}, "seed is 0 in the run and 7 here"),
@@ -91,13 +91,13 @@ def test_another_setting_is_refused_or_asked_for(sample_dir, tmp_path, name, cap
     keep_settings(str(tmp_path), other, step=7)
     content = kept(tmp_path)
     assert [(change["step"], change["setting"].partition(".")[0]) for change in content["changes"]] == [(7, name)]
-    check_continues(str(tmp_path), other)  # the same command, after another stop
+    check_continues(str(tmp_path), other)  # the command resumes once more
     keep_settings(str(tmp_path), other, step=9)
     assert kept(tmp_path) == content and content["settings"] == other
 
 
 def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
-    """A run without some settings continues with the defaults of `BEFORE`, and refuses other values."""
+    """If a run lacks some settings, it continues with their values in `BEFORE`, and refuses other values."""
 
     def settings(decay_tables=False, **data):
         optimizer, training = NesterovMomentum(0.1, decay_tables=decay_tables), TrainingConfig(steps=10, batch=2)
@@ -120,7 +120,7 @@ def test_settings_that_older_runs_lack_are_what_they_were(sample_dir, tmp_path):
 
 
 def test_a_training_is_refused_or_goes_on(goes_on, monkeypatch):
-    """Two settings differ: the training needs both names in `change`, and refuses a name that does not exist."""
+    """If two settings differ, `change` must have both names. A name that does not exist is refused."""
     options = dict(batch=4, rate=0.002)
     with monkeypatch.context() as patch, pytest.raises(InputError) as caught:
         patch.setattr(SmallTask, "build_model", None)  # the settings are checked before a model is built
@@ -134,7 +134,7 @@ def test_a_training_is_refused_or_goes_on(goes_on, monkeypatch):
 
 
 def test_what_changes_no_weight_may_change(colours_dir, goes_on):
-    """The evaluation split, rematerialisation, the backend and the intervals are no hyperparameters."""
+    """The evaluation split, rematerialisation, the backend and the intervals may change: they change no weight."""
     task = small_task(colours_dir)
     task.data = dataclasses.replace(task.data, eval_split="train")
     task.model = dataclasses.replace(task.model, recompute="block", backend="xla")
@@ -156,7 +156,7 @@ def test_a_copy_of_the_data_is_the_same_data(colours_dir, goes_on, tmp_path):
 
 
 def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
-    """Without training.json the run resumes with other settings and a warning, and then has a training.json."""
+    """A run without training.json resumes with other settings, prints a warning, and gets a training.json."""
     folder, step = goes_on(before=lambda folder: (folder / "training.json").unlink(), rate=0.002)
     assert step == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -167,7 +167,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_warning(goes_on, capsys):
 
 
 def test_settings_of_another_version_are_not_compared(goes_on):
-    """Names that only the run or only this version has are skipped."""
+    """Settings whose names only the run or only this version has are not compared."""
 
     def other_version(folder):
         content = kept(folder)
@@ -182,7 +182,7 @@ def test_settings_of_another_version_are_not_compared(goes_on):
 
 
 def loop_of(optimizer, value=5.0):
-    """A stand-in for a `TrainStep` with a model of one weight, which starts at `value`."""
+    """Returns a stand-in for a `TrainStep`. Its model has one weight, which starts at `value`."""
     start = keras.initializers.Constant(value)
     model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer=start, input_shape=(1,))])
     optimizer, config = optimizer.build(model.trainable_variables), types.SimpleNamespace(init_checkpoint=None)
@@ -190,7 +190,7 @@ def loop_of(optimizer, value=5.0):
 
 
 def weights_of_steps(loop, count=12, first=0):
-    """[(weight, its moving average or the weight)] after each of `count` steps. Step s has the gradient cos(s)."""
+    """Returns [(weight, moving average, or the weight without one)] after each step. Step s has the gradient cos(s)."""
     values = []
     for step in range(first, first + count):
         loop.optimizer.apply([tf.constant([[np.cos(step)]], tf.float32)], loop.model.trainable_variables)
@@ -218,7 +218,7 @@ OPTIMIZERS = {
     [("RAdam", "RAdam"), ("averaged", "averaged"), ("RAdam", "averaged"), ("averaged", "Adam"), ("Adam", "RAdam")],
 )
 def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_path):
-    """Another optimizer moves the run's weights like the weights of a new training. The same optimizer continues."""
+    """Another optimizer starts from the run's weights with new slots. The same optimizer continues with its slots."""
 
     def restored():
         loop = loop_of(OPTIMIZERS[after](0.01), value=-3.0)
@@ -232,17 +232,17 @@ def test_another_optimizer_begins_at_the_weights_of_the_run(before, after, tmp_p
     expected = weights_of_steps(first if before == after else loop_of(OPTIMIZERS[after](0.01), value))
     second = restored()
     with averaged(second.optimizer, second.model.trainable_variables) if before != after else contextlib.nullcontext():
-        assert second.model.get_weights()[0].item() == value  # the average starts at the weight too
-    save(second, tmp_path, 8)  # stopped before its first step
+        assert second.model.get_weights()[0].item() == value  # the average also starts at the weight
+    save(second, tmp_path, 8)  # a stop before the first step
     third = restored()
     actual = weights_of_steps(third, 5)
-    save(third, tmp_path, 12)  # and after five
+    save(third, tmp_path, 12)  # a stop after five steps
     actual += weights_of_steps(restored(), 7, first=5)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_changed_number_is_the_learning_rate(tmp_path):
-    """The checkpoint stores a constant learning rate of 0.1; the new rate of 0.2 wins."""
+    """The checkpoint stores a constant learning rate of 0.1. The new rate of 0.2 replaces it."""
     save(loop_of(NesterovMomentum(0.1)), tmp_path, 3)
     loop = loop_of(NesterovMomentum(0.2))
     trainer._restored(loop, latest_checkpoint(str(tmp_path)), None)

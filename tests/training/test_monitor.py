@@ -22,7 +22,7 @@ from tests.cloud.slice_fixture import until
 
 
 def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
-    """100 loops of 1 to 100 seconds per step, a quarter of each waiting: status.json has their statistics."""
+    """100 loops take 1 to 100 seconds per step, a quarter of it for data. status.json has their statistics."""
     status = monitor.Status(str(tmp_path), steps=300, batch=8)
     status.write("training", 0)
     assert read_json(str(tmp_path / "status.json"), schemas.RunStatus)[1].seconds_per_step is None
@@ -41,7 +41,7 @@ def test_a_status_has_percentiles_of_the_loops(tmp_path, monkeypatch):
 
 
 def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch, capfd):
-    """Writes less than 15 seconds apart are skipped unless the state changes. Two writes fail, which only prints."""
+    """A write within 15 seconds of the last one is skipped unless the state changes. A failed write only prints."""
     tried, errors = [], [None, OSError(5, "?"), None, tf.errors.UnknownError(None, None, "Stale file handle")]
 
     def failing(path, value):
@@ -61,7 +61,7 @@ def test_a_status_is_written_now_and_then_and_ends_nothing(tmp_path, monkeypatch
 
 
 def test_a_notice_of_maintenance_is_seen(monkeypatch):
-    """The third read of the metadata has a notice, which becomes the reason to stop."""
+    """The third read of the metadata returns a notice of maintenance, which becomes the reason to stop."""
     notices = iter(("", "", "maintenance-event TERMINATE"))
     monkeypatch.setattr(monitor.metadata, "host", lambda: "here")
     monkeypatch.setattr(monitor.metadata, "notice", notices.__next__)
@@ -120,7 +120,7 @@ def test_requests_leave_nothing_behind():
 
 
 def test_a_step_that_hangs_shows_every_thread(capfd):
-    """A thread that sleeps for longer than the limit shows up in the stacks. Calls in time show nothing."""
+    """If no call comes within the limit, all threads' stacks are printed. Calls within the limit print nothing."""
 
     def hang_here():
         time.sleep(0.8)
@@ -146,12 +146,12 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     [
         ("run", [90, 98], []),
         ("run", [90, 99, 105, 110, 120], ["run", "stop"]),
-        ("run", [105, 107], ["run", "stop"]),  # resumed, and stopped within the trace
-        (None, [99, 110], []),  # another worker
+        ("run", [105, 107], ["run", "stop"]),  # the training resumes and stops within the trace
+        (None, [99, 110], []),  # a worker that is not the chief
     ],
 )
 def test_a_trace_has_the_steps_that_are_asked_for(tmp_path, monkeypatch, folder, steps, calls):
-    """A trace of the steps 100 to 110 starts after step 99 and stops after step 110; no loop crosses these edges."""
+    """A trace of steps 100 to 110 starts after step 99 and stops after step 110. No loop crosses these two steps."""
     called = []
     monkeypatch.setattr(tf.profiler.experimental, "start", called.append)
     monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: called.append("stop"))

@@ -11,7 +11,7 @@ from tests.conftest import two_replicas
 
 
 class Oracle:
-    """Rectified Adam inside Lookahead, by the papers, for one float64 array."""
+    """Rectified Adam inside Lookahead, by the papers' rules, for one float64 array."""
 
     def __init__(self, weight, beta_1, beta_2, epsilon, period, slow_step, decay):
         self.fast, self.slow = weight.astype(np.float64), weight.astype(np.float64)
@@ -39,7 +39,7 @@ class Oracle:
 
 
 def test_slow_weights_start_where_training_does():
-    """Lookahead does not pull weights that were loaded after the slots were made back to the old weights."""
+    """If weights are loaded after the slots are made, Lookahead's slow weights start from the loaded weights."""
     variable = tf.Variable([0.0])
     optimizer = RAdamLookahead(1e-3).build([variable])
     variable.assign([100.0])
@@ -103,7 +103,7 @@ class AdamOracle:
         return self.weight
 
 
-RULES = {  # name -> (function of a rate, function of a weight and its decay, decay of position tables)
+RULES = {  # dict from name to (optimizer by rate, oracle by weight and decay, weight decay of position tables)
     "radam": (
         lambda rate: RAdamLookahead(rate, decay=0.1),
         lambda weight, decay: Oracle(weight, 0.9, 0.999, 1e-7, 5, 0.5, decay),
@@ -129,7 +129,7 @@ RULES = {  # name -> (function of a rate, function of a weight and its decay, de
 
 
 def optimized(start, factors, optimizer, strategy):
-    """(variables by name, built optimizer, function of gradients by name and 'finite' that steps on all replicas)."""
+    """Returns (variables by name, built optimizer, function of (gradients by name, finite) that runs a step)."""
     variables = {k: tf.Variable(v, dtype=tf.float32, name=k) for k, v in start.items()}
     for name, factor in factors.items():
         variables[name].learning_rate_factor = factor
@@ -143,7 +143,7 @@ def optimized(start, factors, optimizer, strategy):
 
 
 def check_values(actual, expected, **tolerances):
-    """Checks that each copy of a variable equals the oracle's array."""
+    """Checks that each replica's copy of a variable equals the oracle's array."""
     for copy in actual:
         np.testing.assert_allclose(copy.numpy(), expected, **tolerances)
 
@@ -176,7 +176,7 @@ def test_an_optimizer_equals_its_oracle(rule, replicas):
 
 
 def test_offsets_move_a_tenth_as_far_as_with_the_whole_learning_rate():
-    """Dai et al., ICCV 2017."""
+    """The factor is from Dai et al., ICCV 2017."""
     layer = DeformableConv(4, 3, norm=None)
     layer.build([1, 5, 5, 4])
     factors = [getattr(weight, "learning_rate_factor", None) for weight in (layer.offset_kernel, layer.offset_bias)]

@@ -1,4 +1,4 @@
-"""Other processes compute the same metrics bit by bit, in order, and end with their parent."""
+"""Scoring processes compute the same metrics as one process, bit by bit, and end with their parent."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def photos(sample_dir, shard=(0, 1), skip=0):
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
-    """A stop after three examples: the second run skips the scored examples, and its scores equal one process's."""
+    """After a stop at three examples, the second run skips the scored examples. Scores equal one process's scores."""
     monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
     expected = PanopticMetrics(COCO)
     expected_decoded = [expected.update(*pair) for pair in shifted(photos(sample_dir))]
@@ -58,14 +58,14 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
     np.testing.assert_equal(actual_decoded, expected_decoded[:3] + expected_decoded[skipped[1] :])
     np.testing.assert_equal(result, expected.result())
     np.testing.assert_equal(run(), result)
-    assert len(skipped) == 2  # a complete evaluation reads no examples
+    assert len(skipped) == 2  # after a complete evaluation, no example is read
     with pytest.raises(InputError, match="its step is 1 and not 2"):
         SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2}).restore()
 
 
 def test_no_process_outlives_the_one_that_was_killed(tmp_path):
     """The scoring process ends within 60 seconds after SIGKILL of its parent."""
-    script = tmp_path / "script.py"  # without `if __name__ == "__main__"`, like scripts of users
+    script = tmp_path / "script.py"  # has no `if __name__ == "__main__"`, like users' scripts
     script.write_text(
         "import functools, itertools, os, time\n"
         "from axial.training import processes\n"

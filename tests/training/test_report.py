@@ -1,4 +1,4 @@
-"""The report of a split: its photos, its pictures, and its page in a real browser."""
+"""The report of a split: the chosen photos, their pictures, and the page in a real browser."""
 
 import html.parser
 import os
@@ -46,7 +46,7 @@ def test_the_worst_and_the_best_are_shown(page):
 
 
 def test_the_pictures_are_those_of_the_extremes_after_every_photo(tmp_path):
-    """80 photos with equal or missing qualities in random order. A photo is drawn only if it is an extreme then."""
+    """80 photos in random order have equal or missing qualities. A photo is drawn only if it is an extreme so far."""
     drawn, photos, rng = [], [], np.random.default_rng(0)
 
     class Dots:

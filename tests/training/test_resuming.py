@@ -76,7 +76,7 @@ def test_killed_and_terminated_runs_go_on_to_the_same_bits(colours_dir, tmp_path
 
 
 def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours_dir, uninterrupted, tmp_path):
-    """With a learning rate of 0 the weights stay the other run's. The resume works after the other run is gone."""
+    """With a learning rate of 0, the weights stay the other run's weights. The run resumes without the other run."""
     other = shutil.copytree(uninterrupted, tmp_path / "other")
     options = dict(rate=0.0, init_checkpoint=str(other))
     run(colours_dir, tmp_path / "run", steps=2, **options)
@@ -90,14 +90,14 @@ def test_a_run_starts_from_another_runs_weights_and_resumes_without_them(colours
 
 
 def skips(task):
-    """A list that collects the argument `skip` of each later call of the task's `eval_dataset`."""
+    """Returns a list that will collect the argument `skip` of each call of the task's `eval_dataset`."""
     examples, skipped = task.eval_dataset, []
     task.eval_dataset = lambda **arguments: skipped.append(arguments.get("skip")) or examples(**arguments)
     return skipped
 
 
 def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tmp_path, monkeypatch):
-    """The same command first completes the interrupted evaluation, and leaves the same files as an untouched run."""
+    """The same command first completes the interrupted evaluation. The files equal an uninterrupted run's files."""
     options, scored = dict(steps=2, eval_interval=2), SplitRun.run
     whole = run(colours_dir, tmp_path / "whole", **options)
 
@@ -116,7 +116,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
     task = small_task(colours_dir)
     skipped = skips(task)
     np.testing.assert_equal(run(colours_dir, tmp_path / "killed", task=task, **options), whole)
-    assert skipped == [None, 1]  # first the check of the split; then one example was scored before the stop
+    assert skipped == [None, 1]  # the check of the split, then the evaluation without the scored example
     assert not (tmp_path / "killed" / ".evaluating").exists()
     for name in ("evaluated.json", "best/scores.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -124,7 +124,7 @@ def test_an_evaluation_that_was_killed_or_stopped_is_made_up_for(colours_dir, tm
 
 
 def evaluations_of(task, folder):
-    """`Evaluations` of a task whose model is new, with an evaluation after every step."""
+    """Returns the `Evaluations` of a task with a new model, and an evaluation after every step."""
     config = types.SimpleNamespace(eval_interval=1, steps=9, hang_seconds=1e6, is_compiled=lambda: False)
     optimizer = types.SimpleNamespace(averages=())
     about = dict(task=task, config=config, strategy=tf.distribute.get_strategy(), optimizer=optimizer)
@@ -135,7 +135,7 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
     """After a change of data or evaluation settings, earlier scores and finished evaluations no longer count."""
 
     def best_after(step, score, task):
-        """Evaluates with this score. Returns (step of the best checkpoint, whether the step counted as evaluated)."""
+        """Evaluates with this score. Returns (step of the best checkpoint, whether the step was evaluated before)."""
         monkeypatch.setattr(SplitRun, "run", lambda *args, **kwargs: {"right": score})
         evaluations = evaluations_of(task, tmp_path)
         done = evaluations.is_done(step)
@@ -154,7 +154,7 @@ def test_a_best_score_is_of_its_evaluation(colours_dir, tmp_path, monkeypatch):
 
 
 def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
-    """Older files have a score and a step, but no evaluation settings."""
+    """The files of an older version have a score and a step, but no evaluation settings."""
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "scores.json").write_text('{"step": 3, "right": 0.5}')
     (tmp_path / "evaluated.json").write_text('{"step": 3}')
@@ -164,7 +164,7 @@ def test_a_best_score_of_an_older_version_counts(colours_dir, tmp_path):
 
 
 def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path, monkeypatch):
-    """Each of six examples and the end restart the hang timer. A damaged state is discarded."""
+    """The hang timer restarts after each of six examples and at the end. A damaged state is discarded."""
     resets = []
     monkeypatch.setattr(evaluating, "show_hangs", resets.append)
     (tmp_path / ".evaluating").mkdir()
@@ -177,7 +177,10 @@ def test_a_long_evaluation_is_no_hang(colours_dir, tmp_path, monkeypatch):
 
 
 def damage(folder, changes):
-    """Changes files. `changes`: dict from patterns to new bytes, a function of the old bytes, or None to delete."""
+    """Changes files. `changes`: dict from glob patterns to new bytes, to a function of the old bytes, or to None.
+
+    None deletes the file.
+    """
     for pattern, change in changes.items():
         paths = list(folder.glob(pattern))
         assert paths, pattern
@@ -193,13 +196,13 @@ def half(data):
 
 
 def flipped(data):
-    """The data with one bit flipped."""
+    """Returns the data with one bit flipped."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
 
 
 ELSEWHERE = b'model_checkpoint_path: "/elsewhere/run/ckpt-10"\nall_model_checkpoint_paths: "/elsewhere/run/ckpt-10"\n'
-# name -> (damage to a run with checkpoints at the steps 6, 8 and 10, step that it resumes from or message).
+# dict from name to (damage to a run with checkpoints at steps 6, 8 and 10, step that the run resumes from or message).
 DAMAGED = {
     "no list": ({"checkpoint": None}, 10),
     "a list of another machine": ({"checkpoint": ELSEWHERE}, 10),
@@ -214,7 +217,7 @@ DAMAGED = {
 
 @pytest.fixture(scope="module")
 def kept(uninterrupted, tmp_path_factory):
-    """The folder of the uninterrupted run, with its last three checkpoints and a best one of no bytes."""
+    """The folder of the uninterrupted run, with the last three checkpoints and an empty best checkpoint."""
     path = tmp_path_factory.mktemp("kept") / "run"
     shutil.copytree(uninterrupted, path)
     damage(path, {"ckpt-[24].*": None})
@@ -225,7 +228,7 @@ def kept(uninterrupted, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_path, kind, capfd):
-    """If no checkpoint is whole, the run is refused in one line. In no case is a checkpoint lost."""
+    """If no checkpoint is whole, one line refuses the run. In all cases, the checkpoints stay as they are."""
     changes, expected = DAMAGED[kind]
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, changes)
@@ -243,15 +246,15 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(colours_dir, kept, tmp_p
 
 
 def contents(folder):
-    """dict from the paths of checkpoint files to their bytes."""
+    """Returns a dict from the paths of checkpoint files to their bytes."""
     return {path: path.read_bytes() for path in pathlib.Path(folder).glob("**/*ckpt*") if path.is_file()}
 
 
 def test_the_good_checkpoints_stay_while_a_run_saves(colours_dir, kept, tmp_path):
-    """A resumed run removes the oldest checkpoints of its folder, also if TensorFlow's list is wrong."""
+    """A resumed run removes the oldest checkpoints in its folder, even if TensorFlow's list is wrong."""
     folder = shutil.copytree(kept, tmp_path / "moved")
     damage(folder, {"ckpt-10.index": None})
-    run(colours_dir, folder, keep=3, steps=3, checkpoint_interval=1)  # it is already past these steps
+    run(colours_dir, folder, keep=3, steps=3, checkpoint_interval=1)  # the run has already done these steps
     assert {p.name for p in folder.glob("ckpt-*.index")} == {"ckpt-6.index", "ckpt-8.index"}
     damage(folder, {"checkpoint": ELSEWHERE})
     run(colours_dir, folder, keep=3, steps=12)
@@ -260,7 +263,7 @@ def test_the_good_checkpoints_stay_while_a_run_saves(colours_dir, kept, tmp_path
 
 
 def test_a_first_save_that_was_killed_is_no_trace(colours_dir, tmp_path):
-    """A folder with only a half-written first checkpoint: the run starts at step 0 and removes it."""
+    """If a folder has only a half-written first checkpoint, the run removes it and starts at step 0."""
     (tmp_path / "ckpt-2_temp").mkdir()
     (tmp_path / "ckpt-2_temp" / "part-00000-of-00001.index").write_bytes(b"part")
     (tmp_path / "ckpt-2.data-00000-of-00001").write_bytes(b"part")

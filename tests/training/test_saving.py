@@ -1,4 +1,4 @@
-"""Checkpoints of a run: failing saves, links, and TensorFlow's list of checkpoints."""
+"""Saving of a run's checkpoints: failing saves, links, and TensorFlow's list of checkpoints."""
 
 import os
 
@@ -13,12 +13,12 @@ from axial.weights.restore import find_checkpoint, latest_checkpoint
 
 
 def saver(folder):
-    """A `Saver` of one variable that keeps two checkpoints."""
+    """Returns a `Saver` for one variable. It keeps two checkpoints."""
     return Saver(tf.train.Checkpoint(x=tf.Variable(1.0)), str(folder), 2, tf.distribute.get_strategy())
 
 
 def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
-    """Three errors of a file system: the saver waits 1, 2 and 4 seconds, prints three lines, and then succeeds."""
+    """After three errors of a file system, the saver has waited 1, 2 and 4 seconds and printed three lines."""
     waits = []
     failures = [
         tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
@@ -40,7 +40,7 @@ def test_a_save_is_tried_again(tmp_path, monkeypatch, capfd):
 
 
 def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypatch):
-    """Each save syncs its files and the folder first, then the list and the folder; the list keeps two checkpoints."""
+    """Each save syncs its files and the folder, then the list and the folder. The list keeps two checkpoints."""
     checkpoints, syncs, fsync = saver(tmp_path), [], os.fsync
 
     def synced(handle):
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_on_the_disk_before_the_list_names_it(tmp_path, monkeypa
 
 
 def test_no_checkpoint_is_written_through_a_link(tmp_path):
-    """The names of a checkpoint's files are links out of the run. A save replaces them and leaves their targets."""
+    """The files of a checkpoint are links out of the run. A save replaces the links, and their targets stay."""
     victim, home, run = tmp_path / "victim", tmp_path / "home", tmp_path / "run"
     victim.write_text("mine")
     for folder in (home, run):
@@ -83,7 +83,7 @@ def test_no_checkpoint_is_written_through_a_link(tmp_path):
 
 
 def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
-    """Temporary folders of a killed save are removed, but not the target of a link in them."""
+    """The temporary folders of a killed save are removed, but not the targets of links in these folders."""
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()
     (home / "file").write_text("mine")
@@ -96,7 +96,7 @@ def test_what_a_killed_save_left_is_removed_without_what_it_leads_to(tmp_path):
 
 @pytest.mark.parametrize("name", ["{root}/mine", "below/../../mine", "out/mine", "*/mine"])
 def test_a_list_of_checkpoints_names_its_own_folder_alone(tmp_path, name):
-    """A list names a file outside the run. TensorFlow would remove it as the oldest checkpoint; the saver does not."""
+    """The list names a checkpoint outside the run. TensorFlow would remove it as the oldest one. The saver does not."""
     run, mine = tmp_path / "run", [tmp_path / "mine.index", tmp_path / "mine.data-00000-of-00001"]
     (run / "below").mkdir(parents=True)
     (run / "out").symlink_to(tmp_path)

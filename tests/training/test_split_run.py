@@ -47,7 +47,7 @@ def texts_split(folder, texts, **_):
 
 
 def named_wrongly(example):
-    """A prediction: the ground truth's segments, of which a random half gets the class person, all with one score."""
+    """Predicts the ground truth's segments with equal scores. A random half of them gets the class person."""
     segments, classes = segment_map(example).numpy(), example["segment/class"].numpy()
     rng = np.random.default_rng(int(example["image/id"]))
     named = np.where(rng.random(len(classes)) < 0.5, classes, 0)
@@ -64,7 +64,7 @@ def translated(example):
     return {"translation": example["reference"].numpy().decode()[: int(example["id"]) + 3]}
 
 
-CASES = {  # name -> (evaluator, function that converts the split, function that predicts an example)
+CASES = {  # dict from name to (evaluator, function that converts the split, function that predicts an example)
     "panoptic": (PANOPTIC, coco_split, named_wrongly),
     "classification": (CLASSIFICATION, colours_split, guessed),
     "translation": (TRANSLATION, texts_split, translated),
@@ -72,7 +72,7 @@ CASES = {  # name -> (evaluator, function that converts the split, function that
 
 
 def evaluated(case, data, split, folder, until=None, **options):
-    """Evaluates a split, at most `until` examples of it. Returns (`SplitRun`, its result, number of predictions)."""
+    """Evaluates at most `until` examples of a split. Returns (`SplitRun`, result or None, number of predictions)."""
     kind, _, predict = case
     spec, asked = read_manifest(data, split)["spec"], []
 
@@ -94,7 +94,7 @@ class Stopped(Exception):
 
 
 def unordered(scores):
-    """The scores with every list sorted."""
+    """Returns the scores with every list sorted."""
     if isinstance(scores, dict):
         return {name: unordered(value) for name, value in scores.items()}
     return sorted(map(unordered, scores), key=json.dumps) if isinstance(scores, list) else scores
@@ -104,7 +104,7 @@ def unordered(scores):
 def test_permuted_records_have_the_scores_and_results_of_records_in_order(
     name, colours_dir, texts_dir, tmp_path, monkeypatch
 ):
-    """The split in its original order and two merged shards of its permutation have the same scores and results."""
+    """A split in its items' order, and two merged shards of the permuted split, have equal scores and results."""
     data, outcomes, orders = tmp_path / "older", [], []
     monkeypatch.setattr(convert, "Conversion", functools.partial(convert.Conversion, permutation=None))
     split = CASES[name][1](str(data), colours=colours_dir, texts=texts_dir)
@@ -124,7 +124,7 @@ def test_permuted_records_have_the_scores_and_results_of_records_in_order(
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    """Function that evaluates the sample with `named_wrongly` into a folder and returns the scores."""
+    """A function of a folder that evaluates predictions of `named_wrongly` on the sample. It returns the scores."""
     data = str(tmp_path_factory.mktemp("named"))
     split = coco_split(data)
 
@@ -144,7 +144,7 @@ def state_of(folder, shard):
 
 @pytest.fixture(scope="module")
 def interrupted(colours_dir, tmp_path_factory):
-    """Function that evaluates a classifier's split into a folder. It returns (result, number of predictions)."""
+    """A function of a folder that evaluates a classifier's split. It returns (result, number of predictions)."""
     data = str(tmp_path_factory.mktemp("interrupted"))
     case, split = CASES["classification"], colours_split(data, colours=colours_dir)
 
@@ -157,13 +157,13 @@ def interrupted(colours_dir, tmp_path_factory):
 
 @pytest.fixture
 def each_photo(monkeypatch):
-    """Writes the state after each example."""
+    """Makes evaluations write their state after each example."""
     monkeypatch.setattr(split_run, "INTERVAL", 0)
     monkeypatch.setattr(split_run, "RARELY", 0)
 
 
 def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
-    """After a stop at two examples, a second run predicts the others and a third run none. Results are equal."""
+    """After a stop at two examples, the second run predicts the others, and the third run none. Results are equal."""
     whole, count = interrupted(tmp_path / "whole")
     assert interrupted(tmp_path / "resumed", until=2) == (None, 2)
     for left in (count - 2, 0):
@@ -173,14 +173,14 @@ def test_an_evaluation_goes_on_to_the_bits_of_the_whole(interrupted, tmp_path, e
 
 
 def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo):
-    """`merge` refuses an unfinished shard. Merged scores equal the whole split's, and shards' states are removed."""
+    """`merge` refuses an unfinished shard. Merged scores equal the whole split's. `merge` removes shards' states."""
     whole, _ = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "shards", shard=(0, 2), until=1)
     interrupted(tmp_path / "shards", shard=(1, 2))
     with pytest.raises(InputError, match=r"0-of-2.state.json: not finished; evaluate --shard=0/2 first"):
         merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
     interrupted(tmp_path / "shards", shard=(0, 2))
-    for _ in range(2):  # first from the shards, then from the state of the whole split
+    for _ in range(2):  # from the shards' states, then from the whole split's state
         merged = merge(str(tmp_path / "shards"), interrupted.split, find_evaluator)
         np.testing.assert_equal(unordered(merged.metrics.result()), unordered(whole))
         names = [path.name for path in (tmp_path / "shards").glob(".*")]
@@ -188,7 +188,7 @@ def test_shards_merge_to_the_bits_of_the_whole(interrupted, tmp_path, each_photo
 
 
 def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
-    """An older state has only the sum of the confidences of each calibration bin."""
+    """A state of an older version has only the sum of the confidences in each calibration bin."""
     whole, count = interrupted(tmp_path / "whole")
     interrupted(tmp_path / "older", until=2)
     path = tmp_path / "older" / f".{interrupted.split}.0-of-1.state.json"
@@ -202,7 +202,7 @@ def test_a_state_of_an_older_version_goes_on(interrupted, tmp_path, each_photo):
 
 
 def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path, each_photo):
-    """A state that is cut, of another identity, or without annotations or scores raises InputError."""
+    """A truncated state, a state of another evaluation, or one without annotations or scores raises InputError."""
     interrupted(tmp_path, until=2)
     path = tmp_path / f".{interrupted.split}.0-of-1.state.json"
     text, state = path.read_text(), json.loads(path.read_text())
@@ -219,7 +219,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(interrupted, tmp_path,
 
 
 def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
-    """Matches of three shards at two thresholds add up to the whole split's, and states keep the thresholds."""
+    """The matches of three shards at two thresholds add up to the whole split's matches. States store thresholds."""
     at = (0.5, 0.75)
     whole = named(tmp_path / "whole", thresholds=at)
     assert set(whole["matching"]) == {"0.5", "0.75"} and whole["matching"]["0.5"]["tp"] > 0
@@ -238,7 +238,7 @@ def test_shards_keep_their_thresholds_and_add_up(named, tmp_path):
 
 
 def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
-    """States without thresholds refuse a run with one, also as a shard, and do not merge with a shard that has one."""
+    """A state without thresholds refuses a run or a shard with a threshold, and does not merge with such a shard."""
     first, second = (), (0.5,)
     words = f"its thresholds is {list(first) or None} and not {list(second) or None}"
     named(tmp_path / "whole", thresholds=first)
@@ -252,7 +252,7 @@ def test_a_state_of_other_thresholds_is_refused(named, tmp_path):
 
 
 def written(folder):
-    """dict from the names of the JSON results in a folder to their bytes."""
+    """Returns a dict from the names of the JSON results in a folder to their bytes."""
     contents = {path.name: path.read_bytes() for path in pathlib.Path(folder).glob("[!.]*.json")}
     assert contents
     return contents

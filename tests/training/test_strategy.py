@@ -29,8 +29,8 @@ def test_mirrored_without_gpus_names_the_flag(monkeypatch):
 @pytest.mark.parametrize(
     "mesh,count,block",
     [
-        ([2, 4, 1, 1], 2, [1, 2, 1, 1]),  # a v5e: one core a chip, neighbours
-        ([2, 2, 1, 2], 2, [1, 1, 1, 2]),  # a v3: the two cores of a chip
+        ([2, 4, 1, 1], 2, [1, 2, 1, 1]),  # v5e, one core per chip: neighbouring chips
+        ([2, 2, 1, 2], 2, [1, 1, 1, 2]),  # v3: the two cores of a chip
         ([2, 2, 1, 2], 4, [1, 2, 1, 2]),
         ([4, 4, 1, 1], 16, [4, 4, 1, 1]),
     ],

@@ -1,4 +1,4 @@
-"""The train step: repeated steps, gradient accumulation, compilation, and steps that are not finite."""
+"""The train step: repetition of a bad step, gradient accumulation, compilation, and steps that are not finite."""
 
 import types
 import unittest.mock
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def repeat(task, step=3):
-    """`_repeat` of a step of eight images on two replicas, with two micro-batches each."""
+    """Calls `_repeat` for a step of eight images on two replicas with two micro-batches each."""
     model = keras.Sequential([keras.layers.Dense(1)])
     model(tf.zeros([1, 1]))
     config = types.SimpleNamespace(batch=8, seed=0, accumulate=2)
@@ -63,7 +63,7 @@ def test_a_step_is_repeated_in_the_parts_that_memory_held():
 
 
 def test_a_step_too_large_to_be_repeated_is_named_too(monkeypatch):
-    """If the repeated step runs out of memory, the error names the step without tensors."""
+    """If the repetition runs out of memory, the error names the step, but no tensor that is not finite."""
 
     def repeat(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
@@ -92,9 +92,9 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole(replicas, texts_dir):
 
 
 def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
-    """The two functions of a compiled step on two replicas equal the plain step bit by bit.
+    """A step that is split for compilation into two functions equals the plain step bit by bit, on two replicas.
 
-    XLA does not sum over replicas on CPUs, so this test replaces compilation by the plain function.
+    XLA does not sum over replicas on CPUs, so this test does not compile the functions.
     """
     task, config = small_task(colours_dir), TrainingConfig(1, 4, jit_compile="yes")
     _, whole = moved_by_a_step(task, 4, "no", two_replicas())

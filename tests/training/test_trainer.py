@@ -1,4 +1,4 @@
-"""Whole trainings: replicas, precision, the files that they write, and their messages when they cannot continue."""
+"""Whole trainings: replicas, precision, written files, and messages of trainings that cannot continue."""
 
 import dataclasses
 import glob
@@ -70,7 +70,7 @@ def test_a_split_without_any_label_is_refused_before_the_model_is_built(sample_d
 
 
 def test_what_a_run_leaves(colours_dir, tmp_path):
-    """Eight steps leave two checkpoints, a best one, summaries at every report, a trace and a status."""
+    """A run of eight steps leaves two checkpoints, a best checkpoint, summaries, a trace and a status file."""
     scores = run(colours_dir, tmp_path, steps=8, eval_interval=4, keep=2, profile=(8, 99))
     assert set(scores) == {"right"}
     assert sorted(p.name for p in tmp_path.glob("ckpt-*.index")) == ["ckpt-6.index", "ckpt-8.index"]
@@ -86,7 +86,7 @@ def test_what_a_run_leaves(colours_dir, tmp_path):
 
 
 def test_mixed_bfloat16_trains(colours_dir, tmp_path):
-    """Weights, statistics and slots stay in float32."""
+    """In mixed_bfloat16, weights, moving statistics and slots stay float32."""
     run(colours_dir, tmp_path, steps=2, precision="mixed_bfloat16")
     assert np.isfinite(list(curve(tmp_path).values())).all()
     saved = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
@@ -95,7 +95,7 @@ def test_mixed_bfloat16_trains(colours_dir, tmp_path):
 
 
 def test_a_step_that_is_not_finite_stops_training_there(colours_dir, tmp_path, monkeypatch):
-    """Step 3 is in the middle of a loop. Weights and slots equal those of a run of three steps."""
+    """Step 3 is in the middle of a loop. Weights and slots equal the weights and slots of a run of three steps."""
     run(colours_dir, tmp_path / "expected", steps=3)
     task, loops, kept = small_task(colours_dir, spoilt=3), [], trainer._run
     monkeypatch.setattr(trainer, "_run", lambda loop, *rest, **more: loops.append(loop) or kept(loop, *rest, **more))
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_model_is_named(colours_dir, tmp_path):
 
 
 def test_damaged_records_are_named(colours_dir, tmp_path):
-    """A training shard with a flipped bit, an evaluation shard with a spoilt photo: messages have shard and record."""
+    """A training shard has a flipped bit, and an evaluation shard a broken photo. The errors name shard and record."""
     data = shutil.copytree(colours_dir, tmp_path / "data")
     shard = next(data.glob("train-*.tfrecord"))
     content = bytearray(shard.read_bytes())
@@ -136,7 +136,7 @@ def test_damaged_records_are_named(colours_dir, tmp_path):
 
 
 def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkeypatch, capfd):
-    """Status, summaries, pictures and the trace fail at every write. The training prints each of them and goes on."""
+    """Every write of status, summaries, pictures and trace fails. The training prints each failure and continues."""
 
     def failing(*_, **__):
         raise tf.errors.UnknownError(None, None, "Stale file handle")
@@ -156,7 +156,7 @@ def test_what_only_people_look_at_ends_no_training(colours_dir, tmp_path, monkey
 
 
 def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, monkeypatch):
-    """An aborted request of a single process, and an unavailable worker, are Preempted with different messages."""
+    """An aborted request in a single process and an unavailable worker raise Preempted with different messages."""
 
     def failing(self, count):
         raise tf.errors.AbortedError(None, None, "All 10 retry attempts failed: 503 of gs://b/train-00001")
@@ -172,7 +172,7 @@ def test_a_request_that_is_given_up_is_no_lost_worker(colours_dir, tmp_path, mon
 
 
 def test_a_step_is_a_function_of_its_own(colours_dir, tmp_path):
-    """Each gradient of max pooling is in a function that is not inlined, so that it is the same in every process."""
+    """Gradients of max pooling are in functions that are not inlined, so that all processes compute the same bits."""
     _, loop = begin(colours_dir, tmp_path, steps=1)
     steps = loop.create_train_loop_fn()
     graph = steps.get_concrete_function(iter(loop.train_dataset), tf.constant(1)).graph.as_graph_def()

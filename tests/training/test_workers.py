@@ -1,4 +1,4 @@
-"""Trainings on several processes that find each other by TF_CONFIG, like several hosts."""
+"""Trainings on several processes, which find each other by TF_CONFIG as several hosts do."""
 
 import json
 import os
@@ -38,7 +38,7 @@ app.run({{"": (flags.Flags, main)}})
 
 
 def launch(text, count, stdout=None):
-    """Starts `count` processes of a program, each as one worker of a cluster."""
+    """Starts `count` processes of the program `text`. Each process is a worker of one cluster."""
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(count)]}
     workers = []
     for index in range(count):
@@ -77,12 +77,12 @@ def four(colours_dir, tmp_path_factory):
 
 @pytest.mark.slow  # four processes, minutes
 def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
-    """The losses of four workers equal one process's at the same global batch size; only the chief writes files."""
+    """At the same global batch, four workers have the losses of one process. Only the chief writes files."""
     run(colours_dir, tmp_path, steps=6, batch=8)
     one, many = curve(tmp_path), curve(four)
     assert set(one) == set(many) == {2, 4, 6}
     np.testing.assert_allclose(many[2], one[2], rtol=1e-3)
-    np.testing.assert_allclose(many[6], one[6], rtol=0.05)  # RAdam's first steps turn rounding into differences
+    np.testing.assert_allclose(many[6], one[6], rtol=0.05)  # RAdam's first steps amplify rounding
     assert json.loads((four / "status.json").read_text())["state"] == "done"
     assert json.loads((four / "best" / "scores.json").read_text())["step"] == 6
     assert len(list(four.glob("events*"))) == 1
@@ -91,7 +91,7 @@ def test_four_workers_equal_one_process(colours_dir, tmp_path, four):
 
 @pytest.mark.slow  # twelve processes, many minutes
 def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_path, four):
-    """A killed worker, and a request to one worker, stop all workers. The resumed run equals an untouched one."""
+    """A killed worker or a stop request to one worker stops all workers. The resumed run equals an untouched run."""
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-2.index", processes)
     processes[2].send_signal(signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_a_lost_worker_stops_the_others_and_the_run_goes_on(colours_dir, tmp_pat
     assert lost.wait() == -signal.SIGKILL
     for code, line in ends(others):
         assert code == 42 and "another worker has stopped" in line and str(tmp_path) in line, line
-    # A request to one worker stops all of them at the same step.
+    # A stop request to one worker stops all workers at the same step.
     processes = start(colours_dir, tmp_path, 4, pause=2.0)
     wait_for(tmp_path / "ckpt-4.index", processes)
     processes[3].send_signal(signal.SIGTERM)
@@ -122,7 +122,7 @@ def test_a_wrong_cluster_is_named(text, monkeypatch):
 
 
 def test_two_workers_meet_after_all_imports_of_a_training():
-    """Two workers that import all of a training first connect, and sum 3 and 4 to 7."""
+    """Two workers that first import all modules of a training connect, and sum 3 and 4 to 7."""
     text = f"""
 import sys
 sys.path[:0] = {PATH!r}
@@ -140,7 +140,7 @@ print(strategy.num_replicas_in_sync, int(total))
 
 
 def test_a_worker_that_never_comes_is_named():
-    """The system's alarm ends a worker that waits for another one, with a line that says what to do."""
+    """If a worker waits for another worker in vain, an alarm ends it with a line that says what to do."""
     text = """
 from axial.training import strategy
 strategy.GATHER_SECONDS = 2

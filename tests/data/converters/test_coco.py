@@ -23,7 +23,7 @@ GRASS, PERSON, SKY = 193, 1, 187
 
 @pytest.fixture
 def folder(tmp_path):
-    """Folder with one photo of the sky."""
+    """A folder with one photo of the sky."""
     folder = CocoFolder(tmp_path / "coco")
     folder.add(1, stripes(20, 40, [5]), {5: SKY})
     return folder
@@ -44,7 +44,7 @@ def test_ids_beyond_255_crowds_and_void(tmp_path):
 
 @pytest.mark.parametrize("ignored", [None, SKY])
 def test_segments_keep_the_order_of_the_json(ignored):
-    """Also if the spec ignores a segment. The segment map numbers them in this order."""
+    """The segment map numbers the segments in this order, even if the spec ignores one of them."""
     rows = [row for row in zip(COCO.class_names, COCO.category_ids, COCO.things) if row[1] != ignored]
     fields = dict(zip(("class_names", "category_ids", "things"), zip(*rows)))
     spec = dataclasses.replace(COCO, name="less", **fields, ignored_ids=(ignored,)) if ignored else COCO
@@ -125,7 +125,7 @@ FLAT = dataclasses.replace(COCO, name="flat", things=(False,) * len(COCO.things)
     ],
 )
 def test_categories_that_are_not_the_specs_are_named(folder, category, words):
-    """Categories that agree with the spec or leave fields out are accepted. A spec without things merges them."""
+    """Categories that agree with the spec or lack fields are accepted. A spec without things accepts things."""
     folder.content["categories"] = [category]
     folder.write()
     if words is None:
@@ -178,7 +178,7 @@ def png(folder):
 
 
 def content(change):
-    """Damage of the JSON by a function of its content, whose last photo is number 2."""
+    """Returns a damage that applies `change` to the JSON's content. The content's last photo has number 2."""
 
     def damage(folder):
         change(folder.content)

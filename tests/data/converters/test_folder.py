@@ -1,4 +1,4 @@
-"""Users' own data: photos beside label images, and specs from files."""
+"""Users' own data: photos with label images, and specs from files."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ SPEC = DatasetSpec(
     palette=((128, 64, 128), (0, 0, 142), (70, 130, 180)),
     ignored_ids=(255,),
 )
-# (category, instance) of each column: stuff, whose number has no meaning, two cars, a crowd, ignored.
+# (category, instance number) of each column: stuff, whose number is ignored, two cars, a crowd, ignored pixels.
 COLUMNS = [(0, 3), (7, 1), (7, 2), (7, 0), (300, 0), (255, 0)]
 CLASSES = [0, 1, 1, 1, 2]
 
@@ -112,7 +112,7 @@ def test_photos_alone_are_a_split_without_labels(tmp_path):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_ids_are_the_numbers_of_the_file_whatever_its_depth(tmp_path, bits):
-    """Pillow spreads grey of 2 and 4 bits over 0 to 255."""
+    """Ids are the stored values, although Pillow scales grey of 2 and 4 bits to 0..255."""
     ids = np.arange(8 * 8).reshape(8, 8) % 2 ** min(bits, 6)
     places = np.arange(bits)[::-1]
     rows = np.packbits((ids[..., None] >> places & 1).reshape(len(ids), -1).astype(np.uint8), axis=1)
@@ -138,7 +138,7 @@ def test_what_is_not_read_is_said_once(tmp_path, capsys):
 
 
 def predicted(folder, name="car", road=0):
-    """Puts a prediction of four segments, a PNG and its JSON, in the place of a panoptic image. Returns its ids."""
+    """Replaces a panoptic image by a prediction of four segments, a PNG and its JSON. Returns the segments' ids."""
     ids = np.array([4, 1, 2, 3, 0, 0], np.uint8)[np.arange(60) // 10][None].repeat(30, 0)
     Image.fromarray(colors_of(ids)).save(folder.split / "panoptic" / "a.png")
     segments = [{"id": i, "class": name, "category_id": 7, "thing": True} for i in (1, 2, 3)]
@@ -153,7 +153,7 @@ def test_predictions_of_axial_are_labels(tmp_path, capsys):
     record = folder.record()
     np.testing.assert_array_equal(np.concatenate([[0], record["segment/id"]])[segment_map(record)], ids)
     assert record["segment/class"].numpy().tolist() == [1, 1, 1, 0]
-    assert capsys.readouterr().err == ""  # nothing is left out
+    assert capsys.readouterr().err == ""  # no message about skipped files
     predicted(folder, name="bus")
     with pytest.raises(InputError, match=r"a.json: category 7 is 'bus' \(thing\), the spec 'mine' calls it 'car'"):
         folder.record()
@@ -238,7 +238,7 @@ def moved(one, other):
 
 
 def other_form(folder):
-    """The names of a photo and of its labels are in two forms of Unicode."""
+    """Damage: a photo's name is in another Unicode normalisation form than the name of its labels."""
     image_of("semantic")(folder).rename(folder.split / "semantic" / "e\u0301.png")
     image_of("photos")(folder).rename(folder.split / "photos" / "\xe9.png")
 

@@ -1,4 +1,4 @@
-"""Conversion of class folders."""
+"""Conversion of photos in a folder per class."""
 
 import shutil
 
@@ -24,7 +24,7 @@ def save(path, number, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two training photos of each class, and one validation photo of each in a flat folder with a list."""
+    """Two training photos of each class, and one validation photo of each class in a flat folder with a list."""
     root = tmp_path / "imagenet"
     for number, name in enumerate(CLASSES):
         for photo in range(2):
@@ -83,7 +83,7 @@ def test_an_empty_folder_is_no_class_and_what_is_left_out_is_said(folder, capsys
         (folder / "train" / name).mkdir()
     (folder / "train" / "notes" / "readme.txt").write_text("x")
     (folder / "train" / CLASSES[1] / "a.heic").write_text("x")
-    (folder / "val" / CLASSES[2]).mkdir()  # it has photos in the other split
+    (folder / "val" / CLASSES[2]).mkdir()  # the class has photos only in the other split
     assert imagenet.imagenet_spec(str(folder)).num_classes == len(CLASSES)
     items, _ = imagenet.imagenet_items(str(folder), "train")
     assert len(items) == 6 and {item["class"] for item in items} == {0, 1, 2}

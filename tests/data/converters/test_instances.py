@@ -1,4 +1,4 @@
-"""COCO's boxes: from instances_SPLIT.json to records, in old records, and in a detector's examples."""
+"""COCO's boxes in instances_SPLIT.json, in new and old records, and in the examples of a detector."""
 
 import json
 
@@ -36,7 +36,7 @@ def training_batches(folder, data, name="mask_rcnn_resnet_nano"):
 
 
 class Folder(CocoFolder):
-    """Three photos of 96x64 pixels: two objects and a crowd; no object; an object without area."""
+    """Three photos of 96x64 pixels: one with two objects and a crowd, one without objects, one with a box of area 0."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -94,7 +94,7 @@ def test_boxes_are_those_of_the_json(converted):
 
 
 def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
-    """Records number these photos in the order of their names."""
+    """If photo ids are names, records number the photos in the order of the names."""
     names = {1: "b", 2: "c", 3: "a"}
     for image, annotation in zip(folder.content["images"], folder.content["annotations"]):
         image["id"] = annotation["image_id"] = names[image["id"]]
@@ -111,7 +111,7 @@ def test_boxes_of_photos_whose_ids_are_names(folder, tmp_path):
 
 
 def old(record):
-    """The record as axial 0.2 would have written it."""
+    """Returns the record as axial 0.2 would have written it."""
     fields = {k: v.numpy() for k, v in record.items() if k in tfrecord.SCHEMAS["panoptic"] and not k.startswith("box/")}
     lists = {k: tuple(v.tolist()) if k.startswith("segment/") else v for k, v in fields.items()}
     return tfrecord.parse_example(tfrecord.encode_example(lists))
@@ -133,7 +133,7 @@ SQUARE = [[8.0, 4.0, 24.0, 4.0, 24.0, 20.0, 8.0, 20.0]]
 
 
 def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
-    """Short polygons are left out and counted. pycocotools would read four numbers as a box."""
+    """Polygons that are too short are skipped and counted. pycocotools would read four numbers as a box."""
     box, short = [40, 30, 20, 10], [8, 4, 24, 20]
     cases = ([], None, [short], [short, [1, 2]], [[0, 0, 50, 50], *SQUARE])
     folder.objects += [folder.object(number, 1, DOG, box, case) for number, case in enumerate(cases, 5)]
@@ -157,7 +157,7 @@ def test_masks_stay_with_the_objects_that_have_one(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("shape,fill", [((12, 7), 0.5), ((5, 9), 1.0)])
 def test_run_lengths_that_fill_their_mask_are_taken(shape, fill):
-    """As numbers and as pycocotools' text. An extra pixel, a wrong character or no text is refused."""
+    """Run lengths are numbers or pycocotools' text. An extra pixel, a wrong character or empty text is refused."""
     pixels = (np.random.default_rng(0).random(shape) < fill).astype(np.uint8)
     text = coco_masks.encode(np.asfortranarray(pixels))["counts"].decode()
     edges = np.flatnonzero(np.diff(pixels.ravel("F"), prepend=0, append=2)) if pixels.size else []
@@ -234,13 +234,13 @@ def batch(converted):
 
 
 def test_training_examples_have_padded_boxes(batch):
-    """The valid region is 64x96, so nothing is scaled."""
+    """The valid region has the photo's size, 64x96, so boxes are not scaled."""
     assert batch["image"].shape == (3, 64, 128, 3) and not batch["image"][:, :, 96:].numpy().any()
     np.testing.assert_array_equal(batch["valid_size"], [[64, 96]] * 3)
     np.testing.assert_allclose(batch["boxes"][0], [[4, 8.25, 20, 23.75], [30, 40, 40, 60], [-1] * 4, [-1] * 4])
     np.testing.assert_array_equal(batch["classes"], [[1, 1 + COCO.class_index(DOG), -1, -1], [-1] * 4, [-1] * 4])
-    assert (batch["boxes"][1:] == -1).numpy().all()  # no object, and an object without area
-    inner = batch["masks"][0, 1, 12:-12, 12:-12].numpy()  # the outermost half a pixel is interpolated
+    assert (batch["boxes"][1:] == -1).numpy().all()  # the photos without an object and with an object of area 0
+    inner = batch["masks"][0, 1, 12:-12, 12:-12].numpy()  # the mask's border is interpolated
     assert inner.min() == 1 and (batch["masks"][0, 2:] == -1).numpy().all()
 
 

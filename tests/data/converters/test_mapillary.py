@@ -17,7 +17,7 @@ STUFF, THING, VOID = 9, 10, 65  # labels of the fixture
 
 
 def scene(height=30, width=60):
-    """int [h, w] of label x 256 + number: stuff, three instances of a thing, void."""
+    """int [h, w] of label x 256 + instance number: stuff, three instances of a thing, void."""
     columns = [STUFF * 256, THING * 256, THING * 256 + 1, THING * 256 + 2, VOID * 256]
     return np.asarray(columns)[np.arange(width) * 5 // width][None].repeat(height, 0)
 

@@ -25,7 +25,7 @@ SIZE = (40, 50)  # (height, width)
 
 
 def nuclei():
-    """int [h, w]: nuclei 1 to 4. The second has a hole, the third two pieces, the fourth touches the first."""
+    """int [h, w] of nuclei 1 to 4. Nucleus 2 has a hole, nucleus 3 has two pieces, nucleus 4 touches nucleus 1."""
     numbers = np.zeros(SIZE, np.int64)
     numbers[2:10, 2:12] = 1
     numbers[15:30, 5:20] = 2
@@ -42,7 +42,7 @@ def fluorescence():
 
 
 class Release:
-    """A folder in the release's layout, with a photo of `nuclei()`."""
+    """A folder in the layout of the 2018 Data Science Bowl's release, with a photo of `nuclei()`."""
 
     def __init__(self, root, identity="f00d", split="stage1_train"):
         self.root, self.split, self.identity = root, split, identity
@@ -68,7 +68,7 @@ class Release:
 
 
 def numbers_of(record):
-    """int [h, w]: numbers of a record's nuclei, 0 for background."""
+    """Returns the numbers of a record's nuclei, int [h, w], 0 for background."""
     classes = np.concatenate([[NUCLEI.ignore], record["segment/class"]])
     ids = np.concatenate([[0], record["segment/id"]])
     index = segment_map({key: tf.constant(value) for key, value in record.items()}).numpy()
@@ -82,7 +82,7 @@ def photo_of(record):
 
 GREY = fluorescence()
 BRIGHT = np.where(nuclei()[..., None] > 0, np.uint8([90, 50, 140]), np.uint8([240, 225, 235]))  # violet nuclei
-DEEP = eight_bits(GREY, PERCENTILES)  # of any scale
+DEEP = eight_bits(GREY, PERCENTILES)  # the same for all multiples of GREY
 TIFF = encoded(Image.fromarray(GREY.astype(np.uint16) * 16), "TIFF", compression="tiff_lzw")
 ALPHA = Image.fromarray(np.dstack([GREY, GREY, GREY, 255 + 0 * GREY]))
 PHOTOS = {
@@ -95,7 +95,7 @@ PHOTOS = {
 
 @pytest.mark.parametrize("name", PHOTOS)
 def test_training_prediction_and_the_layout_of_folders_see_the_same(tmp_path, name):
-    """Same photos and same labels: nuclei are numbered, and keep their holes and pieces."""
+    """Records, axial-predict and the folder converter have equal photos and labels, with all holes and pieces."""
     suffix, data, levels = PHOTOS[name]
     release = Release(tmp_path / "release")
     (release.photos / "f00d.png").unlink()
@@ -157,7 +157,7 @@ def no_masks(release):
 
 
 def tiff(data):
-    """Damage: replaces the photo by a TIFF."""
+    """Returns a damage that replaces the photo by a TIFF."""
 
     def damage(release):
         photo(release).unlink()

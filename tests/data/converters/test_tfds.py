@@ -1,4 +1,4 @@
-"""Data sets prepared by tensorflow-datasets give the same records as their own files."""
+"""A data set that tensorflow-datasets prepared gives the same records as the data set's original files."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.data.conversion import convert
 
 
 class Coco(tfds_coco.Coco, skip_registration=True):
-    """The published builder, reading the sample's validation split instead of a download."""
+    """The published builder, which reads the sample's validation split instead of a download."""
 
     name = "coco"
 
@@ -27,7 +27,7 @@ class Coco(tfds_coco.Coco, skip_registration=True):
 
 @pytest.fixture(scope="module")
 def panoptic(tmp_path_factory):
-    """tensorflow-datasets' folder of the sample photos."""
+    """The folder that tensorflow-datasets prepares from the sample photos."""
     data_dir = str(tmp_path_factory.mktemp("tfds"))
     Coco(config="2017_panoptic", data_dir=data_dir).download_and_prepare()
     return data_dir
