@@ -19,8 +19,9 @@ If photos are broken, the command predicts the others, lists the broken ones, an
 error which contents of a file it does not read, like further pages of a stack or a second channel, and warns if objects
 or grey levels differ strongly from the training data.
 8-bit photos keep their values. Deeper values and floats are stretched to levels from 0 to 255: of n values, the
-sqrt(n) / 4 darkest become 0, and the sqrt(n) / 4 brightest become 255, or less if the photo is only noise. Models of
-older versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the largest value.
+sqrt(n) / 4 darkest become 0, and the sqrt(n) / 4 brightest become 255. If the photo is only noise, its brightest values
+become less than 255. Models of older versions of axial divide the values by 1, 4, 16, 64 or 256, depending on the
+largest value.
 Some models scale all photos by one factor. They cut photos larger than their canvas into tiles that overlap by
 DataConfig.tile_overlap pixels, and join the segments of the tiles.
 An export predicts at one scale. To average over scales and mirror images, use the run.

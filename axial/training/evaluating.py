@@ -100,7 +100,7 @@ class Evaluations:
         return scores
 
     def _decided(self, decide):
-        """The bool that `decide()` returns on the chief, for every worker. Every worker must call it."""
+        """The bool that `decide()` returns on the chief, for every worker. Every worker must call this method."""
         return bool(total_over_workers(self.strategy, is_chief(self.strategy) and decide()))
 
     def _scores(self, step, watch, writer):
@@ -144,7 +144,7 @@ class Evaluations:
         return msgspec.json.decode(msgspec.json.encode(identity))
 
     def _read(self, path):
-        """`Evaluated` of a file; None if the file is missing, or if its data or its evaluation settings differ."""
+        """`Evaluated` of a file; None if the file is missing, or if it has an `evaluation` other than `_identity`."""
         evaluated = read_json(path, Evaluated)[1] if tf.io.gfile.exists(path) else None
         return evaluated if evaluated and evaluated.evaluation in (None, self._identity) else None
 

@@ -45,8 +45,8 @@ class TrainingConfig(Checked):
         batch: global batch size: images, or source tokens.
         accumulate: gradient accumulation steps. Each replica splits its batch into this many micro-batches and computes
             them one after the other, to save memory. The averaged gradients equal the whole batch's, except that a
-            batch norm sees one micro-batch at a time (experiments/results/checks.md has the difference). A detector
-            counts the boxes of all micro-batches first, which takes a third more work.
+            batch norm sees one micro-batch at a time (experiments/results/checks.md has the difference). For a
+            detector, an extra forward pass first counts the boxes of all micro-batches. It adds a third to the work.
         partitions: cores per replica (model parallelism over the image). Each TPU core of a replica holds some of the
             rows of each image, for models that do not fit one core.
         seed: seed of the initial weights, the order of the examples, augmentation and dropout.
@@ -194,7 +194,7 @@ def _run(loop, model_dir, latest, *, start, settings, options):
         while True:
             show_hangs(config.hang_seconds)
             trace.at(step)
-            # === Evaluate: at this step's interval, or again if a kill interrupted the evaluation ===
+            # === Evaluate: if an evaluation is due after this step and was not finished before a resume ===
             if evaluations.is_due(step) and (step > first or not evaluations.is_done(step)):
                 status.write("evaluating", step)
                 scores = evaluations.run(step, requests, summaries.summary_writer)
@@ -280,7 +280,7 @@ def check_batch(config, replicas, row=1):
 
 def check_loop(task, model, config, strategy):
     """Raises InputError for several cores per replica with TPU kernels, and for XLA on several CPU replicas."""
-    # The losses use the backend of `ModelConfig` even if the model has no backend.
+    # `task.model` is a `ModelConfig`. The losses use its backend even if no layer of the model has a backend.
     users = (task.model, *model.submodules)
     if config.partitions > 1 and any(getattr(user, "backend", "") == "kernel" for user in users):
         raise InputError(
@@ -324,7 +324,7 @@ def _restored_slots(checkpoint, optimizer, latest):
     slots = slot_names(variable.name for variable in optimizer.variables)
     if stored == slots:
         checkpoint.restore(latest)
-        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # restore has set the earlier constant
+        if not isinstance(rate := optimizer.rule.learning_rate, Schedule):  # restore has set the checkpoint's rate
             optimizer.learning_rate.assign(rate)
         return True
     say(f"{latest}: has the slots {stored} of another optimizer; {slots} begin at step {step}", error=True)

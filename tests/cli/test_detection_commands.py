@@ -25,7 +25,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def root(command, sample_dir, tmp_path_factory):
-    """A folder with `run`, a Mask R-CNN trained for one step, and its SavedModel `export`."""
+    """The folder holds `run` and `export`. `run` is a Mask R-CNN trained for one step. `export` is its SavedModel."""
     root = tmp_path_factory.mktemp("detector")
     result = command("train", *TRAIN, f"--data_dir={sample_dir}", f"--model_dir={root}/run")
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""The suites of benchmark.py run."""
+"""The suites 'scaling' and 'systems' of benchmark.py finish and return their measurements."""
 
 import pytest
 

@@ -49,7 +49,7 @@ def one_by_one(network):
 
 
 def test_a_batch_is_its_photos_one_by_one(network, one_by_one):
-    """In a batch of two photos, one of them twice, and noise, each photo has the prediction of a batch of one.
+    """The batch holds one photo twice, another photo once, and noise. Each photo is predicted as in a batch of one.
 
     The maps are equal up to rounding, because libraries may sum in another order for another batch size. Classes are
     equal where the best class is clearly ahead. The grouping is exact: equal maps give equal segments.
@@ -84,7 +84,7 @@ def two_sided(network):
 
 @pytest.fixture(scope="module")
 def small_photos(network):
-    """The sample photos, resized to their valid size on the canvas, which is 65 pixels high or wide."""
+    """Lists the sample photos without the padding of their canvases. Each photo is 65 pixels high or wide."""
     canvases = [(e["image"].numpy(), e["valid_size"].numpy()) for e in network[2]]
     return [np.round(127.5 * (image[:h, :w] + 1)).astype(np.uint8) for image, (h, w) in canvases]
 
