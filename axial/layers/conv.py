@@ -215,8 +215,7 @@ class SeparableConv(Layer):
         filters, kernel, norm, strides, dilation: see `Conv`.
         inner_norm: whether a batch norm also follows the depthwise convolution, as in DeepLab2. The paper's parameter
             counts show that its decoders have none.
-        inner_relu: whether a ReLU follows the depthwise convolution; None for the value of `inner_norm`.
-        relu: whether a ReLU follows the last batch norm.
+        relu: whether a ReLU follows each batch norm.
         backend: see `RowsDepthwiseConv2D`.
 
     Shapes:
@@ -237,16 +236,22 @@ class SeparableConv(Layer):
         strides: int = 1,
         dilation: int = 1,
         inner_norm: bool = False,
-        inner_relu: bool | None = None,
         relu: bool = True,
         backend: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
-        inner_relu = inner_norm if inner_relu is None else inner_relu
         depthwise = functools.partial(Conv, None, kernel, norm if inner_norm else None, strides, dilation=dilation)
-        self.depthwise = depthwise(relu=inner_relu, use_bias=inner_norm, backend=backend, name="depthwise")
+        self.depthwise = depthwise(relu=inner_norm and relu, use_bias=inner_norm, backend=backend, name="depthwise")
         self.pointwise = Conv(filters, 1, norm, relu=relu, name="pointwise")
+
+    @classmethod
+    def from_config(cls, config: dict) -> "SeparableConv":
+        """The layer of a config. Configs of axial 0.2 also hold `inner_relu`, which the other arguments now decide."""
+        config = dict(config)
+        if config.pop("inner_relu", None) not in (None, config["inner_norm"] and config["relu"]):
+            raise InputError("config of a SeparableConv: inner_relu differs from `inner_norm and relu`")
+        return super().from_config(config)
 
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         training = training and self.trainable

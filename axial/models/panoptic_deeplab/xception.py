@@ -46,7 +46,7 @@ class XceptionBlock(Layer):
         random.check_rate("drop_path", drop_path)
         self.relu_after, self.drop_path, self.recompute = shortcut is None, drop_path, recompute
         conv = functools.partial(SeparableConv, kernel=3, norm=norm, dilation=dilation, inner_norm=True)
-        conv = functools.partial(conv, inner_relu=self.relu_after, relu=self.relu_after)
+        conv = functools.partial(conv, relu=self.relu_after)
         self.convs = [
             conv(count, strides=strides if i == 2 else 1, name=f"conv{i + 1}") for i, count in enumerate(filters)
         ]
