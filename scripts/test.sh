@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs axial and the packages that its tests need into .venv, then runs the tests.
 #
-#   scripts/test.sh                             the default suite, 15 to 30 minutes on 2 cores
+#   scripts/test.sh                             the default suite, about 15 minutes on 2 quiet cores
 #   scripts/test.sh -n 0 -m "slow or not slow"  all of it: every registered model at every size
 #   scripts/test.sh tests/layers                passes arguments to pytest
 #
