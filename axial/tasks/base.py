@@ -356,7 +356,8 @@ class Task(Checked, abc.ABC):
     ) -> tf.data.Dataset:
         """The examples of a split, by default the evaluation split; see `Evaluator.examples`."""
         data_dir, split = data_dir or self.data_dir, split or self.data.eval_split
-        return self.evaluator.examples(data_dir, split, self.spec, self.look, shard=shard, skip=skip)  # type: ignore[arg-type]
+        spec = typing.cast(Spec, self.spec)  # `__post_init__` sets it
+        return self.evaluator.examples(data_dir, split, spec, self.look, shard=shard, skip=skip)
 
     def look(self, record: dict[str, tf.Tensor]) -> dict:
         """The network's input for a parsed record: `example` of its photo."""

@@ -163,7 +163,8 @@ class PredictionWriter(abc.ABC):
 
     def restore(self, path: str, annotations: list) -> None:
         """Resumes from the annotations in the state file `path`. Raises InputError if they do not fit the schema."""
-        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[self.schema]))  # type: ignore[name-defined]
+        schema: Any = self.schema  # a type that only a subclass knows
+        self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[schema]))
         self.annotations = annotations
 
     def check(self, where: str, annotations: list) -> None:
