@@ -22,7 +22,7 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> typing.Any:
     """Imports `load` and `predict`, and with them TensorFlow, at their first use; see PEP 562.
 
-    It also silences TensorFlow's log, like the commands do. A program that imports TensorFlow first, or that sets
+    It also silences TensorFlow's log, as the commands do. A program that imports TensorFlow first, or that sets
     TF_CPP_MIN_LOG_LEVEL, keeps its own log level.
     """
     if name not in ("load", "predict"):

@@ -1,4 +1,4 @@
-"""`axial.load` and `axial.predict`: one call loads any model, another predicts with it."""
+"""`axial.load` loads any model with its weights, and `axial.predict` predicts photos with it."""
 
 import os
 from typing import Any
@@ -29,22 +29,22 @@ def load(
     features_only: bool = False,
     **arguments,
 ) -> keras.Model:
-    """Loads a model with its weights and everything that `axial.predict` needs. It runs no code from files.
+    """Loads a model with its weights and everything that `axial.predict` needs. Runs no code from files.
 
     Args:
         what: name of a model that axial ships, such as 'nuclei'; or the path of
 
             - a run of axial-train (loads its best checkpoint, else its latest), or the prefix of one checkpoint;
             - an export of axial-export: a SavedModel, a TFLite or an ONNX file, or a folder with a safetensors file;
-            - a safetensors file, the output of `axial-convert weights`, or a checkpoint without a card;
+            - a safetensors file, the output of `axial-convert weights`, or a checkpoint without a model card;
             - one of these on Hugging Face's hub, 'hf://OWNER/REPO' or 'hf://OWNER/REPO/FILE', which needs the package
               huggingface_hub.
 
             Write './NAME' for a folder that has the name of a shipped model.
-        model: name of the model, from `registry.VARIANTS`. A checkpoint without a card needs it; weights of another
-            model are refused.
-        num_classes: number of classes, for a checkpoint without a card; the default is ImageNet's 1000 or Cityscapes'
-            19. Weights of another number of classes are refused.
+        model: name of the model, from `registry.VARIANTS`. A checkpoint without a model card needs it; weights of
+            another model are refused.
+        num_classes: number of classes, for a checkpoint without a model card; the default is ImageNet's 1000 or
+            Cityscapes' 19. Weights for another number of classes are refused.
         features_only: whether to return only the backbone, which returns feature maps; see `weights.restore.Features`.
         **arguments: model arguments that override the ones stored with the weights; see `build_model`.
 
@@ -125,7 +125,8 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         photos: a photo or a list of photos. A photo is the path of a file, or uint8 [h, w, 3]. The path of a folder
             stands for all photos in it. A translator takes a text or a list of texts.
         diameter: median diameter of the photos' objects in pixels; 'auto' to estimate it for each photo. Photos are
-            scaled so that their objects get the median diameter of the training's objects. None for no scaling.
+            scaled so that their objects get the median diameter of the objects in the training photos. None for no
+            scaling.
 
     Returns:
         `Result` of one photo or text; a list of `Result`s for a list, or for a folder in the order of its file names.
@@ -194,7 +195,7 @@ def _checked_text(predictor, where, text):
 
 
 def _described(value):
-    """A value for a message: dtype and shape of an array, else its type and the beginning of its text."""
+    """Describes a value for a message: an array by its dtype and shape, another value by its type and first letters."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,10 +1,10 @@
 """Published figures of Google's TPUs.
 
-From https://cloud.google.com/tpu/docs/v3 and its pages for v4, v5e, v5p and v6e, read in November 2026. The clock is
-not published. It follows from the peak of a chip and its multiply-adds per cycle, that is, from the published number
-and size of its matrix units. The page of v6e names two units of 256x256, which would need 3.5 GHz for the published
-peak. For a product of 8192x8192 matrices, libtpu's cost model gives a v6e 3.4 times as many multiply-adds per cycle as
-a v5e. So this file assumes four units.
+The sources are https://cloud.google.com/tpu/docs/v3 and the pages for v4, v5e, v5p and v6e, read in November 2026.
+Google does not publish clocks. A chip's clock follows from its peak and its multiply-adds per cycle, which follow from
+the published number and size of its matrix units. The page for v6e names two units of 256x256, which would need 3.5 GHz
+for the published peak. For a product of 8192x8192 matrices, libtpu's cost model gives a v6e 3.4 times as many
+multiply-adds per cycle as a v5e. So this file assumes four units of 256x256.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ class Chip:
 
     Attributes:
         peak: peak floating-point operations per second in bfloat16.
-        products: multiply-adds per cycle, summed over the chip's matrix units. A v3 divides units and memory between
-            two cores.
+        products: multiply-adds per cycle, summed over the chip's matrix units. A v3 has two cores, which divide the
+            units and the memory.
         memory: memory bandwidth in bytes per second.
     """
 
@@ -53,7 +53,7 @@ def replicas_of(slice_name, partitions=1):
         partitions: cores per replica; see `TrainingConfig`.
 
     Raises:
-        InputError: the name is not a slice, or its devices cannot be divided by `partitions`.
+        InputError: the name is not a slice, or its number of devices is not a multiple of `partitions`.
     """
     generation, _, shape = slice_name.partition(":")
     sides = shape.split("x")

@@ -12,18 +12,18 @@ from packaging.requirements import Requirement
 
 DISTRIBUTION = "axial-deeplab-tf"  # PyPI's `axial` is somebody else's package
 LONGEST = 4000  # most characters of a message
-# Describes a name that Python cannot encode. In a locale with few letters, Python can encode few names.
+# Says why Python cannot encode a name. In a locale with few letters, Python can encode few names.
 NOT_UTF8 = "not UTF-8" if sys.getfilesystemencoding() == "utf-8" else "not of the locale's letters; set PYTHONUTF8=1"
 
 
 class InputError(ValueError):
-    """The user gave wrong input. The message names it and says what was expected.
+    """The user gave wrong input. The message names the input and says what was expected.
 
     A command prints the message as one line and exits with code 2.
     """
 
     _keras_call_info_injected = True  # so that Keras adds no lines to errors of a layer's call
-    __init__ = Exception.__init__  # AutoGraph re-raises an error with its type only if it has this constructor
+    __init__ = Exception.__init__  # AutoGraph keeps the class of an error only if the class has this constructor
 
     def __str__(self):
         """The message, shortened by `bounded`. The lines of code that AutoGraph puts before it are removed."""
@@ -36,7 +36,7 @@ class InputError(ValueError):
 def bounded(message):
     """Cuts the ends of words beyond 500 characters and the middle of a message beyond `LONGEST`.
 
-    A message that lists the names of all models is not cut.
+    `LONGEST` is enough for a message that lists the names of all models.
     """
     message = re.sub(r"(\S{500})\S+", r"\1...", message)
     return message if len(message) <= LONGEST else f"{message[: LONGEST - 1000]} ... {message[-900:]}"
@@ -45,9 +45,9 @@ def bounded(message):
 def nearest(name, candidates):
     """' (did you mean ...?)' with the nearest of the candidate names, or '' if none is near.
 
-    Unicode can write the same letter in several ways: "\\xe9" and "e\\u0301". If a candidate differs only in this, both
-    names are shown with escapes. For a name with a backslash, which separates folders on other systems, the hint is to
-    write a slash.
+    Unicode can write the same letter in several ways: "\\xe9" and "e\\u0301". If a candidate differs from the name only
+    in this way, both are shown with escapes. For a name with a backslash, which separates folders on other systems, the
+    hint is to write a slash.
     """
     name, candidates = str(name)[:LONGEST], [str(k) for k in candidates]
     if "\\" in name:

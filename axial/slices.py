@@ -9,7 +9,7 @@ Sources, at https://docs.cloud.google.com unless another address is given:
 - Labels of GKE: /kubernetes-engine/docs/concepts/plan-tpus, and https://github.com/AI-Hypercomputer/xpk,
   system_characteristics.py.
 - TPU software versions: `RUNTIMES_PAGE`.
-- TensorFlow ends at v6e: `NO_TENSORFLOW_PAGE`; tensorflow-tpu 2.20 is the last on PyPI.
+- The last generation with TensorFlow is v6e: `NO_TENSORFLOW_PAGE`; tensorflow-tpu 2.20 is the last on PyPI.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from axial.errors import InputError, nearest
 
 RUNTIMES_PAGE = "https://docs.cloud.google.com/tpu/docs/runtimes"
 NO_TENSORFLOW_PAGE = "https://docs.cloud.google.com/tpu/docs/tpu7x"
-# The newest supported TPU software version with TensorFlow, according to the page.
+# TensorFlow of the newest supported TPU software version with TensorFlow, according to `RUNTIMES_PAGE`.
 TENSORFLOW_RUNTIME = "2.18.0"
 OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = (2, 18), (2, 20)
 
@@ -68,7 +68,7 @@ class Slice:
     Attributes:
         name: name such as 'v5e-16'.
         generation: key of `GENERATIONS`.
-        topology: chips along each axis of the torus, such as '4x4'.
+        topology: number of chips along each axis of the torus, such as '4x4'.
         chips, cores, hosts: numbers of chips, TensorCores and hosts.
         accelerator_type: its name in the Cloud TPU API, such as 'v5litepod-16'.
     """
@@ -149,7 +149,7 @@ def tensorflow_of(runtime):
 
 
 def default_runtime(slice_):
-    """TPU software version with TensorFlow for a slice's VMs. For several hosts, no other one is documented."""
+    """TPU software version with TensorFlow for a slice's VMs. Google documents no other for several hosts."""
     return f"tpu-vm-tf-{TENSORFLOW_RUNTIME}{'-pod' if slice_.hosts > 1 else ''}-pjrt"
 
 

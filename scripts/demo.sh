@@ -6,9 +6,9 @@
 #   scripts/demo.sh '' OUT         the same, in the folder OUT instead of demo
 #   scripts/demo.sh COCO OUT       overfits to your own photos in COCO's layout:
 #                                  COCO/train2017, COCO/val2017 and COCO/annotations/panoptic_{train,val}2017[.json];
-#                                  eight photos of each are enough
+#                                  eight photos in each photo folder are enough
 set -euo pipefail
-# Makes a path relative to the caller's folder absolute.
+# Prints a path as an absolute path; a relative path starts at the caller's folder.
 absolute() { case ${1:-/} in /*) printf '%s' "${1:-}" ;; *) printf '%s' "$PWD/$1" ;; esac; }
 coco=$(absolute "${1:-}") out=$(absolute "${2:-}")
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ if [ -n "$coco" ] && [ ! -f "$coco/annotations/panoptic_train2017.json" ]; then
   echo "$coco/annotations/panoptic_train2017.json: no such file; the first argument takes a folder in COCO's layout" >&2
   exit 2
 fi
-# A demo makes the folder data first. If it is missing, no demo has made the other files, and they stay.
+# A demo makes the folder data first. Without that folder, no demo has made files of these names: the script keeps them.
 for name in run model predictions train.pid scores.json scores.txt picture.jpg; do
   if [ ! -d "$out/data" ] && [ -e "$out/$name" ]; then
     echo "$out/$name: is there, and no demo has made it; the second argument takes another folder" >&2
@@ -47,7 +47,7 @@ fi
 
 train() { exec axial-train --gin_file="$recipe" --data_dir="$out/data" --model_dir="$out/run"; }
 
-# A killed demo leaves its training running. This stops it, as two runs must not write to one folder.
+# A killed demo leaves its training running. These lines stop that training: two runs must not write to one folder.
 if pid=$(cat "$out/train.pid" 2>/dev/null) && grep -zqsxF -- "--model_dir=$out/run" "/proc/$pid/cmdline"; then
   kill -9 "$pid"
 fi

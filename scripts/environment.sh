@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # demo.sh, test.sh and matrix.sh source this file.
 #
-#   prepare [EXTRA]             makes the virtual environment once, and puts its commands on the PATH.
-#                               AXIAL_VENV names the folder; the default is .venv.
+#   prepare [EXTRA]             makes a virtual environment with axial and that extra, unless it exists, and puts its
+#                               commands on the PATH. AXIAL_VENV names its folder; the default is .venv.
 #                               AXIAL_LOCKED=1 installs the versions of requirements.lock, whose hashes pip checks.
-#   make_venv FOLDER PYTHON...  makes an empty virtual environment once, with the first installed one of these Pythons.
-#                               It deletes only what an earlier, unfinished call has made.
+#   make_venv FOLDER PYTHON...  makes an empty virtual environment, unless it exists, with the first of these Pythons
+#                               that is installed. It deletes only the files of an earlier, unfinished call.
 source scripts/tpu/venv.sh
 
 make_venv() {

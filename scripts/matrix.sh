@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs some of the tests twice: with the oldest versions of the dependencies that setup.py allows, on the oldest
-# installed Python, and with the newest versions on the newest Python. Python 3.10, which TPU images have, skips the
-# tests of the kernels: their jax needs Python 3.11.
+# installed Python, and with the newest versions on the newest Python. On Python 3.10, the Python of TPU images, pytest
+# skips the tests of the Pallas kernels, whose jax needs Python 3.11.
 #
-#   scripts/matrix.sh                      both
-#   scripts/matrix.sh oldest               one of them: oldest or newest
-#   scripts/matrix.sh newest -n 0 tests    passes further arguments to pytest, in place of these tests
+#   scripts/matrix.sh                      both runs
+#   scripts/matrix.sh oldest               one run: oldest or newest
+#   scripts/matrix.sh newest -n 0 tests    passes further arguments to pytest, in place of the default tests
 #
 # The environments are build/venv-oldest and build/venv-newest, 3 GB each. AXIAL_VENV replaces build/venv in these
-# names. Both environments hold the extra dev, whose jax needs NumPy 2 from Python 3.11 on: only 3.10 tries NumPy 1.26.
+# names. Both environments hold the extra dev. From Python 3.11 on, its jax needs NumPy 2: only 3.10 tests NumPy 1.26.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Mutation testing: makes one change in axial/io, the metrics, the losses, the grouping or the TFRecords at a time, and
-# checks that a test of that module fails. tests/mutants.py says which changes and which tests.
+# Mutation testing: makes one change at a time in axial/io, the metrics, the losses, the grouping or the TFRecords, and
+# checks that a test of the changed module fails. tests/mutants.py defines the changes and the tests.
 #
 #   scripts/mutants.sh                       300 mutants; prints the score and the survivors
 #   scripts/mutants.sh --sample=40 --seed=1  other mutants, drawn with that seed
 #
-# It changes a copy of the tree in build/mutants. The environment is build/venv-mutants, 3 GB; AXIAL_VENV replaces
-# build/venv in this name.
+# The script changes a copy of the tree in build/mutants. The virtual environment is build/venv-mutants, 3 GB;
+# AXIAL_VENV replaces build/venv in this name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,4 +1,4 @@
-"""Draws where a model's attention looks from one pixel of a photo.
+"""Draws the attention weights of one query, a pixel of a photo, over the photo.
 
 Axial attention is drawn as in Axial-DeepLab (Wang et al., ECCV 2020, Fig. 7 and 8). The mechanisms of the
 spatial-attention study (Zhu et al., ICCV 2019) are drawn as terms, samples and kernels.
@@ -104,7 +104,7 @@ def query_weights(layer, x, pixel):
     Only this query's logits are computed. Y x X is the whole map, or one of its columns or rows.
 
     Args:
-        layer: a built `AxialAttention`, `LocalAttention`, their folded layer, or a `GeneralizedAttention` for maps.
+        layer: a built `AxialAttention`, `LocalAttention`, `FoldedAttention`, or a `GeneralizedAttention` for maps.
         x: [1, H, W, C], the layer's input.
         pixel: (row, column) of the query.
     """
@@ -270,7 +270,7 @@ def draw_points(path, photo, points, pixel, size):
     Args:
         path: picture to write.
         photo: uint8 [h, w, 3].
-        points: result of `sampling_points`; a dot's area is its mask.
+        points: result of `sampling_points`; the area of a sample's dot is proportional to its mask.
         pixel: (row, column) of the output pixel's centre on the layer's input.
         size: (rows, columns) of the layer's input.
     """

@@ -1,4 +1,4 @@
-"""Counts parameters as the paper's tables do."""
+"""Counts parameters as the tables of the Axial-DeepLab paper do."""
 
 import collections
 import dataclasses
@@ -30,10 +30,10 @@ class ParameterCount:
 
 
 def trace(name, num_classes, height, width, *, batch=1, changes=None):
-    """Traces a registered model in inference. Allocates no memory for weights or maps.
+    """Traces a registered model in inference. Allocates no memory for weights or feature maps.
 
     Args:
-        name, num_classes: arguments of the model.
+        name, num_classes: arguments of `build_model`.
         height, width, batch: size and number of the images.
         changes: dict of arguments that replace the variant's.
 

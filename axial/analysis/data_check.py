@@ -44,8 +44,9 @@ class SplitCheck:
         sample: list of (name, uint8 [h, w, 3]): random photos with their segments drawn on them.
         sizes: list of the (height, width) of each readable photo with 'panoptic' labels.
         objects: for each of these photos, an array of the square roots of its things' areas, in pixels.
-        numbers: Counter of these photos. 'things': with a thing; 'crowd': with a crowd; 'joined': with an object in
-            several pieces, but no two objects of a class; n in `VOID`: with an object number n, but no object n - 1.
+        numbers: Counter of the photos with a property. 'things': with a thing; 'crowd': with a crowd; 'joined': with an
+            object in several pieces, but no two objects of a class; n in `VOID`: with an object number n, but no object
+            n - 1.
     """
 
     def __init__(self, split, spec, labels):
@@ -158,7 +159,7 @@ class SplitCheck:
                 self.add("numbering?", self.split, detail)
 
     def _misnumbered(self):
-        """Yields signs that label images use other numbers than the spec and the layout."""
+        """Yields a message for each sign that the label images use other numbers than the spec and the layout."""
         spec, never, void, numbers = self.spec, self.photos_of == 0, self.unlabelled, self.numbers
         first, last, things = min(spec.category_ids), max(spec.category_ids), numbers["things"]
         in_a_row = last - first + 1 == spec.num_classes

@@ -39,11 +39,12 @@ def _speed(dataset, images, seconds):
 
 
 def measure(task, quick=False, report=lambda line: None, batch=8):
-    """dict from each stage to its images (or tokens) per second, alone on one thread with its input in memory.
+    """dict from each stage to its images (or tokens) per second.
 
-    'pipeline' is all stages together, from shards to training batches, on all threads. 'model' is a training step of
-    the task's model on a batch in memory. 'pipeline / model' is the number of such models that the pipeline can feed.
-    Tasks other than segmentation have only 'pipeline'.
+    A stage is measured alone, on one thread, with its input in memory. 'pipeline' is all stages together, from shards
+    to training batches, on all threads. 'model' is a training step of the task's model on a batch in memory.
+    'pipeline / model' is the number of such models that the pipeline can feed. Tasks other than segmentation have only
+    'pipeline'.
 
     Args:
         task: task with a converted data set.

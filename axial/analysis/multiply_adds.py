@@ -1,11 +1,12 @@
 """Counts multiply-adds from the ops of a traced graph and their static shapes.
 
-It counts convolutions, matrix products and einsums, like the paper's tables, and no element-wise work. Each call
-of a function counts. A loop counts as often as its maximum number of iterations, a conditional as its costliest branch.
+It counts convolutions, matrix products and einsums, as the tables of the Axial-DeepLab paper do, and no element-wise
+ops. Each call of a function counts. The body of a loop counts once for each of its maximum number of iterations. A
+conditional counts as its costliest branch.
 
-Attention within windows is computed in blocks, which hold more pairs of query and key than the equation needs. The
-products of a block have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs A.
-Both numbers are counted.
+Attention within windows is computed in blocks, which hold more pairs of query and key than attention's equation needs.
+The products of a block have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs
+A. Both numbers are counted.
 """
 
 import collections
@@ -24,7 +25,7 @@ class Product(typing.NamedTuple):
     Attributes:
         name: name of the op, with the names of the enclosing calls as prefix.
         computed: multiply-adds that the op computes.
-        needed: multiply-adds that the equation needs.
+        needed: multiply-adds that attention's equation needs; the same as `computed` outside of windows.
     """
 
     name: str
@@ -97,7 +98,7 @@ def _shape(tensor):
 
 
 def _convolution(op):
-    """Each output value takes kernel area x input channels per group; the kernel's shape gives both."""
+    """An output value takes kernel area x input channels per group multiply-adds; the kernel's shape gives both."""
     kernel = _shape(op.inputs[1])
     return math.prod(_shape(op.outputs[0])) * math.prod(kernel[:-1])
 

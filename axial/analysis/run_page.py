@@ -1,7 +1,7 @@
 """Shows the results of training runs: the curves of several runs in a picture, or one run as an HTML page.
 
-The page has losses, scores, pictures, speed, configuration and machine. It embeds its pictures, so it needs neither a
-network nor the run's folder.
+The page has losses, scores, pictures, speed, configuration and machine. It embeds its pictures, so it needs neither the
+internet nor the run's folder.
 """
 
 import io

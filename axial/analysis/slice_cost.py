@@ -9,8 +9,8 @@ from axial.io.read import read_rows
 from axial.io.schemas import Struct
 from axial.io.show import counted
 
-# CSV of US dollars for an on-demand chip-hour by generation and region, with day and source. SkyPilot's catalogue is
-# made from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
+# CSV of on-demand prices in US dollars a chip-hour, by generation and region, with day and source. SkyPilot makes its
+# catalogue from Google's Cloud Billing Catalog. Spot, flex start, reservations and contracts have other prices.
 PRICES = "tpu_prices.csv"
 PRICES_PAGE = "https://cloud.google.com/tpu/pricing"
 

@@ -1,4 +1,4 @@
-"""Measures the size and cost of each part of a model."""
+"""Counts the parameters, multiply-adds and activation bytes of each part of a model."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ from axial.analysis.parts import REST, part_of
 from axial.layers.attention.layer import Attention
 from axial.models.registry import find_variant
 
-# The paper's tables print parameters without attention's batch norms.
+# The Axial-DeepLab paper's tables print parameters without attention's batch norms.
 FIGURES = "parameters", "with attention's batch norms", "multiply-adds", "activations"
 FORMS = "{:,}", "{:,}", "{:,.3f} B", "{:,.1f} MiB"
 COLUMNS = ("part", "output", "span", "heads", *FIGURES)

@@ -1,7 +1,7 @@
 """The zoo: public checkpoints that axial-convert reads, their contents, and the commands that score them.
 
-experiments/zoo.csv has a row for each checkpoint, with published values and our counts. Models that axial ships also
-have rows, with the source 'axial' and no file to convert.
+experiments/zoo.csv has a row for each checkpoint, with published values and axial's counts. Models that axial ships
+also have rows, with the source 'axial' and no file to convert.
 """
 
 import os

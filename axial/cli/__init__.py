@@ -1,4 +1,4 @@
-"""The commands. Ctrl-C prints no traceback. During a command's first imports this module catches it, later `app`."""
+"""The commands. Ctrl-C prints no traceback: this module handles it during a command's first imports, `app` later."""
 
 import os
 import sys

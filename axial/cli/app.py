@@ -166,7 +166,7 @@ def _end_of(error):
 def _prepare_streams():
     """Replaces standard streams that are closed, and lets the others accept every text."""
     nowhere = functools.partial(open, os.devnull, "w")
-    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # closed by the caller
+    sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # None if the caller has closed it
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # another object replaces the stream
             stream.reconfigure(errors="backslashreplace")  # the locale may not encode all characters
@@ -206,7 +206,7 @@ _OF_THE_SYSTEM = re.compile(
 
 
 def describe(error):
-    """Describes in one line an error of the environment: files, memory or network.
+    """Describes an error of the environment (files, memory or network connections) in one line.
 
     Returns:
         The line, or None if the error is a bug of axial.
@@ -228,7 +228,7 @@ def describe(error):
 
 
 def _is_tensorflow_error(error):
-    """Whether an error is from TensorFlow's file systems, data or network. Wrong arguments are a bug of axial."""
+    """Whether an error is from TensorFlow's file systems, data or connections, not from wrong arguments to an op."""
     if "tensorflow" not in sys.modules:
         return False
     errors = sys.modules["tensorflow"].errors

@@ -57,7 +57,7 @@ def problems(versions, required):
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
-    if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # TensorFlow's 2.18.0 is an older one
+    if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # libtpu 2.18.0 is older
         lines.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):

@@ -52,7 +52,7 @@ _SHARD = flags.matched(r"(\d+)/(\d+)", "i/n with i from 0 to n - 1, as in 0/4", 
 
 
 class Written(Flags):
-    """Flags of outputs with scores."""
+    """Flags of the outputs that hold scores."""
 
     shard = submission_dir = cityscapes_dir = None  # flags of Run only
     json = flags.JSON
@@ -62,7 +62,7 @@ class Written(Flags):
 
 
 class Scored(Written):
-    """Flags of what is scored, and how."""
+    """Flags that say which predictions are scored, and how."""
 
     split = flags.SPLIT
     data_dir = flags.DATA_DIR

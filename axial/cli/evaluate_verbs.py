@@ -52,7 +52,8 @@ PICTURES = 8  # photos per split in --picture
 # Predictions come from a run, an export, or files of another program. Each of these classes has an `evaluator`, a
 # `spec`, the default `data_dir` and `split`, and a readable `name`. `identity` is a dict of the weights and of every
 # setting that predictions depend on, without paths. `examples(split, shard, skip)` returns examples, and
-# `predictions(split)` a function of examples; see `evaluate`. `stores`: whether --results_dir stores predictions.
+# `predictions(split)` returns a function of these examples; see `evaluate`. `stores` says whether --results_dir stores
+# the predictions.
 
 
 def needs(evaluator, study):
@@ -103,7 +104,7 @@ class Run(Model):
         looks = (task.multi_scale, True) if given.multi_scale else (given.scales, given.flip)
         compiled = is_compiled(configuration.query("TrainingConfig.jit_compile", "auto"))
         self.inference = Inference(strategy, *looks, compiled)
-        if given.diameter is not None:  # one photo at a time
+        if given.diameter is not None:  # predicts one photo at a time
             self.inference = dataclasses.replace(self.inference, strategy=None, compiled=False)
         self.evaluator, self.spec, self.data_dir = task.evaluator, task.spec, task.data_dir
         self.split = task.data.eval_split

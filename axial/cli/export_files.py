@@ -31,7 +31,7 @@ from axial.weights.interchange import count_parameters, make_card, read_safetens
 from axial.weights.restore import find_weights, load_weights
 from axial.weights.source import LITE, ONNX, SUFFIX, resolve
 
-COMPARED, RANGES = 4, 100  # number of photos for the comparison, and for the ranges of int8
+COMPARED, RANGES = 4, 100  # number of photos for the comparison, and for int8's activation ranges
 IN_FILE = ("tflite", "onnx")  # formats with the network in one file, for one canvas
 
 
@@ -64,7 +64,7 @@ def run(given):
 
 
 def _write_network(given, photos, task, folded, folder):
-    """Writes the folded network of a task in --format. The photos give the ranges of int8."""
+    """Writes the folded network of a task in --format. The photos give the activation ranges for int8."""
     with working(f"writing {given.format} for {given.output_dir}"):
         if given.format == "saved_model":
             export.write_saved_model(task, folded, folder, given.jit_compile)
@@ -210,6 +210,6 @@ def _compared(task, model, predictor, photos, *, in_file):
         maps = map_differences(task, model, predictor.model if in_file else folded, photos)
         if in_file:
             parts += [f"{name} differs by {value:.1e} of the largest value" for name, value in maps.items()]
-            server = export.Server(task, folded)  # keeps a reference: the tf.function of its method has none
+            server = export.Server(task, folded)  # a reference, because the tf.function of its method keeps none
             seconds += f", a SavedModel {1000 * latency(server.image, photos[0]):.0f} ms"
     return f"against the checkpoint, on {counted(len(photos), unit)}: {'; '.join([*parts, seconds])}"

@@ -99,7 +99,7 @@ class Flags:
 
     verb: str = ""
     arguments: tuple = ()
-    takes: typing.ClassVar[str] = ""  # arguments: 'NAME' for one, '[NAME]' for at most one, 'NAME ...' for several
+    takes: typing.ClassVar[str] = ""  # form of `arguments`: 'NAME' is one, '[NAME]' at most one, 'NAME ...' several
 
     def __init_subclass__(cls):
         for name, flag in list(vars(cls).items()):

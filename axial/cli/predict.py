@@ -142,7 +142,7 @@ def _predict_photos(predictor, names, given):
                 if os.path.realpath(path) in photos:
                     raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
             result.write(stem, given.label_image)
-        except (OSError, InputError) as error:  # for example, its size does not suit the scale
+        except (OSError, InputError) as error:  # for example, the photo's size does not suit the scale
             broken.append(f"{photo}: {first_line(error)}")
             continue
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
@@ -158,8 +158,9 @@ def _predict_photos(predictor, names, given):
 def output_names(photos):
     """dict from photos to unique names of their outputs.
 
-    A name is the photo's file name without suffix. If several photos share this name, it is the file name with suffix.
-    If they share this too, it is the path below their common folder, with '-' for '/'; see `io.paths.output_names`.
+    An output's name is the photo's file name without suffix. If several photos share it, the name is the file name with
+    suffix. If several share that too, the name is the path below the photos' common folder, with '-' for '/'; see
+    `io.paths.output_names`.
     """
     above = os.path.commonpath([os.path.dirname(os.path.realpath(photo)) for photo in photos])
 

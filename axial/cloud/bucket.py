@@ -4,12 +4,12 @@ import subprocess
 
 from axial.errors import InputError
 
-# From a multi-region to the first word of its regions' names: https://docs.cloud.google.com/storage/docs/locations
+# Maps a multi-region to the first word of its regions' names: https://docs.cloud.google.com/storage/docs/locations
 CONTINENTS = {"US": "us", "EU": "europe", "ASIA": "asia"}
 
 
 def names(paths):
-    """List of the different buckets of the paths that start with gs://. Ignores other paths."""
+    """List of the names of the buckets in the paths that start with gs://, each once. Ignores other paths."""
     return list(dict.fromkeys(path[5:].partition("/")[0] for path in paths if path.startswith("gs://")))
 
 

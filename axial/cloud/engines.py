@@ -1,7 +1,7 @@
 """Engines: each turns a request and a `Run` into YAML or a script, and knows the commands of its tool.
 
-An engine lives in the cloud: it makes the slice, starts the supervisors, restarts them as `runs` prescribes, and
-deletes the slice at the end. The tool on this machine only submits and queries the run.
+An engine is a cloud service: it makes the slice, starts the supervisors, restarts them after some exit codes (see
+`runs`), and deletes the slice at the end. The tool on this machine only submits and queries the run.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from axial.io.paths import PACKAGE
 from axial.io.read import read_text
 
 MARGIN = 600.0  # seconds from the deadline until the engine itself ends a run that its supervisors have not ended
-PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts the VM's installation first
-WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # pattern of scripts/tpu/install.sh
+PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts axial's environment on a VM first
+WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # a wheel that scripts/tpu/install.sh finds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +50,17 @@ class Engine:
     launch(path, run): arguments of the command that submits the file `path`.
     commands(): dict from 'status', 'logs' and 'delete' to the arguments of a command. 'logs' follows the first host's
     log. 'delete' ends the run and deletes the slice.
-    describe(output): turns the output of 'status' into (a line, whether the run may cost money).
+    describe(output): turns the output of 'status' into a pair: a line to print, and whether the run may cost money.
 
     Attributes:
         name: name of the engine.
         tool: program on this machine that talks to the engine; `install` explains how to get it.
         file: name of the submitted file.
-        flags: names of the `Request` fields that it reads. It requires `needs` always, `needs_to_launch` for a launch.
-        refusals: pairs (pattern of the tool's output, our message for it). Braces in a message name `Request` fields.
-        notes: what a user should know before a launch.
+        flags: names of the `Request` fields that it reads. Every command needs the fields `needs`, a launch also the
+            fields `needs_to_launch`.
+        refusals: pairs (pattern of the tool's output, axial's message for it). Braces in a message name `Request`
+            fields.
+        notes: lines that a user should know before a launch.
         by_hand: whether a launch without --yes only prints its commands.
         kernels: whether axial's TPU kernels can run on its hosts.
     """
@@ -123,7 +125,7 @@ def _script(name):
 # === Google Kubernetes Engine ===
 
 SITE = "https://jobset.sigs.k8s.io/docs/installation"
-FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest field used here: JobSet 0.10
+FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest field in use; it needs JobSet 0.10
 
 
 class Gke(Engine):
@@ -256,9 +258,9 @@ class OnVirtualMachines(Engine):
 class SkyPilot(OnVirtualMachines):
     """SkyPilot 0.11.2 or later: a managed job on TPU VMs, whose controller lives in the cloud.
 
-    It recreates the slice after a preemption and after exit code 42. Every other code ends the job, because the
-    supervisor has already retried what a retry may fix. Names are from `sky/utils/schemas.py` of SkyPilot 0.11.2 and
-    0.14.1. Clients after 0.11.2 accept unknown names below `job_recovery`, so a test checks ours against the schema.
+    SkyPilot recreates the slice after a preemption and after exit code 42. Every other code ends the job, because the
+    supervisor has already retried the trainer. Field names are from `sky/utils/schemas.py` of SkyPilot 0.11.2 and
+    0.14.1. Clients after 0.11.2 accept unknown names below `job_recovery`, so a test checks `body` against the schema.
     """
 
     name, tool, file = "skypilot", "sky", "task.yaml"
@@ -322,13 +324,13 @@ class SkyPilot(OnVirtualMachines):
 
 
 class Gcloud(OnVirtualMachines):
-    """A queued resource of the Cloud TPU API, made by hand. Its hosts delete it. Nothing recovers a preempted slice.
+    """A queued resource of the Cloud TPU API, which its hosts delete. Nothing recovers a preempted slice.
 
     The start-up script of every host installs axial and runs the supervisor, and runs it again after exit code 42. At
-    the end it deletes the queued resource with its node; at the deadline it does so even if something hangs. The script
-    runs at every boot, and then continues the run or deletes the resource. The flags are from
-    https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. The
-    metadata of a host are from jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
+    the end of the run, the script deletes the queued resource with its node; it does so after the deadline even if a
+    process hangs. The script runs at every boot, and then continues the run or deletes the resource. The flags are from
+    https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create and delete. The names of a
+    host's metadata are from jax/_src/clusters/cloud_tpu_cluster.py of jax 0.10.
     """
 
     name, tool, file = "gcloud", "gcloud", "startup.sh"

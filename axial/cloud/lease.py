@@ -1,4 +1,4 @@
-"""A lease on a folder, on a disk or in a bucket: its holder is the only process of any machine that trains there."""
+"""A lease on a folder of a disk or bucket: of all machines' processes, only the lease's holder trains in the folder."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def _now():
 
 
 class Lease:
-    """The lease of a folder: a file that its holder rewrites three times in `seconds`.
+    """The lease of a folder: a file that its holder rewrites every `seconds` / 3 seconds.
 
     Another process takes the lease if the file does not change for `seconds`, which it measures with its own clock.
     Buckets have no locks, so the new holder reads the file again after a short wait: the process that wrote it last has
@@ -46,7 +46,7 @@ class Lease:
         Args:
             folder: folder of the training.
             run: name of the run, for the messages of other processes.
-            seconds: time after which a silent holder loses the lease.
+            seconds: time after which a holder loses the lease if it does not renew it.
         """
         self.lost, self._over = threading.Event(), threading.Event()
         self._folder, self._path, self._seconds = folder, os.path.join(folder, FILE), seconds
@@ -55,7 +55,7 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, daemon=True)
 
     def take(self, patience):
-        """Tries to take the lease, and returns whether this process holds it now. If not, call it again after a while.
+        """Tries to take the lease, and returns whether this process holds it now. If not, call `take` again later.
 
         Args:
             patience: seconds during which another holder may renew the lease before `take` raises.
@@ -86,7 +86,7 @@ class Lease:
         return True
 
     def _read(self):
-        """Reads the file as a `Held`; None without a file. A damaged file counts as the file of a silent holder."""
+        """Reads the file as a `Held`; None without a file. A damaged file gives a `Held` that is never renewed."""
         try:
             return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
         except InputError:

@@ -1,6 +1,6 @@
-"""Describes a node of the Cloud TPU API through cloud-tpu-client: health, waiting, version, end points.
+"""Describes a node of the Cloud TPU API through cloud-tpu-client: health, software version, end points.
 
-TensorFlow has its own copy of that client but prefers the installed package; so does this module.
+TensorFlow has its own copy of that client. TensorFlow and this module prefer the installed package to that copy.
 `scripts/tpu/install.sh` installs the package without its pinned dependencies: they need a protobuf too old for
 TensorFlow.
 """
@@ -14,7 +14,7 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def make_client(name, project, zone, endpoint=""):
-    """A `Client` of cloud-tpu-client. Raises InputError without credentials, unless `endpoint` is private (http://)."""
+    """A `Client` of cloud-tpu-client. Raises InputError without credentials; an http:// `endpoint` needs none."""
     import google.auth
     from google.auth import credentials, exceptions
     from googleapiclient import discovery
@@ -24,7 +24,7 @@ def make_client(name, project, zone, endpoint=""):
     except ImportError:
         from tensorflow.python.tpu.client.client import Client
 
-    if not flags.FLAGS.is_parsed():  # as in a notebook: the client reads its own flags, with their defaults
+    if not flags.FLAGS.is_parsed():  # in a notebook; the client reads its own flags' defaults
         flags.FLAGS.mark_as_parsed()
     try:
         anonymous = endpoint.startswith("http://")
@@ -32,7 +32,7 @@ def make_client(name, project, zone, endpoint=""):
     except exceptions.GoogleAuthError as error:
         raise InputError(f"no credentials: gcloud auth application-default login ({first_line(error)})") from None
     options = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
-    # static_discovery: the package has the description of the API
+    # static_discovery takes the description of the API from the package, not from the network
     service = discovery.build("tpu", "v1", credentials=auth, cache_discovery=False, static_discovery=True, **options)
     return Client(tpu=name, zone=zone, project=project, service=service)
 

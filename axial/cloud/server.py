@@ -18,7 +18,7 @@ FLAGS = flags.FLAGS
 def _main(_):
     import tensorflow as tf
 
-    # A cluster with only this task: when the trainer connects, it introduces the servers to each other.
+    # A cluster with only this task: the trainer connects later, and gives each server the addresses of the others.
     cluster = {"worker": [f"localhost:{FLAGS.port}"]}
     server = tf.distribute.Server(cluster, job_name="worker", task_index=0, protocol="grpc", start=False)
     if FLAGS.listen == "loopback":

@@ -31,10 +31,10 @@ from axial.io.write import write_text
 
 TRIES = 3
 # Times in seconds, which `Run.pace` multiplies.
-LEASE = 60.0  # after which a silent holder loses the lease of a folder
-PATIENCE = 300.0  # wait for another run in the folder to end
-GATHER = 1800.0  # wait for all hosts
-SAVE = 120.0  # wait for the trainer to save at the deadline
+LEASE = 60.0  # time after which a holder loses the lease of a folder if it does not renew it
+PATIENCE = 300.0  # longest wait for another run in the folder to end
+GATHER = 1800.0  # longest wait for all hosts
+SAVE = 120.0  # longest wait for the trainer to save at the deadline
 PAUSE = 10.0  # pause before a restart of the trainer
 INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
 # Environment variables that tell a process which slice it belongs to. A stale variable in an image can hang the start
@@ -50,7 +50,7 @@ class End(Exception):
 
 
 class Supervisor:
-    """The supervisor of a `Run` on host number `host`. `hosts` has the addresses of all hosts. See the module."""
+    """The supervisor of a `Run` on host number `host`. `hosts` has the addresses of all hosts."""
 
     def __init__(self, run, host, hosts):
         self.run, self.host, self.hosts = run, host, hosts
@@ -93,7 +93,10 @@ class Supervisor:
         say(f"axial-tpu: host {self.host} of {self.run.hosts}: {line}")
 
     def _check(self, saving=False):
-        """Raises End if this host must end. With `saving`, it must not end while a trainer may need it to save."""
+        """Raises End if this host must end.
+
+        With `saving`, a signal does not end it and the deadline ends it later: the trainer may need it to save.
+        """
         if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saving else 0.0):
             raise End(runs.DEADLINE, "the deadline has passed")
         if self.stopped and not saving and not self._trainer:
@@ -112,7 +115,7 @@ class Supervisor:
         self._wait_for(lambda: _listens(self.hosts[self.host], self.run.port), "TensorFlow's server does not listen")
 
     def _wait_for(self, condition, why):
-        """Calls condition() until it returns a true value, and returns that. Raises End after `GATHER` seconds."""
+        """Calls condition() until its value is true, and returns this value. Raises End after `GATHER` seconds."""
         end = time.monotonic() + GATHER * self.run.pace
         while not (value := condition()):
             self._check()
@@ -175,7 +178,7 @@ class Supervisor:
             self._wait_for(all_here, "some hosts do not come")
 
     def _is_complete(self, with_servers=False):
-        """Whether all other supervisors are connected, and `with_servers` their servers. Handles requests to stop."""
+        """Whether all other supervisors are connected, and their servers listen if `with_servers`. Obeys `STOP`."""
         for other in self._others:
             other.setblocking(False)
             try:
@@ -213,7 +216,7 @@ class Supervisor:
     def _train(self, folder):
         """Runs a trainer, and returns its exit code if a retry may help. Raises End after any other code."""
         self._trainer = _start(_command(self.run, self.hosts, folder), _environment(self.run))
-        if self.stopped:  # by a signal just before the start
+        if self.stopped:  # a signal has come just before the start
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
             try:
@@ -253,7 +256,7 @@ def _command(run, hosts, folder):
 
 
 def _environment(run):
-    """Environment variables of the trainer. Beside a server, which holds the chips, it must not load libtpu."""
+    """Environment variables of the trainer. If a server on its host holds the chips, it must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
     variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
     return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}

@@ -92,7 +92,7 @@ def _run(listing, options, conversion, todo, bar):
 class _WriteShard(apache_beam.DoFn):
     """Writes a shard and yields a `WrittenShard`. It yields one for bad input too, as runners retry after an exception.
 
-    Instead of `source`, the conversion holds its hash. The worker gets the items from `listing`.
+    The conversion's `source` is replaced by its hash. The worker gets the items from `listing`.
     """
 
     def __init__(self, conversion, listing):
@@ -105,7 +105,7 @@ class _WriteShard(apache_beam.DoFn):
                 items, source = self._listing()
                 if hashlib.sha256(source).digest() != self._conversion.source:
                     raise InputError(f"{path}: this worker lists other items than the machine that started the job")
-                # It is set after the check. So if the check fails, it fails for every shard of this worker.
+                # `_items` is set after the check, so that a check that fails is repeated for each shard of the worker.
                 self._items = dataclasses.replace(self._conversion, items=items).permuted()
             with concurrent.futures.ThreadPoolExecutor(self._conversion.workers or 1) as pool:
                 yield write_items(self._conversion, path, self._items[first:last], pool)

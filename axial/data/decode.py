@@ -1,7 +1,7 @@
 """Decodes a photo's file to pixels in TensorFlow, for training, evaluation and exports.
 
-Each value equals the one from Pillow (`io.images.open_photo`). Pillow checks photos before the conversion and reads
-them for axial-predict. With TensorFlow's default method for JPEGs, two thirds of the values would differ by rounding.
+Each pixel value equals Pillow's (`io.images.open_photo`). Pillow checks photos before the conversion and reads them for
+axial-predict. With TensorFlow's default DCT method for JPEGs, two thirds of the values would differ by rounding.
 """
 
 import functools
@@ -15,7 +15,7 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, P
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _ADOBE = b"Exif\0\0", b"\xff\xee\0\x0eAdobe"
 _UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value, by TIFF type; 0 if undefined
-_MOST_PARTS = 2**16  # most segments, chunks or blocks to visit: a PNG of 512 MB has so many chunks of 8 kB
+_MOST_PARTS = 2**16  # most segments, chunks or blocks to visit: the chunks of 8 kB of a PNG of 512 MB
 
 
 def decode(encoded, levels=DEPTH):
@@ -36,7 +36,7 @@ def decode(encoded, levels=DEPTH):
 
 
 def _rare(function):
-    """Wraps a branch that few photos take in one op. Otherwise, TensorFlow visits its ops even if it is not taken."""
+    """Wraps a branch in one op, because few photos take it: TensorFlow visits all ops of a branch that is not taken."""
     in_graph = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
     @functools.wraps(function)
@@ -257,7 +257,7 @@ def _exif_orientation(block):
     is_exif = tf.reduce_any(tf.stack([b"II*\0", b"II\0*", b"MM\0*", b"MM*\0"]) == order)
 
     def number(offsets, count):
-        """int32: numbers of `count` bytes at offsets of the block."""
+        """int32: the numbers of `count` bytes at `offsets` in the block."""
         data = tf.cast(tf.pad(tf.io.decode_raw(block, tf.uint8), [[0, 16]]), tf.int64)
         data = tf.gather(data, tf.clip_by_value(offsets, 0, size)[..., None] + tf.range(count))
         data = tf.where(little, data[..., ::-1], data)

@@ -33,9 +33,10 @@ def eight_bits(values, levels, band=2**20):
     0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. A high percentile that does not
     depend on n lies in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and
     the 99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal,
-    as on a constant background, the extremes replace them. A constant photo becomes black. The range counts as at least
-    `NOISE` times the median difference of neighbours in a row, taken over rows with about `NOISE_VALUES` values.
-    Otherwise pure noise would be stretched to bright and dark spots, of which the model `nuclei` counts dozens.
+    as on a constant background, the least and the largest value replace them. A constant photo becomes black. The range
+    between the two percentiles is widened to at least `NOISE` times the median difference of neighbours in a row, over
+    rows with about `NOISE_VALUES` values. Otherwise pure noise would be stretched to bright and dark spots, which the
+    model `nuclei` counts by the dozen.
 
     The rule 'depth', of older versions of axial, divides integers by one of `DEEP_DIVISORS` and multiplies floats up to
     1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these
@@ -66,9 +67,9 @@ def eight_bits(values, levels, band=2**20):
 
 
 def _percentiles(values):
-    """The low and the high percentile of `values` [n], or the extremes if both are equal; see `eight_bits`.
+    """The low and the high percentile of `values` [n], or the least and largest value if both are equal.
 
-    It reorders `values` in place.
+    See `eight_bits`. Reorders `values` in place.
     """
     if not values.size:
         return 0.0, 0.0

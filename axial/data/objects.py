@@ -1,6 +1,7 @@
 """Measures the objects of training labels: their sizes, and the grey levels of the photos.
 
-A network recognises objects only at the scale of its training photos. objects.json of a run or export records them.
+A network recognises objects only at the scale of its training photos. The file objects.json of a run or export records
+the measurements.
 """
 
 import os
@@ -81,6 +82,6 @@ def objects_of(data_dir, split):
 
 
 def read_objects(folder):
-    """`Objects` from a run's folder or an export's assets.extra; None if an older version wrote it."""
+    """`Objects` from a run's folder or an export's assets.extra; None if an older version of axial wrote the folder."""
     path = os.path.join(folder, OBJECTS)
     return read_json(path, Objects)[1] if tf.io.gfile.exists(path) else None

@@ -98,7 +98,7 @@ def is_whole(size, canvas, name=""):
 
     Args:
         size: int [2], original size (h, w) of the photo.
-        canvas: `ScaledCanvas`, or a canvas (height, width), which fits every photo because it scales it.
+        canvas: `ScaledCanvas`, or (height, width) of a canvas to which every photo is scaled to fit.
         name: name of the photo, for the message.
 
     Raises:

@@ -1,9 +1,9 @@
 """Distributes the training input with tf.data's service, as an option of every task.
 
 A dispatcher hands out tickets in order, each to the first worker that asks (dynamic sharding). A ticket is a part of an
-epoch: the records of a shard, or every n-th record of a shard if the split has few shards. The seed and the ticket
-decide its records and their order. The seed and the record's number decide the augmentation. So the workers agree
-without communication, and every epoch has another order.
+epoch: the records of a shard, or every n-th record of a shard if the split has few shards. The seed and the ticket's
+number decide its records and their order. The seed and the record's number decide the augmentation. So the workers
+agree without communication, and every epoch has another order.
 
 Guarantees and limits:
 
@@ -135,7 +135,7 @@ class Tickets:
         return tf.data.Dataset.range(first, last).interleave(self._read, OPEN, 1)
 
     def _locate(self, ticket):
-        """(index of the shard, first record in the shard) of a ticket. From there, it has every `_stride`-th record."""
+        """(index of the shard, first record in the shard) of a ticket. It has every `_stride`-th record from there."""
         epoch, unit = ticket // self.an_epoch, ticket % self.an_epoch
         if self._shuffle:
             key = tf.stack([tf.constant(self._seed, tf.int64), epoch])
@@ -169,7 +169,7 @@ def served(make, tickets, service, *, used, context=None, epochs=None):
         tickets: `Tickets`.
         service: `Service`.
         used: number of records that earlier steps have used, over all hosts.
-        context: `tf.distribute.InputContext`: all hosts take batches from one job. None for one host.
+        context: `tf.distribute.InputContext` of this host; all hosts take batches from one job. None for one host.
         epochs: number of epochs after which the stream ends; None for an endless stream.
 
     Returns:
@@ -272,7 +272,7 @@ def read_arrivals(folder):
 
 
 def _summed(reports):
-    """The list of dicts of `read_arrivals` for one job, from the reports of all hosts."""
+    """The list of dicts that `read_arrivals` returns for one job, from the reports of all hosts."""
     first, rows = reports[0], []
     counts = [sum(by_host) for by_host in itertools.zip_longest(*(one.arrived for one in reports), fillvalue=0)]
     for i, arrived in enumerate(counts):

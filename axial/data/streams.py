@@ -60,7 +60,7 @@ class Stream:
 def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="panoptic", finish=None):
     """Endless dataset of per-replica batches from step `stream.first_step` on. A restart gets the same batches.
 
-    A step takes one batch for each replica of the host, in order. Together they are the global batch.
+    A step takes one batch for each replica of the host, in order. The batches of all replicas form the global batch.
 
     Every epoch has its own order of shards and records and its own augmentation, both derived from the seed. A resumed
     stream skips used records without decoding them.
@@ -77,7 +77,7 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
         stream: `Stream`.
         shuffle: number of records in the shuffle buffer; 0 keeps the order of the files.
         labels: schema of the records (see `tfrecord.SCHEMAS`), or a tuple of allowed schemas.
-        finish: function applied to each batch; None for none.
+        finish: function applied to each batch; None for no function.
 
     Raises:
         InputError: the data set is missing, damaged or empty, or has another spec or schema; the replicas cannot divide
@@ -162,7 +162,7 @@ def _host_records(data_dir, manifest, stream, shuffle):
         return dataset.shuffle(shuffle, order) if shuffle else dataset
 
     used = stream.first_step * (stream.batch // hosts)
-    position = used + records * host // hosts  # in the endless sequence of parts
+    position = used + records * host // hosts  # the next record's, in the endless sequence of parts
     turn = ((position + 1) * hosts - 1) // records
     turns = tf.data.Dataset.range(turn, tf.int64.max)
     return turns.flat_map(turn_records).skip(position - records * turn // hosts).enumerate(used)
@@ -171,7 +171,7 @@ def _host_records(data_dir, manifest, stream, shuffle):
 def evaluation_stream(data_dir, split, spec, example, *, labels="panoptic", shard=(0, 1), skip=0):
     """Dataset of a split's examples without batching, once each, in the order of the records.
 
-    An example also has a 'number', int64 []: its index in the data set's list (see `tfrecord.item_numbers`).
+    An example also has a 'number', int64 []: its item's index in the data set's list (see `tfrecord.item_numbers`).
 
     Args:
         data_dir, split: folder of a converted data set, and name of its split.

@@ -21,8 +21,8 @@ A data set with boxes adds them too, and 'box/known' is 1. Records of axial 0.2 
     box/class            class index of each object in the DatasetSpec
     box/crowd            1 for a crowd
     box/numbers          float64 [n, 5], little-endian: x, y, width, height in pixels, and area of the mask
-    box/mask             PNG of each object's mask, 255 inside; a PNG of one pixel means no mask. Empty if no object has
-                         a mask
+    box/mask             PNG of each object's mask, 255 inside; a PNG of one pixel means no mask. The list is empty if
+                         no object has a mask
 
 Schema 'objects' has boxes only. A classification data set has the schema 'class':
 

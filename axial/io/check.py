@@ -1,6 +1,6 @@
 """Checks the types and ranges of configuration arguments against their annotations.
 
-A configurable is a `Checked` dataclass. It annotates its arguments with the types below:
+A gin-configurable class is a `Checked` dataclass. It annotates its arguments with the types below:
 
     >>> from axial.io.check import Checked, Count
     >>> @dataclasses.dataclass(frozen=True)

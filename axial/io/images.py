@@ -20,18 +20,18 @@ LARGEST_PIXELS = 2**28
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 FORMAT_NAMES = "JPEG, MPO, PNG, WebP, BMP, GIF or TIFF"
 TIFF_FORMS = "expected colours of 8 bits, or grey of 8, 16 or 32"
-# Pillow warns above MAX_IMAGE_PIXELS, and raises above twice that number, which is our limit.
+# Pillow warns above MAX_IMAGE_PIXELS, and raises above twice that number, which is `LARGEST_PIXELS`.
 Image.MAX_IMAGE_PIXELS = LARGEST_PIXELS // 2
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Pillow's transpositions for EXIF's orientations 2 to 8.
 _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
-# Limits for files that Pillow decodes much more slowly, or with much more memory, than others of the same size.
+# Limits for files that Pillow decodes much more slowly, or with much more memory, than other files of the same size.
 MOST_STRIPS = 2**20  # strips of a TIFF; Pillow makes an object per strip
 LARGEST_TILE = 2**24  # pixels of a TIFF's tile, unless the image has more
 LARGEST_RUNS = 2**24  # pixels of a run-length encoded BMP, which Pillow decodes in Python
 MOST_PAGES = 2**16  # pages of a TIFF; later pages are not counted
-MOST_SCANNED = 2**34  # a JPEG's scans times its pixels: a scan of a few bytes passes over all pixels
-# The only tag in use that `Tag` does not name. The others are tags of TIFF (Adobe, TIFF Revision 6.0).
+MOST_SCANNED = 2**34  # a JPEG's number of scans times its pixels: even a scan of a few bytes passes over all pixels
+# The only tag in use that `Tag` does not name. The other tags are those in Adobe's TIFF Revision 6.0.
 _NO_DATA = 42113  # GDAL (https://gdal.org/en/stable/drivers/raster/gtiff.html)
 _COPY, _MASK = 1, 4  # bits of NewSubfileType: a smaller copy of another page, a transparency mask
 # Bytes per value of the TIFF types that Pillow reads.
@@ -66,10 +66,10 @@ class Photo:
 
     Attributes:
         image: result of `open_image`.
-        deep: array [h, w] or [h, w, 3] of values with a sign or more than 8 bits, or None for other photos. Pillow
+        deep: array [h, w] or [h, w, 3] of signed values or values of more than 8 bits; None for other photos. Pillow
             keeps only the upper bytes of such colours and ignores some TIFF tags. The smallest value is the darkest;
             NaN marks GDAL's missing values.
-        left_out: texts that show that contents are not read, like 'page 1 of 4 is read'.
+        left_out: texts that say which part of the file is read, like 'page 1 of 4 is read'; empty for a whole file.
     """
 
     image: Image.Image
@@ -197,7 +197,7 @@ def _deep_colours(path, data, image):
 
 
 def _bytes_of_colours(data, order):
-    """uint8 [h, w, 3]: one byte of each 16-bit colour of a TIFF; the upper byte if `order` is its byte order."""
+    """uint8 [h, w, 3]: one byte of each 16-bit colour of a TIFF; the upper byte if `order` is the file's byte order."""
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     image._mode, tiles = "RGB", []
     for tile in image.tile:
@@ -242,7 +242,7 @@ def _pages(data):
             (tags,), first = struct.unpack_from(order + count, data, offset), offset + struct.calcsize(order + count)
             tag, kind = struct.unpack_from(order + "HH", data, first)
             (value,) = struct.unpack_from(order + "HL"[kind == 4], data, first + entry.size // 2 + 2)
-            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # it can only be first, as tags are sorted
+            kinds[offset] = value if tag == Tag.NewSubfileType else 0  # tags are sorted: it can only be first
             (offset,) = struct.unpack_from(order + entry.format[-1], data, first + tags * entry.size)
     return list(kinds.values())
 

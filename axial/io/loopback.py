@@ -1,7 +1,7 @@
 """Limits TensorFlow's servers to connections from this machine, and checks the address of a server.
 
-The servers of tf.data's service, tf.distribute and the profiler have no authentication. Whoever reaches one of the
-first two can run graphs on it, which read and write files. TensorFlow 2.20 always listens at every address of the
+The servers of tf.data's service, tf.distribute and the profiler have no authentication. Anyone who can connect to one
+of the first two can run graphs on it that read and write files. TensorFlow 2.20 always listens at every address of the
 machine: core/data/service/server_lib.cc and core/distributed_runtime/rpc/grpc_server_lib.cc have "0.0.0.0:", the
 profiler's profiler_server.cc has "[::]:".
 """
@@ -18,8 +18,8 @@ from axial.errors import InputError
 def keep_local(port):
     """Binds this process's sockets that listen at a port to the loopback device (Linux's SO_BINDTODEVICE).
 
-    They then accept connections from this machine only. They accept others in the few milliseconds between the start
-    of the server and this call.
+    The sockets then accept connections from this machine only. In the few milliseconds between the start of the server
+    and this call, they also accept connections from other machines.
 
     Raises:
         InputError: the system does not support this, or nothing listens at the port.

@@ -41,7 +41,7 @@ def page(title, sections):
 
 
 def table(header, rows, words=False):
-    """An HTML table. Right-aligns all columns but the first, unless `words`. Omits an empty header."""
+    """An HTML table. Right-aligns all columns but the first, or no column with `words`. Omits an empty header."""
 
     def line(tag, cells):
         return f"<tr>{''.join(f'<{tag}>{html(cell)}</{tag}>' for cell in cells)}</tr>"

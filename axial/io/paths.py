@@ -1,4 +1,4 @@
-"""Makes paths from names that records, specs, JSON files, lists and splits give. No such path leaves its folder.
+"""Makes paths from names in records, specs, JSON files, lists and splits. No such path leads out of its folder.
 
 This module also has the locations of axial's own files.
 """
@@ -21,7 +21,7 @@ def experiments_dir():
 
 
 def inside(folder, name, what):
-    """Joins a folder and a name from outside. Every path from such a name is made here.
+    """Joins a folder and an untrusted name. This function makes every path from an untrusted name.
 
     A name may have folders. Both '/' and '\\' separate its parts, because '\\' does so on Windows.
 

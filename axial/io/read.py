@@ -18,7 +18,7 @@ from axial.io.gfile import is_remote
 
 LARGEST_TEXT = 2**24  # bytes of a YAML, gin or manifest file
 LARGEST_JSON = 2**32  # bytes; COCO's largest annotations have 0.5 GB
-LARGEST_SEARCHED = 2**22  # bytes of JSON that are searched for duplicate keys, which takes longer than decoding
+LARGEST_SEARCHED = 2**22  # most bytes of JSON to search for duplicate keys; the search takes longer than decoding
 LARGEST_IMAGE = 2**29  # bytes of an encoded image
 
 
@@ -74,7 +74,7 @@ def _unmarked(path, data):
 
 
 def read_json(path, schema, largest=LARGEST_JSON):
-    """Reads a JSON file. Returns its bytes without a byte order mark, and its content as a `schema`.
+    """Reads a JSON file. Returns its bytes without a byte order mark, and its content as an instance of `schema`.
 
     Raises:
         InputError: the file cannot be read, is not JSON, or violates the fields, types or ranges of the schema. The
@@ -109,7 +109,7 @@ _LOADER = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
 
 
 def read_yaml(path, schema):
-    """Reads a YAML file as a `schema`, whose types decide what is a number or a boolean. Raises InputError.
+    """Reads a YAML file as a `schema`, whose types decide which values are numbers or booleans. Raises InputError.
 
     It refuses aliases, because a few aliases can describe more values than any memory holds. It also refuses duplicate
     keys, and values with other tags than text, list and mapping.

@@ -48,7 +48,7 @@ class Segment(Struct):
     id: SegmentId
     category_id: Category
     iscrowd: Flag = 0
-    score: Annotated[float, Meta(ge=0)] = 1.0  # axial's scores may exceed 1, because values of the heat map may
+    score: Annotated[float, Meta(ge=0)] = 1.0  # axial's may exceed 1, like values of the center heat map
 
 
 class Annotation(Struct):

@@ -1,4 +1,4 @@
-"""Shows text: one function for each medium, so that no medium reads text from outside as markup or as commands.
+"""Shows text: one function for each medium, so that no medium reads untrusted text as markup or as commands.
 
 File and class names, categories, model cards, gin values, JSON fields and messages of exceptions may come from a
 stranger.
@@ -158,11 +158,11 @@ def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=T
 
 @contextlib.contextmanager
 def working(what):
-    """Prints to standard error that the work `what` begins, and every `PAUSE` seconds how long it has run."""
+    """Prints the name of the work, `what`, to standard error, and every `PAUSE` seconds how long the work has run."""
     started, done = time.monotonic(), threading.Event()
 
     def repeat():
-        with contextlib.suppress(Closed):  # the command's next line raises it again
+        with contextlib.suppress(Closed):  # the next `say` of the command raises it again
             while not done.wait(PAUSE):
                 say(f"{what}: {time.monotonic() - started:.0f} s so far", error=True)
 

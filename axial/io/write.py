@@ -164,8 +164,8 @@ def write_whole(path, write):
 def _partial_file(path):
     """Yields the path of a temporary file that no other process writes. Removes the file if the block fails.
 
-    Its name is `partial_path`, so that the next writer replaces what a killed writer has left. While a live process
-    holds the lock of that file, the name is a random one.
+    Its name is `partial_path`, so that the next writer replaces the file that a killed writer has left. While a live
+    process holds the lock of that file, the name is random.
     """
     temporary = partial_path(path)
     if os.path.isdir(temporary):  # left by a killed `new_folder`
@@ -181,7 +181,7 @@ def _partial_file(path):
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
-            # Adds the file name to an error without one, such as of a full disk. A library's own OSError has no errno.
+            # Adds the file name to an error without one, such as a full disk's. A library's own OSError has no errno.
             if isinstance(error, OSError) and error.errno and not error.filename:
                 raise OSError(error.errno, error.strerror, path) from None
             if isinstance(error, gfile.passing_errors()) and not isinstance(error, OSError):
@@ -193,10 +193,10 @@ def lock_file(path, wait=False):
     """Opens and locks the file at a path. Returns None if another process holds the lock and `wait` is false.
 
     The system releases the lock when the process ends or is killed. A new file replaces a link at the path, and a file
-    with a second hard link, because a stranger may have made them. If the file system has no locks, it is not locked.
+    with a second hard link, because a stranger may have made them. A file system without locks leaves it unlocked.
     """
     while True:
-        make_folder(os.path.dirname(path))  # its last holder may have just removed it, as it was empty
+        make_folder(os.path.dirname(path))  # the lock's last holder may have just removed an empty folder
         with contextlib.suppress(FileNotFoundError):
             if not _is_plain(os.lstat(path)):
                 os.remove(path)
@@ -213,7 +213,7 @@ def lock_file(path, wait=False):
         except OSError as error:
             if error.errno not in NO_SUCH_CALL:
                 raise
-        with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
+        with contextlib.suppress(FileNotFoundError):  # the last holder has just removed the file
             if os.path.samestat(os.fstat(handle), os.lstat(path)) and _is_plain(os.fstat(handle)):
                 return file
         file.close()
@@ -322,7 +322,7 @@ def write_json(path, value):
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
-# === Blocks of a page ===
+# === Blocks of a Markdown file ===
 
 
 def write_block(path, name, text=None):

@@ -1,8 +1,8 @@
-"""Resizes the photos and labels of a split in the layout of axial-convert folder, as if the magnification were another.
+"""Resizes the photos and labels of a split in the layout of `axial-convert folder`, to change the magnification.
 
     python experiments/nuclei/zoomed.py NUCLEI/test ZOOMED/test 2
 
-Photos are interpolated bilinearly, with antialiasing. Labels take the nearest pixel.
+Photos are interpolated bilinearly, with antialiasing. Labels are resized by nearest neighbour.
 """
 
 import pathlib

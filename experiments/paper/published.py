@@ -56,7 +56,7 @@ def command(flags, data="DATA", run="RUN"):
 
 
 def nearest_leaf(data, model):
-    """Returns the leaf of a data set whose name is the longest prefix of a model's name, without '.gin', or ''."""
+    """Returns the name of the data set's gin file, without '.gin', that is the longest prefix of `model`, or ''."""
     words = model.split("_")
     names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((name for name in names if os.path.exists(f"{experiments_dir()}/{data}/{name}.gin")), "")

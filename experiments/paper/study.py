@@ -3,7 +3,7 @@
 %s --markdown=experiments/results/study.md --figure=experiments/study.png
 
 study_published.csv has the figures of Tables 2 and 3 of Zhu et al., ICCV 2019. experiments/study.csv has the scores of
-our own runs. One FLOP is one multiply-add. A window is a kernel size of Table 3.
+our own runs. One FLOP is one multiply-add. A window is the kernel size (n_k) in Table 3.
 
 `module` computes GFLOPs from the paper's equations, at the feature map sizes of the paper's networks. The column "as
 shipped" counts the traced operations of our layers. These rules reproduce the published differences between networks:

@@ -244,7 +244,7 @@ def strip_step(case):
 
 
 def over(works, work, a, b, key="median_s"):
-    """Returns the measure `key` of form `a` / the same measure of form `b`, in the workload `work`."""
+    """Returns the ratio of form `a`'s measure `key` to form `b`'s, in the workload `work`."""
     return works[work][a][key] / works[work][b][key]
 
 

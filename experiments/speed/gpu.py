@@ -1,4 +1,4 @@
-"""Exports steps, and run.py, which times and trains them on a machine with a GPU and only jax.
+"""Exports training and inference steps with run.py, a script that times or trains them on a GPU and needs only jax.
 
 %s --export=FOLDER --programs=pair_65x129,axial_deeplab_s_train_1
                         training and inference steps; by default all of `PROGRAMS`
@@ -223,7 +223,7 @@ def _fill(captured):
 
 
 def _stablehlo(serialized):
-    """Converts a serialised HLO module to portable StableHLO bytes, which jax of the last twelve weeks can read."""
+    """Converts a serialised HLO module to portable StableHLO bytes, for jax releases of the last twelve weeks."""
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
     from jax._src.lib.mlir import ir

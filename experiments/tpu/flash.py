@@ -6,7 +6,7 @@ This module needs the extra `kernel`. layers.py compiles the layer. Off the TPU,
 import functools
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers here, and must not occupy a TPU that TensorFlow uses
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers programs, and must leave the TPU to TensorFlow
 import jax.numpy as jnp
 import tensorflow as tf
 import tf_keras as keras

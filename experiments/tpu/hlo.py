@@ -20,7 +20,7 @@ from axial.analysis.parts import REST, part_of
 
 KERNEL = "tpu_custom_call"  # the custom call target of Pallas kernels
 BITS = {"PRED": 8, "BF16": 16, "TOKEN": 0, "OPAQUE_TYPE": 0}
-IOTA = 92  # number of an instruction's `IotaReplicaGroupListProto` field, which TensorFlow's schema does not have yet
+IOTA = 92  # field number of an instruction's `IotaReplicaGroupListProto`, which TensorFlow's schema does not have yet
 # Ops that move no data of their own.
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota")
 SLICES = ("slice", "dynamic-slice", "gather")
@@ -76,7 +76,7 @@ def _size(shapes):
 
 
 def _said(instruction, name):
-    """Returns the field `name`, a number, of an instruction's backend config; 0 if the field is absent."""
+    """Returns the number in the field `name` of an instruction's backend config; 0 if the field is absent."""
     match = re.search(rf'"{name}":"(\d+)"'.encode(), instruction.backend_config)
     return int(match[1]) if match else 0
 
@@ -183,7 +183,7 @@ def _turns(condition):
 
 
 def _moved(instruction, shapes, inner):
-    """Returns the bytes that an instruction reads and writes. Of an operand that it only slices, only the slices count.
+    """Returns the bytes that an instruction reads and writes. If it only slices an operand, only the slices count.
 
     Args: see `_cost`.
     """

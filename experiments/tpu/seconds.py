@@ -1,7 +1,7 @@
 """Measures how long it takes to trace and compile each recipe's train step, and counts its instructions (hours).
 
 %s --csv=experiments/compile.csv --markdown=experiments/results/speed.md
-                        rows of the file are kept; --only=coco/axial_deeplab_s takes minutes
+                        existing rows of the file are kept; --only=coco/axial_deeplab_s takes minutes
 
 The step is for one device, with a core's batch in the recipe's paper. XLA compiles the step for this CPU, with the
 layer forms that accelerators use. The TPU's compiler compiles it for a chip, at level O1 as in experiments/tpu.csv.

@@ -107,7 +107,7 @@ class Row(CompiledStep):
 
 
 def leaves(folder="*"):
-    """Returns the leaves in a folder of experiments/, by default in all folders but tiny/. A leaf sets MODEL."""
+    """Returns the leaves in a folder of experiments/, by default all but tiny/. A leaf is a recipe that sets MODEL."""
     paths = sorted(glob.glob(os.path.join(experiments_dir(), folder, "*.gin")))
     recipes = [path for path in paths if re.search("^MODEL = ", read.read_text(path), re.M)]
     return [leaf for leaf in (os.path.relpath(path, experiments_dir()) for path in recipes) if leaf[:5] != "tiny/"]
@@ -208,7 +208,7 @@ def write_stand_in(folder, output_dir):
 def _spec(folder):
     if folder in SPECS or folder == "sample":
         return SPECS.get(folder, SPECS["coco"])
-    count, things = CLASSES.get(folder, (65, 37))  # Mapillary Vistas'
+    count, things = CLASSES.get(folder, (65, 37))  # by default Mapillary Vistas'
     names = tuple(f"class {i}" for i in range(count))
     more = {"ignore": 2000} if "imagenet" in folder else {}
     return DatasetSpec(folder, names, tuple(range(count)), tuple(i < things for i in range(count)), **more)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best): the checkout around
-# this script or the wheel that lies there, as on the hosts of axial-tpu.
+# Installs axial on a TPU VM, for the Python that runs as `python3` (a virtual environment is best). The source is the
+# checkout around this script or, on the hosts of axial-tpu, the wheel in the folder above scripts.
 #
-#   scripts/tpu/install.sh             into the Python that runs
-#   AXIAL_VENV=venv install.sh         into a virtual environment, made here if it is missing
+#   scripts/tpu/install.sh             installs for the Python that runs as `python3`
+#   AXIAL_VENV=venv install.sh         installs into a virtual environment, and makes it if it is missing
 #   AXIAL_PRINT=1 install.sh           prints the pip commands and runs none
 #
-# Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: it stays, and axial gets the tf-keras
-# and tf-models-official of that version. On images without TensorFlow this installs tensorflow-tpu and, on Python 3.11
-# and later, the jax and the libtpu of axial's kernels. Ubuntu 22.04, which these images are, has Python 3.10; so the
-# virtual environment is of the Python 3.11 that apt installs.
+# Images tpu-vm-tf-x.y.z have a TensorFlow that is built for their TPU runtime: the script keeps it, and installs the
+# tf-keras and tf-models-official of that version. On images without TensorFlow the script installs tensorflow-tpu and,
+# on Python 3.11 and later, the jax and the libtpu of axial's Pallas kernels. On Ubuntu 22.04 images without TensorFlow,
+# whose Python is 3.10, it makes the virtual environment with Python 3.11, which apt installs.
 #
 # In all cases packages that depend on tensorflow are installed without their dependencies. Otherwise pip would install
 # tensorflow too.
@@ -17,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/tpu/venv.sh
 
-# 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0' of the Python that runs, or nothing.
+# Prints the TensorFlow of `python3`, like 'tensorflow 2.18.1' or 'tensorflow-tpu 2.20.0', or nothing without one.
 find_tensorflow() {
   python3 - <<'END'
 import importlib.metadata
@@ -31,7 +31,7 @@ for name in ("tensorflow-tpu", "tensorflow"):
 END
 }
 
-# As root. A machine that has just booted may be updating itself.
+# These run commands as root. apt waits 600 seconds for its lock: a machine that has just booted may update itself.
 as_root() { if [[ $EUID == 0 ]]; then "$@"; else sudo "$@"; fi; }
 apt() { as_root apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
 
@@ -68,7 +68,7 @@ install() {
 
 found=$(find_tensorflow)
 version=${found##* }
-install "pip>=25" # pip 23, of Ubuntu's Python 3.10, searches for fitting versions of all packages for hours
+install "pip>=25" # pip 23, which Ubuntu's Python 3.10 has, takes hours to find package versions that fit together
 if [[ ! $found ]]; then
   version=2.20.0 of_tpu=(libtpu==0.0.14)
   if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then of_tpu=(libtpu==0.0.24 jax==0.7.2); fi
@@ -85,7 +85,7 @@ case $version in
   ;;
 esac
 [[ ${AXIAL_PRINT:-} ]] || forget_axial
-rm -rf build/lib # of an earlier version, whose files setuptools would take for new ones
+rm -rf build/lib # setuptools would install the files of an earlier version that are left there
 axial=$(compgen -G 'axial_deeplab_tf-*.whl' || echo .)
 install --no-deps "tf-keras>=2.$minor.0,<2.$((minor + 1))" "tensorflow-text>=2.$minor.0,<2.$((minor + 1))" \
   "tf-models-official>=$models,<2.$((minor + 1))" tensorflow-hub tensorflow-model-optimization "tf-slim>=1.1.0" "$axial"
@@ -95,8 +95,8 @@ fi
 
 requirements=$(mktemp)
 python3 - >"$requirements" <<'END'
-# The requirements of axial and tf-models-official, except for packages that depend on tensorflow, and for TensorFlow's
-# own protobuf and numpy, which it asks for itself.
+# Prints the requirements of axial and tf-models-official, except for packages that depend on tensorflow. Then it prints
+# TensorFlow's own requirements on numpy and protobuf.
 import importlib.metadata
 import re
 
@@ -106,7 +106,7 @@ for package in ("axial-deeplab-tf", "tf-models-official"):
     for requirement in importlib.metadata.requires(package):
         if "extra ==" not in requirement and not re.match(WITHOUT, requirement):
             print(requirement)
-# What is there of TensorFlow's needs must stay as TensorFlow needs it.
+# The versions of numpy and protobuf must still fit the installed TensorFlow.
 for package in ("tensorflow", "tensorflow-tpu"):
     try:
         needs = importlib.metadata.requires(package)
@@ -120,5 +120,5 @@ install -r "$requirements"
 rm "$requirements"
 # cloud-tpu-client pins a package that needs a protobuf too old for TensorFlow. It works without these dependencies.
 install --no-deps cloud-tpu-client oauth2client rsa
-axial-doctor --step || true # its last line says what is wrong; a step fails where the runtime holds the TPU
+axial-doctor --step || true # its last line names the fault; --step fails if the TPU runtime's process holds the TPU
 python3 -c 'import axial, tensorflow, tf_keras, official; print("installed", axial.__version__, tensorflow.__version__)'

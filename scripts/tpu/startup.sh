@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What every host runs at every boot under axial-tpu launch --engine=gcloud, which puts these before it: the variables
-# AXIAL_RUN, AXIAL_HOST_COUNT, AXIAL_END (seconds since 1970) and AXIAL_DELETE (the command that deletes the slice), and
-# the function install of wheel.sh.
+# Every host runs this script at every boot under axial-tpu launch --engine=gcloud. The command puts lines before this
+# text that set the variables AXIAL_RUN, AXIAL_HOST_COUNT, AXIAL_END (seconds since 1970) and AXIAL_DELETE (the command
+# that deletes the slice), and that define the function install with the text of wheel.sh.
 export HOME=/root PATH="/snap/bin:$PATH"
 meta() {
   curl -fsS -H "Metadata-Flavor: Google" "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # environment.sh and install.sh source this file.
 #
-#   claim_venv FOLDER  makes the folder of a virtual environment, and writes the mark axial-venv before anything else is
-#                      in it. So a folder with the mark holds nothing but an environment of axial's scripts, which may
-#                      be half-made. A folder that holds something else stays as it is: one line, and exit code 2.
-#   forget_axial       uninstalls this package from the Python that runs if it has its name of earlier versions, axial:
-#                      the old one would hide a new one of another folder. PyPI's axial, which is another project's and
-#                      has no command axial-train, stays.
+#   claim_venv FOLDER  makes the folder of a virtual environment, and writes axial-venv as its first file. So a folder
+#                      with that file holds only an environment, possibly unfinished, that axial's scripts have made. A
+#                      folder with other contents stays as it is: the script prints one line and exits with code 2.
+#   forget_axial       uninstalls this package from the environment of `python3` if it is installed under its former
+#                      name, axial: the old package would hide a new one of another folder. The package axial of PyPI,
+#                      which belongs to another project and has no command axial-train, stays.
 
 claim_venv() {
   local venv=$1

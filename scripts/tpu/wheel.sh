@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Installs the wheel AXIAL_WHEEL of a bucket in ~/axial/venv, once, and makes it the Python that runs. axial-tpu puts
-# this text into what the hosts of a slice run.
+# Installs the wheel at the bucket path AXIAL_WHEEL into ~/axial/venv, once, and puts that environment first in PATH.
+# axial-tpu puts this text into the script that the hosts of a slice run.
 mkdir -p ~/axial && cd ~/axial || exit
 if [ ! -e installed ]; then
   gcloud storage cp "$AXIAL_WHEEL" .
