@@ -41,8 +41,8 @@ def load(
               huggingface_hub.
 
             Write './NAME' for a folder that has the name of a shipped model.
-        model: name of the model, from `registry.VARIANTS`. A checkpoint without a model card needs it; weights of
-            another model are refused.
+        model: name of the model, from `registry.VARIANTS`. A checkpoint without a model card needs this name;
+            weights of another model are refused.
         num_classes: number of classes, for a checkpoint without a model card; the default is ImageNet's 1000 or
             Cityscapes' 19. Weights for another number of classes are refused.
         features_only: whether to return only the backbone, which returns feature maps; see `weights.restore.Features`.

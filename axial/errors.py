@@ -63,7 +63,7 @@ def nearest(name, candidates):
 def pip_install(extra):
     """The command that installs the packages of an extra of setup.py.
 
-    It names these packages, not axial: axial is not on PyPI, so a package of that name would be somebody else's.
+    The command names these packages, not axial: this axial is not on PyPI, and the package of that name is another.
     """
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []

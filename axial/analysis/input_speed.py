@@ -1,6 +1,6 @@
 """Measures the images per second of each stage of the input pipeline, of the whole pipeline and of a training step.
 
-From the step time of a slice, it derives how many machines the slice needs to prepare its images.
+From the step time of a slice, `demand` derives how many machines the slice needs to prepare its images.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class Slice:
 def demand(task, speed, slice_, local_cores=None):
     """The input that a slice needs, and how many machines provide it.
 
-    The size of a batch is its uncompressed size, as on the devices. Data-service workers compress it.
+    The size of a batch is its uncompressed size, as on the devices. Data-service workers send compressed batches.
 
     Args:
         task: task with a converted data set.

@@ -1,8 +1,8 @@
 """Counts multiply-adds from the ops of a traced graph and their static shapes.
 
-It counts convolutions, matrix products and einsums, as the tables of the Axial-DeepLab paper do, and no element-wise
-ops. Each call of a function counts. The body of a loop counts once for each of its maximum number of iterations. A
-conditional counts as its costliest branch.
+The count has convolutions, matrix products and einsums, as in the tables of the Axial-DeepLab paper, and no
+element-wise ops. Each call of a function counts. The body of a loop counts once for each of its maximum number of
+iterations. A conditional counts as its costliest branch.
 
 Attention within windows is computed in blocks, which hold more pairs of query and key than attention's equation needs.
 The products of a block have a name scope 'pairs_A_of_B' (`Windows.scope`): they compute B pairs, and the equation needs
@@ -138,7 +138,7 @@ _VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "ReadV
 
 
 def activation_bytes(graph, inputs, part_of):
-    """dict from parts to bytes of all tensors computed from `inputs`, an upper bound of what a forward pass writes.
+    """dict from parts to bytes of all tensors computed from `inputs`, an upper bound of a forward pass's written bytes.
 
     Args:
         graph: a tf.Graph with static shapes.

@@ -108,7 +108,7 @@ def device_memory():
 def long_step(step, crop, training, replicas=1):
     """A warning about a training step that takes more than a minute, or more memory than this device has.
 
-    It calls `rate` to measure the device only if a step may be long.
+    The device is measured, by `rate`, only if a step may be long.
 
     Args:
         step: `Step` of the model.

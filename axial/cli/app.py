@@ -173,7 +173,7 @@ def _prepare_streams():
 
 
 def _interrupt_again(unraisable):
-    """Sends SIGINT again if Python drops a KeyboardInterrupt, as it does inside some callbacks.
+    """Sends SIGINT again if Python drops a KeyboardInterrupt, which happens inside some callbacks.
 
     Garbage collection calls such a callback of jax. TensorFlow imports jax if it is installed.
     """

@@ -123,7 +123,7 @@ def _predict_photos(predictor, names, given):
         given: the flags.
 
     Raises:
-        InputError: some photos are broken. It is raised after the other photos are predicted.
+        InputError: some photos are broken. The error is raised after the other photos are predicted.
     """
     from axial.serving.result import Result
 

@@ -234,7 +234,7 @@ class Gke(Engine):
 
 
 class OnVirtualMachines(Engine):
-    """Base of the engines whose hosts are TPU VMs: they boot a TPU software version and install a wheel."""
+    """Base of the engines whose hosts are TPU VMs. The VMs boot a TPU software version and install a wheel."""
 
     def __init__(self, request):
         super().__init__(request)
@@ -251,7 +251,7 @@ class OnVirtualMachines(Engine):
         return super().run_options() | ({} if self.kernels else image_options)
 
     def installation(self):
-        """Shell commands that install the wheel in ~/axial/venv once, and put its Python first in PATH."""
+        """Shell commands that install the wheel in ~/axial/venv once, and put this environment first in PATH."""
         return f"AXIAL_WHEEL={shlex.quote(self.request.wheel)}\n{read_text(_script('wheel.sh'))}"
 
 

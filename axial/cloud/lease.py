@@ -46,7 +46,7 @@ class Lease:
         Args:
             folder: folder of the training.
             run: name of the run, for the messages of other processes.
-            seconds: time after which a holder loses the lease if it does not renew it.
+            seconds: time after which a holder that does not renew the lease loses the lease.
         """
         self.lost, self._over = threading.Event(), threading.Event()
         self._folder, self._path, self._seconds = folder, os.path.join(folder, FILE), seconds
@@ -91,7 +91,7 @@ class Lease:
             return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
         except InputError:
             damaged = Held("", 0, "a run", f"a host that the damaged {FILE} does not name")
-            return damaged if gfile.exists(self._path) else None  # None: its holder has just released it
+            return damaged if gfile.exists(self._path) else None  # None: the holder has just released the lease
 
     def _write(self):
         self._beat += 1

@@ -31,7 +31,7 @@ from axial.io.write import write_text
 
 TRIES = 3
 # Times in seconds, which `Run.pace` multiplies.
-LEASE = 60.0  # time after which a holder loses the lease of a folder if it does not renew it
+LEASE = 60.0  # time after which a holder that does not renew the lease of a folder loses the lease
 PATIENCE = 300.0  # longest wait for another run in the folder to end
 GATHER = 1800.0  # longest wait for all hosts
 SAVE = 120.0  # longest wait for the trainer to save at the deadline
@@ -60,7 +60,7 @@ class Supervisor:
 
     def main(self):
         """Supervises the run on this host until its end, and returns the exit code."""
-        # This comes first: the kernel drops a signal for which process 1 of a container has no handler.
+        # The handlers come first: the kernel drops a signal for which process 1 of a container has no handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
@@ -95,7 +95,8 @@ class Supervisor:
     def _check(self, saving=False):
         """Raises End if this host must end.
 
-        With `saving`, a signal does not end it and the deadline ends it later: the trainer may need it to save.
+        With `saving`, a signal does not end the host, and the deadline ends the host later: the trainer may need this
+        host to save a checkpoint.
         """
         if time.time() >= self.run.deadline + (2 * SAVE * self.run.pace if saving else 0.0):
             raise End(runs.DEADLINE, "the deadline has passed")
@@ -256,14 +257,14 @@ def _command(run, hosts, folder):
 
 
 def _environment(run):
-    """Environment variables of the trainer. If a server on its host holds the chips, it must not load libtpu."""
+    """Environment variables of the trainer. With a server, which holds the chips, the trainer must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
     variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
     return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}
 
 
 def _checkpoint(run):
-    """Content of the run's file 'checkpoint', which names its latest checkpoint; None if it cannot be read."""
+    """Content of the run's file 'checkpoint', which names its latest checkpoint; None for an unreadable file."""
     with contextlib.suppress(InputError):
         return read_file(os.path.join(run.model_dir, "checkpoint"))
     return None
@@ -276,7 +277,7 @@ def _without(names, starts=()):
 
 
 def _start(command, environment):
-    """Starts a command in its own process group. With setpriv, the kernel kills it when this process dies."""
+    """Starts a command in its own process group. With setpriv, the kernel kills the command when this process dies."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     return subprocess.Popen([*tied, *command], env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -295,7 +296,7 @@ def _kill(process):
 
 
 def _connected(address, port):
-    """A TCP connection to a port of a host, or None if the host does not accept it."""
+    """A TCP connection to a port of a host, or None if the host does not accept the connection."""
     with contextlib.suppress(OSError):
         return socket.create_connection((address, port), timeout=5.0)
     return None

@@ -90,7 +90,7 @@ def _run(listing, options, conversion, todo, bar):
 
 
 class _WriteShard(apache_beam.DoFn):
-    """Writes a shard and yields a `WrittenShard`. It yields one for bad input too, as runners retry after an exception.
+    """Writes a shard and yields a `WrittenShard`, for bad input too: runners would retry after an exception.
 
     The conversion's `source` is replaced by its hash. The worker gets the items from `listing`.
     """

@@ -27,8 +27,8 @@ def decode(encoded, levels=DEPTH):
 
     TensorFlow raises InvalidArgumentError for a damaged file, and for a file that it cannot decode like Pillow: any
     format but JPEG, PNG, WebP, GIF and BMP; a CMYK JPEG without Adobe's marker; an animated WebP; a GIF whose first
-    picture does not fill its canvas; a BMP with 1, 4 or 16 bits a pixel or with run lengths. It also raises if a
-    PNG has more pixels or a JPEG more scans than `open_image` accepts.
+    picture does not fill its canvas; a BMP with 1, 4 or 16 bits a pixel or with run lengths. The same error is
+    raised for a PNG of more pixels or a JPEG of more scans than `open_image` accepts.
     """
     is_jpeg = _slice(encoded, 0, 3) == _SIGNATURES[_JPEG]
     image = tf.cond(is_jpeg, lambda: _jpeg(encoded), lambda: _not_jpeg(encoded, levels))

@@ -28,15 +28,15 @@ def eight_bits(values, levels, band=2**20):
     """Scales values of more than 8 bits to uint8 of the same shape. NaN becomes 0.
 
     The rule 'percentiles' maps a low percentile of the n finite values to 0 and a high one to 255, and is linear
-    between them. sqrt(n) / 4 values are below the low percentile, and as many above the high one. This is 0.1 % of
-    256x256 pixels, as in QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage), and
-    0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. A high percentile that does not
-    depend on n lies in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st and
-    the 99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are equal,
-    as on a constant background, the least and the largest value replace them. A constant photo becomes black. The range
-    between the two percentiles is widened to at least `NOISE` times the median difference of neighbours in a row, over
-    rows with about `NOISE_VALUES` values. Otherwise pure noise would be stretched to bright and dark spots, which the
-    model `nuclei` counts by the dozen.
+    between them. sqrt(n) / 4 values are below the low percentile, and as many above the high one. This number is 0.1 %
+    of 256x256 pixels, as in QuPath's automatic contrast (its preference autoBrightnessContrastSaturationPercentage),
+    and 0.012 % of 2048x2048 pixels, because a nucleus has no more pixels in a larger photo. A high percentile that does
+    not depend on n lies in the noise of a large photo with few nuclei: ImageJ saturates 0.35 %, StarDist takes the 1st
+    and the 99.8th, Cellpose the 1st and the 99th. A single hot pixel is never a percentile. If both percentiles are
+    equal, as on a constant background, the least and the largest value replace them. A constant photo becomes black.
+    The range between the two percentiles is widened to at least `NOISE` times the median difference of neighbours in a
+    row, over rows with about `NOISE_VALUES` values. Otherwise pure noise would be stretched to bright and dark spots,
+    which the model `nuclei` counts by the dozen.
 
     The rule 'depth', of older versions of axial, divides integers by one of `DEEP_DIVISORS` and multiplies floats up to
     1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these

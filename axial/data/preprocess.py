@@ -70,7 +70,7 @@ class ScaledCanvas:
 def canvas_sides(side):
     """Sides of canvases from `side` down to `LEAST_SIDE`, each about `STEP` times the previous one.
 
-    They differ by multiples of `STRIDE`. So if `side` is 16k + 1 for an integer k, all sides are.
+    The sides differ by multiples of `STRIDE`. So if `side` is 16k + 1 for an integer k, all sides are.
     """
     sides = (side - STRIDE * round(side * (1 - STEP**i) / STRIDE) for i in itertools.count(1))
     return side, *dict.fromkeys(itertools.takewhile(lambda smaller: smaller >= LEAST_SIDE, sides))
@@ -168,8 +168,8 @@ def _shown_region(valid_size, canvas, corner):
 def _resized(image, valid_size, first, extent):
     """float32 [*extent, 3]: the region of size `extent` from pixel `first` on in the photo scaled to `valid_size`.
 
-    It equals the same region of `tf.image.resize(image, valid_size, "bilinear", antialias=True)` up to rounding, but
-    only the pixels on which it depends are read.
+    The result equals this region of `tf.image.resize(image, valid_size, "bilinear", antialias=True)` up to rounding,
+    but only the pixels on which the region depends are read.
     """
     size = tf.cast(tf.shape(image)[:2], tf.float64)
     scale = tf.cast(valid_size, tf.float64) / size

@@ -38,7 +38,7 @@ from axial.io.read import read_json
 from axial.io.schemas import Count, Struct
 from axial.io.show import counted
 
-OPEN = 4  # tickets that a worker reads at a time; if it dies, they are lost
+OPEN = 4  # tickets that a worker reads at a time; a worker that dies loses these tickets
 TICKETS = 64  # fewest tickets of an epoch; in a split with fewer shards, a shard has several tickets
 SECONDS = 10.0  # seconds between two reports of arrivals
 

@@ -41,7 +41,7 @@ Size = tuple[Annotated[int, Meta(ge=1, le=2**16)], Annotated[int, Meta(ge=1, le=
 class Checked:
     """Base of a dataclass whose constructor raises InputError if an argument has a wrong type or is out of range.
 
-    It converts lists to tuples and integers to floats where the annotation says so.
+    The constructor converts lists to tuples and integers to floats where the annotation says so.
     """
 
     def __post_init__(self):

@@ -120,7 +120,7 @@ def _check_tags(path, data):
     for start in range(offset, min(offset + tags * entry.size, len(data) - entry.size + 1), entry.size):
         tag, kind, values, offset = entry.unpack_from(data, start)
         size = values * _TIFF_BYTES.get(kind, 0)
-        if offset + size > len(data):  # Pillow does not read it
+        if offset + size > len(data):  # Pillow does not read such a tag
             continue
         copied += size
         if values > MOST_STRIPS and (kind not in _TIFF_TEXTS or tag in (Tag.StripOffsets, Tag.TileOffsets)):
@@ -250,7 +250,8 @@ def _pages(data):
 def orientation(image):
     """EXIF orientation, 1 to 8, of a result of `open_image`; see `decode.orientation`.
 
-    It is 1 if the EXIF block is damaged, as in browsers. It is 1 for a TIFF too, as Pillow has turned it already.
+    The result is 1 if the EXIF block is damaged, as in browsers. It is also 1 for a TIFF, which Pillow has turned
+    already.
     """
     try:
         exif = Image.Exif()

@@ -111,8 +111,8 @@ _LOADER = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
 def read_yaml(path, schema):
     """Reads a YAML file as a `schema`, whose types decide which values are numbers or booleans. Raises InputError.
 
-    It refuses aliases, because a few aliases can describe more values than any memory holds. It also refuses duplicate
-    keys, and values with other tags than text, list and mapping.
+    Aliases are refused, because a few aliases can describe more values than any memory holds. Duplicate keys are
+    refused too, and so are values with other tags than text, list and mapping.
     """
     text = read_text(path)
     try:

@@ -96,7 +96,7 @@ def say(*lines, error=False, to=None):
 def print_table(header, *groups, title=None):
     """Prints a table without cutting words.
 
-    On a terminal that is too narrow, it prints each row as a block with one line per column. A file has no limit.
+    On a terminal that is too narrow, each row is printed as a block with one line per column. A file has no limit.
 
     Args:
         header: names of the columns.
@@ -143,7 +143,7 @@ class _Lines:
 def progress(items=None, what=None, *, total=None, initial=0, unit="it", leave=True, disable=False, postfix=None):
     """A tqdm progress bar on standard error, over `items` if given. Takes tqdm's arguments.
 
-    If standard error is no terminal, it prints a plain line every `PAUSE` seconds and one at the end.
+    If standard error is no terminal, a plain line is printed every `PAUSE` seconds, and one at the end.
     """
     from tqdm import tqdm
 

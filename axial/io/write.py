@@ -7,12 +7,13 @@ through a link, because a stranger may have made the folder:
 - `output_folder` and `output_file` refuse a path that leads out of the user's folder.
 - Removing a folder removes the links in it, not their targets.
 
-This holds for links that exist when the command begins. A process that makes links later has the user's rights anyway.
+These rules hold for links that exist when the command begins. A process that makes links later has the user's rights
+anyway.
 
 Kills and power cuts. If the process is killed or the machine loses power, a local file of `write_whole` has either its
 old or its complete new content: the bytes are on the disk before the file is renamed, and the name is on the disk
 before `write_whole` returns. The same holds for folders of `new_folder` and for checkpoints (`training.saving`).
-TensorFlow writes summaries and traces, and does not sync them. On a network file system, this is as safe as its fsync.
+TensorFlow writes summaries and traces, and does not sync them. A network file system is as safe as its own fsync.
 """
 
 import contextlib
@@ -84,7 +85,7 @@ def output_file(folder, name, what):
 
 
 def refuse_links(folder):
-    """Raises InputError if a local folder has a link at any depth. It is for folders that another library writes to."""
+    """Raises InputError if a local folder has a link at any depth. Used for folders that another library writes to."""
     for parent, folders, files in os.walk(folder):
         for path in (os.path.join(parent, name) for name in folders + files):
             if os.path.islink(path):

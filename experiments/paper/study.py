@@ -143,7 +143,7 @@ class Row:
     def agrees(self):
         """Whether the added GFLOPs are within 0.1 of the published ones; for translation, whether the totals agree.
 
-        It is None without a published figure, and for the plain networks of detection and segmentation.
+        None without a published figure, and for the plain networks of detection and segmentation.
         """
         if self.task == "nmt" and self.table != FIGURE_3:
             return f"{self.gflops:.1f}" == f"{self.published('gflops'):.1f}"
@@ -223,7 +223,8 @@ def added_gflops(task, setting, window, deformable, *, shipped):
 def _deformed(size, channels, shipped):
     """Returns the multiply-adds that a deformable convolution adds to a network.
 
-    In a Transformer it is an additional layer. Elsewhere it replaces a 3x3 convolution, which adds 0 by the equations.
+    In a Transformer, the convolution is an additional layer. Elsewhere it replaces a 3x3 convolution, which adds 0 by
+    the equations.
     """
     if size[1] == 1:  # a sequence: the kernel has three taps
         return traced(DeformableConv1D(channels, 3), [1, size[0], channels]) if shipped else 3 * size[0] * channels**2
@@ -239,7 +240,7 @@ def _deformed(size, channels, shipped):
 def module(setting, size, channels, window=None):
     """Returns the multiply-adds of attention (Eq. 8) or dynamic convolution (Eq. 5 to 7) on a feature map.
 
-    It counts by the rules in the module's docstring.
+    The rules of the count are in this file's docstring.
 
     Args:
         setting: attention type (four bits) or 'dynamic'.
@@ -299,7 +300,7 @@ def cells(row):
 
 
 def agreement():
-    """Returns lines on which rows agree with the published GFLOPs, and on the totals of our plain networks."""
+    """Returns lines that name the rows that differ from the published GFLOPs, and the totals of our plain networks."""
     lines = []
     for task in TASKS:
         pairs = [row for row in ROWS if row.task == task and row.agrees is not None]

@@ -1,4 +1,4 @@
-"""Measures time and memory of our attention, its textbook form and ResNet-101 on this machine (minutes).
+"""Measures time and memory of axial's attention, its textbook form and ResNet-101 on this machine (minutes).
 
 %s                      attention layers, Axial-ResNet-L and ResNet-101
 %s --suite=study        each mechanism of the spatial-attention study, a 3x3 convolution and naive forms
@@ -50,8 +50,8 @@ PAIRS = {  # images, height, width and channels of the input of an `AxialPair`
     "14": (8, 14, 14, 512),  # stage 4
 }
 TRAIN = ("ours", "textbook", "bfloat16")
-# dict from each workload to its forms. 'bfloat16' is our form in mixed_bfloat16; all other forms are float32.
-# 'folded' is our form with folded batch norms. 'recompute_block' is our form with recompute='block'.
+# dict from each workload to its forms. 'ours' is axial's form in float32, like all forms but 'bfloat16', which is
+# axial's form in mixed_bfloat16. 'folded' is 'ours' with folded batch norms; 'recompute_block' has recompute='block'.
 WORKS = {
     "layer_train": TRAIN,
     "layer_train_56": TRAIN,

@@ -118,8 +118,8 @@ def make_step(map_name, training, form):
 def benchmark():
     """Returns (works, ratios) of every form at conv4 and conv5, in inference and training; see `benchmark.benchmark`.
 
-    The ratios compare each form with the 3x3 convolution, and each naive form with ours. `works` also has the peak
-    memory of a training step for each attention type.
+    The ratios compare each form with the 3x3 convolution, and each naive form with axial's form. `works` also has the
+    peak memory of a training step for each attention type.
     """
     works, ratios = {}, {}
     for map_name in ("conv4", "conv5"):

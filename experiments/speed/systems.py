@@ -1,7 +1,7 @@
 """Compares training steps of the study's plain networks with training steps of the same models in tf-models-official.
 
-Translation: our base Transformer with plain attention (type 1000, sinusoids), and `Seq2SeqTransformer`.
-Detection: our Mask R-CNN with ResNet-50 and FPN, and the model of `MaskRCNNTask`. The docstring of benchmark.py
+Translation: axial's base Transformer with plain attention (type 1000, sinusoids), and `Seq2SeqTransformer`.
+Detection: axial's Mask R-CNN with ResNet-50 and FPN, and the model of `MaskRCNNTask`. The docstring of benchmark.py
 describes the measurements.
 """
 

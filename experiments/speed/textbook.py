@@ -1,7 +1,7 @@
 """The textbook form of axial attention, which applies the batch norms as the paper writes them.
 
-This form computes every L x L map of logits and normalises it by its mean and variance. It is slow and needs much
-memory. Only tests, benchmark.py and layers.py use it, for comparison with our form.
+This form computes every L x L map of logits and normalises it by its mean and variance. The form is slow and needs much
+memory. Only tests, benchmark.py and layers.py use it, for comparison with axial's form.
 """
 
 import numpy as np

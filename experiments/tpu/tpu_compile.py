@@ -2,8 +2,8 @@
 
 The compiler is part of libtpu. This module calls it through a private interface of jax, so the extra `analysis` pins
 exact versions. Nothing else in axial uses private interfaces. Estimated cycles come from the compiler's cost model.
-They compare programs, and are not measured times. The cost model does not cover Pallas kernels. The cycles of a kernel
-are the number of instruction bundles that it runs.
+They serve to compare programs, and are not measured times. The cost model does not cover Pallas kernels. The cycles of
+a kernel are the number of instruction bundles that it runs.
 """
 
 import dataclasses
@@ -189,7 +189,7 @@ def compile_for(lowered, slice_name, level="O1", *, partitions=1):
 
 
 def custom_calls(module):
-    """Returns the set of targets of the custom calls in a serialised module. They are routines outside XLA."""
+    """Returns the set of targets of the custom calls in a serialised module. A target is a routine outside XLA."""
     targets = {call.custom_call_target for call in hlo.custom_calls(hlo.parse(module))}
     return {target for target in targets if not target.startswith(HINTS)}
 
