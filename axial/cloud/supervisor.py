@@ -40,7 +40,7 @@ INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first
 # Environment variables that tell a process which slice it belongs to. A stale variable in an image can hang the start
 # on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group
 # (python/tpu/client/client.py), libtpu the variables with these prefixes. A server needs libtpu's variables, as does a
-# trainer on a slice without servers. A trainer beside a server must not have them.
+# trainer on a slice without servers. A trainer on a host with a server must not have libtpu's variables.
 TENSORFLOW_VARIABLES = "TPU_NAME TPU_CONFIG KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS TPU_API_DISCOVERY_URL TF_CONFIG".split()
 LIBTPU_PREFIXES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 

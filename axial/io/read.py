@@ -30,7 +30,7 @@ def check_regular(path):
         return
     try:
         mode = os.stat(local).st_mode
-    except (OSError, ValueError):  # the caller fails to open the file and says why
+    except (OSError, ValueError):  # the caller then fails to open the file, and reports the reason
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InputError(f"{path}: a pipe, device or socket; expected a file")

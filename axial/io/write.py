@@ -13,7 +13,7 @@ anyway.
 Kills and power cuts. If the process is killed or the machine loses power, a local file of `write_whole` has either its
 old or its complete new content: the bytes are on the disk before the file is renamed, and the name is on the disk
 before `write_whole` returns. The same holds for folders of `new_folder` and for checkpoints (`training.saving`).
-TensorFlow writes summaries and traces, and does not sync them. A network file system is as safe as its own fsync.
+TensorFlow writes summaries and traces, and does not sync them. Network file systems are only as safe as their fsync.
 """
 
 import contextlib

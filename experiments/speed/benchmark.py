@@ -7,9 +7,9 @@
                         an attention layer for several image sizes and spans
 %s --suite=systems      the study's Transformer and Mask R-CNN, and the models of tf-models-official
 
-All forms of a workload run in one process. Each round runs every form once, so that other load on the machine slows all
-forms alike. The ratios are meaningful, the seconds are not. Each form's peak memory is measured in a separate process,
-relative to the memory of that process before the first step.
+All forms (implementations) of a workload run in one process. Each round runs every form once, so that other load on the
+machine slows all forms alike. The ratios are meaningful, the seconds are not. Each form's peak memory is measured in a
+separate process, relative to the memory of that process before the first step.
 """
 
 import concurrent.futures

@@ -83,7 +83,7 @@ def detection_steps():
 
 
 def _official_detector(classes):
-    """Returns the official task with the pyramid levels, anchors and head sizes of our model."""
+    """Returns the official task with the pyramid levels, anchors and head sizes of axial's model."""
     config = official_config.maskrcnn_resnetfpn_coco().task
     config.model.num_classes, config.model.input_size = classes + 1, [SIDE, SIDE, 3]
     config.model.min_level, config.model.max_level = LEVELS[0], LEVELS[-1]
@@ -104,7 +104,7 @@ def _step(model, loss_of):
 
 
 def benchmark():
-    """Returns (works, ratios) of our and the official network of each task; see `benchmark.benchmark`."""
+    """Returns (works, ratios) of axial's and the official network of each task; see `benchmark.benchmark`."""
     works, ratios = {}, {}
     for name, make in (("translation", translation_steps), ("detection", detection_steps)):
         steps = make()

@@ -9,8 +9,8 @@ and all-reduces do not overlap. An all-reduce of B bytes over n chips takes
     2 B (n - 1) / n / R + 2 h t,
 
 where R is the published all-reduce bandwidth of a chip (`NETWORKS`), h the number of hops across half of each axis of
-the torus, and t the time of a hop, an assumption. The sum over the cores of a chip is free. In the time of a step, each
-host must prepare its images.
+the torus, and t the assumed time of a hop. The sum over the cores of a chip takes no time. Within the time of a step,
+each host must prepare its images for one step.
 """
 
 import math

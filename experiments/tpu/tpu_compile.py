@@ -1,9 +1,9 @@
 """Compiles a step for a TPU slice with the TPU's own compiler, on a machine without a TPU.
 
 The compiler is part of libtpu. This module calls it through a private interface of jax, so the extra `analysis` pins
-exact versions. Nothing else in axial uses private interfaces. Estimated cycles come from the compiler's cost model.
-They serve to compare programs, and are not measured times. The cost model does not cover Pallas kernels. The cycles of
-a kernel are the number of instruction bundles that it runs.
+exact versions. No other module but gpu.py uses private interfaces of jax. Estimated cycles come from the compiler's
+cost model. They serve to compare programs, and are not measured times. The cost model does not cover Pallas kernels.
+The cycles of a kernel are the number of instruction bundles that it runs.
 """
 
 import dataclasses
