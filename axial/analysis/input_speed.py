@@ -98,7 +98,8 @@ def demand(task, speed, slice_, local_cores=None):
 
     Returns:
         dict of 'images_per_second', 'shard_bytes_per_second' and 'batch_bytes_per_second', which the slice needs;
-        'images_per_core_second' and 'images_per_host_second', which machines give; and 'hosts', the machines needed.
+        'images_per_core_second' and 'images_per_host_second', which a core and a host prepare; and 'hosts', the number
+        of needed hosts.
     """
     per_core = speed / (local_cores or joblib.cpu_count())
     count = task.row

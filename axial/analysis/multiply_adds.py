@@ -1,7 +1,7 @@
 """Counts multiply-adds from the ops of a traced graph and their static shapes.
 
 The count has convolutions, matrix products and einsums, as in the tables of the Axial-DeepLab paper, and no
-element-wise ops. Each call of a function counts. The body of a loop counts once for each of its maximum number of
+element-wise ops. Each call of a function counts. The ops in a loop count as often as the loop's maximum number of
 iterations. A conditional counts as its costliest branch.
 
 Attention within windows is computed in blocks, which hold more pairs of query and key than attention's equation needs.

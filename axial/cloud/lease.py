@@ -1,4 +1,4 @@
-"""A lease on a folder of a disk or bucket: of all machines' processes, only the lease's holder trains in the folder."""
+"""A lease on a folder of a disk or bucket: on all machines, only the process that holds it trains in the folder."""
 
 import contextlib
 import os

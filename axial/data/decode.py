@@ -15,11 +15,11 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")  # JPEG, P
 _JPEG, _PNG, _GIF, _BMP, _WEBP, _OTHER = range(6)
 _EXIF, _ADOBE = b"Exif\0\0", b"\xff\xee\0\x0eAdobe"
 _UNITS = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 0]  # bytes of a value, by TIFF type; 0 if undefined
-_MOST_PARTS = 2**16  # most segments, chunks or blocks to visit: the chunks of 8 kB of a PNG of 512 MB
+_MOST_PARTS = 2**16  # most segments, chunks or blocks to visit; a PNG of 512 MB may have as many chunks of 8 kB
 
 
 def decode(encoded, levels=DEPTH):
-    """Decodes a photo's file, string [], to uint8 [h, w, 3], before the EXIF turn.
+    """Decodes a photo's file, string [], to uint8 [h, w, 3], without applying its EXIF orientation.
 
     The rule `levels` scales 16-bit values to 8 bits; see `levels.eight_bits`. Only old versions of axial, whose only
     rule was 'depth', wrote records with 16-bit photos. Transparency is dropped. If a JPEG, PNG or GIF has several

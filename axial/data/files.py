@@ -230,8 +230,8 @@ def reason_of(error):
 def check_decodes(path, encoded):
     """Raises InputError unless TensorFlow decodes a record's JPEG or PNG.
 
-    The kernel is the one that decodes photos and labels in training. Pillow accepts some damaged files, and files with
-    more pixels, that the kernel refuses.
+    The kernel is the one that decodes photos and labels in training. It refuses some damaged or very large files that
+    Pillow accepts.
     """
     import tensorflow as tf
 

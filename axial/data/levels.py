@@ -39,7 +39,7 @@ def eight_bits(values, levels, band=2**20):
     which the model `nuclei` counts by the dozen.
 
     The rule 'depth', of older versions of axial, divides integers by one of `DEEP_DIVISORS` and multiplies floats up to
-    1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the depth is the least of these
+    1 by 255. Cameras have 8, 10, 12, 14 or 16 bits, and 16-bit files seldom say which: the rule assumes the least depth
     that holds the largest value. So a 12-bit photo in a 16-bit file does not become nearly black, and a photo that
     fills 16 bits keeps the upper byte of each value.
 
