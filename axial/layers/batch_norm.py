@@ -61,7 +61,7 @@ def all_reduce_sums(*values, group=0):
 
 
 def combine(mean, variance, count, *, group=0):
-    """(mean, biased variance, count) over all replicas, from the statistics of this replica. It is differentiable.
+    """(mean, biased variance, count) over all replicas, from this replica's statistics. The function has a gradient.
 
     It sums the means first, then the variances and the squared distances of the means from the global mean (Chan, Golub
     and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
@@ -82,10 +82,10 @@ def combine(mean, variance, count, *, group=0):
 
 
 def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
-    """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns them.
+    """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns these weights.
 
     Without groups all replicas have equal moving statistics. So a read across replicas takes the first replica's
-    values. An average of equal numbers could be rounded.
+    values, because an average of equal numbers could be rounded.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
     moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
@@ -173,8 +173,8 @@ class BatchNorm(Layer):
 
     def _by_batch(self, x):
         axes = list(range(x.shape.rank - 1))
-        # The statistics are of the distances from the first pixel. Squares of the numbers themselves would round away
-        # a variance that is far below the square of the mean. Without images, the first pixel counts as zero.
+        # The first pixel is subtracted before the statistics are computed. Squares of the original values would round
+        # away a variance that is far below the square of the mean. Without images, the first pixel counts as zero.
         origin = tf.stop_gradient(tf.reduce_sum(widen(x[(slice(1),) * len(axes)]), axes))
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))

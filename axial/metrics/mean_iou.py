@@ -8,7 +8,7 @@ import numpy as np
 class MeanIoU:
     """A confusion matrix over images.
 
-    Rows are true classes and columns predicted classes. The last column counts pixels without a predicted class.
+    Rows are true classes, and columns are predicted classes. The last column counts pixels without a predicted class.
 
     Args:
         spec: `DatasetSpec`. Pixels whose true class is spec.ignore do not count.

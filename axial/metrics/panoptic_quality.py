@@ -4,7 +4,7 @@
   true label.
 - Crowds match nothing.
 - An unmatched prediction is not a false positive if more than half of it lies on unlabelled pixels or on a crowd of its
-  class. If its class has several crowds, only the last in the list counts.
+  class. If its class has several crowds, only the last crowd in the list counts.
 """
 
 import math
@@ -30,12 +30,12 @@ class Segments(typing.NamedTuple):
 
 
 class Pairs(typing.NamedTuple):
-    """The overlapping pairs of one image that can match; see `compare`. Number 0 stands for no segment.
+    """The P overlapping pairs of segments of one image that can match; see `compare`. Number 0 stands for no segment.
 
     Attributes:
-        true, predicted: int [P]: the pair's segment numbers, i + 1 for segment i.
+        true, predicted: int [P]: the segment numbers of each pair, i + 1 for segment i.
         iou: float64 [P], above 0.
-        true_classes, predicted_classes: int [S + 1]: class index by segment number.
+        true_classes, predicted_classes: int [S + 1]: class index by segment number, for S segments.
         required: bool [S + 1]: whether a true segment is a false negative if unmatched.
         unexcused: bool [S + 1]: whether a predicted segment is a false positive if unmatched.
     """
@@ -88,8 +88,8 @@ def compare(truth, predicted):
 class PanopticQuality:
     """Counts matches, false positives and false negatives over images.
 
-    Shards of a data set can be counted separately and added. IoUs are kept individually and summed
-    exactly. So merged shards give the same bits in any order.
+    Shards of a data set can be counted separately and added. The object keeps every IoU and sums the IoUs exactly. So
+    merged shards give the same result in any order, bit for bit.
 
     Args:
         spec: `DatasetSpec`.

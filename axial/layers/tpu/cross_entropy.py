@@ -67,7 +67,7 @@ def _gradients(interpret, x, labels, columns, log_sums, d):
 
 
 def _run(kernel, interpret, *, x, columns, maps, outputs=()):
-    """Runs a kernel over rows. It returns maps of pixels of dtypes `outputs`, or without `outputs` a tensor like x."""
+    """Runs a kernel over rows. Returns a map of pixels for each dtype in `outputs`; without `outputs`, a map like x."""
     images, height, classes, width = x.shape
     pixels = columns.shape[1]
     pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))

@@ -37,9 +37,10 @@ class CCNet(Network):
     """Backbone, a head with an attention module on 'res5', and an auxiliary head on 'res4'.
 
     Args:
-        backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper has output stride 8.
-        num_classes: from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the backbone has the same. A folded model has no auxiliary head.
+        backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper uses output stride 8.
+        num_classes: number of classes, from the `DatasetSpec`.
+        norm: `BatchNormConfig`, or None for a folded model, which has no auxiliary head. The backbone has the same
+            batch norms.
         options: `CCNetOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 'semantic_logits' [N, h / s, w / s, num_classes] at the

@@ -57,7 +57,7 @@ class Transformer(Layer):
 
     Args:
         options: `TransformerOptions`.
-        norm: unused, as a Transformer has no batch norm.
+        norm: unused, because a Transformer has no batch norm.
 
     Raises:
         InputError: a mechanism is invalid, or C is not a multiple of 16 and of the number of heads.
@@ -120,8 +120,8 @@ class TranslatorOptions(NetworkOptions):
 
     Attributes:
         positions: 'sinusoid' adds the absolute positional encodings of Vaswani et al. to the embeddings. The study uses
-            relative positions. It does not say whether attention types without a relative term have absolute positions;
-            ours do not.
+            relative positions. The study does not say whether attention types without a relative term have absolute
+            positions; with 'none' they have no positions.
         dropout: dropout rate of the embeddings.
     """
 
