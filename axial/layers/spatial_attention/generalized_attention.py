@@ -50,8 +50,8 @@ class GeneralizedAttention(Unfolded, Layer):
         scaled: whether the sum of the terms is divided by the square root of the channels per head.
         wavelength: base of the wavelengths of the sinusoidal relative positions: 1000 for maps in the paper's code,
             10000 for sequences in Transformer-XL.
-        recompute: one of `RECOMPUTE`. With 'softmax' the backward pass recomputes the attention weights. For large maps
-            it always does.
+        recompute: one of `RECOMPUTE`. With 'softmax' the backward pass recomputes the attention weights. It always
+            recomputes the weights of large maps.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
@@ -146,7 +146,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
         Args:
             x: [N, h, w, C] or [N, L, C].
-            keys: source of the keys and values, of the same rank as x; None for x.
+            keys: tensor of the same rank as x, from which keys and values are projected; None for x itself.
             key_mask: bool [N, Y, X] or [N, L], False for padded keys, which get no weight; None if no key is padded.
             training: see `hide`.
             mask: Keras' mask of x. It applies if `keys` is None. Otherwise the Keras mask of `keys` applies.
@@ -215,7 +215,7 @@ class GeneralizedAttention(Unfolded, Layer):
     def query_weights(self, x: tf.Tensor, position: Any, *, terms: str | None = None) -> tf.Tensor:
         """float32 [N, M, Y, X]: the attention weights of one query over all keys. They sum to one.
 
-        It computes only the logits of this query.
+        The method computes only the logits of this query.
 
         Args:
             x: [N, h, w, C] or [N, L, C].
@@ -337,7 +337,7 @@ class Operands:
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
-        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u . k without the keys
+        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # gives u . k without computing k
         return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
 
     def keys(self, keys, saliency):
@@ -385,7 +385,7 @@ class Operands:
         return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
 
     def cached(self, keys):
-        """The cache entries [N, L, M, D] or [N, L, M] of the keys of a map with one column."""
+        """dict of the cache entries, [N, L, M, D] or [N, L, M], of the keys of a map with one column."""
 
         def heads(kernel):
             x = product(keys, self.cast(kernel))

@@ -129,10 +129,10 @@ class Shear:
         return join([jnp.where(last_mask, last, zero), *inner, jnp.where(first_mask, first, zero)])
 
     def _between(self, x):
-        """List of the slots that hold only keys of the window. It may be empty."""
+        """list with the rows of the slots that hold only keys of the window; empty if there are none."""
         return [x[self.halo : LANES - self.halo]] if self.halo < LANES // 2 else []
 
     def reverse_keys(self, x, flip):
-        """float32 [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
+        """float32 x [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
         rest = self.keys - LANES
         return join([dot(flip, x[rest:]), dot(flip[LANES - rest :, :rest], x[:rest])])
