@@ -17,7 +17,7 @@ class BatchNormConfig(Checked):
 
     Attributes:
         momentum: weight of the old moving statistics in each update (1 - momentum in PyTorch).
-        epsilon: constant that is added to the variance before the square root.
+        epsilon: constant added to the variance before the square root.
         unbiased: whether the moving variance averages the unbiased batch variance, as in PyTorch and in TensorFlow's
             fused op. DeepLab2's attention layers average the biased one. The outputs in training are the same.
         group: number of replicas that share statistics, a divisor of the number of replicas; 0 for all replicas.
@@ -63,8 +63,8 @@ def all_reduce_sums(*values, group=0):
 def combine(mean, variance, count, *, group=0):
     """(mean, biased variance, count) over all replicas, from this replica's statistics. The function has a gradient.
 
-    It sums the means first, then the variances and the squared distances of the means from the global mean (Chan, Golub
-    and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
+    The means are summed first, then the variances and the squared distances of the means from the global mean (Chan,
+    Golub and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
 
     Args:
         group: see `all_reduce_sums`.
@@ -73,7 +73,7 @@ def combine(mean, variance, count, *, group=0):
     if context is None or context.num_replicas_in_sync == 1:
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
-    total = tf.maximum(total, 1.0)  # it is 0 if no replica has an image
+    total = tf.maximum(total, 1.0)  # the sum is 0 if no replica has an image
     together = sums / total
     # The global mean minimises the sum of the squared distances, so the gradient through the global mean is zero.
     apart = tf.square(mean - tf.stop_gradient(together))

@@ -387,9 +387,9 @@ def max_pool(x):
 
 
 def make_logits(layer, outputs, name, initializer=None):
-    """A 1x1 convolution to `outputs` channels. It computes in float32, or in float64 if `layer` computes in float64.
+    """A 1x1 convolution to `outputs` channels, in float32, or in float64 if `layer` computes in float64.
 
-    By default its weights start as small random numbers.
+    By default the convolution's kernel starts with small random numbers.
     """
     initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
     dtype = wide(layer.compute_dtype).name

@@ -38,7 +38,7 @@ def has_tpu():
 
 
 def on_tpu():
-    """True in a graph on a machine with a TPU. It is False in eager code, which runs on the TPU's host."""
+    """True in a graph on a machine with a TPU. The result is False in eager code, which runs on the TPU's host."""
     return not (_PORTABLE.get() or tf.executing_eagerly()) and has_tpu()
 
 
@@ -95,8 +95,8 @@ def choose(backend, can_use_kernels=lambda: False):
 
     Args:
         backend: one of `BACKENDS`.
-        can_use_kernels: function that says whether the kernels support this layer and image. It is called only if jax
-            is installed, so it may import jax.
+        can_use_kernels: function that returns whether the kernels support this layer and image. The function may import
+            jax, because `choose` calls it only if jax is installed.
 
     Returns:
         'cpu', 'xla', 'reference' or 'kernel'.

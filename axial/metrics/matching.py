@@ -4,7 +4,7 @@ StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bo
 StarDist's code calls it `accuracy`. Unlike COCO's AP, the metric does not use scores of the predictions.
 
 - A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. A
-  largest one-to-one matching counts. For thresholds above 0.5, it is unique.
+  largest one-to-one matching counts. For thresholds above 0.5, this matching is unique.
 - Unlabelled pixels and crowds count as in `PanopticQuality`. If several matchings are largest, one with the
   fewest false positives counts.
 - Counts are summed over images, and then over classes.

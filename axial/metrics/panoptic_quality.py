@@ -111,7 +111,7 @@ class PanopticQuality:
         return np.array([len(values) for values in self.matches])
 
     def update(self, truth, predicted):
-        """Adds the true and predicted `Segments` of one image. Returns this image's own `PanopticQuality`."""
+        """Adds the true and predicted `Segments` of one image. Returns the `PanopticQuality` of this image alone."""
         one, pairs = PanopticQuality(self.spec), compare(truth, predicted)
         match = pairs.iou > 0.5
         for category, value in zip(pairs.true_classes[pairs.true[match]], pairs.iou[match]):

@@ -70,7 +70,7 @@ class Network(Model):
 
     @property
     def output_stride(self) -> int:
-        """Stride of the backbone's last map, in pixels of the input. It is also the smallest valid side of an input."""
+        """Stride of the backbone's last map, in pixels of the input. An input's sides must not be smaller."""
         return self.backbone.output_stride
 
     @staticmethod

@@ -146,7 +146,7 @@ class ModelConfig(Checked):
     def settings(self) -> dict:
         """JSON dict of everything that the outputs depend on: name, batch norms, and all arguments with their defaults.
 
-        It leaves out `recompute` and `backend`, which change how the outputs are computed but not the outputs.
+        The dict leaves out `recompute` and `backend`, which change how the outputs are computed but not the outputs.
         """
         variant = find_variant(self.name)
         arguments = variant.all_arguments({"drop_path": self.drop_path, **self.arguments})

@@ -2,8 +2,9 @@
 
 Three ideas make it fast. `NOTES.md` has their timings and the timings of alternatives.
 
-- The batch norm of a logit term needs only the mean and the variance of its map. They follow from Gram matrices of q, k
-  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the code sums the map.
+- The batch norm of a logit term needs only the mean and the variance of the term's map. Gram matrices of q, k and the
+  tables give both (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the code sums the
+  map.
 - The content term is one product per lane, [A*G, L, D] with [A*G, M, D]. A relative term is one product per position,
   [L, A*G, D] with [L, M, D], because all lanes share the table rows of a position.
 - Training makes the L x L maps in chunks that stay in the cache, two chunks at a time.

@@ -16,7 +16,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class FoldedAttention(Unfolded, Layer):
-    """An attention layer without batch norms. It equals an `Attention` of the same spec in inference.
+    """An attention layer without batch norms, with the output of an `Attention` of the same spec in inference.
 
     q, k and v have biases. Each logit term has one scale per head, and the position output has one scale per channel.
 
@@ -80,7 +80,7 @@ class FoldedAttention(Unfolded, Layer):
         return kernels.project_and_attend(x, kernel, self.spec, tables, windows=windows, norms=norms)
 
     def query_weights(self, x, index):
-        """The attention weights of one query of every line: float32 [N, H, h, w]. They sum to one along a line.
+        """The attention weights of one query of every line: float32 [N, H, h, w]. The weights of a line sum to one.
 
         The method computes only the logits of these queries.
 

@@ -195,9 +195,9 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         v: [N, h, w, H*E].
         tables: dict of the tables in use: 'query' [R, D], 'key' [R, D] and 'value' [R, E].
         windows: `Windows` or `SquareWindows` of the image.
-        options: `AttentionOptions`. This implementation ignores `recompute`.
+        options: `AttentionOptions`. The field `recompute` has no effect here.
         scales: [terms, H], or `BatchScales`, which computes them from the sums of the logits and of their squares.
-        training: see `hide`. This implementation ignores it.
+        training: not used here. Other implementations pass this argument to `hide`.
 
     Returns:
         A tuple of sum_p w_p v_p and sum_p w_p r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value'
@@ -326,7 +326,7 @@ class Attention(Layer):
             norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
         if self.position_output_norm is not None:
             norms.append((self.position_output_norm, values))
-        for norm, channels in norms:  # built here, because a call may skip some of them
+        for norm, channels in norms:  # built here, because a call may skip some of these batch norms
             with tf.name_scope(norm.name):
                 norm.build([channels])
         super().build(shape)

@@ -54,8 +54,8 @@ def rows_of_tables(tables, windows, dtype):
 def visible_rows(table, windows, key_term):
     """(mask, rows): `rows` [offsets, D] are the table rows of all visible offsets of `windows`.
 
-    A row of `mask` [length, offsets] belongs to a query. It is 1 at the offsets at which the query sees a key. With
-    `key_term` a row belongs to a key. It is 1 at the offsets at which a query sees the key.
+    A row of `mask` [length, offsets] belongs to a query and is 1 at the offsets at which the query sees a key. With
+    `key_term` a row belongs to a key and is 1 at the offsets at which a query sees the key.
     """
     visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
@@ -105,7 +105,7 @@ class Windows:
         blocks: number of windows along the axis.
         queries, keys: number of queries and of keys in a window.
         abreast: number of lines that a window holds side by side: the width if the axis is the height, else 1.
-        offsets: int [queries, keys], key position - query position. They are the same for every window.
+        offsets: int [queries, keys], key position - query position, the same for every window.
         visible: bool [blocks, queries, keys], or None if every key is visible.
         reach: largest visible |offset|.
     """
@@ -137,7 +137,7 @@ class Windows:
 
     @property
     def scope(self):
-        """Name scope of the matrix products. It contains the numbers of needed and of computed pairs of a line.
+        """Name scope of the matrix products. The name has the numbers of needed and of computed pairs of a line.
 
         As in the paper's counts, every query needs min(span, length) keys, even at the borders.
         """

@@ -11,8 +11,8 @@ precision except float64, and whole pixels are int32. So neither large maps nor 
 
 Two implementations give the same result. 'gather' reads the four neighbours of each position, in one gather per tap.
 'hat' computes the weight of every input pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and sums the pixels by a
-matrix product. It needs no gather, but one map of (output pixel, input pixel) pairs per tap. So it suits small maps and
-accelerators.
+matrix product. 'hat' needs no gather, but one map of (output pixel, input pixel) pairs per tap. So 'hat' suits small
+maps and accelerators.
 
 Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P pixels, K taps, O offset groups,
 C channels.
@@ -41,8 +41,8 @@ def tap_positions(offsets, kernel, strides, dilation, padding):
     """A pair (position without offset, offset) for rows and one for columns, int32 [P, K, 1] and float [N, P, K, O].
 
     Args:
-        offsets: [N, h', w', 2 * K * O]. For each offset group and each tap, in row-major order, it has a row offset and
-            a column offset.
+        offsets: [N, h', w', 2 * K * O]. For each offset group and each tap, in row-major order, the channels hold a row
+            offset and a column offset.
         kernel: (rows, columns) of the kernel.
         strides, dilation, padding: stride, dilation rate and padding of the convolution, the same for both axes.
     """
@@ -201,8 +201,8 @@ def kernel_by_tap(kernel):
 def add_offset_weights(layer, shape, factor):
     """Adds the offsets' kernel and bias, both zero, to a layer that is being built. Returns both.
 
-    Their learning rate is `factor` times the optimizer's (see `axial.training.optimizers`). Dai et al., ICCV 2017, use
-    0.1.
+    The learning rate of both is `factor` times the optimizer's learning rate (see `axial.training.optimizers`). Dai et
+    al., ICCV 2017, use 0.1.
     """
     weights = (
         layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
@@ -225,8 +225,8 @@ class DeformableConv(Layer):
         kernel: odd side of the kernel.
         norm: `BatchNormConfig`, or None for a bias in place of the batch norm.
         strides, dilation: stride and dilation rate of the convolution and of the convolution that computes the offsets.
-        groups: number of groups of the convolution. It divides the channels and the filters.
-        offset_groups: number of groups of channels with separate offsets. It divides the channels.
+        groups: number of groups of the convolution, a divisor of the numbers of channels and of filters.
+        offset_groups: number of groups of channels with separate offsets, a divisor of the number of channels.
         modulation: one of `MODULATIONS`. 'none' is v1. The other values are v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.

@@ -1,4 +1,4 @@
-"""Dynamic convolution: each query makes its own depthwise kernel (Wu et al., ICLR 2019; Zhu et al., ICCV 2019).
+"""Dynamic convolution: each query computes a depthwise kernel (Wu et al., ICLR 2019; Zhu et al., ICCV 2019).
 
     h = GLU(x W_in)                         value times the sigmoid of the gate
     K(q) = softmax over the taps of h_q W_k, one kernel for each group of channels
@@ -79,7 +79,7 @@ class DynamicConv(Unfolded, Layer):
 
     Args:
         kernel: odd number of taps along each axis, which may exceed the length of the sequence.
-        groups: number of groups of channels that share a kernel. It divides the channels.
+        groups: number of groups of channels that share a kernel, a divisor of the number of channels.
         axes: 2 for maps, 1 for sequences.
         causal: whether the taps of a token are only at this token and at earlier tokens.
 

@@ -67,7 +67,7 @@ def pool_near(saliency, value, grid, real=None):
 def _slide(triple, axis, before, after):
     """For each position of an axis, the triple of the keys from `before` positions before it to `after` after it."""
     size = triple[0].shape[axis]
-    # The padding has sums of 0. Its largest logit is the smallest of the line, so it changes no maximum.
+    # The padding has sums of 0. Its largest logit is the line's smallest logit, so the padding changes no maximum.
     least = tf.reduce_min(triple[0], axis, keepdims=True)
     largest = tf.concat([least] * before + [triple[0]] + [least] * after, axis)
     run = [largest, *(pad(x, axis, before, after) for x in triple[1:])]

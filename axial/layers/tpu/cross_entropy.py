@@ -94,7 +94,7 @@ def _run(kernel, interpret, *, x, columns, maps, outputs=()):
 
 
 def _tile(x, columns, labels, *, row, lanes):
-    """The logits of a tile of pixels [C, 128], and the one-hot mask of their classes, bool [C, 128]."""
+    """The logits [C, 128] of a tile of pixels, and the one-hot mask of the pixels' classes, bool [C, 128]."""
     z = jnp.dot(x[0, row], columns[:, lanes], preferred_element_type=jnp.float32)
     return z, lax.broadcasted_iota(jnp.int32, z.shape, 0) == labels[0, row : row + 1, lanes]
 

@@ -125,7 +125,7 @@ def _columns_read(side, width):
 
 
 def _first_read(side, width, block):
-    """The first column that a program reads. It lies on the map."""
+    """The first column that a program reads. The column lies on the map."""
     return jnp.clip(block * COLUMNS - side // 2, 0, width - _columns_read(side, width))
 
 

@@ -1,4 +1,4 @@
-"""jax's Pallas kernels in a TensorFlow graph. They need the extra `kernel`."""
+"""Runs jax's Pallas kernels in a TensorFlow graph. This needs the extra `kernel`, which installs jax."""
 
 import functools
 

@@ -1,8 +1,8 @@
 """CCNet's head (Huang et al., ICCV 2019) with any mechanism in place of criss-cross attention.
 
-It is the segmentation network of the spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1). Two 3x3
-convolutions, with an optional mechanism between them, follow the last map of a dilated ResNet-50. A third 3x3
-convolution takes their output concatenated with the last map.
+The spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1) uses this segmentation network. Two 3x3 convolutions, with
+an optional mechanism between them, follow the last map of a dilated ResNet-50. A third 3x3 convolution takes the output
+of the second, concatenated with the last map.
 """
 
 import dataclasses

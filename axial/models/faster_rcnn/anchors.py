@@ -34,7 +34,7 @@ def match(overlaps, least, background):
 
 
 def choose(positive, negative, count, draw, *, positive_fraction):
-    """Marks `count` random examples: positives up to a fraction of them, and negatives for the rest.
+    """Marks `count` random examples: at most a fraction `positive_fraction` are positives, the others are negatives.
 
     All shapes are static. Where positives or negatives are too few, fewer examples are marked.
 

@@ -74,7 +74,7 @@ class Decoder(Layer):
     Args:
         filters: channels of every 5x5 separable convolution that fuses two maps.
         low: channels of the projected low-level maps, from the smallest map to 'res2'.
-        projection: channels of the 1x1 convolution on 'res5', or None. It overrides `options.projection`.
+        projection: channels of the 1x1 convolution on 'res5', or None. This value overrides `options.projection`.
         norm: `BatchNormConfig`, or None for the folded layer.
         options: `DecoderOptions`.
         widen: factor of the rates of the `ASPP`.

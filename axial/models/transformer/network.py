@@ -191,7 +191,7 @@ class Translator(Unfolded, Network):
         return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
 
     def folding_units(self):
-        """The model itself, because it owns the embedding."""
+        """list of the model itself, because the embedding is a weight of the model and of no sublayer."""
         return [self]
 
     # === Translation ===

@@ -149,7 +149,7 @@ class _Kernels:
     def logit_sums(self, x, affine):
         """The sums [terms, H, 2], and x itself.
 
-        It returns x so that one kernel adds the gradient through the sums to the gradient through the outputs.
+        The method returns x so that one kernel adds the gradient through the sums to the gradient through the outputs.
         """
         heads = self.tiling.heads
 

@@ -150,7 +150,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         exponentials: whether a program computes an exponential for each pair.
 
     Returns:
-        list of the outputs, those that overwrite `before` first, and then the sums.
+        list of the outputs that overwrite `before`, the further outputs, and the sums.
     """
     programs = Programs(tiling, delayed)
     scalars, arrays, specs = list(operands.scalars), [], []

@@ -202,7 +202,7 @@ class Normalized:
 
 
 def window_rows(i, more=0):
-    """Slice of the rows of window i and of `more` rows after them. With more = 2 halos, it is the window's keys."""
+    """Slice of the rows of window i and of `more` further rows. With more = 2 halos, the rows are the window's keys."""
     return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
 
 
@@ -233,8 +233,8 @@ class Gradient:
     """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (see `Programs`).
 
     The scratch `total` sums the gradient of the normalised pixels. Its lanes are the lanes of affine. Its rows are the
-    pixels of the previous program, the pixels of this program, and the halo after them. This program adds the last
-    terms to the gradient of the previous program's pixels, and then writes this gradient.
+    pixels of the previous program, the pixels of the running program, and the halo after these pixels. The running
+    program adds the last terms to the gradient of the previous program's pixels, and then writes this gradient.
 
     Args:
         tiling, program: `Tiling` and `Program`.
