@@ -19,7 +19,7 @@ def make_attention(spec, norm, name, inner_norm=True):
 
 
 def _read_options(attention, make_options, beside, value):
-    """(options, value of the argument named `beside`). Configs of axial 0.2 store both in the dict `attention`."""
+    """(options, value of the argument named `beside`), which configs of axial 0.2 store in one dict, `attention`."""
     if isinstance(attention, AttentionOptions):
         return attention, value
     given = {beside: value, **(attention or {})}

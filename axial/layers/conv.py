@@ -89,7 +89,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 
     Args:
         backend: 'kernel' uses the Pallas kernels of `tpu/depthwise.py` on a TPU, for the shapes that they support.
-        **kwargs: see Keras.
+        **kwargs: further arguments of Keras' layer.
     """
 
     def __init__(self, backend="auto", **kwargs):
@@ -180,7 +180,7 @@ class Conv(Layer):
             dilation_rate=dilation,
             padding="valid" if self.pad else "same",
             use_bias=use_bias and norm is None,
-            data_format="channels_last",  # whatever keras.json says
+            data_format="channels_last",  # even if keras.json has another value
             dtype=self.dtype_policy,
             name="conv",
         )

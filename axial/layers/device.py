@@ -77,7 +77,7 @@ def compiled(function, by_xla=True):
 
 @functools.cache
 def tpu_generation():
-    """The number in the TPU's name, such as 5 for a v5e or a v5p; None if it is unknown.
+    """The number in the TPU's name, such as 5 for a v5e or a v5p; None if the name is unknown.
 
     The name comes from the environment variable AXIAL_TPU, which axial-tpu sets, or TPU_ACCELERATOR_TYPE, or from the
     metadata of a TPU VM.

@@ -38,7 +38,7 @@ class CocoAP:
         Args:
             true: list of COCO's annotations: 'category_id' (a class index), 'iscrowd', 'area', and 'bbox' or
                 'segmentation'.
-            predicted: list of such annotations that also have a 'score'.
+            predicted: list of COCO's annotations with an additional 'score'.
             size: (height, width) of the image.
             image: number of the image in the data set.
         """

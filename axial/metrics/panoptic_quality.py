@@ -56,7 +56,7 @@ class Pairs(typing.NamedTuple):
 
 
 def compare(truth, predicted):
-    """The `Pairs` of the true and predicted `Segments` of one image, by the rule above."""
+    """The `Pairs` of the true and predicted `Segments` of one image, by the rule of this module's docstring."""
     n, m = len(truth.classes) + 1, len(predicted.classes) + 1
     true_area = np.bincount(np.ravel(truth.ids), minlength=n)
     predicted_area = np.bincount(np.ravel(predicted.ids), minlength=m)

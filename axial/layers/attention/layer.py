@@ -394,7 +394,7 @@ class Attention(Layer):
 
         - The batch norm of q, k and v is folded into the projections and their biases.
         - Each logit term keeps one scale per head. If q and k absorbed these scales, the content term would have to
-          divide by them. A scale near zero would then give a weight that overflows float16.
+          divide by these scales. A scale near zero would then give a weight that overflows float16.
         - The scale of the content output is folded into v. The scale of the position output stays a separate weight,
           because all heads share the value table.
         - Attention weights sum to one, so the shifts of the output norms are folded into the bias of v.

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.conv import triangle_weights
 from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
 
-LANES, ROWS = 128, 8  # number of pixels of a tile, and of rows of a program
+LANES, ROWS = 128, 8  # number of pixels in a tile, and number of rows that a program computes
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):

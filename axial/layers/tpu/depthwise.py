@@ -73,7 +73,7 @@ def _backward(side, interpret, d, x, taps):
 
 
 def _run(kernel, side, interpret, *, arrays, taps):
-    """Runs a kernel over blocks of columns and channels. Of the first array it also reads the columns beside a block.
+    """Runs a kernel over blocks of columns and channels. It also reads the first array's columns beside a block.
 
     Returns:
         list of a map like the arrays and, with two arrays, partial sums of the taps' gradients [N, k * k, ROWS, C].

@@ -21,7 +21,7 @@ class AttendedResNetOptions(ResNetOptions):
         attended_stages: number of stages, counted from the last, whose blocks have the `mechanism`.
         spatial_stages: number of stages, counted from the last, whose 3x3 convolutions have the kind `spatial`.
         modulation, form: see `DeformableConv`.
-        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
         pixels: normalisation of the photo, one of `PIXELS`.
     """
 

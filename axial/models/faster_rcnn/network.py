@@ -118,8 +118,8 @@ class FasterRCNNOptions(NetworkOptions):
     Attributes:
         pyramid_width: channels of the pyramid and of the proposal and mask heads.
         head_width: channels of the box head's two layers.
-        pre_nms, proposals: number of boxes of each level before non-maximum suppression, and of each photo after it;
-            both as (training, evaluation).
+        pre_nms, proposals: number of boxes of each level before non-maximum suppression, and of each photo after
+            non-maximum suppression. Each is a pair (for training, for evaluation).
         sampled: number of boxes of a photo that train the box head.
         detections: largest number of objects that are detected in a photo.
         masks: whether to predict masks.

@@ -64,7 +64,7 @@ class ConvResNetOptions(ResNetOptions):
 
     Attributes:
         recompute: 'none' or 'block'; see `ResidualBlock`.
-        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
         pixels: one of `PIXELS`. The network takes values from -1 to 1 and normalises them by this mean and deviation.
     """
 

@@ -144,7 +144,7 @@ class Tiling:
 
 @dataclasses.dataclass(frozen=True)
 class Normalized:
-    """Refs of the normalised pixels of a program, in fast memory.
+    """Refs of a program's pixels after the batch norm of q, k and v, in fast memory.
 
     Attributes:
         content: [WINDOWS, lanes of q, 128]: the queries of the content term, with the pixels in the lanes.
@@ -166,7 +166,7 @@ class Normalized:
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
-        """Normalises the pixels, and zeroes rows that are not pixels.
+        """Applies the batch norm to the pixels, and zeroes rows that are not pixels.
 
         Args:
             tiling: `Tiling`.
