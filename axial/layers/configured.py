@@ -155,7 +155,7 @@ class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
     def sized(self, x: tf.Tensor, built: Any = None) -> tf.Tensor:
-        """x with the layer's static input size, which Keras may have lost, for example in batches of a generator.
+        """x with the static size that Keras may have lost, for example in batches of a generator.
 
         `built` is a shape with this size, by default the shape for which the layer was built. In the scratch graph in
         which Keras makes a functional model, unknown sizes stay unknown, because the user chose them.
