@@ -61,7 +61,7 @@ def all_reduce_sums(*values, group=0):
 
 
 def combine(mean, variance, count, *, group=0):
-    """(mean, biased variance, count) over all replicas, from this replica's statistics. The function has a gradient.
+    """(mean, biased variance, count) over all replicas, from this replica's statistics. The results are differentiable.
 
     The means are summed first, then the variances and the squared distances of the means from the global mean (Chan,
     Golub and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.

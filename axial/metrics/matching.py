@@ -43,8 +43,8 @@ class MatchingAccuracy:
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
             matched, _ = largest_matching(i, j)
-            # There is a largest matching of all predictions that also matches all of `right`. So the
-            # counts of both matchings belong together.
+            # There is a largest matching of all predictions that also matches all of `right`. So one matching has the
+            # counts of `matched` and of `right`.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
             missed, wrong = pairs.errors(matched, right)

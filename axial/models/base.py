@@ -121,7 +121,7 @@ class Variant:
         return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
     def all_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Like `backbone_arguments`, for the arguments of the model and the backbone."""
+        """dict from the name of each argument of model and backbone to its value; see `backbone_arguments`."""
         arguments = options.replace(self.model.defaults, self.arguments | changes)
         return {**self.backbone_arguments(changes), **options.flatten(arguments)}
 
