@@ -128,8 +128,8 @@ class StridedLocalAttention(Layer):
 def run_block(block, run, x, *, training, built):
     """The result of run(x), or of run(x, branch_scale) in training with `drop_path`.
 
-    `branch_scale` [N, 1, 1, 1] is random. It is drawn outside of `run`, so that rematerialisation uses the same random
-    numbers. Training rematerialises a built block if `block.recompute` is 'block'.
+    The scale [N, 1, 1, 1] of the branch is random. It is drawn outside of `run`, so that rematerialisation uses the
+    same random numbers. Training rematerialises a built block if `block.recompute` is 'block'.
     """
     inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
     if training and block.recompute == "block" and built:

@@ -63,7 +63,7 @@ def positions(offsets, kernel, strides, *, dilation, padding):
 
 
 def neighbors(tap, offset, size, last=None):
-    """(index, fraction) of positions along an axis: pixel `index` has the weight 1 - `fraction`, the next `fraction`.
+    """(index, fraction) of positions. The weights of pixels `index` and `index` + 1 are 1 - `fraction` and `fraction`.
 
     An index far outside the axis is clipped to an index whose two pixels both lie outside the axis and are zero. At a
     whole number the gradient is the derivative from the right.

@@ -4,8 +4,8 @@
     K(q) = softmax over the taps of h_q W_k, one kernel for each group of channels
     y(q) = (sum_j K_j(q) h(q + p_j)) W_out
 
-h is zero outside the map and at padded tokens. The softmax includes the taps at these positions, so they reduce the
-output, as in the published code.
+h is zero outside the map and at padded tokens. The softmax includes the taps at these positions, so these taps reduce
+the output, as in the published code.
 
 Letters of the shapes: N images, L tokens or h x w pixels, G groups, T taps along an axis, C channels.
 """

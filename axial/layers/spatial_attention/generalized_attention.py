@@ -273,7 +273,7 @@ class GeneralizedAttention(Unfolded, Layer):
         return cache
 
     def positions(self, length: int, keys: int | None = None) -> dict:
-        """dict of the relative positions that `step` needs. All entries depend only on the layer's weights.
+        """dict of the relative positions that `step` needs. The entries do not depend on the tokens.
 
         Args:
             length: largest number of decoded tokens.
