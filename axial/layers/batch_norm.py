@@ -17,7 +17,7 @@ class BatchNormConfig(Checked):
 
     Attributes:
         momentum: weight of the old moving statistics in each update (1 - momentum in PyTorch).
-        epsilon: constant that is added to the variance before the square root.
+        epsilon: constant added to the variance before the square root.
         unbiased: whether the moving variance averages the unbiased batch variance, as in PyTorch and in TensorFlow's
             fused op. DeepLab2's attention layers average the biased one. The outputs in training are the same.
         group: number of replicas that share statistics, a divisor of the number of replicas; 0 for all replicas.
@@ -61,10 +61,10 @@ def all_reduce_sums(*values, group=0):
 
 
 def combine(mean, variance, count, *, group=0):
-    """(mean, biased variance, count) over all replicas, from the statistics of this replica. It is differentiable.
+    """(mean, biased variance, count) over all replicas, from this replica's statistics. The results are differentiable.
 
-    It sums the means first, then the variances and the squared distances of the means from the global mean (Chan, Golub
-    and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
+    The means are summed first, then the variances and the squared distances of the means from the global mean (Chan,
+    Golub and LeVeque, 1979). Sums of squares would round away a variance that is far below the square of the mean.
 
     Args:
         group: see `all_reduce_sums`.
@@ -73,7 +73,7 @@ def combine(mean, variance, count, *, group=0):
     if context is None or context.num_replicas_in_sync == 1:
         return mean, variance, count
     sums, total = all_reduce_sums(mean * count, count, group=group)
-    total = tf.maximum(total, 1.0)  # it is 0 if no replica has an image
+    total = tf.maximum(total, 1.0)  # the sum is 0 if no replica has an image
     together = sums / total
     # The global mean minimises the sum of the squared distances, so the gradient through the global mean is zero.
     apart = tf.square(mean - tf.stop_gradient(together))
@@ -82,10 +82,10 @@ def combine(mean, variance, count, *, group=0):
 
 
 def add_norm_weights(layer, shape, dtype, gamma="ones", beta=False):
-    """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns them.
+    """Adds gamma, optionally beta, and the moving mean and variance to a layer with a `config`. Returns these weights.
 
     Without groups all replicas have equal moving statistics. So a read across replicas takes the first replica's
-    values. An average of equal numbers could be rounded.
+    values, because an average of equal numbers could be rounded.
     """
     aggregation = tf.VariableAggregation.MEAN if layer.config.group else tf.VariableAggregation.ONLY_FIRST_REPLICA
     moving = dict(trainable=False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
@@ -173,8 +173,8 @@ class BatchNorm(Layer):
 
     def _by_batch(self, x):
         axes = list(range(x.shape.rank - 1))
-        # The statistics are of the distances from the first pixel. Squares of the numbers themselves would round away
-        # a variance that is far below the square of the mean. Without images, the first pixel counts as zero.
+        # The first pixel is subtracted before the statistics are computed. Squares of the original values would round
+        # away a variance that is far below the square of the mean. Without images, the first pixel counts as zero.
         origin = tf.stop_gradient(tf.reduce_sum(widen(x[(slice(1),) * len(axes)]), axes))
         distance, count = widen(x) - origin, _count(x)
         mean, square = (tf.reduce_sum(a, axes) / tf.maximum(count, 1.0) for a in (distance, distance * distance))

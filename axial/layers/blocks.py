@@ -19,7 +19,7 @@ def make_attention(spec, norm, name, inner_norm=True):
 
 
 def _read_options(attention, make_options, beside, value):
-    """(options, value of the argument named `beside`). Configs of axial 0.2 store both in the dict `attention`."""
+    """(options, value of the argument named `beside`), which configs of axial 0.2 store in one dict, `attention`."""
     if isinstance(attention, AttentionOptions):
         return attention, value
     given = {beside: value, **(attention or {})}
@@ -32,8 +32,8 @@ class AxialPair(Layer):
     Args:
         key_channels, value_channels: see `AxialAttention`.
         norm: `BatchNormConfig`, or None for the folded layers.
-        strides: stride along both axes. With 2, the block drops every second row after the height layer and every
-            second column after the width layer, as in the paper.
+        strides: stride along both axes. With stride 2, the block drops every second row after the height layer and
+            every second column after the width layer, as in the paper.
         average_pool: whether the block averages 2x2 pixels after the width layer and drops no pixels, as in the
             authors' PyTorch code.
         attention: `AttentionOptions`, or a dict of its fields.
@@ -126,10 +126,10 @@ class StridedLocalAttention(Layer):
 
 
 def run_block(block, run, x, *, training, built):
-    """run(x), or in training with `drop_path` run(x, branch_scale) with a random scale [N, 1, 1, 1] of the branch.
+    """The result of run(x), or of run(x, branch_scale) in training with `drop_path`.
 
-    Training rematerialises a built block if `block.recompute` is 'block'. The scale is drawn outside of `run`, so that
-    rematerialisation uses the same random numbers.
+    The scale [N, 1, 1, 1] of the branch is random. It is drawn outside of `run`, so that rematerialisation uses the
+    same random numbers. Training rematerialises a built block if `block.recompute` is 'block'.
     """
     inputs = [x, random.drop_images(x, block.drop_path)] if training and block.drop_path else [x]
     if training and block.recompute == "block" and built:

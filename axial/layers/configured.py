@@ -1,8 +1,8 @@
 """Base classes of layers and models whose config is their constructor's arguments.
 
-tf_keras saves, loads and clones them by this config. It may hold plain values, dataclasses of axial such as
-`BatchNormConfig`, layers, initializers, and lists and dicts of these. In place of the argument `options` it holds the
-flat names and values of the options (see `options.py`).
+tf_keras saves, loads and clones these layers by the config. A config may hold plain values, dataclasses of axial such
+as `BatchNormConfig`, layers, initializers, and lists and dicts of these. In place of the argument `options` it holds
+the flat name and the value of each option (see `options.py`).
 """
 
 import contextlib
@@ -34,12 +34,12 @@ Initializer: TypeAlias = str | keras.initializers.Initializer
 
 
 class NoConfig(InputError, NotImplementedError):
-    """An argument of a layer has no config. tf_keras catches NotImplementedError and saves a SavedModel without it."""
+    """An argument of a layer has no config. tf_keras catches NotImplementedError and saves a model without config."""
 
 
 @functools.cache
 def _tell_type(floats):
-    """Prints once that Keras is set to float16 or float64. Another program may have set it."""
+    """Prints once that Keras' default dtype is float16 or float64, which another program may have chosen."""
     if floats in ("float16", "float64"):
         setting = "floatx of ~/.keras/keras.json, set_floatx or the global policy"
         say(f"layers without a dtype compute in {floats}, as Keras is set ({setting})", error=True)
@@ -67,7 +67,7 @@ class _Policies(type):
 class Configured(metaclass=_Policies):
     """Mixin of layers and models; see the module's docstring. tf_keras registers subclasses as 'axial>NAME'.
 
-    A config holds the value of `trainable` of the whole layer, but not the values of its sublayers.
+    A config holds the attribute `trainable` of the whole layer, but not the attributes `trainable` of its sublayers.
 
     Attributes:
         defaults: the default of the argument `options`, a dataclass; None for classes without this argument.
@@ -82,8 +82,8 @@ class Configured(metaclass=_Policies):
 
     def __new__(cls, *args, **kwargs) -> Any:
         layer: Any = super().__new__(cls, *args, **kwargs)
-        # The arguments are in a partial, because TensorFlow does not track or wrap its contents. So they do not change
-        # the keys of checkpoints.
+        # A partial holds the arguments, because TensorFlow does not track or wrap the contents of a partial. So the
+        # arguments do not change the keys of checkpoints.
         layer._made_by = functools.partial(cls, **_by_name(cls, args, kwargs))
         return layer
 
@@ -107,7 +107,7 @@ class Configured(metaclass=_Policies):
 
     @classmethod
     def from_config(cls, config: dict) -> Any:
-        """An unbuilt layer, from a config of `get_config`."""
+        """An unbuilt layer, from a config that `get_config` returned."""
         if "maker" in config:  # from axial 0.2, in which functions made the backbones
             config = dict(config)
             if (maker := config.pop("maker")) not in _MAKERS:
@@ -155,9 +155,9 @@ class Layer(Configured, keras.layers.Layer):
     """A Keras layer with a config."""
 
     def sized(self, x: tf.Tensor, built: Any = None) -> tf.Tensor:
-        """x with the static size for which the layer was built, if Keras has lost it, as in a generator's batches.
+        """x with the static size that Keras may have lost, for example in batches of a generator.
 
-        `built` is the shape with this size, by default the shape of the layer's first input. In the scratch graph in
+        `built` is a shape with this size, by default the shape for which the layer was built. In the scratch graph in
         which Keras makes a functional model, unknown sizes stay unknown, because the user chose them.
         """
         graph, built = getattr(tf.compat.v1.get_default_graph(), "name", ""), built or self._build_input_shape
@@ -167,7 +167,7 @@ class Layer(Configured, keras.layers.Layer):
 
 
 class Model(Configured, keras.Model):
-    """A Keras model with a config. Loading builds it for the input shapes of the saved model's first call."""
+    """A Keras model with a config. Loading builds the model for the input shapes of the saved model's first call."""
 
     def get_build_config(self) -> dict | None:
         spec = self.save_spec()
@@ -187,7 +187,7 @@ def _by_name(cls, args, kwargs):
 def _parameters(cls):
     """The names of a constructor's arguments, and a dict of their defaults.
 
-    The names of its base classes' arguments follow, because *args passes these on.
+    The names of the base classes' arguments follow, because *args passes arguments on to the base classes.
     """
     specs = [inspect.getfullargspec(vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base)]
     first = specs[0]
@@ -199,7 +199,7 @@ def _parameters(cls):
 
 
 def _described(value, where):
-    """The JSON form of an argument, from which `_restored` makes the argument. `where` names it in messages."""
+    """The JSON form of an argument, from which `_restored` makes the argument. `where` names the argument in errors."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
@@ -208,7 +208,7 @@ def _described(value, where):
         return [_described(item, where) for item in value]
     if isinstance(value, dict):
         return {name: _described(item, where) for name, item in value.items()}
-    ours = type(value).__module__.startswith("axial.")  # only Keras knows a user's subclass
+    ours = type(value).__module__.startswith("axial.")  # Keras serialises a user's subclass, below
     if ours and isinstance(value, Configured):
         return {"axial": _path(type(value)), "config": value.get_config()}
     if ours and dataclasses.is_dataclass(value):
@@ -238,7 +238,7 @@ def _restored(value):
     return {name: _restored(item) for name, item in value.items()}
 
 
-# From the module names in older files to the present names of these modules, all within axial.
+# Maps the module names in older files to the present names of these modules, without the prefix 'axial.'.
 _MOVED = {
     "layers.axial_attention": "layers.attention.layer",
     "layers.local_attention": "layers.attention.layer",
@@ -251,7 +251,7 @@ _MOVED = {
     "models.transformer": "models.transformer.network",
     "models.xception": "models.panoptic_deeplab.xception",
 }
-# From the functions that made backbones in axial 0.2, as its files name them, to the classes that replaced them.
+# Maps the functions that made backbones in axial 0.2, as files of that version name them, to the present classes.
 _MAKERS = {
     "axial.models.resnet.resnet": "axial.models.resnet.network.ConvResNet",
     "axial.models.axial_resnet.axial_resnet": "axial.models.axial_deeplab.axial_resnet.AxialResNet",

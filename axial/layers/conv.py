@@ -17,9 +17,10 @@ FULL_BATCH = 8  # number of images that fill a TPU's vectors
 
 
 def subsample(x, rows, columns):
-    """Every `rows`-th row and `columns`-th column of x [N, h, w, C], by average pooling with a 1x1 window.
+    """Every `rows`-th row and `columns`-th column of x [N, h, w, C], with exact values.
 
-    The values are exact. On a CPU the pooling with its gradient is 3 to 30 times as fast as a strided slice.
+    Except on TPUs, average pooling with a 1x1 window selects the pixels. On a CPU the pooling with its gradient is 3 to
+    30 times as fast as a strided slice.
     """
     if rows == columns == 1:
         return x
@@ -88,7 +89,7 @@ class RowsDepthwiseConv2D(keras.layers.DepthwiseConv2D):
 
     Args:
         backend: 'kernel' uses the Pallas kernels of `tpu/depthwise.py` on a TPU, for the shapes that they support.
-        **kwargs: see Keras.
+        **kwargs: further arguments of Keras' layer.
     """
 
     def __init__(self, backend="auto", **kwargs):
@@ -166,8 +167,8 @@ class Conv(Layer):
         super().__init__(**kwargs)
         self.relu, self.activation = relu, activation
         self.pad = dilation * (kernel - 1) // 2 if strides > 1 else 0
-        # A strided 1x1 convolution becomes `subsample` and a convolution without stride. With three channels, oneDNN's
-        # gradient of the strided convolution writes beyond its memory.
+        # A strided 1x1 convolution becomes `subsample` and a convolution without stride, because oneDNN's gradient of
+        # the strided convolution writes beyond its memory if the input has three channels.
         self.step = strides if kernel == 1 else 1
         if filters is None:
             make = functools.partial(RowsDepthwiseConv2D, backend, depthwise_initializer=kernel_initializer)
@@ -179,7 +180,7 @@ class Conv(Layer):
             dilation_rate=dilation,
             padding="valid" if self.pad else "same",
             use_bias=use_bias and norm is None,
-            data_format="channels_last",  # whatever keras.json says
+            data_format="channels_last",  # even if keras.json has another value
             dtype=self.dtype_policy,
             name="conv",
         )
@@ -214,7 +215,7 @@ class SeparableConv(Layer):
     Args:
         filters, kernel, norm, strides, dilation: see `Conv`.
         inner_norm: whether a batch norm also follows the depthwise convolution, as in DeepLab2. The paper's parameter
-            counts show that its decoders have none.
+            counts show that the paper's decoders have no such batch norm.
         relu: whether a ReLU follows each batch norm.
         backend: see `RowsDepthwiseConv2D`.
 
@@ -247,7 +248,7 @@ class SeparableConv(Layer):
 
     @classmethod
     def from_config(cls, config: dict) -> "SeparableConv":
-        """The layer of a config. Configs of axial 0.2 also hold `inner_relu`, which the other arguments now decide."""
+        """The layer of a config. Configs of axial 0.2 also hold `inner_relu`, which other arguments now determine."""
         config = dict(config)
         if config.pop("inner_relu", None) not in (None, config["inner_norm"] and config["relu"]):
             raise InputError("config of a SeparableConv: inner_relu differs from `inner_norm and relu`")
@@ -262,8 +263,8 @@ def step_of(old, new):
     """The distance, in new pixels, between two neighbouring old pixels of an axis resized from `old` to `new` pixels.
 
     Convolutions of stride 2 keep every second pixel, from the first pixel on. On an axis of 16k + 1 pixels they also
-    keep the last pixel, so the corners are aligned. On an axis of 16k pixels they drop it, so only the first pixels are
-    aligned.
+    keep the last pixel, so the corners are aligned. On an axis of 16k pixels they drop the last pixel, so only the
+    first pixels are aligned.
     """
     return new / old if new % 2 == 0 and new % old == 0 else (new - 1) / max(old - 1, 1)
 
@@ -276,14 +277,14 @@ def _positions(old, new):
 def resize_bilinear(x, size, exact=False):
     """Bilinear resizing, [N, h, w, C] -> [N, *size, C], aligned with the grid of strided convolutions (`step_of`).
 
-    On accelerators, resizing is two matrix products with constant matrices. They need 0.7 GB for the gradient of COCO's
-    classes from 257 to 1025 pixels per side. XLA's implementation of TensorFlow's op needs 205 GB. A TPU rounds the
-    factors of a matrix product to bfloat16, and a GPU may do so too.
+    On accelerators, resizing is two matrix products with constant matrices. If logits of COCO's classes are resized
+    from 257 to 1025 pixels per side, the gradient needs 0.7 GB. The gradient of TensorFlow's op needs 205 GB under XLA.
+    A TPU rounds the factors of a matrix product to bfloat16, and a GPU may do so too.
 
     Args:
         x: the map [N, h, w, C].
         size: (height, width).
-        exact: whether the result is exact in float32 on accelerators too. This is fast only for few channels.
+        exact: whether the result is exact in float32 on accelerators too. Exact resizing is fast only for few channels.
 
     Raises:
         InputError: a size is not static.
@@ -315,7 +316,7 @@ def _resize_on_cpu(x, size):
 def _resize_by_gathers(x, size):
     """`resize_bilinear` in the dtype of x, as weighted sums of two rows and of two columns.
 
-    The gradient uses matrix products, which are precise enough for it.
+    The gradient uses matrix products, which are precise enough for gradients.
     """
     shape = x.shape
 
@@ -386,9 +387,9 @@ def max_pool(x):
 
 
 def make_logits(layer, outputs, name, initializer=None):
-    """A 1x1 convolution to `outputs` channels. It computes in float32, or in float64 if `layer` computes in float64.
+    """A 1x1 convolution to `outputs` channels, in float32, or in float64 if `layer` computes in float64.
 
-    By default its weights start as small random numbers.
+    By default the convolution's kernel starts with small random numbers.
     """
     initializer = initializer or keras.initializers.TruncatedNormal(stddev=0.01)
     dtype = wide(layer.compute_dtype).name

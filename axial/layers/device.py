@@ -17,9 +17,9 @@ from axial.io import metadata
 from axial.io.check import check_choice
 from axial.io.show import say
 
-# The backends of attention. 'auto' chooses 'cpu' or 'xla' by the device. 'kernel' uses Pallas kernels on a TPU if they
-# support the layer. Otherwise it equals 'auto', with a warning on a TPU without the extra `kernel`. 'reference'
-# computes the equation as it is written.
+# The backends of attention. 'auto' chooses 'cpu' or 'xla' by the device. 'kernel' uses Pallas kernels on a TPU if the
+# kernels support the layer. Otherwise 'kernel' equals 'auto', with a warning on a TPU without the extra `kernel`.
+# 'reference' computes the equation as it is written.
 BACKENDS = ("auto", "cpu", "xla", "kernel", "reference")
 OLDEST_LIBTPU = "0.0.24"  # the oldest version with which the kernels compile
 OLDEST_TPU = 4  # the oldest generation that the kernels support
@@ -28,7 +28,7 @@ _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 def on_cpu():
-    """True without an accelerator and outside of `portable`. Some operations have a separate form for CPUs."""
+    """True without an accelerator and outside of `portable`. Some operations have their own implementation for CPUs."""
     return not _PORTABLE.get() and not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
@@ -38,7 +38,7 @@ def has_tpu():
 
 
 def on_tpu():
-    """True in a graph on a machine with a TPU. It is False in eager code, which runs on the TPU's host."""
+    """True in a graph on a machine with a TPU. The result is False in eager code, which runs on the TPU's host."""
     return not (_PORTABLE.get() or tf.executing_eagerly()) and has_tpu()
 
 
@@ -61,7 +61,7 @@ def is_compiled(wish):
             TensorFlow always compiles for TPUs.
 
     Raises:
-        InputError: `wish` is none of these.
+        InputError: `wish` has another value.
     """
     if wish not in ("auto", "yes", "no"):
         raise InputError(f"TrainingConfig.jit_compile = {wish!r}: expected 'auto', 'yes' or 'no'")
@@ -77,9 +77,10 @@ def compiled(function, by_xla=True):
 
 @functools.cache
 def tpu_generation():
-    """The number in the TPU's name, such as 5 for a v5e or a v5p; None if it is unknown.
+    """The number in the TPU's name, such as 5 for a v5e or a v5p; None if the name is unknown.
 
-    It comes from AXIAL_TPU, which axial-tpu sets, from TPU_ACCELERATOR_TYPE, or from the metadata of a TPU VM.
+    The name comes from the environment variable AXIAL_TPU, which axial-tpu sets, or TPU_ACCELERATOR_TYPE, or from the
+    metadata of a TPU VM.
     """
     names = os.environ.get("AXIAL_TPU"), os.environ.get("TPU_ACCELERATOR_TYPE")
     name = next(filter(None, names), None) or metadata.tpu_environment().get("ACCELERATOR_TYPE", "")
@@ -94,8 +95,8 @@ def choose(backend, can_use_kernels=lambda: False):
 
     Args:
         backend: one of `BACKENDS`.
-        can_use_kernels: function that says whether the kernels support this layer and image. It is called only if jax
-            is installed, so it may import jax.
+        can_use_kernels: function that returns whether the kernels support this layer and image. The function may import
+            jax, because `choose` calls it only if jax is installed.
 
     Returns:
         'cpu', 'xla', 'reference' or 'kernel'.
@@ -132,7 +133,7 @@ def has_kernels():
 
 def import_kernels(name):
     """Imports a module of Pallas kernels."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers, and must not take the TPU from TensorFlow
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # jax only lowers kernels, and must not take the TPU
     return importlib.import_module(name)
 
 

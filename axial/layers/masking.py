@@ -5,9 +5,9 @@ import tensorflow as tf
 
 from axial.layers import device
 
-# Training, and inference on a TPU, add this number to hidden logits, which needs no extra pass over the map. It absorbs
-# every logit of magnitude below 1e22, so the weight is exactly 0. It stays finite in bfloat16, even if the masks of
-# rows, columns and padding add up. So a row with only hidden keys gives no NaN.
+# Training, and inference on a TPU, add this number to hidden logits. The addition needs no extra pass over the map. The
+# number absorbs every logit of magnitude below 1e22, so the weight is exactly 0. The sum of the masks of rows, columns
+# and padding is finite in bfloat16, so a row with only hidden keys gives no NaN.
 MASKED = -1e30
 
 
@@ -25,10 +25,10 @@ def mask(visible, dtype):
 def hide(logits, visible, training=False):
     """The logits for a softmax over the visible keys. All other keys get exactly weight 0.
 
-    Training and TPUs add `MASKED`. All other inference must not, because files of 8 bits have one quantisation scale
-    for all logits, and the smallest float16 is -65504. It shifts each row so that the largest visible logit is 0. A
-    hidden logit becomes the first whole number whose exponential is 0 in the logits' precision, -104 in float32 and
-    -746 in float64. This works for any logits. A row without a visible key has equal weights.
+    Training and TPUs add `MASKED`. All other inference must not add it, because int8 files have one quantisation scale
+    for all logits, and the smallest float16 is -65504. Such inference shifts each row so that the largest visible logit
+    is 0. A hidden logit becomes the largest whole number whose exponential is 0 in the logits' precision: -104 in
+    float32 and -746 in float64. The shift suits logits of any size. A row without a visible key has equal weights.
 
     Args:
         logits: [..., M] over M keys.

@@ -1,6 +1,6 @@
 """Random numbers in a training step. A resumed run draws the same numbers as an uninterrupted run.
 
-This holds if XLA compiles the step in both runs or in neither, because XLA draws different numbers from the same key.
+XLA must compile the step in both runs or in neither, because XLA draws different numbers from the same key.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def seeded(seed, step, replica):
     Args:
         seed: int.
         step: int64 tensor, the index of the training step.
-        replica: int or int32 tensor.
+        replica: int or int32 tensor, the index of the replica.
     """
     key = tf.random.experimental.stateless_fold_in([seed, 2], tf.cast(step, tf.int32))
     key = tf.random.experimental.stateless_fold_in(key, tf.cast(replica, tf.int32))

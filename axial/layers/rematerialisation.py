@@ -29,8 +29,8 @@ def statistics_kept():
 def rematerialised(function, *inputs):
     """function(*inputs). The forward pass stores only the inputs, and the backward pass calls the function again.
 
-    Only the forward pass updates moving statistics. If `function` closes over tensors, they get no gradient. Variables
-    get their gradients.
+    Only the forward pass updates moving statistics. Tensors over which `function` closes get no gradient. Variables do
+    get gradients.
     """
     calls, scope = [], tf.get_current_name_scope()
 

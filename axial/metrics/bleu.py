@@ -32,7 +32,7 @@ def scores(translations, references):
 def compound_split(text):
     """Tokenises a sentence and makes hyphens between words separate tokens: 'rich-text' -> 'rich - text'.
 
-    Papers on WMT14 English-German split compounds like this in both translations and references. They use Moses'
+    Papers on WMT14 English-German split compounds like this in both translations and references. The papers use Moses'
     tokeniser; this function uses sacrebleu's tokeniser mteval-v13a.
     """
     return _COMPOUND.sub(r"\1 ##AT##-##AT## ", Tokenizer13a()(text))

@@ -17,10 +17,10 @@ KEPT = ("dtScores", "dtMatches", "dtIgnore", "gtIgnore")  # fields that COCOeval
 
 
 class CocoAP:
-    """COCO's average precision and recall, evaluated image by image. It keeps only scores and matches.
+    """COCO's average precision and recall, evaluated image by image. The object keeps only scores and matches.
 
-    Both are kept by image number, because predictions with equal scores are ranked in order of image numbers. So merged
-    shards of a data set give the same scores as a single evaluation, bit for bit.
+    Scores and matches are stored by image number, because predictions with equal scores are ranked in order of image
+    numbers. So merged shards of a data set give the same result as a single evaluation, bit for bit.
 
     Args:
         kind: 'bbox' or 'segm'.
@@ -38,7 +38,7 @@ class CocoAP:
         Args:
             true: list of COCO's annotations: 'category_id' (a class index), 'iscrowd', 'area', and 'bbox' or
                 'segmentation'.
-            predicted: list of such annotations that also have a 'score'.
+            predicted: list of COCO's annotations with an additional 'score'.
             size: (height, width) of the image.
             image: number of the image in the data set.
         """
@@ -68,7 +68,7 @@ class CocoAP:
         return coco
 
     def merge(self, other):
-        """Adds another shard of the data set."""
+        """Adds the scores and matches of another shard of the data set."""
         self.images += other.images
         for key, results in other.matches.items():
             self.matches[key].update(results)
@@ -96,8 +96,9 @@ class CocoAP:
     def figures(self, classes=None):
         """dict from the names in `FIGURES` to scores from 0 to 1.
 
-        Average precision is over IoU 0.5 to 0.95, at 0.5, at 0.75, and for small, medium and large objects. Average
-        recall is with 1, 10 and 100 predictions per image, and for the three sizes. Without objects, scores are NaN.
+        The first six scores are average precision: over IoU 0.5 to 0.95, at 0.5, at 0.75, and for small, medium and
+        large objects. The last six are average recall: with 1, 10 and 100 predictions per image, and for the three
+        sizes of objects. Without objects, scores are NaN.
 
         Args:
             classes: class indices to average over; by default all.
@@ -158,7 +159,7 @@ class InstanceAP(CocoAP):
 
 
 def run_lengths(segments, numbers):
-    """COCO's run-length encodings of some segments of a map, in one pass over it.
+    """COCO's run-length encodings of some segments of a map, in one pass over the map.
 
     Args:
         segments: int [h, w], i + 1 for segment i.

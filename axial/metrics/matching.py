@@ -1,10 +1,10 @@
 """Matching accuracy of things: TP / (TP + FP + FN) at IoU thresholds.
 
-StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bowl call it average precision; StarDist's
-code calls it `accuracy`. It differs from COCO's AP: predictions have no scores.
+StarDist (Schmidt et al., MICCAI 2018, Section 3.2) and the 2018 Data Science Bowl call this metric average precision;
+StarDist's code calls it `accuracy`. Unlike COCO's AP, the metric does not use scores of the predictions.
 
 - A predicted and a true thing of one class can match if their IoU is at least the threshold, as in StarDist's code. A
-  largest one-to-one matching counts. For thresholds above 0.5, it is unique.
+  largest one-to-one matching counts. For thresholds above 0.5, this matching is unique.
 - Unlabelled pixels and crowds count as in `PanopticQuality`. If several matchings are largest, one with the
   fewest false positives counts.
 - Counts are summed over images, and then over classes.
@@ -43,7 +43,8 @@ class MatchingAccuracy:
             near = pairs.iou >= threshold
             i, j = pairs.true[near], pairs.predicted[near]
             matched, _ = largest_matching(i, j)
-            # Some largest matching of all predictions also matches all of `right`, so both can be counted together.
+            # There is a largest matching of all predictions that also matches all of `right`. So one matching has the
+            # counts of `matched` and of `right`.
             real = pairs.unexcused[j]
             _, right = largest_matching(i[real], j[real])
             missed, wrong = pairs.errors(matched, right)
@@ -71,8 +72,8 @@ class MatchingAccuracy:
     def result(self):
         """dict from each threshold, as text, to {'accuracy', 'tp', 'fp', 'fn', 'per_class'}.
 
-        'per_class' has the first four for each class with a count. An accuracy is from 0 to 1; NaN without objects and
-        predictions.
+        'per_class' has the first four entries for each class with a count above 0. An accuracy is from 0 to 1; NaN
+        without objects and predictions.
         """
         names = self.spec.class_names
         result = {}

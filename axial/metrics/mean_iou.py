@@ -8,7 +8,7 @@ import numpy as np
 class MeanIoU:
     """A confusion matrix over images.
 
-    Rows are true classes and columns predicted classes. The last column counts pixels without a predicted class.
+    Rows are true classes, and columns are predicted classes. The last column counts pixels without a predicted class.
 
     Args:
         spec: `DatasetSpec`. Pixels whose true class is spec.ignore do not count.
@@ -19,7 +19,7 @@ class MeanIoU:
         self.confusion = np.zeros([spec.num_classes, spec.num_classes + 1], np.int64)
 
     def update(self, truth, predicted):
-        """Adds the true and predicted class indices of an image, int [h, w] each. A predicted spec.ignore is void."""
+        """Adds the true and predicted class indices of an image, int [h, w] each. Predicted spec.ignore means void."""
         classes = self.spec.num_classes
         valid = truth != self.spec.ignore
         predicted = np.where(predicted == self.spec.ignore, classes, predicted)[valid]

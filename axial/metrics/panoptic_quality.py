@@ -4,7 +4,7 @@
   true label.
 - Crowds match nothing.
 - An unmatched prediction is not a false positive if more than half of it lies on unlabelled pixels or on a crowd of its
-  class. If its class has several crowds, only the last in the list counts.
+  class. If its class has several crowds, only the last crowd in the list counts.
 """
 
 import math
@@ -30,12 +30,12 @@ class Segments(typing.NamedTuple):
 
 
 class Pairs(typing.NamedTuple):
-    """The overlapping pairs of one image that can match; see `compare`. Number 0 stands for no segment.
+    """The P overlapping pairs of segments of one image that can match; see `compare`. Number 0 stands for no segment.
 
     Attributes:
-        true, predicted: int [P]: the pair's segment numbers, i + 1 for segment i.
+        true, predicted: int [P]: the segment numbers of each pair, i + 1 for segment i.
         iou: float64 [P], above 0.
-        true_classes, predicted_classes: int [S + 1]: class index by segment number.
+        true_classes, predicted_classes: int [S + 1]: class index by segment number, for S segments.
         required: bool [S + 1]: whether a true segment is a false negative if unmatched.
         unexcused: bool [S + 1]: whether a predicted segment is a false positive if unmatched.
     """
@@ -56,7 +56,7 @@ class Pairs(typing.NamedTuple):
 
 
 def compare(truth, predicted):
-    """The `Pairs` of the true and predicted `Segments` of one image, by the rule above."""
+    """The `Pairs` of the true and predicted `Segments` of one image, by the rule of this module's docstring."""
     n, m = len(truth.classes) + 1, len(predicted.classes) + 1
     true_area = np.bincount(np.ravel(truth.ids), minlength=n)
     predicted_area = np.bincount(np.ravel(predicted.ids), minlength=m)
@@ -88,8 +88,8 @@ def compare(truth, predicted):
 class PanopticQuality:
     """Counts matches, false positives and false negatives over images.
 
-    Shards of a data set can be counted separately and added. IoUs are kept individually and summed
-    exactly. So merged shards give the same bits in any order.
+    Shards of a data set can be counted separately and added. The object keeps every IoU and sums the IoUs exactly. So
+    merged shards give the same result in any order, bit for bit.
 
     Args:
         spec: `DatasetSpec`.
@@ -111,7 +111,7 @@ class PanopticQuality:
         return np.array([len(values) for values in self.matches])
 
     def update(self, truth, predicted):
-        """Adds the true and predicted `Segments` of one image. Returns this image's own `PanopticQuality`."""
+        """Adds the true and predicted `Segments` of one image. Returns the `PanopticQuality` of this image alone."""
         one, pairs = PanopticQuality(self.spec), compare(truth, predicted)
         match = pairs.iou > 0.5
         for category, value in zip(pairs.true_classes[pairs.true[match]], pairs.iou[match]):

@@ -1,7 +1,7 @@
 """The registered models: `from axial.models import build_model`.
 
-They are tf_keras models (`import tf_keras as keras`). The first use of a name imports TensorFlow and all models and
-layers, so that tf_keras knows the classes when it loads a model.
+Every registered model is a tf_keras model (`import tf_keras as keras`). The first use of a name of this module imports
+TensorFlow and all models and layers, so that tf_keras knows the classes when it loads a model.
 """
 
 import importlib

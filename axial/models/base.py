@@ -16,7 +16,7 @@ PHOTOS = ("photos", "float32", "[N, h, w, 3]", "RGB from -1 to 1, a pixel / 127.
 
 @dataclasses.dataclass(frozen=True)
 class NetworkOptions:
-    """Options of a `Network`, other than its backbone's."""
+    """Options of a `Network`, without the options of its backbone."""
 
 
 class Network(Model):
@@ -24,8 +24,8 @@ class Network(Model):
 
     Args:
         backbone: layer that computes the feature maps for the head.
-        num_classes: from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
+        num_classes: number of classes, from the `DatasetSpec`.
+        norm: `BatchNormConfig`, or None for a folded model. The backbone has the same batch norms.
         options: the subclass's `NetworkOptions`.
 
     Attributes:
@@ -36,7 +36,7 @@ class Network(Model):
         input_row: (name, type, shape, meaning) of the model's input. C is the number of classes.
         maps: (name, shape) of each float32 map that the model returns. h and w are the input's height and width. Empty
             if the model returns no maps.
-        spec, photo_scale, predictor: what `know` stores on a model that `axial.load` returns; None on other models.
+        spec, photo_scale, predictor: arguments of `know` on a model that `axial.load` returns; None on other models.
     """
 
     task: str
@@ -70,7 +70,7 @@ class Network(Model):
 
     @property
     def output_stride(self) -> int:
-        """Stride of the backbone's last map, in pixels of the input. It is also the smallest valid side of an input."""
+        """Stride of the backbone's last map, in pixels of the input. An input's sides must not be smaller."""
         return self.backbone.output_stride
 
     @staticmethod
@@ -113,15 +113,15 @@ class Variant:
         return self.model.task
 
     def parameters(self) -> list[str]:
-        """Names of the arguments that the model or its backbone accepts."""
+        """list of the names of the arguments that the model or its backbone accepts."""
         return sorted({**options.flatten(self.model.defaults), **options.flatten(self.backbone.defaults)})
 
     def backbone_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """dict of all of the backbone's arguments. `changes` override the variant's arguments."""
+        """dict from the name of each backbone argument to its value. `changes` override the variant's arguments."""
         return options.flatten(options.replace(self.backbone.defaults, self.arguments | changes))
 
     def all_arguments(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """dict of all arguments of model and backbone. `changes` override the variant's arguments."""
+        """dict from the name of each argument of model and backbone to its value; see `backbone_arguments`."""
         arguments = options.replace(self.model.defaults, self.arguments | changes)
         return {**self.backbone_arguments(changes), **options.flatten(arguments)}
 
@@ -138,8 +138,8 @@ class PublicWeights:
 
     Attributes:
         source: name of the implementation.
-        names: list of (pattern, replacement), applied in order. They turn the source's weight names into ours, or ours
-            into the source's.
+        names: list of (pattern, replacement), applied in order. The patterns turn the source's weight names into ours,
+            or our weight names into the source's.
         models: dict from a model of the source to the name of a registered model. The key is the number of blocks in
             each stage, or (these numbers, width).
         norm: `BatchNormConfig` of the source's training.

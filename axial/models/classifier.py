@@ -13,7 +13,7 @@ class Classifier(Network):
 
     Args:
         backbone: layer that returns a dict with the map 'res5'.
-        num_classes: 1000 for ImageNet.
+        num_classes: number of classes, 1000 for ImageNet.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict 'logits' float32 [N, num_classes].
     """

@@ -1,6 +1,6 @@
 """Names of the maps that models return, and of the maps that tasks compute from them on the canvas."""
 
-# What models return.
+# The maps that models return.
 LOGITS = "logits"  # float32 [N, classes]
 SEMANTIC = "semantic_logits"  # float32 [N, h, w, classes]
 AUXILIARY = "auxiliary_logits"  # like SEMANTIC, from an earlier layer; in training only

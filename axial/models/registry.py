@@ -24,12 +24,12 @@ for _folder in VARIANTS_OF:
     VARIANTS |= importlib.import_module(f"axial.models.{_folder}.variants").VARIANTS
 # Backbone arguments that change neither the names nor the shapes of weights.
 FREE = ("output_stride", "span", "whole_up_to_span", "drop_path", "recompute", "backend")
-# Maps the class of a backbone with added modules, which start as the identity, to the backbone class without them.
+# Maps the class of a backbone with added modules, which start as the identity, to the class without these modules.
 PLAIN: dict[type, type] = {AttendedResNet: ConvResNet}
 
 
 def find_variant(name: str, where: str = "") -> Variant:
-    """The `Variant` of a name. Raises InputError, whose message starts with `where`, if there is none."""
+    """The `Variant` of a name. Raises InputError if the name is unknown. The error's message starts with `where`."""
     check_model_name(name, VARIANTS, where)
     return VARIANTS[name]
 
@@ -38,7 +38,8 @@ def plain_classifier(name: str) -> tuple[str, dict]:
     """(name, further arguments) of the ImageNet classifier whose weights a model's backbone starts from.
 
     The classifier has the model's backbone without the modules that start as the identity. Its weights have the same
-    shapes; span and output stride may differ. The one with the fewest further arguments is returned.
+    shapes; span and output stride may differ. Among several classifiers, the one with the fewest further arguments is
+    returned.
 
     Example:
         >>> plain_classifier("faster_rcnn_attended_resnet_50_0010_deformable")
@@ -71,7 +72,7 @@ def build_model(name: str, num_classes: int, norm: Norm = BatchNormConfig(), **c
 
     Args:
         name: name of the model, a key of `VARIANTS`.
-        num_classes: from the `DatasetSpec`.
+        num_classes: number of classes, from the `DatasetSpec`.
         norm: `BatchNormConfig`, or None for the folded model.
         **changes: arguments that override the variant's; `Variant.parameters` lists their names. Every published model
             accepts `drop_path`, the stochastic depth of its backbone.
@@ -145,7 +146,7 @@ class ModelConfig(Checked):
     def settings(self) -> dict:
         """JSON dict of everything that the outputs depend on: name, batch norms, and all arguments with their defaults.
 
-        It leaves out `recompute` and `backend`, which change how the outputs are computed but not the outputs.
+        The dict leaves out `recompute` and `backend`, which change how the outputs are computed but not the outputs.
         """
         variant = find_variant(self.name)
         arguments = variant.all_arguments({"drop_path": self.drop_path, **self.arguments})
@@ -155,10 +156,10 @@ class ModelConfig(Checked):
     def build(
         self, num_classes: int, image: tuple[int, ...], folded: bool = False, changes: dict | tuple = ()
     ) -> Network:
-        """The model, built.
+        """The built model.
 
         Args:
-            num_classes: from the `DatasetSpec`.
+            num_classes: number of classes, from the `DatasetSpec`.
             image: (height, width) of the zero image that builds the model; (length,) of the sentences for a translator.
             folded: whether the batch norms are folded into the convolutions.
             changes: dict of further arguments; see `build_model`.

@@ -2,8 +2,9 @@
 
 Three ideas make it fast. `NOTES.md` has their timings and the timings of alternatives.
 
-- The batch norm of a logit term needs only the mean and the variance of its map. They follow from Gram matrices of q, k
-  and the tables (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the code sums the map.
+- The batch norm of a logit term needs only the mean and the variance of the term's map. Gram matrices of q, k and the
+  tables give both (`content_sums`, `position_sums`). If the Gram matrices are larger than the map, the code sums the
+  map.
 - The content term is one product per lane, [A*G, L, D] with [A*G, M, D]. A relative term is one product per position,
   [L, A*G, D] with [L, M, D], because all lanes share the table rows of a position.
 - Training makes the L x L maps in chunks that stay in the cache, two chunks at a time.
@@ -22,7 +23,7 @@ from axial.layers.batch_norm import BatchScales
 from axial.layers.masking import hide
 from axial.layers.precision import widen
 
-CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # size of the largest chunk of a map, and largest number of chunks
+CHUNK_BYTES, MOST_CHUNKS = 2**23, 16  # bytes of the largest chunk of a map, and the largest number of chunks
 
 
 # === Orders of the axes ===
@@ -104,7 +105,7 @@ def position_sums(q, table, windows, key_term=False):
     """Sums of s = q_l . r_{m-l} and of s^2 over the visible pairs.
 
     sum_m s^2 = q_l^T (sum_m r r^T) q_l, where m - l are the offsets that query l sees. For the key term, s = k_m .
-    r_{m-l}, and the offsets are those at which queries see key m.
+    r_{m-l}, and the sum is over the offsets at which queries see key m.
 
     Args:
         q: float32 [A, length, G*D]: the queries, or for the key term the keys, in windows of the whole axis.
@@ -195,7 +196,7 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
 # Transpositions of a term's product [X, Y, Z] to a map [A*G, L, M], and back.
 _TO_MAP = {"content": None, "query": [1, 0, 2], "key": [1, 2, 0]}
 _FROM_MAP = {"content": None, "query": [1, 0, 2], "key": [2, 0, 1]}
-_FIRST = {"content": "q", "query": "q", "key": "k"}  # the source of a term's first factor
+_FIRST = {"content": "q", "query": "q", "key": "k"}  # the tensor that gives a term's first factor
 
 
 def _factors(term, cut, rows, depth):
@@ -225,7 +226,7 @@ def _compare(a, b):
 
 
 def _compare_gradient(a, b, d):
-    """(d_a, d_b). TensorFlow's gradient transposes d to compute d_b. To transpose the result is up to twice as fast."""
+    """(d_a, d_b). TensorFlow's gradient transposes d for d_b. Transposing the result instead is up to twice as fast."""
     return tf.matmul(d, b), _swap(tf.matmul(a, d, transpose_a=True))
 
 
@@ -245,7 +246,7 @@ class _Chunk:
     training: bool
 
     def factors(self, term, cut, rows, scales):
-        """The two factors of a term. The first one is multiplied by the scale of each lane."""
+        """The two factors of a term. The first factor is multiplied by the scale of each lane."""
         name = _FIRST[term]
         return _factors(term, {**cut, name: self._scale(cut[name], term, scales)}, rows, self.depth)
 
@@ -317,7 +318,7 @@ class _Chunk:
 
 
 def _mix(chunk, chunk_sizes, recompute, inputs):
-    """The outputs of all windows, computed chunk by chunk. It stores at most the map w for the backward pass.
+    """The outputs of all windows, computed chunk by chunk. The forward pass stores at most the map w of each chunk.
 
     Args:
         chunk: `_Chunk`.
@@ -336,7 +337,7 @@ def _mix(chunk, chunk_sizes, recompute, inputs):
     def split(x, unit=1):
         if not chunk_sizes:
             return [x]
-        # These are slices, because grappler moves later operations before a tf.split. Then no chunk runs on its own.
+        # The chunks are slices. Grappler would move later operations before a tf.split, so no chunk would run alone.
         ends = unit * np.cumsum(chunk_sizes)
         return [x[end - unit * n : end] for end, n in zip(ends, chunk_sizes)]
 

@@ -16,7 +16,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class FoldedAttention(Unfolded, Layer):
-    """Gives the same output as an `Attention` of the same spec in inference, without batch norms.
+    """An attention layer without batch norms, with the output of an `Attention` of the same spec in inference.
 
     q, k and v have biases. Each logit term has one scale per head, and the position output has one scale per channel.
 
@@ -33,7 +33,7 @@ class FoldedAttention(Unfolded, Layer):
         self.spec = spec
 
     def build(self, shape):
-        # Three projections, so that no projection has to be split.
+        # There are three kernels, so that no projection's output has to be split.
         self.kernels = [
             self.add_weight(f"{name}_kernel", [shape[-1], size], initializer="glorot_uniform")
             for name, size in zip(PROJECTIONS, self.spec.sizes)
@@ -47,7 +47,7 @@ class FoldedAttention(Unfolded, Layer):
         super().build(shape)
 
     def load_own_variables(self, store):
-        """Reads the weights. In files up to axial 0.2.0 only the content term has scales; see `fill_scales`."""
+        """Reads the weights. Files of axial up to 0.2.0 have scales only of the content term; see `fill_scales`."""
         values = fill_scales(self.weights, [store[str(i)][()] for i in range(len(store))])
         super().load_own_variables({str(i): value for i, value in enumerate(values)})
 
@@ -80,9 +80,9 @@ class FoldedAttention(Unfolded, Layer):
         return kernels.project_and_attend(x, kernel, self.spec, tables, windows=windows, norms=norms)
 
     def query_weights(self, x, index):
-        """The attention weights of one query of every line: float32 [N, H, h, w]. They sum to one along a line.
+        """The attention weights of one query of every line: float32 [N, H, h, w]. The weights of a line sum to one.
 
-        It computes only the logits of these queries.
+        The method computes only the logits of these queries.
 
         Args:
             x: [N, h, w, C].

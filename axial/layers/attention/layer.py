@@ -5,8 +5,8 @@ For each head, the query at pixel o attends to the keys at the pixels p of its n
     y_o = sum_p softmax_p(q_o . k_p + q_o . r^q_{p-o} + k_p . r^k_{p-o}) (v_p + r^v_{p-o})
 
 In Eq. 3 of Axial-DeepLab (Wang et al., ECCV 2020) the neighbourhood is a square around o. In Eq. 4 it is the whole row
-or column of o, or the `span` pixels of it around o. q, k and v are linear projections of the image. r^q, r^k and r^v
-are rows of learned position tables (relative positional encodings), which all heads share.
+or column of o, or the `span` pixels of this line around o. q, k and v are linear projections of the image. r^q, r^k and
+r^v are rows of learned position tables (relative positional encodings), which all heads share.
 
 Batch norms follow q, k and v, each of the three logit terms (one scale per head) and each of the two output terms (one
 scale per channel). Softmax ignores a shift that is the same for all keys. So the batch norm of a logit term reduces to
@@ -17,8 +17,8 @@ other implementations compute the same result in less time and memory: `cpu.py`,
 `device.choose` chooses the implementation.
 
 Letters of the shapes: N images of h x w pixels; B lines (rows, columns, or whole maps for squares), whose pixels attend
-only to pixels of the same line; L queries of a line; M keys of a line, which are the same pixels; H heads; D query and
-key channels per head; E value channels per head; R rows of a table.
+only to pixels of the same line; L queries of a line; M keys of a line, which are the same pixels as its queries;
+H heads; D query and key channels per head; E value channels per head; R rows of a table.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ class AttentionSpec:
         return Windows(height, width, self.axis, None if whole else span)
 
     def add_tables(self, layer: Layer) -> dict[str, tf.Variable]:
-        """Adds the position tables to a layer that is being built. Returns a dict of the tables by name.
+        """Adds the position tables to a layer that is being built. Returns a dict from each table's name to the table.
 
         A square has two tables per use, one for row offsets and one for column offsets. r_{p-o} is the sum of one row
         of the first and one row of the second.
@@ -174,9 +174,9 @@ class AttentionSpec:
         return tables
 
     def lookup_tables(self, tables):
-        """dict from each use to its table, [R, D] or for 'value' [R, E], from the tables that `add_tables` returns.
+        """dict from each use to its table: [R, D], or [R, E] for 'value'. `tables` is the dict from `add_tables`.
 
-        The two tables of a square become one, which has a row for each pair of a row offset and a column offset.
+        The two tables of a square become one table with a row for each pair of a row offset and a column offset.
         """
         if self.axis != "square":
             return tables
@@ -195,9 +195,9 @@ def attend(q, k, v, tables, *, windows, options, scales, training=False):
         v: [N, h, w, H*E].
         tables: dict of the tables in use: 'query' [R, D], 'key' [R, D] and 'value' [R, E].
         windows: `Windows` or `SquareWindows` of the image.
-        options: `AttentionOptions`. This implementation ignores `recompute`.
+        options: `AttentionOptions`. The field `recompute` has no effect here.
         scales: [terms, H], or `BatchScales`, which computes them from the sums of the logits and of their squares.
-        training: see `hide`. This implementation ignores it.
+        training: not used here. Other implementations pass this argument to `hide`.
 
     Returns:
         A tuple of sum_p w_p v_p and sum_p w_p r^v_{p-o}, both [N, h, w, H*E]. The second is None without a 'value'
@@ -224,7 +224,7 @@ def logit_maps(q, k, rows, terms):
 
     Args:
         q, k: [B, L, H, D] and [B, M, H, D].
-        rows: dict of the table rows 'query' and 'key', [L, M, D]. Entry l, m is r_{m-l}.
+        rows: dict of the table rows 'query' and 'key', [L, M, D]. Entry [l, m] is r_{m-l}.
         terms: the terms to compute, some of `TERMS`.
     """
     maps = {}
@@ -254,10 +254,10 @@ FORMS = {"cpu": cpu.attend, "xla": xla.attend, "reference": attend}
 
 
 def attend_fast(q, k, v, tables, *, windows, options, scales, training=False):
-    """Computes `attend` by the implementation that `device.choose` returns.
+    """Computes the result of `attend` with the implementation that `device.choose` returns.
 
-    Inference computes the lines chunk by chunk if the logits of all lines would exceed `LARGEST_MAP`. This needs a
-    static number of images.
+    Inference computes the lines chunk by chunk if the logits of all lines would exceed `LARGEST_MAP` and the number of
+    images is static.
     """
 
     def run(q, k, v, windows):
@@ -326,7 +326,7 @@ class Attention(Layer):
             norms += [(self.qkv_norm, qkv), (self.logit_norm, None)]
         if self.position_output_norm is not None:
             norms.append((self.position_output_norm, values))
-        for norm, channels in norms:  # built here, because a call may skip some of them
+        for norm, channels in norms:  # built here, because a call may skip some of these batch norms
             with tf.name_scope(norm.name):
                 norm.build([channels])
         super().build(shape)
@@ -392,12 +392,12 @@ class Attention(Layer):
     def folded_weights(self) -> list[tf.Tensor]:
         """The values of the weights of a `FoldedAttention` of the same spec, in the order of its weights.
 
-        - The batch norm of q, k and v goes into the projections and their biases.
+        - The batch norm of q, k and v is folded into the projections and their biases.
         - Each logit term keeps one scale per head. If q and k absorbed these scales, the content term would have to
-          divide by them. A scale near zero would then give a weight that overflows float16.
-        - The scale of the content output goes into v. The scale of the position output stays, because all heads share
-          its table.
-        - Attention weights sum to one, so the shifts of the output norms go into the bias of v.
+          divide by these scales. A scale near zero would then give a weight that overflows float16.
+        - The scale of the content output is folded into v. The scale of the position output stays a separate weight,
+          because all heads share the value table.
+        - Attention weights sum to one, so the shifts of the output norms are folded into the bias of v.
         """
         dtype, channels = wide(self.compute_dtype), self.kernel.shape[1]
         scale, shift = tf.ones([channels], dtype), tf.zeros([channels], dtype)
@@ -418,7 +418,7 @@ class Attention(Layer):
 
     @classmethod
     def from_config(cls, config: dict) -> "Attention":
-        """See `Configured`. Files of axial 0.2 hold the fields of `BatchNormConfig` in place of the dataclass."""
+        """See `Configured`. Files of axial 0.2 hold a dict of the fields of `BatchNormConfig` as `norm`."""
         norm = config.get("norm")
         if isinstance(norm, dict) and "axial" not in norm:
             config = {**config, "norm": BatchNormConfig(**norm)}

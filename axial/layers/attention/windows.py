@@ -15,15 +15,15 @@ import tensorflow as tf
 from axial.errors import InputError
 from axial.layers.precision import widen
 
-SMALLEST_BLOCK = 16  # largest number of queries in a window along an axis, or the reach if it is larger
-BLOCK = 4  # side of the block of queries of a square window, or the reach if it is larger
+SMALLEST_BLOCK = 16  # a window along an axis has at most max(SMALLEST_BLOCK, reach) queries
+BLOCK = 4  # the block of queries of a square window has at most max(BLOCK, reach) rows and columns
 
 
 def table_rows(table, offsets):
     """Rows of a position table at integer offsets p - o.
 
     Args:
-        table: [R, D]. Its middle row is offset 0. Offsets beyond the table use its first or last row.
+        table: [R, D]. Its middle row belongs to offset 0. Offsets beyond the table use its first or last row.
         offsets: int array of any shape.
 
     Returns:
@@ -33,17 +33,17 @@ def table_rows(table, offsets):
     index = np.asarray(offsets) + table.shape[0] // 2
     if index.ndim != 1 or np.any(np.diff(index) != 1):
         return tf.gather(table, np.clip(index, 0, last))
-    # Consecutive offsets are a slice. The gradient of a gather is a scatter, which XLA cannot partition over cores that
-    # share an image.
+    # Consecutive offsets need only a slice. The gradient of a gather is a scatter, which XLA cannot partition over
+    # cores that share an image.
     before, after = np.sum(index < 0), np.sum(index > last)
     within = table[np.clip(index[0], 0, last + 1) : np.clip(index[-1] + 1, 0, last + 1)]
     return tf.concat([tf.repeat(table[:1], before, 0), within, tf.repeat(table[-1:], after, 0)], 0)
 
 
 def rows_of_tables(tables, windows, dtype):
-    """dict from each table's name to its rows for all pairs of a window.
+    """dict from each table's name to its rows for all pairs of a query and a key in a window.
 
-    Their shapes are [L, M, D] for 'query' and 'value', and [M, L, D] for 'key'.
+    The rows have the shape [L, M, D] for 'query' and 'value', and [M, L, D] for 'key'.
     """
     return {
         name: tf.cast(table_rows(table, windows.offsets.T if name == "key" else windows.offsets), dtype)
@@ -54,8 +54,8 @@ def rows_of_tables(tables, windows, dtype):
 def visible_rows(table, windows, key_term):
     """(mask, rows): `rows` [offsets, D] are the table rows of all visible offsets of `windows`.
 
-    The mask [length, offsets] is 1 where a query sees a key at an offset. With `key_term`, its rows belong to the keys,
-    and it is 1 where a query sees the key at an offset.
+    A row of `mask` [length, offsets] belongs to a query and is 1 at the offsets at which the query sees a key. With
+    `key_term` a row belongs to a key and is 1 at the offsets at which a query sees the key.
     """
     visible = windows.visible_offsets()[:, ::-1] if key_term else windows.visible_offsets()
     rows = widen(table_rows(table, np.arange(-windows.reach, windows.reach + 1)))
@@ -105,7 +105,7 @@ class Windows:
         blocks: number of windows along the axis.
         queries, keys: number of queries and of keys in a window.
         abreast: number of lines that a window holds side by side: the width if the axis is the height, else 1.
-        offsets: int [queries, keys], key position - query position. They are the same for every window.
+        offsets: int [queries, keys], key position - query position, the same for every window.
         visible: bool [blocks, queries, keys], or None if every key is visible.
         reach: largest visible |offset|.
     """
@@ -137,7 +137,7 @@ class Windows:
 
     @property
     def scope(self):
-        """Name scope of the matrix products, with the numbers of pairs of a line that are needed and are computed.
+        """Name scope of the matrix products. The name has the numbers of needed and of computed pairs of a line.
 
         As in the paper's counts, every query needs min(span, length) keys, even at the borders.
         """
@@ -151,7 +151,7 @@ class Windows:
         return ((key >= 0) & (key < self.length)).astype(np.float32)
 
     def all_pairs(self, queries=slice(None)):
-        """(offsets, visible), int and bool [L, length], for L `queries` of a line (by default all) and all its keys."""
+        """(offsets, visible), int and bool [L, length], of L `queries` (by default all) and all keys of one line."""
         position = np.arange(self.length)
         offsets = position[None, :] - position[queries, None]
         return offsets, np.abs(offsets) <= self.reach
@@ -240,7 +240,7 @@ class _Side:
 
 
 class SquareWindows:
-    """The windows of an image for attention to squares. It is `Windows` over two axes.
+    """The windows of an image for attention to squares: the counterpart of `Windows` for two axes.
 
     A block of 4 x 4 queries has the (4 + span - 1)^2 keys around it. So memory holds (1 + (span - 1) / 4)^2 copies of
     the keys and the values, and (4 + span - 1)^2 logits per pixel and head. For span 7 memory holds 6.25 copies. With

@@ -21,7 +21,7 @@ from axial.layers.spatial_attention.dynamic_conv import DynamicConv
 from axial.layers.spatial_attention.generalized_attention import VISION, GeneralizedAttention
 
 SPATIAL = ("regular", "deformable", "none")  # kinds of the 3x3 convolution
-NAMED = ("dynamic", "none")  # all mechanisms but the attention types of generalised attention
+NAMED = ("dynamic", "none")  # the mechanisms that are not attention types of generalised attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Attended(Unfolded, Layer):
 
     @property
     def added_weights(self) -> list[tf.Variable]:
-        """The weights that a network without this module lacks; see `weights.restore.initialize`."""
+        """The weights that this module adds to a network; see `weights.restore.initialize`."""
         return self.weights
 
 

@@ -7,9 +7,9 @@ For each head, the weight of the key at position k for the query at position q i
     E3 = u . k                 key content only
     E4 = v . R_{q-k}           relative position only
 
-or of some of these terms. An attention type has one bit per term: '0110' is E2 + E3. R is the sum of a row vector and a
-column vector. So the relative positions of a map of h x w pixels need only h + w vectors per query. `pair_free.py` has
-the attention types that need no map of (query, key) pairs.
+or of some of these terms. u and v are learned vectors. An attention type has one bit per term: '0110' is E2 + E3. R is
+the sum of a row vector and a column vector. So the relative positions of a map of h x w pixels need only h + w vectors
+per query. `pair_free.py` has the attention types that need no map of (query, key) pairs.
 
 Letters of the shapes: N images, M heads, D channels per head, a map of h x w queries, a map of Y x X keys, R
 differences q - k along an axis, r rows of queries in a chunk. A sequence is a map with one column.
@@ -133,7 +133,7 @@ class Grid:
 def encode(differences, channels, wavelength):
     """float64 [R, channels]: the sines, then the cosines, of the differences at channels / 2 wavelengths.
 
-    Wavelength i is 2 pi wavelength^(2i / channels).
+    Wavelength number i is 2 pi `wavelength`^(2i / channels).
     """
     factors = float(wavelength) ** (2 * np.arange(channels // 2) / channels)
     angles = np.asarray(differences)[:, None] / factors
@@ -239,8 +239,8 @@ def attend(query, key, tables, grid, *, keeps_weights=True, training=False):
     Args:
         query: dict of 'content' and 'position', [N, M, h, w, D] each; see `logits`.
         key: dict of 'key', 'value', 'saliency' and 'real'; see `logits`.
-        tables: dict of 'rows' and 'columns', [M, R, D] or [M, R], with an entry per difference (`Axis.differences`). It
-            is empty without E2 and E4.
+        tables: dict of 'rows' and 'columns', [M, R, D] or [M, R], with an entry per difference (`Axis.differences`).
+            The dict is empty without E2 and E4.
         grid: `Grid`.
         keeps_weights: whether small maps store the weights for the backward pass. Large maps never do.
         training: see `hide`.

@@ -7,12 +7,12 @@ The papers are Dai et al., ICCV 2017 (v1), Zhu et al., CVPR 2019 (v2, with a mas
 
 with bilinear interpolation and zeros outside the map. The output is y(q) = sum_k w_k mask_k x(p_k). A convolution of
 the same map, whose kernel starts at zero, computes the offsets and the masks of v2. Offsets are float32 under every
-precision except float64, and whole pixels are int32. So neither large maps nor files of 8 bits round positions.
+precision except float64, and whole pixels are int32. So neither large maps nor int8 files round positions.
 
 Two implementations give the same result. 'gather' reads the four neighbours of each position, in one gather per tap.
 'hat' computes the weight of every input pixel, max(0, 1 - |p_y - y|) max(0, 1 - |p_x - x|), and sums the pixels by a
-matrix product. It needs no gather, but one map of (output pixel, input pixel) pairs per tap. So it suits small maps and
-accelerators.
+matrix product. 'hat' needs no gather, but one map of (output pixel, input pixel) pairs per tap. So 'hat' suits small
+maps and accelerators.
 
 Letters of the shapes: N images, a map of h x w pixels, an output of h' x w' = P pixels, K taps, O offset groups,
 C channels.
@@ -41,8 +41,8 @@ def tap_positions(offsets, kernel, strides, dilation, padding):
     """A pair (position without offset, offset) for rows and one for columns, int32 [P, K, 1] and float [N, P, K, O].
 
     Args:
-        offsets: [N, h', w', 2 * K * O]. For each offset group and each tap, in row-major order, it has a row offset and
-            a column offset.
+        offsets: [N, h', w', 2 * K * O]. For each offset group and each tap, in row-major order, the channels hold a row
+            offset and a column offset.
         kernel: (rows, columns) of the kernel.
         strides, dilation, padding: stride, dilation rate and padding of the convolution, the same for both axes.
     """
@@ -63,10 +63,10 @@ def positions(offsets, kernel, strides, *, dilation, padding):
 
 
 def neighbors(tap, offset, size, last=None):
-    """(index, fraction) of positions along an axis. Pixel index has weight 1 - fraction, and pixel index + 1 fraction.
+    """(index, fraction) of positions. The weights of pixels `index` and `index` + 1 are 1 - `fraction` and `fraction`.
 
-    An index far outside the axis is clipped to an index whose two pixels are both outside, and so zero. At a whole
-    number the gradient is the derivative from the right.
+    An index far outside the axis is clipped to an index whose two pixels both lie outside the axis and are zero. At a
+    whole number the gradient is the derivative from the right.
 
     Args:
         tap: int32 positions without offsets.
@@ -201,8 +201,8 @@ def kernel_by_tap(kernel):
 def add_offset_weights(layer, shape, factor):
     """Adds the offsets' kernel and bias, both zero, to a layer that is being built. Returns both.
 
-    Their learning rate is `factor` times the optimizer's (see `axial.training.optimizers`). Dai et al., ICCV 2017, use
-    0.1.
+    The learning rate of both is `factor` times the optimizer's learning rate (see `axial.training.optimizers`). Dai et
+    al., ICCV 2017, use 0.1.
     """
     weights = (
         layer.add_weight("offset_kernel", shape, initializer="zeros", experimental_autocast=False),
@@ -224,9 +224,9 @@ class DeformableConv(Layer):
         filters: output channels.
         kernel: odd side of the kernel.
         norm: `BatchNormConfig`, or None for a bias in place of the batch norm.
-        strides, dilation: stride and dilation rate of the convolution and of the convolution that makes the offsets.
-        groups: number of groups of the convolution. It divides the channels and the filters.
-        offset_groups: number of groups of channels with separate offsets. It divides the channels.
+        strides, dilation: stride and dilation rate of the convolution and of the convolution that computes the offsets.
+        groups: number of groups of the convolution, a divisor of the numbers of channels and of filters.
+        offset_groups: number of groups of channels with separate offsets, a divisor of the number of channels.
         modulation: one of `MODULATIONS`. 'none' is v1. The other values are v2.
         padding: pixels on each side; None for (kernel - 1) / 2 times the dilation, which keeps the size.
         relu, use_bias, kernel_initializer: see `Conv`.
@@ -329,7 +329,7 @@ class DeformableConv(Layer):
 
     @property
     def added_weights(self) -> list[tf.Variable]:
-        """The weights that a regular convolution lacks; see `weights.restore.initialize`."""
+        """The weights that a regular convolution does not have; see `weights.restore.initialize`."""
         return [self.offset_kernel, self.offset_bias]
 
     def folded_weights(self) -> list[tf.Tensor]:
@@ -346,7 +346,7 @@ class DeformableConv1D(Layer):
     Args:
         filters: output channels.
         kernel: odd number of taps.
-        causal: whether the taps of a token, and the positions where they sample, are at most at this token. Then the
+        causal: whether no tap of a token, and no position where a tap samples, lies after this token. If True, the
             gradient of an output with respect to a later token is exactly zero, also through the offsets.
         offset_rate, form: see `DeformableConv`.
 
@@ -401,7 +401,7 @@ class DeformableConv1D(Layer):
         return self._convolve(x, near, tf.range(x.shape[1]))
 
     def _convolve(self, x, near, tokens):
-        """The outputs at the token indices `tokens` [P]. `near` [N, P, K, C] are the inputs that give their offsets."""
+        """The outputs at the token indices `tokens` [P]. The inputs `near` [N, P, K, C] determine the offsets."""
         with tf.name_scope("offsets"):
             offsets = tf.einsum("npkc,kcj->npj", near, tf.cast(self.offset_kernel, x.dtype))
         offsets = widen(offsets)

@@ -1,11 +1,11 @@
-"""Dynamic convolution: each query makes its own depthwise kernel (Wu et al., ICLR 2019; Zhu et al., ICCV 2019).
+"""Dynamic convolution: each query computes a depthwise kernel (Wu et al., ICLR 2019; Zhu et al., ICCV 2019).
 
     h = GLU(x W_in)                         value times the sigmoid of the gate
     K(q) = softmax over the taps of h_q W_k, one kernel for each group of channels
     y(q) = (sum_j K_j(q) h(q + p_j)) W_out
 
-h is zero outside the map and at padded tokens. The softmax includes these taps, so they reduce the output, as in the
-published code.
+h is zero outside the map and at padded tokens. The softmax includes the taps at these positions, so these taps reduce
+the output, as in the published code.
 
 Letters of the shapes: N images, L tokens or h x w pixels, G groups, T taps along an axis, C channels.
 """
@@ -79,7 +79,7 @@ class DynamicConv(Unfolded, Layer):
 
     Args:
         kernel: odd number of taps along each axis, which may exceed the length of the sequence.
-        groups: number of groups of channels that share a kernel. It divides the channels.
+        groups: number of groups of channels that share a kernel, a divisor of the number of channels.
         axes: 2 for maps, 1 for sequences.
         causal: whether the taps of a token are only at this token and at earlier tokens.
 

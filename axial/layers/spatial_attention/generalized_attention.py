@@ -42,7 +42,7 @@ class GeneralizedAttention(Unfolded, Layer):
 
     Args:
         setting: the attention type, one bit per term. '1111' is Transformer attention. See `attention_terms`.
-        heads: number of heads. It divides the channels.
+        heads: number of heads, a divisor of the number of channels.
         axes: 2 for maps, 1 for sequences.
         key_stride: stride of the keys along each axis of the map or sequence.
         window: odd number of rows and columns that a query sees around itself; None for all keys.
@@ -50,8 +50,8 @@ class GeneralizedAttention(Unfolded, Layer):
         scaled: whether the sum of the terms is divided by the square root of the channels per head.
         wavelength: base of the wavelengths of the sinusoidal relative positions: 1000 for maps in the paper's code,
             10000 for sequences in Transformer-XL.
-        recompute: one of `RECOMPUTE`. With 'softmax' the backward pass recomputes the attention weights. For large maps
-            it always does.
+        recompute: one of `RECOMPUTE`. With 'softmax' the backward pass recomputes all attention weights, otherwise only
+            the weights of maps that are computed in chunks.
 
     Shapes:
         x: [N, h, w, C] or [N, L, C]; h, w and L static
@@ -146,10 +146,10 @@ class GeneralizedAttention(Unfolded, Layer):
 
         Args:
             x: [N, h, w, C] or [N, L, C].
-            keys: source of the keys and values, of the same rank as x; None for x.
+            keys: tensor of the same rank as x, from which keys and values are projected; None for x itself.
             key_mask: bool [N, Y, X] or [N, L], False for padded keys, which get no weight; None if no key is padded.
             training: see `hide`.
-            mask: Keras' mask of x. It applies if `keys` is None. Otherwise the Keras mask of `keys` applies.
+            mask: Keras' mask of x, which applies if `keys` is None. Otherwise the Keras mask of `keys` applies.
         """
         key_mask = joined_masks(key_mask, mask if keys is None else getattr(keys, "_keras_mask", None))
         x, keys, key_mask = self._as_maps(self.sized(x), keys, key_mask)
@@ -213,14 +213,14 @@ class GeneralizedAttention(Unfolded, Layer):
     # === The weights of one query ===
 
     def query_weights(self, x: tf.Tensor, position: Any, *, terms: str | None = None) -> tf.Tensor:
-        """float32 [N, M, Y, X]: the attention weights of one query over all keys. They sum to one.
+        """float32 [N, M, Y, X]: the attention weights of one query over all keys, which sum to one.
 
-        It computes only the logits of this query.
+        The method computes only the logits of this query.
 
         Args:
             x: [N, h, w, C] or [N, L, C].
             position: (row, column) of the query, or its index in a sequence.
-            terms: four bits such as '0010', for some of the terms of the layer's attention type; None for all of them.
+            terms: four bits such as '0010', for some of the terms of the layer's attention type; None for all terms.
 
         Raises:
             InputError: the position is outside the map, or the layer's attention type lacks a term.
@@ -273,7 +273,7 @@ class GeneralizedAttention(Unfolded, Layer):
         return cache
 
     def positions(self, length: int, keys: int | None = None) -> dict:
-        """The relative positions that `step` needs. They depend only on the weights.
+        """dict of the relative positions that `step` needs. The entries do not depend on the tokens.
 
         Args:
             length: largest number of decoded tokens.
@@ -337,7 +337,7 @@ class Operands:
         if self.terms.query_key or not self.terms.key:
             return None
         kernel = tf.reshape(self.layer.key_kernel, [-1, self.layer.heads, self.layer.depth])
-        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # u . k without the keys
+        kernel = tf.einsum("cmd,md->cm", kernel, self.layer.key_vector) * self.scale  # gives u . k without computing k
         return tf.transpose(widen(product(keys, self.cast(kernel))), [0, 3, 1, 2])
 
     def keys(self, keys, saliency):
@@ -385,7 +385,7 @@ class Operands:
         return tf.einsum("mrd,md->mr", table, tf.cast(layer.position_vector, dtype)) * self.scale
 
     def cached(self, keys):
-        """The cache entries [N, L, M, D] or [N, L, M] of the keys of a map with one column."""
+        """dict of the cache entries, [N, L, M, D] or [N, L, M], of the keys of a map with one column."""
 
         def heads(kernel):
             x = product(keys, self.cast(kernel))

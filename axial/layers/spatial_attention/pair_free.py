@@ -1,8 +1,8 @@
 """The attention types of generalised attention that need no map of (query, key) pairs.
 
 Type '0010' has the same weights for every query, so it pools the values once, or once per window. Type '0001' has the
-same weights for every image, and they are a product of row weights and column weights. `attention_terms.py` explains
-the letters of the shapes.
+same weights for every image. These weights are products of row weights and column weights. `attention_terms.py`
+explains the letters of the shapes.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from axial.layers.spatial_attention.attention_terms import pad
 
 
 def pool(saliency, x, real=None, training=False):
-    """The output of type '0010' if every query sees every key. All queries then have the same weights.
+    """The output of type '0010' if every query sees every key, so that all queries have the same weights.
 
     Args:
         saliency: the logit of each key, float32 or float64 [N, M, Y, X].
@@ -67,7 +67,7 @@ def pool_near(saliency, value, grid, real=None):
 def _slide(triple, axis, before, after):
     """For each position of an axis, the triple of the keys from `before` positions before it to `after` after it."""
     size = triple[0].shape[axis]
-    # The padding has sums of 0. Its largest logit is the smallest of the line, so it changes no maximum.
+    # The padding has sums of 0. Its largest logit is the line's smallest logit, so the padding changes no maximum.
     least = tf.reduce_min(triple[0], axis, keepdims=True)
     largest = tf.concat([least] * before + [triple[0]] + [least] * after, axis)
     run = [largest, *(pad(x, axis, before, after) for x in triple[1:])]

@@ -3,10 +3,10 @@
     encoder:  x <- norm(x + self(x))                              x <- norm(x + feed_forward(x))
     decoder:  x <- norm(x + self(x))  x <- norm(x + memory(x))    x <- norm(x + feed_forward(x))
 
-The normalisation follows the sum, as in Vaswani et al., 2017. self(x) is generalised attention or dynamic convolution.
-With `deformable` it is A(D(x)), where D is a deformable convolution of three taps, so queries, keys and values all come
-from D(x). With `deformable` and no mechanism it is D(x). With neither, the layer has no self-attention. memory(x)
-attends to the encoder's output.
+The normalisation follows the sum, as in Vaswani et al., 2017. self(x) is A(x), where A is generalised attention or
+dynamic convolution. With `deformable`, self(x) is A(D(x)), where D is a deformable convolution of three taps. So
+queries, keys and values all come from D(x). With `deformable` and no mechanism, self(x) is D(x). Without a mechanism
+and `deformable`, the layer has no self-attention. memory(x) attends to the encoder's output.
 
 Every decoder layer can also decode one token at a time, with `step`. `new_cache` and `constants` make its arguments.
 """

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axial.layers.conv import triangle_weights
 from axial.layers.tpu.pallas import FAST_MEMORY, on_tensors
 
-LANES, ROWS = 128, 8  # number of pixels of a tile, and of rows of a program
+LANES, ROWS = 128, 8  # number of pixels in a tile, and number of rows that a program computes
 
 
 def resized_cross_entropy(logits, labels, dtype=tf.bfloat16, interpret=False):
@@ -67,7 +67,7 @@ def _gradients(interpret, x, labels, columns, log_sums, d):
 
 
 def _run(kernel, interpret, *, x, columns, maps, outputs=()):
-    """Runs a kernel over rows. It returns maps of pixels of dtypes `outputs`, or without `outputs` a tensor like x."""
+    """Runs a kernel over rows. Returns a map of pixels for each dtype in `outputs`; without `outputs`, a map like x."""
     images, height, classes, width = x.shape
     pixels = columns.shape[1]
     pixel_block = pl.BlockSpec((1, ROWS, pixels), lambda n, y: (n, y, 0))
@@ -94,7 +94,7 @@ def _run(kernel, interpret, *, x, columns, maps, outputs=()):
 
 
 def _tile(x, columns, labels, *, row, lanes):
-    """The logits of a tile of pixels [C, 128], and the one-hot mask of their classes, bool [C, 128]."""
+    """The logits [C, 128] of a tile of pixels, and the one-hot mask of the pixels' classes, bool [C, 128]."""
     z = jnp.dot(x[0, row], columns[:, lanes], preferred_element_type=jnp.float32)
     return z, lax.broadcasted_iota(jnp.int32, z.shape, 0) == labels[0, row : row + 1, lanes]
 

@@ -1,7 +1,7 @@
 """Depthwise convolution as Pallas kernels for TPUs.
 
-A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and the channels are its lanes. So the
-neighbours of a vector of pixels are other vectors, or the same memory read a few sublanes later, and no data moves
+A map is [N, W, H, C] here: the rows of the image are the sublanes of a vector, and the channels are its lanes. A kernel
+reads the neighbours of a vector's pixels from other columns, or from memory a few sublanes away. So no data moves
 within vectors. A program computes `COLUMNS` columns of 128 channels and also reads the columns beside them.
 
 The kernels need the extra `kernel`. The TPU compiler has compiled them, and jax has interpreted them on a CPU, but they
@@ -33,7 +33,7 @@ def can_serve(x, side):
     """
     if not x.shape.is_fully_defined() or side % 2 == 0 or side // 2 > MARGIN:
         return False
-    # The backward pass reads two arrays and writes one. Fast memory holds two blocks and a float32 copy of each.
+    # The backward pass reads two arrays and writes one. Fast memory holds two blocks and a float32 copy of each array.
     columns, rows = 3 * COLUMNS + side - 1, x.shape[1] + 2 * MARGIN + ROWS
     memory = columns * rows * LANES * (2 * x.dtype.size + 4)
     return memory < (FAST_MEMORY if tpu_generation() > 4 else FAST_MEMORY_V4)
@@ -73,10 +73,10 @@ def _backward(side, interpret, d, x, taps):
 
 
 def _run(kernel, side, interpret, *, arrays, taps):
-    """Runs a kernel over blocks of columns and channels. It reads the first array with the columns beside a block.
+    """Runs a kernel over blocks of columns and channels. It also reads the first array's columns beside a block.
 
     Returns:
-        list of a map like the arrays and, with two arrays, the sums of the taps per image [N, k * k, ROWS, C].
+        list of a map like the arrays and, with two arrays, partial sums of the taps' gradients [N, k * k, ROWS, C].
     """
     images, width, height, channels = arrays[0].shape
     blocks, groups = pl.cdiv(width, COLUMNS), pl.cdiv(channels, LANES)
@@ -125,7 +125,7 @@ def _columns_read(side, width):
 
 
 def _first_read(side, width, block):
-    """The first column that a program reads. It lies on the map."""
+    """The first column that a program reads. The column lies on the map."""
     return jnp.clip(block * COLUMNS - side // 2, 0, width - _columns_read(side, width))
 
 

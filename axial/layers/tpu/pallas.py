@@ -1,4 +1,4 @@
-"""jax's Pallas kernels in a TensorFlow graph. They need the extra `kernel`."""
+"""Runs jax's Pallas kernels in a TensorFlow graph. This needs the extra `kernel`, which installs jax."""
 
 import functools
 
@@ -15,8 +15,8 @@ FAST_MEMORY_V4 = 16 * 2**20
 def on_tensors(function, *static, interpret=False):
     """Turns a function of jax arrays that runs kernels into a function of tensors, without a gradient.
 
-    TensorFlow calls it as an `XlaCallModule`. Many layers of a model have the same kernels, so jax lowers a function
-    only once per set of shapes.
+    TensorFlow calls the function as an `XlaCallModule`. Many layers of a model have the same kernels, so jax lowers a
+    function only once per set of shapes.
 
     Args:
         function: function of `static`, `interpret` and jax arrays.
@@ -31,7 +31,7 @@ def on_tensors(function, *static, interpret=False):
             _lower(function, static, interpret, signature).call,
             with_gradient=False,
             native_serialization_platforms=(_platform(interpret),),
-            # Without this, tracing for a TPU fails on a machine without one.
+            # Without this setting, tracing for a TPU fails on a machine without a TPU.
             native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
         )(*tensors)
 
@@ -39,7 +39,7 @@ def on_tensors(function, *static, interpret=False):
 
 
 def tpu_generation():
-    """The generation of the TPU. If it is unknown, 5."""
+    """The generation of the TPU; 5 if the generation is unknown."""
     return device.tpu_generation() or 5
 
 

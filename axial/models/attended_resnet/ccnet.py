@@ -1,8 +1,8 @@
 """CCNet's head (Huang et al., ICCV 2019) with any mechanism in place of criss-cross attention.
 
-It is the segmentation network of the spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1). Two 3x3
-convolutions, with an optional mechanism between them, follow the last map of a dilated ResNet-50. A third 3x3
-convolution takes their output concatenated with the last map.
+The spatial-attention study (Zhu et al., ICCV 2019, Sec. 4.1) uses this segmentation network. Two 3x3 convolutions, with
+an optional mechanism between them, follow the last map of a dilated ResNet-50. A third 3x3 convolution takes the output
+of the second, concatenated with the last map.
 """
 
 import dataclasses
@@ -37,9 +37,10 @@ class CCNet(Network):
     """Backbone, a head with an attention module on 'res5', and an auxiliary head on 'res4'.
 
     Args:
-        backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper has output stride 8.
-        num_classes: from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the backbone has the same. A folded model has no auxiliary head.
+        backbone: layer that returns a dict with the maps 'res4' and 'res5'. The paper uses output stride 8.
+        num_classes: number of classes, from the `DatasetSpec`.
+        norm: `BatchNormConfig`, or None for a folded model, which has no auxiliary head. The backbone has the same
+            batch norms.
         options: `CCNetOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 'semantic_logits' [N, h / s, w / s, num_classes] at the

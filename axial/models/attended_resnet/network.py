@@ -19,9 +19,9 @@ class AttendedResNetOptions(ResNetOptions):
         mechanism: `Mechanism` of the last `attended_stages` stages.
         spatial: kind of the 3x3 convolution in the last `spatial_stages` stages, one of `SPATIAL`.
         attended_stages: number of stages, counted from the last, whose blocks have the `mechanism`.
-        spatial_stages: number of stages, counted from the last, whose 3x3 convolutions are of the kind `spatial`.
+        spatial_stages: number of stages, counted from the last, whose 3x3 convolutions have the kind `spatial`.
         modulation, form: see `DeformableConv`.
-        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
         pixels: normalisation of the photo, one of `PIXELS`.
     """
 

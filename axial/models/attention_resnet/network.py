@@ -20,8 +20,8 @@ SIDE = 4  # side of the stem's blocks, in pixels
 class AttentionStem(Layer):
     """The spatially-varying attention stem (Ramachandran et al., Sec. 3.2), at stride 4.
 
-    Each pixel attends to the 4x4 block that contains it. The value projection depends on the pixel's position in the
-    block. It mixes four matrices W^m:
+    Each pixel attends to the 4x4 block that contains it. The value projection depends on the pixel's row a and column b
+    in the block, and mixes four matrices W^m. row_a, column_b and nu^m are learned vectors:
 
         v_ab = sum_m softmax_m((row_a + column_b) . nu^m) W^m x_ab.
 
@@ -30,7 +30,7 @@ class AttentionStem(Layer):
 
     Args:
         filters: channels of queries, keys, values and output.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded layer.
         heads: number of heads.
         mixtures: number of matrices W^m.
 

@@ -24,8 +24,8 @@ class AxialDecoderBlock(Layer):
     3. A 1x1 convolution to 4f channels, plus the upsampled shortcut, then ReLU.
 
     Args:
-        filters: f.
-        norm: `BatchNormConfig`, or None (folded).
+        filters: f, the base number of channels.
+        norm: `BatchNormConfig`, or None for the folded layer.
         encoder: whether the block takes an encoder map. Without one it does not upsample.
         attention: `AttentionOptions`.
 
@@ -71,8 +71,8 @@ class AxialDecoderOptions(NetworkOptions):
 class AxialDecoderDeepLab(Network):
     """Backbone, one axial-decoder for all three outputs, and a 1x1 convolution for each output.
 
-    The paper does not give the channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last block at
-    stride 4. The last block replaces the three heads' 5x5 convolutions; the paper has a block for each head.
+    The paper does not give the numbers of channels. This model has f = 64 at stride 8, 96 at stride 4, and 48 in a last
+    block at stride 4. The last block replaces the three heads' 5x5 convolutions; the paper has a block for each head.
     Output stride 32 adds a block with f = 72 at stride 16. With these channels and a shortcut in each block, parameters
     and multiply-adds match Table 9; `experiments/paper/tables.py` prints both. Blocks without a shortcut would also
     match, with f = 128, 96, 48; with a shortcut these channels give 1.3 M parameters too many. So Table 9 does not
@@ -82,7 +82,7 @@ class AxialDecoderDeepLab(Network):
     Args:
         backbone: layer that returns the dict of maps 'res1' .. 'res5'.
         num_classes: channels of the semantic output.
-        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
+        norm: `BatchNormConfig`, or None for a folded model. The backbone has the same batch norms.
         options: `AxialDecoderOptions`.
 
     Shapes: see `PanopticDeepLab`.

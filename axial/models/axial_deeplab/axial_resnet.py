@@ -22,8 +22,8 @@ class AxialResNetOptions(ResNetOptions):
         pool: whether a max-pool follows the stem.
         stem_width: see `make_stem`.
         average_pool: see `AxialPair`.
-        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for distances
-            up to 255 at every stride. A larger photo causes a warning.
+        table_photo: side in pixels of the largest photo whose offsets the position tables cover; None for
+            `max_distance` 255 at every stride. A larger photo causes a warning.
         attention_stride: smallest stride of the input of a block with attention; 16 in DeepLab2. Earlier blocks have
             convolutions.
         conv_block: kind of blocks without attention: 'bottleneck' (ResNet) or 'basic' (SWideRNet, Chen et al., 2020).

@@ -47,8 +47,8 @@ CSRHDDLAM = PublicWeights(
     norm=BatchNormConfig(momentum=0.9, epsilon=1e-5, unbiased=True),
 )
 
-# The patterns turn a checkpoint's object paths, or variable names, into our names. Before that, underscores at the
-# start of the components of a path are removed.
+# The patterns turn a checkpoint's object paths, or variable names, into our names. Before the patterns apply, leading
+# underscores of path components are removed.
 DEEPLAB2 = PublicWeights(
     source="deeplab2",
     names=[

@@ -37,7 +37,7 @@ VARIANTS = {
     "axial_resnet_xl": _conv_stem(width=2.0),
     # csrhddlam/axial-deeplab's published network: ResNet-26 with axial attention.
     "axial_resnet_26_s": _csrhddlam(width=0.5, repeats=(1, 2, 4, 1), stem_width=0.5),
-    # The segmentation models start from these classifiers, which have the same stem. Xception-71 has a single stem.
+    # The segmentation models start from these classifiers, which have the same stem. Xception-71 has only one stem.
     "axial_resnet_s_deeplab_stem": _conv_stem(width=0.5, stem="deeplab"),
     "axial_resnet_m_deeplab_stem": _conv_stem(width=0.75, stem="deeplab"),
     "axial_resnet_l_deeplab_stem": _conv_stem(width=1.0, stem="deeplab"),

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 LEVELS = range(2, 7)  # pyramid levels, strides 4 to 64 (Lin et al., CVPR 2017)
-ANCHOR_SIZE = 8.0  # in strides of the level; size and ratios are those of mmdetection, the study's code
+ANCHOR_SIZE = 8.0  # in strides of the level; mmdetection, the study's code, has the same size and ratios
 RATIOS = (0.5, 1.0, 2.0)  # width / height
 SAME = 1e-4  # overlaps that differ by less are equal up to rounding
 
@@ -34,7 +34,7 @@ def match(overlaps, least, background):
 
 
 def choose(positive, negative, count, draw, *, positive_fraction):
-    """Marks `count` random examples: positives up to a fraction of them, and negatives for the rest.
+    """Marks `count` random examples: at most a fraction `positive_fraction` are positives, the others are negatives.
 
     All shapes are static. Where positives or negatives are too few, fewer examples are marked.
 

@@ -2,7 +2,7 @@
 
 Proposals, feature crops (RoIAlign) and non-maximum suppression are layers of tf-models-official. The pyramid, the heads
 and the sampling are ours and follow mmdetection, the code of the study (Zhu et al., ICCV 2019). The heads of
-tf-models-official would have batch norms, and the study's have none.
+tf-models-official have batch norms, and the heads of the study have none.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from axial.models.faster_rcnn.anchors import LEVELS, RATIOS, anchors, choose, ma
 CODE_WEIGHTS = [10.0, 10.0, 5.0, 5.0]  # of box codes (y, x, height, width), as in mmdetection and tf-models-official
 OVERLAP = {"proposals": 0.7, "detections": 0.5}  # IoU above which suppression removes the lower-scored box
 LEAST_SCORE = 0.05  # smallest score of a detection
-OBJECT = 0.5  # IoU; at or above it a proposal belongs to an object, below it is background
+OBJECT = 0.5  # least IoU of a proposal with its object; a proposal with a smaller IoU is background
 SAMPLED_OBJECTS = 0.25  # largest fraction of positives among the sampled boxes
 MASK_CROP, BOX_CROP = 14, 7  # sides of RoIAlign's crops
 
@@ -65,7 +65,7 @@ class ProposalHead(Layer):
 
 
 class BoxHead(Layer):
-    """Two dense layers of `width` on a box's crop, then class logits and a box code for each class.
+    """Two dense layers with `width` channels on a box's crop, then class logits and a box code for each class.
 
     Shapes: [N, boxes, side, side, C] -> float32 [N, boxes, 1 + classes], float32 [N, boxes, 4 (1 + classes)].
     """
@@ -118,8 +118,8 @@ class FasterRCNNOptions(NetworkOptions):
     Attributes:
         pyramid_width: channels of the pyramid and of the proposal and mask heads.
         head_width: channels of the box head's two layers.
-        pre_nms, proposals: number of boxes of each level before non-maximum suppression, and of each photo after it;
-            both as (training, evaluation).
+        pre_nms, proposals: number of boxes of each level before non-maximum suppression, and of each photo after
+            non-maximum suppression. Each is a pair (for training, for evaluation).
         sampled: number of boxes of a photo that train the box head.
         detections: largest number of objects that are detected in a photo.
         masks: whether to predict masks.
@@ -142,7 +142,7 @@ class FasterRCNN(Network):
     Args:
         backbone: layer that returns the dict of maps 'res1' .. 'res5', with output stride 32.
         num_classes: number of thing classes.
-        norm: `BatchNormConfig` of the backbone, or None (folded).
+        norm: `BatchNormConfig` of the backbone, or None for a folded backbone.
         options: `FasterRCNNOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of 'box' float32 [N, detections, 4],
@@ -252,8 +252,8 @@ class FasterRCNN(Network):
     def _sample(self, proposals, truth):
         """Samples the boxes that train the box head. A resumed run samples the same; see `axial.layers.random`.
 
-        The candidates are the proposals with an area and the ground truth's boxes (mmdetection's RandomSampler with
-        add_gt_as_proposals).
+        The candidates are the proposals with a positive area and the ground truth's boxes (mmdetection's RandomSampler
+        with add_gt_as_proposals).
 
         Returns:
             float32 [N, sampled, 4], the boxes; int32 [N, sampled], the indices of their objects; and int32

@@ -25,8 +25,8 @@ _nano = functools.partial(
 )
 
 VARIANTS = {
-    # The study's detectors (Fig. 3, Tables 2 and 3), two of them as Mask R-CNN, and a detector on Axial-ResNet, which
-    # neither paper has.
+    # The study's detectors (Fig. 3, Tables 2 and 3), two of which are Mask R-CNNs, and a detector on Axial-ResNet,
+    # which is in neither paper.
     "faster_rcnn_resnet_50": _attended(mechanism="none"),
     "faster_rcnn_attended_resnet_50_1111": _attended(mechanism="1111"),
     "faster_rcnn_attended_resnet_50_0110": _attended(mechanism="0110"),

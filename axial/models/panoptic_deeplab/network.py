@@ -23,11 +23,11 @@ class ASPP(Layer):
 
     Args:
         filters: channels of each branch and of the output.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded layer.
         rates: dilations of the 3x3 convolutions at output stride 16.
         dropout: rate of dropout on the output.
         backend: see `SeparableConv`.
-        widen: multiplies the rates.
+        widen: factor of the rates.
     """
 
     def __init__(self, filters, norm, rates=(6, 12, 18), dropout=0.1, backend="auto", widen=1, name=None):
@@ -74,10 +74,10 @@ class Decoder(Layer):
     Args:
         filters: channels of every 5x5 separable convolution that fuses two maps.
         low: channels of the projected low-level maps, from the smallest map to 'res2'.
-        projection: channels of the 1x1 convolution on 'res5', or None. It overrides `options.projection`.
-        norm: `BatchNormConfig`, or None (folded).
+        projection: channels of the 1x1 convolution on 'res5', or None. This value overrides `options.projection`.
+        norm: `BatchNormConfig`, or None for the folded layer.
         options: `DecoderOptions`.
-        widen: multiplies the rates of the `ASPP`.
+        widen: factor of the rates of the `ASPP`.
 
     Shapes: dict 'res2' .. 'res5' -> [N, h / 4, w / 4, filters].
     """
@@ -121,7 +121,7 @@ class Head(Layer):
     Args:
         filters: channels between the two convolutions.
         outputs: channels of the output.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded layer.
         options: `DecoderOptions`.
     """
 
@@ -144,7 +144,7 @@ class PanopticDeepLabOptions(NetworkOptions):
     """Options of `PanopticDeepLab`.
 
     Attributes:
-        decoder_width: multiplies `CHANNELS`, the channels of decoders and heads.
+        decoder_width: factor of `CHANNELS`, the channels of decoders and heads.
         channels: dict of channels that override `CHANNELS` and are not multiplied. The keys 'semantic_projection' and
             'instance_projection' override `projection`.
         decoder: `DecoderOptions`.
@@ -164,7 +164,7 @@ class PanopticDeepLab(Network):
         backbone: layer that returns the dict of maps 'res1' .. 'res5'. With output stride 32 both decoders also
             project 'res4'.
         num_classes: channels of the semantic head, from the `DatasetSpec`.
-        norm: `BatchNormConfig`, or None (folded); the backbone has the same.
+        norm: `BatchNormConfig`, or None for a folded model. The backbone has the same batch norms.
         options: `PanopticDeepLabOptions`.
 
     Shapes: images [N, h, w, 3], from -1 to 1 -> dict of float32 maps [N, (h + 3) // 4, (w + 3) // 4, .]:

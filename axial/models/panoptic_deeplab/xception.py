@@ -17,7 +17,7 @@ class XceptionBlock(Layer):
 
     Args:
         filters: channels of the three convolutions.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded layer.
         strides: strides of the last convolution and of the shortcut.
         dilation: dilation of all three convolutions.
         shortcut: 'conv' (1x1 and batch norm), 'identity', or None for the last block. Without a shortcut, a ReLU
@@ -83,7 +83,7 @@ class Xception71(Layer):
 
     Args:
         options: `BackboneOptions`.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded network.
 
     Shapes: [N, h, w, 3] -> dict of maps: 'res2' with 256 channels at stride 4, 'res3' with 728 at 8, 'res4' with 728 at
         16 (8 with output stride 8), 'res5' with 2048 at output_stride.

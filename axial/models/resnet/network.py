@@ -30,8 +30,8 @@ class BackboneOptions:
 
     Attributes:
         output_stride: stride of the last map, 16 or 32. With 16 the last stage has no stride, and its blocks after the
-            first have dilation 2, as in DeepLab. Some backbones also take 8: the last two stages have no stride,
-            and all of their blocks have dilations 2 and 4, respectively. Attention is never dilated.
+            first have dilation 2, as in DeepLab. Some backbones also support 8. With 8 the last two stages have no
+            stride, and all of their blocks have dilations 2 and 4, respectively. Attention is never dilated.
         drop_path: stochastic-depth rate of the last block. The rates rise linearly from 0 at the first block.
         recompute: what the backward pass recomputes to save memory: 'none' or 'block'; see `ResidualBlock`.
     """
@@ -64,7 +64,7 @@ class ConvResNetOptions(ResNetOptions):
 
     Attributes:
         recompute: 'none' or 'block'; see `ResidualBlock`.
-        stride_first: see `Bottleneck`. True for weights of tf_keras.applications.
+        stride_first: see `Bottleneck`. The weights of tf_keras.applications need True.
         pixels: one of `PIXELS`. The network takes values from -1 to 1 and normalises them by this mean and deviation.
     """
 
@@ -236,9 +236,9 @@ class DeepLabStem(Layer):
 
 
 class WideStem(Layer):
-    """SWideRNet's 3x3 convolution of 64 channels and three `BasicBlock`s of 128, times the width, at stride 2.
+    """SWideRNet's 3x3 convolution of 64 channels and three `BasicBlock`s of 128 channels, times the width, at stride 2.
 
-    The convolution has the stride, as in DeepLab2. In the paper (Chen et al., 2020) the last block has it.
+    The convolution has the stride, as in DeepLab2. In the paper (Chen et al., 2020) the last block has the stride.
     """
 
     def __init__(self, width, norm, activation="relu", recompute="none", name=None):
@@ -257,7 +257,7 @@ def make_stem(kind, width, norm, *, stem_width=None, activation="relu", recomput
     Args:
         kind: 'imagenet' for one 7x7 convolution with 64 channels, 'deeplab' for `DeepLabStem`, 'wide' for `WideStem`.
         width: multiplies the channels of 'deeplab' and 'wide'.
-        norm: `BatchNormConfig`, or None (folded).
+        norm: `BatchNormConfig`, or None for the folded stem.
         stem_width: overrides `width`, and also multiplies the channels of 'imagenet'.
         activation: see `Conv`.
         recompute: for the blocks of `WideStem`; see `ResidualBlock`.

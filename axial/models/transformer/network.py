@@ -57,7 +57,7 @@ class Transformer(Layer):
 
     Args:
         options: `TransformerOptions`.
-        norm: unused, as a Transformer has no batch norm.
+        norm: unused, because a Transformer has no batch norm.
 
     Raises:
         InputError: a mechanism is invalid, or C is not a multiple of 16 and of the number of heads.
@@ -120,8 +120,8 @@ class TranslatorOptions(NetworkOptions):
 
     Attributes:
         positions: 'sinusoid' adds the absolute positional encodings of Vaswani et al. to the embeddings. The study uses
-            relative positions. It does not say whether attention types without a relative term have absolute positions;
-            ours do not.
+            relative positions. The study does not say whether attention types without a relative term have absolute
+            positions; with 'none' they have no positions.
         dropout: dropout rate of the embeddings.
     """
 
@@ -191,7 +191,7 @@ class Translator(Unfolded, Network):
         return tf.matmul(x, tf.cast(self.embedding, x.dtype), transpose_b=True)
 
     def folding_units(self):
-        """The model itself, because it owns the embedding."""
+        """list of the model itself, because the embedding is a weight of the model and of no sublayer."""
         return [self]
 
     # === Translation ===

@@ -8,7 +8,7 @@ only the kernels of the projection and of the outputs.
 
 jax (of the extra `kernel`) lowers the kernels while a step is traced. TensorFlow calls them as an `XlaCallModule`. The
 TPU compiler has compiled them, and jax has interpreted them on a CPU, but they have never run on a TPU. A layer uses
-them if `backend='kernel'`, as in the recipes. `../NOTES.md` has the cycles.
+the kernels if `backend='kernel'`, as in the recipes. `../NOTES.md` has the cycles that the kernels take.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ from axial.layers.tpu.pallas import FAST_MEMORY_V4, on_tensors, tpu_generation
 def can_serve(x, kernel, spec, windows):
     """Whether the kernels support a layer.
 
-    They need static shapes, all terms, axial attention with a short reach, enough memory, and float32 or lower.
+    The kernels need static shapes, all terms, axial attention with a reach of at most `REACH`, enough memory, and a
+    dtype other than float64.
 
     Args:
         x: [N, h, w, C].
@@ -119,7 +120,7 @@ class _Kernels:
         return tf.concat([x[:, lanes][:, :size] for lanes, size in zip(self.tiling.lanes, self.tiling.sizes)], 1)
 
     def affine(self, affine, scales):
-        """The `affine` of `tiling.py`, from scale and shift of q, k and v [2, .] and the content term's scales [H]."""
+        """`affine` of `tiling.py`, from the scale and shift of q, k and v [2, .] and the content term's scales [H]."""
         scales = tf.repeat(scales, self.tiling.depth)
         q = affine[:, : self.tiling.sizes[0]] * scales
         return tf.concat([tf.pad(q, [[0, 0], [0, -q.shape[1] % LANES]]), self.align(affine)], 1)
@@ -148,7 +149,7 @@ class _Kernels:
     def logit_sums(self, x, affine):
         """The sums [terms, H, 2], and x itself.
 
-        It returns x so that one kernel adds the gradient through the sums to the gradient through the outputs.
+        The method returns x so that one kernel adds the gradient through the sums to the gradient through the outputs.
         """
         heads = self.tiling.heads
 

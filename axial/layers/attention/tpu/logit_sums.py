@@ -33,7 +33,7 @@ class Terms(Group):
         self.center = self.k[tiling.halo : tiling.halo + LANES]
 
     def products(self, lanes):
-        """float32 list of the content term [S, L], the query term [128, J] and the key term [128, J] of a head.
+        """list of the content term [S, L], the query term [128, J] and the key term [128, J] of a head, in float32.
 
         `lanes` are the lanes of the head within the group.
         """
@@ -80,7 +80,7 @@ def _sums(tiling, program, *refs):
 
 
 def _sums_backward(tiling, program, *refs):
-    """Adds the gradient through the sums to another gradient of x.
+    """Adds the gradient of x through the sums to another gradient of x.
 
     Input refs: d_sums [2*terms, H], x three times, the other gradient of x, affine, the tables. Output refs: d_x,
     d_affine (through the sums only), the gradients of the tables. The other refs are scratch memory.

@@ -67,7 +67,7 @@ def _forward(tiling, program, *refs):
 
         @functools.cache
         def values_of(start, stop):
-            """v [C, M] of a group, and two lists for its heads' outputs [E, L], the position outputs reversed."""
+            """v [C, M] of a group, and lists of its heads' content and (with L reversed) position outputs [E, L]."""
             return turn_over(pixels.v[window_rows(window, 2 * tiling.halo), start:stop]), [], []
 
         def run(head):
@@ -145,7 +145,7 @@ class _WindowGradient:
         self.logits_of, self.values_of = functools.cache(self._logits_of), functools.cache(self._values_of)
 
     def _logits_of(self, start, stop):
-        """The operands of a group: `Logits`, k [C, M], q and k in reverse [C, .], and four lists.
+        """The operands of a group: `Logits`, k [C, M], q and k with pixels in reverse order [C, .], and four lists.
 
         The lists collect the heads' gradients of the content queries, q, k of the content term, and k of the key term.
         The gradients of q and of k of the key term have their pixels in reverse order.
@@ -157,7 +157,7 @@ class _WindowGradient:
         return logits, turn_over(logits.k), q_reversed, k_reversed, ([], [], [], [])
 
     def _values_of(self, start, stop):
-        """For a group: v, d_content [C, L], d_position, d_position in reverse [C, L], the table, a list for d_v."""
+        """A group's v, d_content [C, L], d_position, d_position with L reversed [C, L], table, and a list of d_v."""
         refs, cast = self.refs, self.tiling.cast
         rows, lanes = window_rows(self.window), slice(start, min(stop, refs.d_total.shape[1]))
         d, *ys = (ref[rows, lanes].astype(jnp.float32) for ref in (refs.d_total, refs.content, refs.position))
@@ -260,7 +260,8 @@ def outputs_gradient(tiling, interpret, x, affine, d, tables):
     """d_x, d_affine, and the gradients of the three tables.
 
     Args: see `outputs`. `d` has the gradient of the sum of the normalised outputs, both outputs, and factors [6, H*E],
-        three per output. The gradient of an output is d * first factor + second factor + output * third factor.
+        three per output. The gradient of an output is (gradient of the sum) * first factor + second factor + output *
+        third factor.
     """
     *d, factors = d
     shapes = [table.shape for table in tables]

@@ -93,10 +93,10 @@ class Program:
     """The state of a running program, as scalars.
 
     Attributes:
-        first: index of its first pixel.
-        exists: whether it has pixels.
-        opens: whether it is the first program of its core.
-        begins, ends: whether it is the first, or the last, program of its core whose results count.
+        first: index of the program's first pixel.
+        exists: whether the program has pixels.
+        opens: whether the program is the first program of its core.
+        begins, ends: whether the program is the first, or the last, of its core's programs whose results count.
         finishes: whether its core writes the results of the previous program, if the programs are delayed.
     """
 
@@ -114,8 +114,8 @@ class Operands:
 
     Attributes:
         scalars: arrays in scalar memory.
-        around: list of (array of pixels, lanes). A program reads the first lanes of its own pixels, of the pixels
-            before them and of the pixels after them, as three refs for `Normalized.fill`.
+        around: list of (array of pixels, lanes). A program reads the first `lanes` lanes of the pixels before its own
+            pixels, of its own pixels and of the pixels after them, as three refs for `Normalized.fill`.
         blocks: arrays of pixels. A program reads its own pixels.
         before: list of (array of pixels, lanes). A program reads the pixels of the previous program. The first outputs
             overwrite these arrays.
@@ -150,7 +150,7 @@ def run_programs(kernel, tiling, interpret, operands, *, delayed=False, flops=0,
         exponentials: whether a program computes an exponential for each pair.
 
     Returns:
-        list of the outputs, those that overwrite `before` first, and then the sums.
+        list of the outputs that overwrite `before`, the further outputs, and the sums.
     """
     programs = Programs(tiling, delayed)
     scalars, arrays, specs = list(operands.scalars), [], []

@@ -10,7 +10,7 @@ from axial.layers.attention.tpu.tiling import ROWS, chunks, clear
 
 
 def _read(tiling, program, ref):
-    """The float32 pixels of a ref, with zeros beyond the last pixel."""
+    """float32: the pixels that a ref holds, with zeros beyond the last pixel."""
     return jnp.where(tiling.inside(program.first, ROWS), ref[...].astype(jnp.float32), 0.0)
 
 

@@ -1,6 +1,6 @@
 """The layout of a window's maps, and the operations that convert to it.
 
-A window has 128 queries. Their keys are the pixels of the window and `halo` pixels on either side of it. A query sees
+A window has 128 queries. Their keys are the pixels of the window and the `halo` pixels on either side. A query sees
 fewer than 128 consecutive keys. So a map is [128 slots, 128 queries]. The slot of a key is its index modulo 128, so no
 two keys of a query have the same slot. Most slots hold a key of the window. For the last queries, the first slots hold
 keys after the window. For the first queries, the last slots hold keys before it (`Shear.fold`, `Shear.unfold`).
@@ -83,8 +83,8 @@ class Shear:
     def rotate(self, x, by=0):
         """float32 x [128, 128] with row i rotated to the right by i + `by` lanes.
 
-        If the rows are queries, it turns lanes of offsets key - query into lanes of slots. If the rows are slots, it
-        turns lanes of offsets query - key into lanes of queries. On rows in reverse order, by = 1 gives the inverse.
+        If the rows are queries, lanes of offsets key - query become lanes of slots. If the rows are slots, lanes of
+        offsets query - key become lanes of queries. On rows in reverse order, by = 1 gives the inverse.
         """
         if self.strided:
             return pltpu.roll(x, by, 1, stride=1, stride_axis=0)
@@ -100,7 +100,7 @@ class Shear:
         """Two masks, bool [halo, 128], of the first and the last `halo` slots.
 
         The first mask is True where a slot holds a key after the window, and the second where it holds a key before the
-        window. A query sees the offsets -64 to 63, and exactly one of them belongs to each slot.
+        window. A query sees the offsets -64 to 63, and exactly one offset belongs to each slot.
 
         Args:
             rotated: whether the lanes are offsets query - key. Otherwise they are queries.
@@ -129,10 +129,10 @@ class Shear:
         return join([jnp.where(last_mask, last, zero), *inner, jnp.where(first_mask, first, zero)])
 
     def _between(self, x):
-        """List of the slots that hold only keys of the window. It may be empty."""
+        """list with the rows of the slots that hold only keys of the window; empty if there are none."""
         return [x[self.halo : LANES - self.halo]] if self.halo < LANES // 2 else []
 
     def reverse_keys(self, x, flip):
-        """float32 [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
+        """float32 x [M, .] with its rows in reverse order. The matrix `flip` reverses 128 rows."""
         rest = self.keys - LANES
         return join([dot(flip, x[rest:]), dot(flip[LANES - rest :, :rest], x[:rest])])

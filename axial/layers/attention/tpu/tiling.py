@@ -24,8 +24,8 @@ from jax.experimental import pallas as pl
 
 from axial.layers.attention.tpu.shear import LANES, SUBLANES, Shear, iota, join, pad_rows, up
 
-# Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. It is more than for other kernels
-# (`pallas.FAST_MEMORY`), because the projection of XL's last stage and its gradient need 48 MiB.
+# Bytes of fast memory that an attention kernel may use; a v5e has 128 MiB. Other kernels may use less memory
+# (`pallas.FAST_MEMORY`), but the projection of XL's last stage and the projection's gradient need 48 MiB.
 FAST_MEMORY = 100 * 2**20
 # Upper bound on how many numbers the largest kernel holds per channel of q, k and v. In bfloat16, 2,048 channels take
 # 23 MiB.
@@ -144,7 +144,7 @@ class Tiling:
 
 @dataclasses.dataclass(frozen=True)
 class Normalized:
-    """Refs of the normalised pixels of a program, in fast memory.
+    """Refs of a program's pixels after the batch norm of q, k and v, in fast memory.
 
     Attributes:
         content: [WINDOWS, lanes of q, 128]: the queries of the content term, with the pixels in the lanes.
@@ -166,7 +166,7 @@ class Normalized:
         return [(shape, tiling.dtype) for shape in shapes]
 
     def fill(self, tiling, x, affine, first):
-        """Normalises the pixels, and zeroes rows that are not pixels.
+        """Applies the batch norm to the pixels, and zeroes rows that are not pixels.
 
         Args:
             tiling: `Tiling`.
@@ -202,7 +202,7 @@ class Normalized:
 
 
 def window_rows(i, more=0):
-    """Slice of the rows of window i and of `more` rows after them. With more = 2 halos, it is the window's keys."""
+    """Slice of the rows of window i and of `more` further rows. With more = 2 halos, the rows are the window's keys."""
     return pl.ds(pl.multiple_of(i * LANES, LANES), LANES + more)
 
 
@@ -232,9 +232,9 @@ class Group:
 class Gradient:
     """The gradient of the x that a kernel reads as `Normalized`. The kernel is `delayed` (see `Programs`).
 
-    The scratch `total` sums the gradient of the normalised pixels. It has the lanes of affine. Its rows are the pixels
-    of the previous program, the pixels of this program, and the halo after them. This program adds the last terms to
-    the gradient of the previous program's pixels, and then writes it.
+    The scratch `total` sums the gradient of the normalised pixels. Its lanes are the lanes of affine. Its rows are the
+    pixels of the previous program, the pixels of the running program, and the halo after these pixels. The running
+    program adds the last terms to the gradient of the previous program's pixels, and then writes this gradient.
 
     Args:
         tiling, program: `Tiling` and `Program`.
@@ -270,7 +270,7 @@ class Gradient:
         self.total[rows, start : start + d.shape[1]] += d
 
     def finish(self):
-        """Writes the gradient of the previous program, and makes room for the next program."""
+        """Writes the gradient of the previous program's pixels, and shifts `total` for the next program."""
         tiling, total = self.tiling, self.total
         x, affine, d_x, d_affine, more = self.refs
         q = tiling.lanes[0].stop
@@ -323,7 +323,7 @@ def run_in_step(generators):
         running += [gang] if gang else []
         if not running:
             return
-        # The last gang goes first: its products start before the gang ahead of it waits for its own products.
+        # The last gang goes first, so that its products start before an earlier gang waits for its own products.
         for gang in reversed(running):
             gang[:] = [x for x in gang if next(x, StopIteration) is not StopIteration]
         running = [gang for gang in running if gang]
