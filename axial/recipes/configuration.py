@@ -71,13 +71,13 @@ _BUILDERS = (
     nuclei_data_dir,
     *dict.fromkeys(config for task in TASKS for config in task.configures),  # type: ignore[attr-defined]
 )
-_GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
+_GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each nested call
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 _loaded = [Recipe()]
 
 
 def load(files: list[str], bindings: Sequence[str] = ()) -> None:
-    """Reads gin files and bindings, and binds them; see `bind`.
+    """Reads gin files and bindings, and makes them gin's configuration; see `bind`.
 
     gin's parser reads each text once. gin never runs its own `import` or `include`.
 
@@ -98,7 +98,7 @@ def bind(recipe: Recipe) -> None:
 
 
 def _gin_value(value):
-    """A value whose `Reference`s are replaced by gin's own references."""
+    """The value with gin's own references in place of its `Reference`s."""
     if isinstance(value, Reference):
         name = f"{value.name[1:]}/gin.macro" if value.name[0] == "%" else value.name
         return gin.config.ConfigurableReference(name, value.called)
@@ -121,7 +121,7 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
         spec: replaces the spec of the task's data.
 
     Raises:
-        InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
+        InputError: a builder refuses a value, an argument is missing, or the data lacks a split that the user set.
     """
     if data_dir:
         with gin.unlock_config():
@@ -145,7 +145,7 @@ def _build(configurable):
 
 
 def with_macros(message: str) -> str:
-    """A message, followed by the macro that sets each argument which the message names, if a macro sets it."""
+    """The message, and after it the macro of each argument that the message names and that a macro sets."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
     chains = {name: _loaded[0].chain(name) for name in names}
     remarks = "; ".join(f"{name} is the macro {keys[-1]}" for name, keys in chains.items() if len(keys) > 1)
@@ -209,7 +209,7 @@ def restore_run(
 
 
 def check_splits(task: Task, splits: Sequence[str | None]) -> None:
-    """Raises InputError unless the task's data has these splits. An item None stands for its evaluation split."""
+    """Raises InputError unless the task's data has the splits. An item None stands for the task's evaluation split."""
     for split in splits:
         read_manifest(task.data_dir, split or _split(task, "eval_split"))
 
@@ -228,7 +228,7 @@ def _split(task, name):
 def task_of_weights(
     files: list[str], card: WeightsCard | None, data_dir: str | None = None, bindings: Sequence[str] = (), *, path: str
 ) -> Task:
-    """The task of a recipe, with the network that some weights belong to.
+    """The task of a recipe, with the network that the weights belong to.
 
     Args:
         files: gin files of the recipe.
@@ -241,7 +241,7 @@ def task_of_weights(
         InputError: the recipe does not fit, there is no data, or the classes of weights and data differ.
     """
     load(files, [*([gin_text(card)] if card else []), *bindings])
-    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # recipes of the sample data set it
+    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # recipes of the sample data set `data_dir`
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
     task = build(_task(), data_dir)
@@ -253,7 +253,7 @@ def task_of_weights(
 
 
 def load_export(what: Location) -> Predictor:
-    """The `Predictor` of a SavedModel or a file of axial-export; see `resolve`. Raises InputError."""
+    """The `Predictor` of a SavedModel, TFLite or ONNX file of axial-export; see `resolve`. Raises InputError."""
     source = resolve(what)
     if not source.file:
         return Predictor.of_saved_model(source)
@@ -272,7 +272,7 @@ def exported(task: Task) -> Task:
 
 
 def load_folded(what: Location) -> tuple[Task, Network]:
-    """(task, folded model with its weights) of a SavedModel of axial-export; see `resolve`.
+    """(task, model without batch norms, with its weights) of a SavedModel of axial-export; see `resolve`.
 
     Raises:
         InputError: the folder is not a SavedModel of axial-export, or its weights do not fit its configuration.
