@@ -206,7 +206,7 @@ class _Reader(config_parser.ParserDelegate):
         self._open, self._size = [], 0
 
     def file(self, name, position=""):
-        """Reads a gin file and its included files. `position` is the including statement's position."""
+        """Reads a gin file and its included files. `position` is the position of the `include` statement."""
         try:
             if position and gfile.is_remote(name) and name.split("/")[:3] != position.split("/")[:3]:
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
@@ -223,7 +223,7 @@ class _Reader(config_parser.ParserDelegate):
         self._open.pop()
 
     def text(self, text, where):
-        """Reads statements. `where` names their file or flag in messages. Raises InputError."""
+        """Reads statements. `where` is the file or the flag, for messages. Raises InputError."""
         self._size += len(text)
         if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
             raise InputError(

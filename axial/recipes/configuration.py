@@ -117,8 +117,8 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
 
     Args:
         name: name of the configurable, a key of `CONFIGURABLES`.
-        data_dir: replaces the task's own data_dir.
-        spec: replaces the spec of the task's data.
+        data_dir: folder of the data set that replaces the task's own.
+        spec: spec that replaces the data set's own.
 
     Raises:
         InputError: a builder refuses a value, an argument is missing, or the data lacks a split that the user set.
@@ -181,14 +181,14 @@ def restore_run(
     Args:
         what: the run, its export by axial-export --format=safetensors, or the name of a shipped model; see `resolve`.
         checkpoint: prefix of one checkpoint, or a safetensors file; the default is `find_weights`' choice.
-        data_dir: replaces the run's own data.
+        data_dir: folder of the data set that replaces the run's own.
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for no averaging.
         arguments: dict of model arguments that replace the run's own.
         splits: splits that the run's data must have. An item None stands for the run's evaluation split.
 
     Raises:
-        InputError: there is no such run or split, or the checkpoint does not fit.
+        InputError: there is no such run or split, or the checkpoint does not fit the model.
     """
     source = resolve(what)
     if source.kind == "weights":
@@ -233,7 +233,7 @@ def task_of_weights(
     Args:
         files: gin files of the recipe.
         card: `WeightsCard` that describes the network; None for the recipe's own network.
-        data_dir: replaces the recipe's own data.
+        data_dir: folder of the data set that replaces the recipe's own.
         bindings: gin bindings that override the recipe and the card.
         path: path of the weights, for messages.
 
@@ -267,12 +267,12 @@ def load_export(what: Location) -> Predictor:
 
 
 def exported(task: Task) -> Task:
-    """The task as an export needs it: all photos use the largest canvas, even if the task scales photos by a factor."""
+    """The task for an export. All photos then use the largest canvas, even if the task scales photos by a factor."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
 def load_folded(what: Location) -> tuple[Task, Network]:
-    """(task, model without batch norms, with its weights) of a SavedModel of axial-export; see `resolve`.
+    """(task, model) of a SavedModel of axial-export; see `resolve`. The model has its weights, but no batch norms.
 
     Raises:
         InputError: the folder is not a SavedModel of axial-export, or its weights do not fit its configuration.

@@ -1,4 +1,4 @@
-"""Lists the arguments that gin may bind. They are read from the source text of axial's modules, without imports.
+"""Lists the arguments that gin may bind. The arguments are read from the source text of axial's modules.
 
 `configuration` builds the configurables. It imports TensorFlow, which takes longer than all work of this module.
 """

@@ -35,7 +35,7 @@ class Server(tf.Module):
 
     def __init__(self, task, model, *, compiled=False):
         super().__init__()
-        self.weights = model.weights  # not the model, as TensorFlow would store a graph of each of its layers
+        self.weights = model.weights  # not the model, as TensorFlow would store a graph of each layer
         self._task = task
         self._serve = functools.partial(task.serve, device.compiled(model) if compiled else model)
 

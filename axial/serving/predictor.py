@@ -27,7 +27,7 @@ class Predictor:
     """Predicts photos or texts. A call takes a photo, uint8 [h, w, 3], or a text, and returns a dict of arrays.
 
     `of_task` makes a predictor from a task and its model. `of_saved_model` makes one from a SavedModel. A call raises
-    InputError if the model scales photos by one factor and `is_whole` or `join` refuses the photo.
+    InputError if the model scales photos by one factor and `is_whole` or `join` refuses the photo; see `Tiled`.
 
     Attributes:
         spec: `DatasetSpec` or `TextSpec` of the predictions.

@@ -78,7 +78,7 @@ class Zoomed:
         return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
     def _at(self, image, zoom):
-        """(prediction at the photo's own size, median diameter of the scaled photo's objects or None without any)."""
+        """(prediction at the photo's own size, median object diameter in the scaled photo or None without objects)."""
         size = image.shape[:2]
         scaled = tuple(round(side * zoom) for side in size)
         if not 0 < math.prod(scaled) <= LARGEST_PIXELS:

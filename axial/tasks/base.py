@@ -108,7 +108,7 @@ class Evaluator(abc.ABC):
         shard: tuple[int, int] = (0, 1),
         skip: int = 0,
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of a converted split's examples, in order. Each has a record's fields and `truth`'s.
+        """A `tf.data.Dataset` of a converted split's examples, in order. Each has a record's fields and its `truth`.
 
         Args:
             data_dir: folder of the data set.
@@ -457,7 +457,7 @@ class DistributedPredictor:
 
 
 def batch_size(examples, most):
-    """The batch size on a replica: 1 for a list of one example, unless a TPU is present, else `most`.
+    """The batch size on a replica: 1 for a list of one example on a machine without a TPU, else `most`.
 
     A smaller last batch is filled by repeating its last example. Another batch size would need another graph, which
     rounds differently and takes a minute to compile on a TPU.

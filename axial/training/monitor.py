@@ -69,7 +69,7 @@ class Status(contextlib.AbstractContextManager):
     def speed(self):
         """dict of seconds per step (median, 90th and 99th percentile over loops), images per second, and 'input_bound'.
 
-        'input_bound' is the mean fraction of a loop's time that waits for input. The dict is empty before a first loop.
+        'input_bound' is the mean fraction of a loop's time spent on waiting for input. The dict is empty before a loop.
         """
         if not self._loops:
             return {}

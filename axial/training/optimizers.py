@@ -104,7 +104,7 @@ class Rule(Checked):
         super().__post_init__()
         rate = self.learning_rate
         number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-        if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as NonNegative
+        if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as in `NonNegative`
             name = f"{type(self).__name__}.learning_rate"
             raise InputError(f"{name} = {rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
 

@@ -55,7 +55,7 @@ class SplitRun:
         report: `Report`, or None.
         data_dir: folder of the converted split, whose names the results use.
         shard: (i, n) to evaluate every n-th example from the i-th on.
-        model: name of the model for people. Two evaluations of the same weights may use different names.
+        model: name of the model, for people to read. Two evaluations of the same weights may use different names.
 
     Attributes:
         metrics: `Metrics` of the examples so far; None before `restore`.
@@ -262,7 +262,7 @@ def _shard_error(path, shard, problem):
 def _compare(path, stored, identity):
     """Raises InputError unless a stored identity has all values of `identity`. The message names the first difference.
 
-    Thresholds that only the stored identity has count as a difference too.
+    If only the stored identity has thresholds, this is a difference too.
     """
     identity = {**identity, "thresholds": identity.get("thresholds")}
     keys, expected = [], msgspec.json.decode(msgspec.json.encode(identity))

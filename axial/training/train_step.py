@@ -52,7 +52,7 @@ class TrainStep(orbit.StandardTrainer):
         """Runs `count` steps.
 
         Returns:
-            (seconds, waited): the duration, averaged over workers, and the time in which the step waits for batches.
+            (seconds, waited): the duration, averaged over workers, and the time of waiting for batches, in seconds.
 
         Raises:
             InputError: a record is damaged.

@@ -54,7 +54,7 @@ class TrainingConfig(Checked):
         clip_norm: largest global norm of the gradients. Larger gradients are scaled down to this norm. 0 never clips.
         steps_per_loop: steps between two reports of the mean losses, and largest number of steps in a device loop.
         seconds_per_loop: target duration in seconds of a loop of steps, after which the host checks for a request to
-            stop. A preempted machine has about 30 seconds in all.
+            stop. A preempted machine stops after about 30 seconds.
         hang_seconds: seconds after which a loop counts as hanging, and every thread's stack goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.

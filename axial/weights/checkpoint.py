@@ -35,7 +35,7 @@ _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, Runtim
 
 
 def read_checkpoint(path):
-    """A checkpoint's variables: a dict from the object path of each, like 'encoder/_stem/_conv/kernel', to its array.
+    """A checkpoint's variables: a dict from each object path, like 'encoder/_stem/_conv/kernel', to the array.
 
     Args:
         path: prefix of the checkpoint, its folder, or an archive (.tar, .tar.gz or .tgz) with its files.
@@ -158,7 +158,7 @@ def _names(folder):
 
 @contextlib.contextmanager
 def refused(prefix, what, passing=()):
-    """A context that turns TensorFlow's errors for a damaged checkpoint, or one of another model, into an InputError.
+    """A context that turns TensorFlow's errors for a damaged or unsuitable checkpoint into an InputError.
 
     Args:
         prefix: prefix of the checkpoint.

@@ -40,7 +40,7 @@ class Conversion:
     values: dict
 
     def build(self) -> Network:
-        """The model with these weights. All others stay random. Raises InputError if a weight does not fit."""
+        """The model with these weights. Its other weights stay random. Raises InputError if a weight does not fit."""
         model = build_from_card(self.card, self.card.source)
         weights = names.weight_names(model)
         names.assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})

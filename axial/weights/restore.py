@@ -85,8 +85,8 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
 def latest_checkpoint(folder: str) -> str | None:
     """Prefix of a folder's newest whole checkpoint, or None if the folder has no checkpoint.
 
-    The files count, not TensorFlow's list; see `run_checkpoints`. A line on standard error names each newer
-    checkpoint that is damaged, except for unfinished checkpoints of a killed process.
+    This function finds checkpoints by their files, not in TensorFlow's list; see `run_checkpoints`. A line on standard
+    error names each newer checkpoint that is damaged, except for unfinished checkpoints of a killed process.
 
     Raises:
         InputError: the folder has checkpoints, but none of them is whole.
@@ -168,12 +168,12 @@ def slot_names(names: Iterable[str]) -> list[str]:
 
 
 def initialize(model: Model, path: str, config: ModelConfig | None = None, random_frozen: bool = True) -> str:
-    """Loads the weights that a checkpoint or safetensors file has with the same name and shape.
+    """Loads each weight that a checkpoint or safetensors file has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier's checkpoint fills the backbone, and a checkpoint with
     other classes fills all but the last layer. A plain ResNet's checkpoint fills all weights that an attended ResNet
     shares with it; modules that start as the identity keep their initial values. If a checkpoint has moving averages of
-    the weights, the averages are loaded.
+    the weights, these are loaded instead of the weights.
 
     Args:
         model: a built model.
@@ -241,7 +241,7 @@ def _read_variables(prefix, config):
 def check_frozen(model: Model, config: ModelConfig, path: str | None = None, taken: Sequence[tf.Variable] = ()) -> None:
     """Raises InputError if weights that training never changes would stay random.
 
-    These are the parameters of frozen layers, and with `BatchNormConfig.frozen` all moving statistics.
+    These weights are the parameters of frozen layers and, with `BatchNormConfig.frozen`, all moving statistics.
 
     Args:
         model: a built model.
@@ -263,7 +263,7 @@ def plain_path(path: str) -> str:
     """The path that a weight has in the same network without modules that start as the identity.
 
     An `AttendedMiddle` has its 3x3 convolution at '.../middle/conv', and a plain block at '.../middle'. A
-    `DeformableConv` has no layer 'conv' above its kernel, so its kernel is at '.../middle/conv/kernel' in both.
+    `DeformableConv` has no layer 'conv' above its kernel, so both networks have its kernel at '.../middle/conv/kernel'.
     """
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 

@@ -259,7 +259,7 @@ def anchor_targets(corners, valid_size, canvas, seed):
         corners: float32 [n, 4], the objects' corners (y, x, y, x) on the canvas.
         valid_size: int32 [2], the photo's size on the canvas.
         canvas: (height, width).
-        seed: int [2], the seed of the sampling of anchors.
+        seed: int [2], the seed for sampling anchors.
 
     Returns:
         dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for positive, 0 for negative and -1 for unsampled

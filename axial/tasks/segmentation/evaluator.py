@@ -111,7 +111,7 @@ class PanopticMetrics(Metrics):
 
     @property
     def confusion(self):
-        """Confusion matrix of pixels, int [C, C + 1]: rows are true classes, columns are predicted ones and void."""
+        """Pixel confusion matrix, int [C, C + 1]. Rows are true classes, columns are predicted classes, then void."""
         return self.iou.confusion
 
     def result(self):

@@ -119,8 +119,8 @@ class LossConfig(Checked):
     """Weights of the losses, and the pixels that they use.
 
     Attributes:
-        stride: the losses use every stride-th row and column of the crop; 1 as published. These pixels, the crop's
-            pixels and the pixels of the output maps must lie on a common grid.
+        stride: step between the rows and columns of the crop that the losses use; 1 as published. These pixels, the
+            crop's pixels and the pixels of the output maps must lie on a common grid.
         top_k: fraction of pixels, with the largest losses, that the semantic loss averages over. DeepLab2 and
             Panoptic-DeepLab's code have 0.2 on COCO and Cityscapes; DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         auxiliary_weight: weight of the auxiliary loss, for networks with an auxiliary head; 0.4 in CCNet's code.

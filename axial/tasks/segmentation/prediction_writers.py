@@ -1,8 +1,8 @@
 """Segmentations on disk: in COCO's panoptic format, and for the benchmark servers of COCO and Cityscapes.
 
-COCO's format has a PNG of segment ids for each photo, and one JSON. It lacks the scores of segments, which AP needs,
-and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment. It also adds
-'semantic' to each annotation: the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both.
+COCO's format has a PNG of segment ids for each photo, and one JSON. This format lacks the scores of segments, which AP
+needs, and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment, and
+'semantic' to each annotation: the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both keys.
 """
 
 import os

@@ -107,7 +107,7 @@ class Sentences:
     def epoch(self, seed, epoch, rows):
         """The batches of an epoch, shuffled by the seed: list of (bucket, indices of pairs).
 
-        Every pair is in a batch. The last batch of a bucket is filled up by repeating the bucket's first pairs.
+        Every pair with a bucket is in a batch. The last batch of a bucket is filled up with the bucket's first pairs.
         """
         rng = np.random.default_rng([seed, epoch])
         order, batches = rng.permutation(len(self.buckets)), []
