@@ -1,7 +1,7 @@
-"""Reads gin files and bindings into a checked `Recipe`. It imports and builds nothing.
+"""Reads gin files and bindings into a checked `Recipe`. This module neither imports nor builds what a recipe names.
 
-`settings` lists what gin may bind. `configuration` binds and builds a recipe. Only `configuration` imports TensorFlow,
-which takes longer than all work of this module.
+`settings` lists the arguments that gin may bind. `configuration` binds and builds a recipe. Only `configuration`
+imports TensorFlow, which takes longer than all work of this module.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from axial.io.read import first_line, read_text
 from axial.models.names import check_model_name
 from axial.recipes.settings import first_sentence, read_settings
 
-LARGEST = 2**17  # characters of a configuration with its included files; axial's own have a few thousand
-LARGEST_USES = 100  # references that a value leads to. Each use counts, because gin builds a new object for it
-MOST_QUOTES = 2000  # quotes in a text: gin's parser takes quadratic time for adjacent strings
-DEEPEST = 50  # nested brackets or files
-FLAG = "--gin_binding"  # the position of a binding from the command line
+LARGEST = 2**17  # most characters of a configuration with its included files; axial's recipes have a few thousand
+LARGEST_USES = 100  # most references that a value leads to. Each use counts, because gin builds an object for it
+MOST_QUOTES = 2000  # most quotes in a text, because gin's parser takes quadratic time for adjacent strings
+DEEPEST = 50  # most levels of nested brackets or included files
+FLAG = "--gin_binding"  # stands for the position of a binding from the command line
 LARGEST_NUMBER, LONGEST_TEXT = 2**64, 2**12
 _LARGE = f"has a number above 2**64, a text of more than {LONGEST_TEXT} bytes, or {DEEPEST} brackets in each other"
 _VALUES = "expected a number, True, False, None, text in quotes like 'nuclei', a list, @NAME() or %MACRO"
@@ -56,12 +56,15 @@ def _is_run_config(path):
 # === Recipes ===
 
 COLUMNS = ("recipe", "model", "data", "steps", "batch", "canvas", "what it is")
-_NO_LEAVES = ("tasks/", "tiny/")  # folders without recipes: recipes include files of tasks/, and tiny/ overrides them
+_NO_LEAVES = ("tasks/", "tiny/")  # no recipes: recipes include the files of tasks/, and files of tiny/ override recipes
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A reference in a value. `name` is like 'WarmupPoly', or '%STEPS' for a macro. `called`: whether '()' follows."""
+    """A reference in a value, such as @WarmupPoly() or the macro %STEPS.
+
+    `name` is 'WarmupPoly' or '%STEPS' in these examples. `called` is whether '()' follows the name.
+    """
 
     name: str
     called: bool
@@ -75,10 +78,10 @@ class Recipe:
     """The content of gin files and bindings.
 
     Attributes:
-        path: path relative to experiments/, if it is one of axial's recipes; else ''.
+        path: path relative to experiments/, for one of axial's recipes; else ''.
         purpose: first sentence of the comment at the beginning of the first file.
-        bindings: dict from each macro or argument, like 'STEPS' or 'LossConfig.top_k', to its value. Bindings of
-            included files are in it too.
+        bindings: dict from each macro or argument, like 'STEPS' or 'LossConfig.top_k', to its value. The
+            bindings of included files are among these.
         positions: dict from the same keys to the position of the statement: 'FILE:LINE', or `FLAG`.
     """
 
@@ -88,7 +91,7 @@ class Recipe:
     positions: dict = dataclasses.field(default_factory=dict)
 
     def chain(self, key):
-        """List of the keys on the way to a value: the argument, its macro, the macro that this one is bound to, ..."""
+        """List of the keys that lead to a value: the argument, the macro that it is bound to, the next macro, ..."""
         chain = []
         while key in self.bindings and key not in chain:
             chain.append(key)
@@ -97,7 +100,7 @@ class Recipe:
         return chain
 
     def value(self, key, default=None):
-        """The value that an argument is bound to, also through macros; the default if it is not bound."""
+        """The value that an argument is bound to, directly or through macros; the default if it is not bound."""
         keys = self.chain(key)
         return self.bindings[keys[-1]] if keys else default
 
@@ -128,7 +131,7 @@ class Recipe:
         return self.path, self.model, os.path.dirname(self.path), *numbers, canvas, self.purpose
 
     def settings(self):
-        """List of (name, default, meaning) of all settings of the configurables that the recipe names."""
+        """List of a tuple (name, default, meaning) for each setting of the configurables that the recipe names."""
         named = {key.partition(".")[0] for key in self.bindings}.union(*map(names_in, self.bindings.values()))
         settings = {name: arguments for name, arguments in read_settings().items() if name in named}
         return [(f"{name}.{key}", *about) for name, arguments in settings.items() for key, about in arguments.items()]
@@ -147,10 +150,10 @@ def read_recipe(path):
 
 
 def names_in(value, depth=0):
-    """List of the names that a value refers to, once for each use.
+    """List of the configurables and macros that a value names. A name is repeated for each use.
 
     Raises:
-        ValueError: an item of the value is too large, or is text that no file can hold (half a surrogate pair).
+        ValueError: an item of the value is too large, or is text that UTF-8 cannot encode (half a surrogate pair).
     """
     if isinstance(value, Reference):
         return [value.name]
@@ -203,7 +206,7 @@ class _Reader(config_parser.ParserDelegate):
         self._open, self._size = [], 0
 
     def file(self, name, position=""):
-        """Reads a gin file and its included files. `position` is the including statement's position."""
+        """Reads a gin file and its included files. `position` is the position of the `include` statement."""
         try:
             if position and gfile.is_remote(name) and name.split("/")[:3] != position.split("/")[:3]:
                 raise InputError(f"{name}: a local file is expected, or one of the same bucket")
@@ -220,7 +223,7 @@ class _Reader(config_parser.ParserDelegate):
         self._open.pop()
 
     def text(self, text, where):
-        """Reads statements. `where` names their file or flag in messages. Raises InputError."""
+        """Reads statements. `where` is the file or the flag, for messages. Raises InputError."""
         self._size += len(text)
         if self._size > LARGEST or sum(map(text.count, "'\"")) > MOST_QUOTES:
             raise InputError(
@@ -255,7 +258,7 @@ class _Reader(config_parser.ParserDelegate):
         if isinstance(statement, config_parser.ImportStatement):
             raise InputError("imports are refused; a configuration only binds what axial has")
         if isinstance(statement, config_parser.BlockDeclaration):
-            return  # the block's bindings follow as statements of their own
+            return  # the block's bindings follow as separate statements
         key, argument = statement.selector, statement.arg_name
         if statement.scope:
             raise InputError(f"{statement.scope}/{key}: scopes are refused")
@@ -301,12 +304,12 @@ def _check_macros(statements):
 
 
 def _check_uses(recipe):
-    """Raises InputError for a value that leads to itself, or to so many references that gin takes for ever."""
+    """Raises InputError for a value that leads to itself, or to so many references that gin would take too long."""
     graph, positions = {}, {}
     for key, value in recipe.bindings.items():
         name, dot, _ = key.partition(".")
         node = name if dot else f"%{name}"
-        graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # more would only take memory
+        graph.setdefault(node, []).extend(names_in(value)[: LARGEST_USES + 1])  # a longer list would only take memory
         positions[node] = recipe.positions[key]
     uses = {node: _uses(graph, node) for node in graph}
     # Cycles come first, because everything that leads to a cycle has too many references too.
@@ -319,9 +322,9 @@ def _check_uses(recipe):
 
 
 def _uses(graph, node):
-    """List of the references that a node leads to, once for each use. It ends early if they are too many."""
+    """List of all references that a macro or configurable leads to, one for each use. The list ends after too many."""
     uses = [*graph[node]]
-    for name in uses:  # the list grows meanwhile
+    for name in uses:  # the loop extends this list
         uses += graph.get(name, [])
         if len(uses) > LARGEST_USES:
             break

@@ -71,13 +71,13 @@ _BUILDERS = (
     nuclei_data_dir,
     *dict.fromkeys(config for task in TASKS for config in task.configures),  # type: ignore[attr-defined]
 )
-_GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each level of calls
+_GIN_ADDS = "\n  In call to configurable"  # gin appends this to a builder's error, once for each nested call
 CONFIGURABLES = {b.__name__: gin.external_configurable(b, b.__name__, "axial") for b in _BUILDERS}
 _loaded = [Recipe()]
 
 
 def load(files: list[str], bindings: Sequence[str] = ()) -> None:
-    """Reads gin files and bindings, and binds them; see `bind`.
+    """Reads gin files and bindings, and makes them gin's configuration; see `bind`.
 
     gin's parser reads each text once. gin never runs its own `import` or `include`.
 
@@ -98,7 +98,7 @@ def bind(recipe: Recipe) -> None:
 
 
 def _gin_value(value):
-    """A value whose `Reference`s are replaced by gin's own references."""
+    """The value with gin's own references in place of its `Reference`s."""
     if isinstance(value, Reference):
         name = f"{value.name[1:]}/gin.macro" if value.name[0] == "%" else value.name
         return gin.config.ConfigurableReference(name, value.called)
@@ -117,11 +117,11 @@ def build(name: str = "experiment", data_dir: str | None = None, spec: Spec | No
 
     Args:
         name: name of the configurable, a key of `CONFIGURABLES`.
-        data_dir: replaces the task's own data_dir.
-        spec: replaces the spec of the task's data.
+        data_dir: folder of the data set that replaces the task's own.
+        spec: spec that replaces the data set's own.
 
     Raises:
-        InputError: a builder refuses a value, or an argument is missing; see also `check_splits`.
+        InputError: a builder refuses a value, an argument is missing, or the data lacks a split that the user set.
     """
     if data_dir:
         with gin.unlock_config():
@@ -145,7 +145,7 @@ def _build(configurable):
 
 
 def with_macros(message: str) -> str:
-    """A message, followed by the macro that sets each argument which the message names, if a macro sets it."""
+    """The message, and after it the macro of each argument that the message names and that a macro sets."""
     names = re.findall(rf"\b(?:{'|'.join(CONFIGURABLES)})\.\w+\b", message)
     chains = {name: _loaded[0].chain(name) for name in names}
     remarks = "; ".join(f"{name} is the macro {keys[-1]}" for name, keys in chains.items() if len(keys) > 1)
@@ -181,14 +181,14 @@ def restore_run(
     Args:
         what: the run, its export by axial-export --format=safetensors, or the name of a shipped model; see `resolve`.
         checkpoint: prefix of one checkpoint, or a safetensors file; the default is `find_weights`' choice.
-        data_dir: replaces the run's own data.
+        data_dir: folder of the data set that replaces the run's own.
         bindings: gin bindings that override the run's own.
         average: number of the run's latest checkpoints whose weights are averaged; 1 for no averaging.
         arguments: dict of model arguments that replace the run's own.
         splits: splits that the run's data must have. An item None stands for the run's evaluation split.
 
     Raises:
-        InputError: there is no such run or split, or the checkpoint does not fit.
+        InputError: there is no such run or split, or the checkpoint does not fit the model.
     """
     source = resolve(what)
     if source.kind == "weights":
@@ -209,7 +209,7 @@ def restore_run(
 
 
 def check_splits(task: Task, splits: Sequence[str | None]) -> None:
-    """Raises InputError unless the task's data has these splits. An item None stands for its evaluation split."""
+    """Raises InputError unless the task's data has the splits. An item None stands for the task's evaluation split."""
     for split in splits:
         read_manifest(task.data_dir, split or _split(task, "eval_split"))
 
@@ -228,12 +228,12 @@ def _split(task, name):
 def task_of_weights(
     files: list[str], card: WeightsCard | None, data_dir: str | None = None, bindings: Sequence[str] = (), *, path: str
 ) -> Task:
-    """The task of a recipe, with the network that some weights belong to.
+    """The task of a recipe, with the network that the weights belong to.
 
     Args:
         files: gin files of the recipe.
         card: `WeightsCard` that describes the network; None for the recipe's own network.
-        data_dir: replaces the recipe's own data.
+        data_dir: folder of the data set that replaces the recipe's own.
         bindings: gin bindings that override the recipe and the card.
         path: path of the weights, for messages.
 
@@ -241,7 +241,7 @@ def task_of_weights(
         InputError: the recipe does not fit, there is no data, or the classes of weights and data differ.
     """
     load(files, [*([gin_text(card)] if card else []), *bindings])
-    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # recipes of the sample data set it
+    data_dir = data_dir or query(f"{_task()}.data_dir", None)  # recipes of the sample data set `data_dir`
     if not data_dir:
         raise InputError(f"--data_dir is needed: {files[-1]} has no data of its own")
     task = build(_task(), data_dir)
@@ -253,7 +253,7 @@ def task_of_weights(
 
 
 def load_export(what: Location) -> Predictor:
-    """The `Predictor` of a SavedModel or a file of axial-export; see `resolve`. Raises InputError."""
+    """The `Predictor` of a SavedModel, TFLite or ONNX file of axial-export; see `resolve`. Raises InputError."""
     source = resolve(what)
     if not source.file:
         return Predictor.of_saved_model(source)
@@ -267,12 +267,12 @@ def load_export(what: Location) -> Predictor:
 
 
 def exported(task: Task) -> Task:
-    """The task as an export needs it: all photos use the largest canvas, even if the task scales photos by a factor."""
+    """The task for an export. All photos then use the largest canvas, even if the task scales photos by a factor."""
     return task if task.scale is None else dataclasses.replace(task, one_canvas=True)
 
 
 def load_folded(what: Location) -> tuple[Task, Network]:
-    """(task, folded model with its weights) of a SavedModel of axial-export; see `resolve`.
+    """(task, model) of a SavedModel of axial-export; see `resolve`. The model has its weights, but no batch norms.
 
     Raises:
         InputError: the folder is not a SavedModel of axial-export, or its weights do not fit its configuration.

@@ -1,6 +1,6 @@
-"""Lists what gin may bind, from the source text of axial's modules. It imports none of them.
+"""Lists the arguments that gin may bind. The arguments are read from the source text of axial's modules.
 
-`configuration` builds these configurables. It imports TensorFlow, which takes longer than all work of this module.
+`configuration` builds the configurables. It imports TensorFlow, which takes longer than all work of this module.
 """
 
 import ast
@@ -50,7 +50,7 @@ class _Module:
         self.body = ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
 
     def find(self, name, body=None):
-        """(statement that defines a name, `_Module` of the statement); None if nothing defines it. It follows imports.
+        """(statement that defines a name, `_Module` of the statement); None without a definition. Imports are followed.
 
         `body` is the class body to search for a class attribute; None to search the module.
         """
@@ -64,7 +64,7 @@ class _Module:
         return None
 
     def expanded(self, name, body=None):
-        """dict from the name of each class or function that the variable `name` lists to its result of `find`."""
+        """dict from the name of each class or function listed in the variable `name` to the result of `find`."""
         node, module = self.find(name, body) or (None, None)
         if not isinstance(node, ast.Assign):
             return {name: (node, module)} if node else {}

@@ -13,17 +13,17 @@ from axial.layers import device
 from axial.weights.card import PAGE
 
 SPEC = os.path.join("assets.extra", "spec.json")
-HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of each other file of an export, except its card
+HASHES = os.path.join("assets.extra", "hashes.json")  # SHA-256 of all other files of an export, except the model card
 
 
 class Server(tf.Module):
     """The signatures of an export that takes photos.
 
-    'serving_default' takes an encoded photo, string [], and turns it upright by its EXIF tag. It refuses a photo if it
-    cannot decode it to the same pixels as axial-predict; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both
+    'serving_default' takes an encoded photo, string [], and turns it upright by its EXIF tag. It refuses a photo
+    that it cannot decode to the same pixels as axial-predict; see `decode`. 'image' takes pixels, uint8 [h, w, 3]. Both
     return the outputs that the task's `served` lists. h x w is the size of the upright photo.
 
-    'classes' takes nothing. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
+    'classes' has no inputs. It returns class_names [C], colors uint8 [C, 3], things [C], category_ids [C],
     label_divisor, ignore, the canvas (height, width), and kind, the name of the task's `Evaluator`. It also returns
     the entries of the task's `about`.
 
@@ -35,7 +35,7 @@ class Server(tf.Module):
 
     def __init__(self, task, model, *, compiled=False):
         super().__init__()
-        self.weights = model.weights  # instead of the model: TensorFlow would store a graph of every layer
+        self.weights = model.weights  # not the model, as TensorFlow would store a graph of each layer
         self._task = task
         self._serve = functools.partial(task.serve, device.compiled(model) if compiled else model)
 
@@ -67,9 +67,9 @@ class Server(tf.Module):
 
 
 def write_saved_model(task, folded, folder, compiled=False):
-    """Writes the SavedModel of a folded model.
+    """Writes the SavedModel of a folded model; see `fold`.
 
-    With `compiled`, the network uses the accelerators' ops, and XLA compiles it at the first call.
+    With `compiled`, the network has the ops for accelerators, and XLA compiles the network at the first call.
     """
     with device.portable() if compiled else contextlib.nullcontext():
         server = Server(task, folded, compiled=True) if compiled else (task.server or Server)(task, folded)
@@ -84,9 +84,9 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
         model: the task's trained model.
         path: a folder that does not exist yet.
         write: function of (task, folded model, folder) that writes the network.
-        extra: function of the export's folder assets.extra that writes further files into it.
-        check: function of the export's folder that runs before the folder gets its final name. If it raises, no export
-            is left. It may add the card.
+        extra: function that takes the path of the export's folder assets.extra, and writes further files there.
+        check: function that takes the path of the export's folder, before the folder gets its final name. It may add
+            the model card. If the function raises an error, no export is left.
 
     Raises:
         InputError: `path` exists.
@@ -102,7 +102,7 @@ def export(task, model, path, *, write=write_saved_model, extra=None, check=None
 
 
 def folded_model(task, model):
-    """The result of `fold` in float32, even if the global policy is mixed precision."""
+    """The result of `fold`, which is built in float32 even if the global policy is mixed precision."""
     policy = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy("float32")
     try:
@@ -114,7 +114,7 @@ def folded_model(task, model):
 def fold(task, model):
     """A float32 model without batch norms that equals `model` in inference up to rounding.
 
-    The kernel of a convolution takes the scale of its batch norm, and a bias takes the shift.
+    The kernel of a convolution absorbs the scale of its batch norm, and a bias absorbs the shift.
     `Attention.folded_weights` explains how attention is folded.
 
     Args:

@@ -1,6 +1,7 @@
-"""Networks in one file, TFLite or ONNX. A file only maps a canvas to output maps; the task does all other steps.
+"""Writes and reads networks as TFLite or ONNX files. A file only maps a canvas to output maps; the task does the rest.
 
-The network is folded. Its input 'image' is one canvas of a fixed size, float32 [1, H, W, 3] from -1 to 1.
+The network is folded: it has no batch norms. Its input 'image' is one canvas of a fixed size, float32 [1, H, W, 3] from
+-1 to 1.
 """
 
 import logging
@@ -45,7 +46,7 @@ def write_lite(model, canvas, path, *, precision="float32", images=()):
         path: path of the file.
         precision: 'float32'; 'float16' for weights of half the size; or 'int8' for weights and activations of a quarter
             of the size. Inputs and outputs are always float32.
-        images: typical canvases [H, W, 3]. 'int8' needs them to calibrate the ranges of the activations.
+        images: typical canvases [H, W, 3]. 'int8' needs these canvases to calibrate the ranges of the activations.
 
     Raises:
         InputError: 'int8' has no images, or TFLite lacks an op of the model.
@@ -93,7 +94,7 @@ def write_onnx(model, canvas, path):
 class FileModel:
     """The network of a file, which tasks use in place of a model.
 
-    A call with images, float32 [N, H, W, 3], returns a dict of output maps. It runs one canvas at a time.
+    A call with images, float32 [N, H, W, 3], returns a dict of output maps. The call runs one canvas at a time.
 
     Attributes:
         path: path of the file.
@@ -146,7 +147,7 @@ def _open_lite(data):
 
 
 def _open_onnx(data):
-    """See `_open_lite`."""
+    """As `_open_lite`, for an ONNX file."""
     check_installed("ONNX needs", "onnx", "onnxruntime")
     import onnxruntime
 

@@ -47,8 +47,9 @@ def prediction_differences(reference, predictor, images):
         images: list of photos, uint8 [h, w, 3], or of texts.
 
     Returns:
-        dict from each name that both return to a number. For labels and texts it is the fraction of equal pixels or
-        texts in the worst photo or text, for numbers the largest difference. `QUALITY` is the PQ of panoptic maps.
+        dict from each output that both return to a number. For labels and texts, the number is the fraction of equal
+        pixels or texts in the worst photo or text. For other outputs, the number is the largest difference. The entry
+        `QUALITY` is the PQ of panoptic maps.
 
     Raises:
         InputError: a number is NaN or infinite.
@@ -87,7 +88,7 @@ def equal_segments(reference, panoptic, quality):
     Two segments are the same if their classes are equal and their IoU is above 0.5. Each segment has at most one match.
 
     Args:
-        reference, panoptic: int [h, w] of class x label_divisor + number.
+        reference, panoptic: panoptic maps, int [h, w], with the values class x label_divisor + instance number.
         quality: `PanopticQuality`, which is updated with `panoptic` as prediction and `reference` as ground truth.
     """
     sides = [split_segments(np.asarray(x), quality.spec) for x in (reference, panoptic)]

@@ -27,14 +27,14 @@ class Predictor:
     """Predicts photos or texts. A call takes a photo, uint8 [h, w, 3], or a text, and returns a dict of arrays.
 
     `of_task` makes a predictor from a task and its model. `of_saved_model` makes one from a SavedModel. A call raises
-    InputError if the model scales photos by one factor and the photo's size does not suit it; see `Tiled`.
+    InputError if the model scales photos by one factor and `is_whole` or `join` refuses the photo; see `Tiled`.
 
     Attributes:
         spec: `DatasetSpec` or `TextSpec` of the predictions.
         evaluator: `Evaluator` of the predictions.
         canvas, scale: see `Task`.
-        objects: `Objects` of the training photos, for comparison with predicted photos; None if they are unknown or if
-            the model has no scale.
+        objects: `Objects` of the training photos, for comparison with predicted photos; None if unknown or if the model
+            has no scale.
         example: function that maps a photo or a text to an evaluation example.
         predictions: function that maps evaluation examples to an iterator of (example, prediction).
         task, model: the task and its model or `FileModel`; None for a SavedModel.
@@ -56,7 +56,7 @@ class Predictor:
 
     @classmethod
     def of_task(cls, task, model, inference=Inference(), objects=None):
-        """The predictor of a task and its model; see `Task.predictions`. `objects` is its training `Objects`."""
+        """The predictor of a task and its model; see `Task.predictions`. `objects` describes its training photos."""
         return cls(
             *(task.spec, task.evaluator, task.canvas, task.scale),
             objects=objects if task.scale else None,
@@ -103,13 +103,13 @@ class Predictor:
 def check_export(what):
     """Checks the files of an export against its hashes. Returns its `DatasetSpec` or `TextSpec`.
 
-    An old export has no hashes. Its changes cannot be detected, and a line on standard error says so.
+    An old export has no hashes, so changes of its files cannot be detected. A line on standard error then says so.
 
     Args:
         what: see `resolve`.
 
     Raises:
-        InputError: it is not an export, or a file has changed since the export.
+        InputError: `what` is not an export, or a file has changed since the export.
     """
     source = resolve(what)
     path, spec, hashes = source.folder, os.path.join(source.extra, "spec.json"), os.path.join(source.folder, HASHES)

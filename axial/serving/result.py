@@ -15,8 +15,8 @@ from axial.io.write import write_image, write_text
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Evaluator
 
-# A `Result` warns if its median diameter is beyond the training's 5th or 95th percentile by more than the ratio
-# FAR_DIAMETER, or its median grey level by more than the difference FAR_LEVEL.
+# A `Result` warns if the median diameter of its objects is outside the training's 5th to 95th percentile by more than
+# the factor FAR_DIAMETER, or if the photo's median grey level is outside these percentiles by more than FAR_LEVEL.
 FAR_DIAMETER, FAR_LEVEL = 1.2, 64
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF"}
 LONGEST_JPEG = 65500  # pixels along a side, libjpeg's limit
@@ -37,9 +37,9 @@ class Result:
     Attributes:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None if the task is not a segmentation.
         segments: list of dicts of the segments or objects, as in the JSON; None if the task has no segments or objects.
-        summary: a short text.
+        summary: text that describes the prediction briefly.
         warnings: list of warnings, without the photo's name: the prediction lacks objects, or the objects or the photo
-            differ from the training's.
+            differ from the training's objects or photos.
 
     Raises:
         InputError: there are more segments than a panoptic PNG has ids.
@@ -79,17 +79,17 @@ class Result:
         return {**self._about, **self._description.content}
 
     def overlay(self) -> np.ndarray:
-        """uint8 [h, w, 3]: the photo with its prediction drawn on it. A classified photo has its class below it."""
+        """uint8 [h, w, 3]: the photo with the prediction drawn on it, or below it for a classification."""
         return self._description.draw()
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:
         """uint16 [h, w]: 0 for the background, i for the instance whose 'label' is i in the JSON.
 
-        In a segmentation, the instances are the segments of things. In a detection, they are the masks of the drawn
-        objects; where masks overlap, a pixel belongs to the object with the better score.
+        In a segmentation, the instances are the segments of things. In a detection, the instances are the masks of the
+        drawn objects; where masks overlap, a pixel belongs to the object with the better score.
 
-        None if the network predicts no instances, or no masks of them.
+        None if the network predicts no instances, or no masks of instances.
 
         Raises:
             InputError: there are more instances than 16 bits can number.
@@ -118,7 +118,7 @@ class Result:
         write_image(path, Image.fromarray(pixels), format)
 
     def paths(self, stem: str | os.PathLike, label_image: str | None = None) -> dict[str, str]:
-        """dict from the JSON's key of each file to the path that `write` gives it. The last key, 'json', is the JSON's.
+        """dict from each file's key in the JSON to the file's path. The last key is 'json', for the JSON. See `write`.
 
         Raises:
             InputError: the prediction has no label image, or too many instances for one.
@@ -150,7 +150,7 @@ class Result:
 
         - STEM.panoptic.png, for a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
         - STEM.semantic.png, for a segmentation: the category id of each pixel, before pixels are grouped into segments.
-          It is not written if a category id needs more than 16 bits.
+          This file is not written if a category id needs more than 16 bits.
         - STEM.labels.png or STEM.labels.tif, on request: `labels`.
         - STEM.overlay.png, for a segmentation or a detection: `overlay`.
         - STEM.json: `json` and the names of the other files.

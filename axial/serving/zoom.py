@@ -14,7 +14,7 @@ from axial.errors import InputError
 from axial.io.check import AUTO, convert_diameter
 from axial.io.images import LARGEST_PIXELS
 
-# `AUTO` first tries the zoom FIRST, with a 16th of the pixels. It tries at most TRIES zooms, from LEAST to MOST.
+# `AUTO` first tries the zoom FIRST, which leaves a 16th of the pixels. It tries at most TRIES zooms of LEAST to MOST.
 FIRST, LEAST, MOST, TRIES = 0.25, 0.125, 2.0, 5
 NEAR = 1.25  # two zooms with a smaller ratio count as equal, as the scales of training crops vary more
 MOST_PIXELS = 2**24  # largest size of a scaled photo that `AUTO` tries
@@ -58,7 +58,7 @@ class Zoomed:
 
         The size of the objects at one zoom gives the next zoom. If there are no objects, the next zoom is twice as
         large. The first zoom is small, because a network may cut an object that is larger than the training's objects
-        into pieces of their size.
+        into pieces as large as the training's objects.
         """
         size, target, tries = image.shape[:2], self.objects.diameter[1], []
         least = min(1.0, max(LEAST, LEAST_TILE / min(size)))
@@ -78,7 +78,7 @@ class Zoomed:
         return ((example, self(np.asarray(self.evaluator.given(example)))) for example in examples)
 
     def _at(self, image, zoom):
-        """(prediction at the photo's own size, median diameter of the scaled photo's objects, None if none)."""
+        """(prediction at the photo's own size, median object diameter in the scaled photo or None without objects)."""
         size = image.shape[:2]
         scaled = tuple(round(side * zoom) for side in size)
         if not 0 < math.prod(scaled) <= LARGEST_PIXELS:

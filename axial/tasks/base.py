@@ -1,8 +1,8 @@
 """The base classes of tasks: a `Task` is trained and exported; its `Evaluator` scores, writes and draws predictions.
 
-A task is a folder of `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor use only
-the classes of this file. An `Evaluator` has neither a model nor data, so it can merge shards and score the results of
-other programs.
+Each task has a folder in `axial/tasks/` and one line in `registry.py`. Trainer, evaluator, exporter and predictor use
+only the classes of this file. An `Evaluator` has neither a model nor data, so it can also merge the scores of shards
+and score the predictions of other programs.
 """
 
 import abc
@@ -39,16 +39,16 @@ class Description:
     """The prediction for one photo or text, in forms for people and for other programs.
 
     Attributes:
-        content: dict that is written as JSON.
-        summary: a short text.
+        content: dict of the prediction, which is written as JSON.
+        summary: text that describes the prediction briefly.
         draw: function without arguments that returns a picture of the prediction, uint8 [h, w, 3].
         warning: a one-line warning, which is printed after the photo's name; empty by default.
-        segments: list of the dicts of segments or objects in `content`; None for tasks without them.
+        segments: list of dicts in `content`, one for each segment or object; None for tasks that predict neither.
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None for tasks other than segmentation.
         categories: int [h, w], the category id of each pixel; None if the task does not classify pixels, or if an id
             exceeds 16 bits.
         label_image: function without arguments that returns int [h, w]: 0 for the background, and i for the pixels of
-            the segment or object whose 'label' is i. None if the network predicts no instances, or no masks for them.
+            the segment or object whose 'label' is i. None if the network predicts no instances or no masks.
     """
 
     content: dict
@@ -62,26 +62,26 @@ class Description:
 
 
 class Evaluator(abc.ABC):
-    """Scores, writes, draws and prints the predictions of a task. It needs neither a model nor data.
+    """Scores, writes, draws and prints the predictions of a task. An evaluator needs neither a model nor data.
 
     In this class, `result` is the dict that `Metrics.result` returns, and `decoded` is the decoded prediction that
     `Metrics.update` returns.
 
     Attributes:
-        name: name of the task, in exports and in the states of evaluations.
+        name: name of the task, which exports and the saved states of evaluations store.
         labels: kind of labels in the records: a key of `tfrecord.SCHEMAS`, or a tuple of accepted keys.
         metrics: subclass of `Metrics`.
-        quality: name of the score of a single example in `Metrics.photos`.
+        quality: name of the score that `Metrics.photos` has for each example.
         writer: subclass of `PredictionWriter`.
         pictures: names of the pictures that `draw` returns.
-        one_file: whether the task's networks can be exported to TFLite or ONNX, for a single canvas.
+        one_file: whether the task's networks can be exported to TFLite or ONNX files, whose input is a single canvas.
         studies: names of the flags and subcommands of axial-evaluate that only this task supports.
         takes: kind of the predictor's input, 'photo' or 'text'.
         unit: singular noun for an example in messages, such as 'photo'.
         shown: names of the scores that `headline` takes from a result by default.
         main: pairs (name in `headline`, printed name) of the scores in the last line of `lines`; None for all
             scores under their own names.
-        briefly: pairs like those in `main`, for the text of `brief`; None for `main`.
+        briefly: pairs in the form of `main`, for the text that `brief` returns; None to use `main`.
         confused: plural noun for the unit of the counts in a result's 'confusions', such as 'photos'.
     """
 
@@ -108,15 +108,15 @@ class Evaluator(abc.ABC):
         shard: tuple[int, int] = (0, 1),
         skip: int = 0,
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of the evaluation examples of a converted split, in order: records and their `truth`.
+        """A `tf.data.Dataset` of a converted split's examples, in order. Each has a record's fields and its `truth`.
 
         Args:
             data_dir: folder of the data set.
             split: name of the split.
             spec: `DatasetSpec` or `TextSpec`.
             look: `Task.look`, which adds the network's input to each example; None if no network reads the examples.
-            shard: (i, n) for every n-th example, from the i-th on.
-            skip: number of examples of the shard to skip.
+            shard: (i, n) selects every n-th example, from the i-th on.
+            skip: number of the shard's first examples to leave out.
         """
 
         def example(record):
@@ -134,11 +134,11 @@ class Evaluator(abc.ABC):
         return photo_of(example)
 
     def example(self, given: typing.Any) -> dict:
-        """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text. `given` is the inverse."""
+        """An example for `predictions`, from a photo, uint8 [h, w, 3], or a text. The method `given` is the inverse."""
         return {"photo": given, "size": given.shape[:2]}
 
     def predictions(self, signatures: typing.Any, spec: Spec, about: dict) -> Predictions:
-        """A function that predicts with an export: it takes examples and yields (example, prediction), in order.
+        """A function that predicts with an export. The function maps examples to (example, prediction), in order.
 
         Args:
             signatures: the export's signatures.
@@ -180,11 +180,11 @@ class Evaluator(abc.ABC):
         """A table of the scores of each class, as text.
 
         Returns:
-            the header, a row for each class, and summary rows for the end of the table.
+            the table's header, a list with a row for each class, and a list of summary rows for the end of the table.
         """
 
     def lines(self, result: dict) -> list[str]:
-        """List of the lines below the table of `classes`. The last line has the main scores."""
+        """List of the lines that are printed below the table of `classes`. The last line has the main scores."""
         mistakes, last = self.mistakes(result), scores_line(self.headline(result), self.main)
         if mistakes is None:
             return [last]
@@ -199,7 +199,7 @@ class Evaluator(abc.ABC):
 
 
 def scores_line(scores: dict[str, float], names: Iterable[tuple[str, str]] | None = None) -> str:
-    """One line of scores from 0 to 1, in percent. `names` has pairs (score, printed name); None prints all scores."""
+    """One line with `scores` (0 to 1) in percent. `names` has pairs (score, printed name); None takes all scores."""
     names = names or zip(scores, scores)
     return " ".join(f"{shown}={percent(scores[name])}" for name, shown in names if name in scores)
 
@@ -225,9 +225,9 @@ class Inference:
 
     Attributes:
         strategy: `tf.distribute` strategy that the model was built under.
-        scales: scales of the canvas. Predictions are averaged over them.
-        flip: whether to average over the mirror image as well.
-        compiled: whether XLA compiles predictions if all canvases have one size. It takes too long for a single photo.
+        scales: factors that scale the canvas. Predictions are averaged over these scales.
+        flip: whether predictions are also averaged over each photo and its mirror image.
+        compiled: whether XLA compiles the prediction if all canvases have one size. XLA takes too long for one photo.
     """
 
     strategy: tf.distribute.Strategy | None = None
@@ -245,8 +245,8 @@ class Task(Checked, abc.ABC):
     Args:
         model: `ModelConfig`.
         data: the task's data configuration, with `train_split`, `eval_split` and `shuffle`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
-            whose names begin with train and val.
+        data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
+            splits there whose names begin with 'train' and 'val'.
         spec: `DatasetSpec` or `TextSpec`; by default the spec of the converted training split.
 
     Attributes:
@@ -267,13 +267,13 @@ class Task(Checked, abc.ABC):
         instances: whether predictions separate the instances of a class, if the data has instances.
         row: number of tokens in a row of a text batch; 1 for images. A batch is only divided into whole rows.
         counted: whether the losses divide by `counts`. Otherwise each loss is a mean over the images of a batch.
-        branched: whether `by_shape` has a branch for each shape of a batch.
+        branched: whether `by_shape` makes a branch in the graph for each possible shape of a batch.
         server: class that defines an export's signatures; None for `axial.serving.export.Server`, which takes photos.
         served: rows (name, type, shape, meaning) of the outputs of `serve`, for the card of an export. [h, w] is the
             photo's size, C the number of classes.
 
     Raises:
-        InputError: no such data; a model of another task.
+        InputError: the data does not exist, or the model is for another task.
     """
 
     model: ModelConfig
@@ -305,7 +305,7 @@ class Task(Checked, abc.ABC):
     # === Training ===
 
     def build_model(self, folded: bool = False) -> Network:
-        """The model with its weights. With `folded` it is built without batch norms."""
+        """The model with its weights. With `folded`, the model has no batch norms."""
         return self.model.build(self.num_classes, self.canvas, folded=folded)
 
     def train_dataset(
@@ -338,16 +338,16 @@ class Task(Checked, abc.ABC):
         """
 
     def counts(self, model: Network, batch: dict) -> dict[str, tf.Tensor]:
-        """dict of the normalisers of `losses` for a micro-batch, float32 scalars. Only `counted` tasks have it."""
+        """dict of a micro-batch's divisors in `losses`, float32 scalars. Only `counted` tasks define this method."""
         raise NotImplementedError
 
     def by_shape(self, compute: Callable[[dict], typing.Any], batch: dict) -> typing.Any:
-        """Returns compute(batch). A `branched` task has a branch for each shape of a batch."""
+        """Returns compute(batch). A `branched` task makes a branch in the graph for each possible shape of a batch."""
         return compute(batch)
 
     @abc.abstractmethod
     def main_score(self, scores: dict) -> float:
-        """The score of a result that compares checkpoints, from 0 to 1."""
+        """The score, from 0 to 1, by which a training ranks its checkpoints. `scores` is a result of the metrics."""
 
     # === Prediction ===
 
@@ -360,7 +360,7 @@ class Task(Checked, abc.ABC):
         return self.evaluator.examples(data_dir, split, spec, self.look, shard=shard, skip=skip)
 
     def look(self, record: dict[str, tf.Tensor]) -> dict:
-        """The network's input for a parsed record: `example` of its photo."""
+        """The network's input for a parsed record: the result of `example` for the record's photo."""
         return self.example(decode_photo(record))
 
     @abc.abstractmethod
@@ -372,7 +372,7 @@ class Task(Checked, abc.ABC):
             inference: `Inference`.
 
         Raises:
-            InputError: `inference` has scales or a mirror image, and the task does not support them.
+            InputError: `inference` asks for several scales or mirror images, and the task does not support this.
         """
 
     @abc.abstractmethod
@@ -388,7 +388,7 @@ class Task(Checked, abc.ABC):
 
 
 def whole_batch(counts: dict[str, tf.Tensor], micro_batches: int = 1) -> tuple[dict[str, tf.Tensor], int]:
-    """Global normalisers, with which the losses of micro-batches average to the loss of the global batch.
+    """The divisors with which the mean of all micro-batches' losses is the loss of the global batch.
 
     A micro-batch whose summed loss is s has the loss s x micro_batches / count.
 
@@ -442,7 +442,7 @@ class DistributedPredictor:
             yield from ((example, results[number]) for number, example in enumerate(waiting))
 
     def _computed(self, inputs, size):
-        """The outputs for at most `size` inputs on each replica, in order."""
+        """List of the function's outputs for `inputs`, in order. There are at most `size` inputs for each replica."""
 
         def spread(values):
             def pick(context):  # repeats the last input if there are too few
@@ -457,7 +457,7 @@ class DistributedPredictor:
 
 
 def batch_size(examples, most):
-    """The batch size on a replica: 1 for a list of one example, unless a TPU is present, else `most`.
+    """The batch size on a replica: 1 for a list of one example on a machine without a TPU, else `most`.
 
     A smaller last batch is filled by repeating its last example. Another batch size would need another graph, which
     rounds differently and takes a minute to compile on a TPU.
@@ -473,12 +473,12 @@ def by_size(function):
     """The function as a `tf.function` that is traced once for each combination of input shapes.
 
     Args:
-        function: function of tensors or dicts of tensors, of static shapes that are the same on every replica.
+        function: function of tensors or of dicts of tensors. Their shapes are static and the same on every replica.
     """
 
     @functools.cache
     def graph(shapes):
-        return tf.function(functools.partial(function), autograph=False)  # a shared one would warn of retracing
+        return tf.function(functools.partial(function), autograph=False)  # one for all shapes would warn of retracing
 
     def run(*arguments):
         values = tf.nest.flatten(arguments, expand_composites=True)

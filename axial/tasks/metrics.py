@@ -48,7 +48,7 @@ class Metrics(abc.ABC):
 
         Returns:
             The decoded prediction, such as the best classes, the objects or the translation. `PredictionWriter.add` and
-            `Evaluator.draw` take it as `decoded`.
+            `Evaluator.draw` take this value as `decoded`.
         """
 
     def merge(self, other: "Metrics") -> None:
@@ -63,7 +63,7 @@ class Metrics(abc.ABC):
         return {**{name: getattr(self, name).state() for name in self.parts}, "photos": self.photos}
 
     def restore(self, state: dict) -> None:
-        """Sets the scores from a `state`. Raises KeyError, TypeError, ValueError or IndexError if it is not valid."""
+        """Sets the scores from a `state`. Raises KeyError, TypeError, ValueError or IndexError for an invalid state."""
         for name in self.parts:
             getattr(self, name).restore(state[name])
         self.photos = [list(photo) for photo in state["photos"]]
@@ -80,7 +80,7 @@ def evaluate(
     total: int | None = None,
     watch: Callable[[dict, Any], None] | None = None,
 ) -> dict:
-    """Scores a stream of examples. Returns `metrics.result()`. Only the metrics' memory grows with the stream.
+    """Scores a stream of examples. Returns `metrics.result()`. Only `metrics` takes more memory for more examples.
 
     Args:
         examples: iterable of evaluation examples of a task.
@@ -143,7 +143,7 @@ class PredictionWriter(abc.ABC):
         data_dir: folder of the converted split; only formats that need the names of all photos read it.
 
     Attributes:
-        kind: prefix of the JSON's name.
+        kind: prefix of the JSON file's name.
         schema: msgspec type of an element of `annotations`.
         annotations: JSON list with an element for each example. `close` writes it, and an evaluation's state stores it.
     """
@@ -163,12 +163,12 @@ class PredictionWriter(abc.ABC):
 
     def restore(self, path: str, annotations: list) -> None:
         """Resumes from the annotations in the state file `path`. Raises InputError if they do not fit the schema."""
-        schema: Any = self.schema  # a type that only a subclass knows
+        schema: Any = self.schema  # each subclass has its own type
         self.check(f"{path}: annotations", convert(f"{path}: annotations", annotations, list[schema]))
         self.annotations = annotations
 
     def check(self, where: str, annotations: list) -> None:
-        """Raises InputError, which begins with `where`, if the annotations do not fit the spec."""
+        """Raises InputError if the annotations do not fit the spec. The message begins with `where`."""
         del where, annotations  # by default all annotations fit
 
     @abc.abstractmethod
@@ -177,7 +177,7 @@ class PredictionWriter(abc.ABC):
 
     @abc.abstractmethod
     def decoded(self, index: int) -> Any:
-        """The decoded prediction that `add` was given for example number `index`."""
+        """The decoded prediction of example number `index`, which `add` took."""
 
     @abc.abstractmethod
     def close(self) -> None:

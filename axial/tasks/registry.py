@@ -11,7 +11,7 @@ TASKS = [PanopticTask, SegmentationTask, ClassificationTask, DetectionTask, Tran
 
 
 def find_evaluator(name: str, where: str) -> Evaluator:
-    """The `Evaluator` called `name`. Raises InputError, which begins with `where`, if no task has that evaluator."""
+    """The `Evaluator` called `name`. Raises InputError if there is none. The message begins with `where`."""
     evaluators = {task.evaluator.name: task.evaluator for task in TASKS}  # type: ignore[attr-defined]
     if name not in evaluators:
         raise InputError(f"{where}: expected one of {', '.join(evaluators)}, found {name!r}")

@@ -1,4 +1,4 @@
-"""The hyperparameters of a run. Its folder keeps them, so that a resumed training uses the same ones."""
+"""The hyperparameters of a run. The run's folder keeps them, so that a resumed training uses the same ones."""
 
 import dataclasses
 import os
@@ -127,7 +127,7 @@ def keep_settings(model_dir, settings, step=None):
 
 
 def _read(model_dir):
-    """`TrainingSettings` of a run; None if an older version of axial wrote it."""
+    """`TrainingSettings` of a run; None if an older version of axial wrote the run."""
     path = os.path.join(model_dir, FILE)
     return read_json(path, TrainingSettings)[1] if tf.io.gfile.exists(path) else None
 
@@ -135,7 +135,7 @@ def _read(model_dir):
 def _differences(stored, current):
     """dict from each setting that differs to its list of (path, stored value, current value).
 
-    A name that only one dict has comes from another version of axial. It is skipped, unless `BEFORE` has its value.
+    A name that only one dict has comes from another version of axial, and is skipped unless `BEFORE` has its value.
     """
     stored = {**{name: BEFORE[name] for name in current if name in BEFORE}, **stored}
 

@@ -29,7 +29,7 @@ PICTURES = 4  # examples that each evaluation draws as image summaries
 class Evaluated(Struct):
     """evaluated.json: the last step whose evaluation was finished. best/scores.json has these fields too.
 
-    `evaluation` holds what the scores depend on besides the weights. Older versions did not write it.
+    `evaluation` has the data and settings that the scores depend on. Older versions did not write this field.
     """
 
     step: Count
@@ -37,7 +37,7 @@ class Evaluated(Struct):
 
 
 class Evaluations:
-    """Evaluates during training. If there are several workers, the chief evaluates and the others wait for it.
+    """Evaluates during training. If there are several workers, the chief evaluates and the others wait for the chief.
 
     Args:
         loop: the `TrainStep` of the training.
@@ -62,7 +62,7 @@ class Evaluations:
         return self._decided(lambda: (done := self._read(self.done_path)) is not None and done.step >= step)
 
     def run(self, step, requests, writer=tf.summary.create_noop_writer):
-        """Evaluates the weights, or their moving averages if there are any. Saves them if no earlier score is better.
+        """Evaluates the weights, or their moving averages if any. Saves the model if its score is the best so far.
 
         Each scored example restarts the chief's hang timer. The other workers wait without a time limit.
 
@@ -138,7 +138,7 @@ class Evaluations:
 
     @functools.cached_property
     def _identity(self):
-        """dict of what the scores depend on besides the weights, with the types that decoded JSON has."""
+        """dict of the data and settings that the scores depend on, with the types that decoded JSON has."""
         task = self.task
         identity = {"data": fingerprint(task.data_dir, task.data.eval_split), "canvas": task.canvas, **task.settings}
         return msgspec.json.decode(msgspec.json.encode(identity))

@@ -27,7 +27,7 @@ from axial.io.write import output_folder, write_json
 
 @contextlib.contextmanager
 def for_people(what):
-    """A context that prints an error as one line, so that a training goes on without output that only people read."""
+    """A context for output that only people read. It prints an error as one line, and the training goes on."""
     try:
         yield
     except Exception as error:  # file systems, drawing and the profiler raise many types
@@ -35,7 +35,7 @@ def for_people(what):
 
 
 def write_scalar(name, value, step):
-    """Writes a scalar summary. It passes an array, because TensorFlow would cache every Python number for ever."""
+    """Writes a scalar summary, from an array, because TensorFlow would cache every Python number for ever."""
     tf.summary.scalar(name, np.asarray(value, np.float32), step)
 
 
@@ -63,13 +63,13 @@ class Status(contextlib.AbstractContextManager):
             self.write(state, self._step)
 
     def add_loop(self, steps, seconds, waited):
-        """Adds a loop: its number of steps, its duration in seconds, and the seconds of waiting for input in it."""
+        """Adds a loop: its number of steps, its duration in seconds, and the seconds that it waited for input."""
         self._loops.append((seconds / steps, waited / seconds))
 
     def speed(self):
         """dict of seconds per step (median, 90th and 99th percentile over loops), images per second, and 'input_bound'.
 
-        'input_bound' is the mean fraction of a loop's time that waits for input. The dict is empty before a first loop.
+        'input_bound' is the mean fraction of a loop's time spent on waiting for input. The dict is empty before a loop.
         """
         if not self._loops:
             return {}
@@ -84,7 +84,7 @@ class Status(contextlib.AbstractContextManager):
         }
 
     def write(self, state, step):
-        """Writes the file. Skips it if the state is unchanged and the last attempt is less than `SECONDS` ago.
+        """Writes the file, unless the state is unchanged and the last attempt is less than `SECONDS` ago.
 
         Args:
             state: 'training', 'evaluating', 'done', 'preempted' or 'failed'.
@@ -122,7 +122,7 @@ class StopRequests:
     def __enter__(self):
         self.reason, self._over = "", threading.Event()
         self._old = {s: signal.signal(s, self._receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        # Python runs the handlers only when TensorFlow returns to it. The operating system writes to the pipe at once.
+        # Python runs the handlers only after TensorFlow returns. The operating system writes to the pipe at once.
         receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         self._old_sender = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
@@ -153,7 +153,7 @@ class StopRequests:
 
     def _watch(self):
         while not self._over.wait(self.SECONDS) and not self.reason:
-            self.reason = metadata.notice() or self.reason  # a signal may have set it meanwhile
+            self.reason = metadata.notice() or self.reason  # a signal may have set the reason meanwhile
 
     def __exit__(self, *_):
         self._over.set()
@@ -166,7 +166,7 @@ class StopRequests:
 def show_hangs(seconds):
     """Starts a timer that writes the stack of every thread to standard error every `seconds`.
 
-    Another call restarts it. `faulthandler.cancel_dump_traceback_later` ends it.
+    Another call restarts the timer. `faulthandler.cancel_dump_traceback_later` ends the timer.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may not be a file
         # The timer overflows for much longer times.
@@ -187,10 +187,10 @@ class Profile(contextlib.AbstractContextManager):
     def __init__(self, path, steps):
         self.path, self.edges, self._running = path, (steps[0] - 1, steps[1]) if steps else (0, 0), False
         if path and steps:
-            output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes it
+            output_folder(path, "plugins/profile", "--profile")  # where TensorFlow writes the trace
 
     def bound(self, step, target):
-        """The last step of a loop that begins at `step`: `target`, or the trace's next edge if this edge comes first.
+        """The last step of a loop that begins at `step`: `target`, or the trace's start or end if this comes first.
 
         So a trace begins and ends between two loops. All workers get the same last step.
         """

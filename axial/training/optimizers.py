@@ -18,7 +18,7 @@ TABLE = re.compile(r"_table(:\d+)?$")  # position tables
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """Updates variables by a `Rule`, until a loss or gradient is not finite. This step and later ones change nothing.
+    """Updates variables by a `Rule`. From the first step with a loss or gradient that is not finite, nothing changes.
 
     A variable's attribute `learning_rate_factor` multiplies its learning rate, and so its whole update, including
     weight decay.
@@ -104,7 +104,7 @@ class Rule(Checked):
         super().__post_init__()
         rate = self.learning_rate
         number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-        if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as NonNegative
+        if not isinstance(rate, Schedule) and not (number and 0 <= rate <= 1e30):  # as in `NonNegative`
             name = f"{type(self).__name__}.learning_rate"
             raise InputError(f"{name} = {rate!r}: expected a number >= 0 or a schedule, like @WarmupPoly()")
 
@@ -160,7 +160,7 @@ class RAdamLookahead(Adam):
     """Rectified Adam (Liu et al., ICLR 2020) inside Lookahead (Zhang et al., NeurIPS 2019).
 
     t is the step, m_hat and v_hat are Adam's bias-corrected moments, rho_inf = 2 / (1 - beta_2) - 1, and
-    rho_t = rho_inf - 2 t beta_2^t / (1 - beta_2^t). The update, times the learning rate, is
+    rho_t = rho_inf - 2 t beta_2^t / (1 - beta_2^t). The update is the learning rate times
 
         r_t m_hat / (sqrt(v_hat) + epsilon)   if rho_t > 4, else m_hat,
         r_t^2 = (rho_t - 4)(rho_t - 2) rho_inf / ((rho_inf - 4)(rho_inf - 2) rho_t).
@@ -230,8 +230,8 @@ class NesterovMomentum(Rule):
     """Gradient descent with Nesterov's or plain momentum, and a moving average of the weights.
 
     g is the gradient plus decay x weight, and v <- momentum v - rate g. The update of the weight is momentum v -
-    rate g, or v with plain momentum. At step t the average moves to the weight by 1 - min(average, (1 + t) / (10 + t)),
-    like TensorFlow's ExponentialMovingAverage with num_updates.
+    rate g, or v with plain momentum. At step t the average moves towards the weight by the fraction 1 - min(average,
+    (1 + t) / (10 + t)), like TensorFlow's ExponentialMovingAverage with num_updates.
 
     Args:
         learning_rate: number or schedule.
@@ -279,7 +279,7 @@ class NesterovMomentum(Rule):
 def averaged(optimizer, variables):
     """A context in which an optimizer's variables hold their moving averages.
 
-    It changes nothing if the optimizer keeps no averages.
+    The context changes nothing if the optimizer keeps no averages.
     """
     pairs = list(zip(variables, optimizer.averages))
     held = [tf.identity(variable) for variable, _ in pairs]
@@ -293,10 +293,10 @@ def averaged(optimizer, variables):
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate as a function of the step. It has the warm-up that all schedules share."""
+    """A learning rate as a function of the step, with the warm-up that all schedules share."""
 
     def ramp(self, step, start=0.0):
-        """The learning rate's fraction of the peak. It rises linearly from `start` at step 0 to 1 at step `warmup`."""
+        """A fraction of the peak learning rate, which rises linearly from `start` at step 0 to 1 at step `warmup`."""
         return start + (1 - start) * tf.minimum(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
@@ -358,7 +358,7 @@ class WarmupSteps(Checked, Schedule):
     Args:
         peak: the largest learning rate.
         drops: steps at which the rate falls, in rising order.
-        factor: number that multiplies the rate at each of these steps.
+        factor: number that multiplies the rate at each step of `drops`.
         warmup: steps of the warm-up.
         start: fraction of the peak at step 0.
 

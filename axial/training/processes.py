@@ -11,10 +11,10 @@ from joblib.externals import loky
 
 from axial.layers import device
 
-FEW = 500  # examples: this process scores this many before other processes have imported TensorFlow
-AT_ONCE = 8  # examples of one call to another process
-MOST = 16  # processes
-WAITING = 128  # examples in the queue: some seconds of work while processes start; 3.2 GB for 2048x1024 pixels
+FEW = 500  # number of examples that this process scores before other processes have imported TensorFlow
+AT_ONCE = 8  # number of examples that one call to another process scores
+MOST = 16  # largest number of further processes
+WAITING = 128  # most examples in the queue: seconds of work while processes start; 3.2 GB for 2048x1024 pixels
 
 # Only the process that opened an accelerator may use it.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TPU_LOAD_LIBRARY": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -39,7 +39,7 @@ def scored(stream, scores, make, processes=0):
         processes: number of further processes that score; 0 to score in this process.
 
     Yields:
-        lists of (example, what `Metrics.update` returns for it), in the stream's order.
+        lists of (example, result of `Metrics.update` for this example), in the stream's order.
     """
     if not processes:
         for example, prediction in stream:

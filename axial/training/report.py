@@ -40,12 +40,12 @@ class Report:
         return ranked[: self.count], ranked[::-1][: self.count]
 
     def add(self, example, decoded, photo):
-        """Draws a photo if it is among the worst or best so far, and removes the pictures of the photo it displaces.
+        """Draws a photo if it is among the worst or best so far. Removes the pictures of the photo that it displaces.
 
         Args:
             example: the photo's evaluation example.
-            decoded: what the metrics' `update` returned for it.
-            photo: its entry in the metrics' `photos`.
+            decoded: the result of the metrics' `update` for this example.
+            photo: the photo's entry in the metrics' `photos`.
         """
         chosen = self._chosen([*self._drawn.values(), photo])
         if photo[0] in chosen:

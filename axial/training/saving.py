@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one or several processes write them, and an evaluation follows them in order."""
+"""Writes the checkpoints of a run, from one or several processes, and lists new checkpoints for an evaluation."""
 
 import functools
 import glob
@@ -45,7 +45,7 @@ class Saver:
     def save(self, step):
         """Writes the checkpoint of a step, unless the last call wrote this step.
 
-        While the file system fails, it retries after growing waits.
+        While the file system fails, the call retries after growing waits.
 
         Raises:
             InputError: the last retry has failed.
@@ -72,9 +72,9 @@ class Saver:
         files = os.path.join(glob.escape(folder), f"ckpt-{step}")
         for path in glob.glob(f"{files}[._]*"):
             if os.path.islink(path):
-                os.remove(path)  # TensorFlow would write through it
+                os.remove(path)  # TensorFlow would write to the link's target
 
-        def sync_files(prefix):  # TensorFlow calls it after the rename, before the list names the checkpoint
+        def sync_files(prefix):  # TensorFlow calls this after the rename, before the list names the checkpoint
             for path in (*glob.glob(f"{files}.*"), folder):
                 sync(path)
 
@@ -85,7 +85,7 @@ class Saver:
 
 
 def save_json(path, value):
-    """`write_json` of a file that a resumed training needs. It retries while the file system fails."""
+    """Writes a file that a resumed training needs, by `write_json`. Retries while the file system fails."""
     retried(path, functools.partial(write_json, path, value))
 
 
@@ -112,12 +112,12 @@ def _list_checkpoints(folder):
 def checkpoints(model_dir, last_step, timeout):
     """Yields (step, prefix) of a run's latest checkpoint, then of every newer one in order, until its last step.
 
-    It prints each checkpoint that the training removes before it is yielded. TensorFlow's `checkpoints_iterator` skips
-    checkpoints instead, as it always yields the latest one.
+    If the training removes a checkpoint before its turn, a line on standard error names it. TensorFlow's
+    `checkpoints_iterator` skips checkpoints instead, as it always yields the latest one.
 
     Args:
         model_dir: folder of the run.
-        last_step: function that returns the last step of its training.
+        last_step: function that returns the last step of the run's training.
         timeout: seconds to wait for the next checkpoint.
     """
     last, waiting, until = None, {}, time.monotonic() + timeout

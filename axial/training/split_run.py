@@ -40,22 +40,22 @@ class EvaluationState(Struct):
 class SplitRun:
     """The evaluation of a split: its metrics so far, its results, and the photos of its report.
 
-    With a folder, it writes its state to a hidden file there from time to time and at the end. Another run with the
-    same identity resumes from that file.
+    With a `results_dir` or a `state_dir`, a run writes its state to a hidden file there, at intervals and at the end.
+    Another run with the same identity resumes from that file.
 
     Args:
         evaluator: `Evaluator`.
         spec: `DatasetSpec`.
         split: name of the split.
-        identity: dict of what the scores depend on; a state with another identity is refused. Its 'thresholds', if any,
-            are passed to the metrics; see `PanopticMetrics`. Only an evaluator with such metrics takes thresholds.
+        identity: dict of the weights, data and settings that the scores depend on. A state with another identity is
+            refused. The entry 'thresholds', if any, is passed to the metrics; only `PanopticMetrics` accepts it.
         results_dir: folder of the results and the state, or None.
         state_dir: folder of the state for an evaluation without results. The evaluation goes on if the state cannot be
             written.
         report: `Report`, or None.
         data_dir: folder of the converted split, whose names the results use.
         shard: (i, n) to evaluate every n-th example from the i-th on.
-        model: name of the model for people. Two evaluations of the same weights may use different names.
+        model: name of the model, for people to read. Two evaluations of the same weights may use different names.
 
     Attributes:
         metrics: `Metrics` of the examples so far; None before `restore`.
@@ -114,14 +114,14 @@ class SplitRun:
     def run(self, examples, predictions, total=None, watch=None):
         """Scores the remaining examples, in other processes if there are many. Returns the result over all examples.
 
-        At the end of a whole split it writes the results' JSON, and removes the states of shards. The report and
+        The run of a whole split then writes the results' JSON, and removes the states of shards. The report and
         `watch` also get the examples that an earlier run has scored.
 
         Args:
             examples: function of (shard, skip) that returns evaluation examples.
             predictions: function that maps examples to an iterator of (example, prediction).
             total: number of examples in the shard; None if unknown.
-            watch: function that is called with each example and what `Metrics.update` returns for it.
+            watch: function that is called with each example and the result of `Metrics.update` for this example.
         """
         if self.metrics is None:
             self.restore()
@@ -170,7 +170,7 @@ class SplitRun:
         return folder and state_path(folder, self.split, shard)
 
     def _stored(self, shard):
-        """(metrics, annotations, whether the shard is complete) from the state of a shard (i, n).
+        """(metrics, annotations, whether the shard is complete) from the stored state of a shard (i, n).
 
         Raises:
             InputError: the state belongs to another evaluation, or does not hold the shard's first examples.
@@ -186,7 +186,7 @@ class SplitRun:
         return scores, state.annotations, state.complete
 
     def _read(self, shard):
-        """The `EvaluationState` of a shard (i, n). Raises InputError if it belongs to another evaluation."""
+        """The `EvaluationState` of a shard (i, n). Raises InputError if the state belongs to another evaluation."""
         path = self._path(shard)
         state = read_json(path, EvaluationState)[1]
         _compare(path, state.identity, self.identity)
@@ -214,8 +214,8 @@ def merge(results_dir, split, find_evaluator, report=None):
     Args:
         results_dir: the --results_dir of the shards.
         split: name of the split.
-        find_evaluator: function of an evaluator's name, and of the name's position for messages, to an `Evaluator`.
-        report: function of an `Evaluator` and a `DatasetSpec` that returns a `Report`; None for no report.
+        find_evaluator: function that maps an evaluator's name, and the name's position for messages, to an `Evaluator`.
+        report: function that maps an `Evaluator` and a `DatasetSpec` to a `Report`; None for no report.
 
     Raises:
         InputError: the results exist already; a shard is missing, is unfinished or belongs to another evaluation; a
@@ -262,7 +262,7 @@ def _shard_error(path, shard, problem):
 def _compare(path, stored, identity):
     """Raises InputError unless a stored identity has all values of `identity`. The message names the first difference.
 
-    Thresholds that only the stored identity has count as a difference too.
+    If only the stored identity has thresholds, this is a difference too.
     """
     identity = {**identity, "thresholds": identity.get("thresholds")}
     keys, expected = [], msgspec.json.decode(msgspec.json.encode(identity))

@@ -19,7 +19,7 @@ SERVER_SECONDS = 120  # time limit within which all servers of a TPU slice must 
 
 
 def make_strategy(name="default", tpu="local", partitions=1):
-    """A `tf.distribute` strategy. If a training has several workers, they call this before any other TensorFlow code.
+    """A `tf.distribute` strategy. Each of several workers must call this function before any other TensorFlow code.
 
     Args:
         name: 'default' uses one device: the first GPU, or the CPU if there is no GPU. 'mirrored' uses all GPUs of this
@@ -86,7 +86,7 @@ def _shared(topology, partitions):
 
 
 def block_of(mesh, count):
-    """Side lengths of a block of `count` cores in a mesh with the side lengths `mesh`. It fills a chip's cores first.
+    """Side lengths of a block of `count` cores in a mesh with sides `mesh`. The block first takes all cores of a chip.
 
     Raises:
         InputError: no such block fits.
@@ -177,7 +177,7 @@ def workers(strategy):
 
 
 def total_over_workers(strategy, value):
-    """Sum of a number over all workers. Every worker must call it."""
+    """Sum of a number over all workers. Every worker must call this function."""
     if workers(strategy) == 1:
         return value
     local = local_replicas(strategy)

@@ -17,7 +17,7 @@ from axial.training.strategy import total_over_workers, workers
 
 
 class TrainStep(orbit.StandardTrainer):
-    """Runs the train steps of one task: losses, gradients and update. It averages the losses between two reports.
+    """Runs the train steps of one task: losses, gradients and update. Averages the losses between two reports.
 
     Args:
         task, config, strategy: see `axial.training.trainer.train`.
@@ -52,7 +52,7 @@ class TrainStep(orbit.StandardTrainer):
         """Runs `count` steps.
 
         Returns:
-            (seconds, waited): the duration, averaged over workers, and the seconds of waiting for batches in it.
+            (seconds, waited): the duration, averaged over workers, and the time of waiting for batches, in seconds.
 
         Raises:
             InputError: a record is damaged.
@@ -86,7 +86,7 @@ class TrainStep(orbit.StandardTrainer):
         self.replica_update(*self.replica_gradients(batch))
 
     def replica_gradients(self, batch):
-        """The arguments of `replica_update`, from the batch of one replica. It also updates the moving statistics."""
+        """The arguments of `replica_update`, from the batch of one replica. Also updates the moving statistics."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         batch = _split_rows(batch, self.config.partitions, self.strategy)
         statistics = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
@@ -102,7 +102,7 @@ class TrainStep(orbit.StandardTrainer):
         Args:
             losses: dict of this replica's losses.
             gradients, total: gradients and loss of the global batch.
-            statistics: the moving statistics before the step. A step that is not finite restores them.
+            statistics: the moving statistics before the step. A step that is not finite restores these.
         """
         with tf.name_scope("optimizer"):
             norm = tf.linalg.global_norm(gradients)
@@ -120,7 +120,7 @@ class TrainStep(orbit.StandardTrainer):
         """Mean losses and gradients over the micro-batches of a replica's batch.
 
         Some losses divide by counts over the global batch, so these counts are computed first. A detector's counts
-        depend on its proposals, so an extra forward pass computes them. A single micro-batch needs no such counts,
+        depend on its proposals, so an extra forward pass computes the counts. A single micro-batch needs no counts,
         unless its losses are computed in branches (`by_shape`), in which sums over replicas are not possible.
         """
         count, whole = self.config.accumulate, None
@@ -137,7 +137,7 @@ class TrainStep(orbit.StandardTrainer):
         return tf.nest.map_structure(lambda x: x / count, total) if count > 1 else total
 
     def _gradients(self, batch, step, replica, whole):
-        """(dict of this replica's losses, list of the gradients of its term of the global mean loss)."""
+        """(dict of this replica's losses, list of the gradients of this replica's share of the global mean loss)."""
 
         def compute(batch):
             with tf.GradientTape() as tape:
@@ -179,7 +179,7 @@ def _split_rows(batch, partitions, strategy):
 
 
 def _added(compute, micro_batches):
-    """The sum of compute(i, micro_batch) over the micro-batches. They run in sequence, so memory holds only one."""
+    """The sum of compute(i, micro_batch) over the micro-batches. These run in sequence, so memory holds only one."""
     total = None
     for i, micro_batch in enumerate(micro_batches):
         with tf.control_dependencies(tf.nest.flatten(total or ())):
@@ -193,7 +193,7 @@ def _added(compute, micro_batches):
 
 
 def _repeat(task, model, config, step, replicas):
-    """Names from `first_non_finite` for a repeated step. Only the first host's batches are read, by micro-batches."""
+    """The result of `first_non_finite` for a repeated step. Only the first host's batches are read."""
     context = tf.distribute.InputContext(1, 0, replicas)
     batches = iter(task.train_dataset(config.batch, config.seed, step, context))
     for replica in range(replicas):

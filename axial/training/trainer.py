@@ -42,26 +42,26 @@ class TrainingConfig(Checked):
 
     Attributes:
         steps: number of steps of the whole training; 0 writes a run that has the weights of init_checkpoint.
-        batch: global batch size: images, or source tokens.
+        batch: global batch size, in images or source tokens.
         accumulate: gradient accumulation steps. Each replica splits its batch into this many micro-batches and computes
             them one after the other, to save memory. The averaged gradients equal the whole batch's, except that a
             batch norm sees one micro-batch at a time (experiments/results/checks.md has the difference). For a
-            detector, an extra forward pass first counts the boxes of all micro-batches. It adds a third to the work.
+            detector, an extra forward pass first counts the boxes of all micro-batches, which adds a third to the work.
         partitions: cores per replica (model parallelism over the image). Each TPU core of a replica holds some of the
             rows of each image, for models that do not fit one core.
         seed: seed of the initial weights, the order of the examples, augmentation and dropout.
         precision: 'float32' or 'mixed_bfloat16'.
-        clip_norm: largest global norm of the gradients. Larger gradients are scaled down to it. 0 for no clipping.
+        clip_norm: largest global norm of the gradients. Larger gradients are scaled down to this norm. 0 never clips.
         steps_per_loop: steps between two reports of the mean losses, and largest number of steps in a device loop.
         seconds_per_loop: target duration in seconds of a loop of steps, after which the host checks for a request to
-            stop. A preempted machine has about 30 seconds in all.
+            stop. A preempted machine stops after about 30 seconds.
         hang_seconds: seconds after which a loop counts as hanging, and every thread's stack goes to standard error.
         checkpoint_interval: steps between checkpoints.
         eval_interval: steps between evaluations; 0 for none.
         keep: number of latest checkpoints to keep. The best one (see `PanopticTask.main_score`) is kept too.
         init_checkpoint: weights that a new run starts from: a checkpoint, a run, a safetensors file or the name of a
             shipped model (see `initialize`); None for random weights.
-        random_frozen: whether frozen weights of a new run may stay random if no checkpoint has them (see
+        random_frozen: whether frozen weights of a new run may stay random if no checkpoint has these weights (see
             `check_frozen`).
         jit_compile: whether XLA compiles the step: 'yes', 'no', or 'auto' for a GPU only. A TPU always compiles.
 
@@ -135,7 +135,7 @@ def train(task, model_dir, optimizer, config, options=None):
         Preempted: SIGTERM, SIGINT or a notice of maintenance came, and a checkpoint was saved; or another worker has
             stopped.
         NonFiniteError: a loss or gradient is not finite. The message names the first such tensors. Training stops at
-            that step, and weights, optimizer and moving statistics keep their values from before it.
+            that step, and weights, optimizer and moving statistics keep their values from before that step.
     """
     options = options or RunOptions()
     strategy = options.strategy
@@ -174,7 +174,7 @@ def train(task, model_dir, optimizer, config, options=None):
 
 
 def _run(loop, model_dir, latest, *, start, settings, options):
-    """Restores a run and trains it to its end. Returns dict of the last evaluation's scores."""
+    """Restores a run and trains it to its end. Returns the dict of the last evaluation's scores."""
     # === Restore ===
     checkpoint = _restored(loop, latest, start)
     config, strategy, optimizer = loop.config, loop.strategy, loop.optimizer
@@ -294,7 +294,7 @@ def check_loop(task, model, config, strategy):
 
 
 def _restored(loop, latest, start):
-    """`tf.train.Checkpoint` of model, optimizer and averages, after they are restored or initialised.
+    """`tf.train.Checkpoint` of model, optimizer and averages, restored or initialised.
 
     Args:
         loop: `TrainStep`.
@@ -302,7 +302,7 @@ def _restored(loop, latest, start):
         start: path of the weights that a new run starts from, as `find_weights` returns it; None for random weights.
     """
     model, optimizer, config = loop.model, loop.optimizer, loop.config
-    # `restore_model` depends on these names.
+    # `restore_model` depends on these keyword names.
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, averages=optimizer.averages)
     if latest:
         check_fits(model, latest)

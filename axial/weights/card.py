@@ -191,7 +191,7 @@ def _photos(number):
 
 
 def _scores(card):
-    """Lines with a table of scores for each split. They say whether these scores chose the checkpoint."""
+    """Lines with a table of scores for each split. The lines say whether these scores chose the checkpoint."""
     lines = []
     for result in results(card):
         chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""

@@ -35,14 +35,14 @@ _UNREADABLE = (tf.errors.OpError, AssertionError, ValueError, IndexError, Runtim
 
 
 def read_checkpoint(path):
-    """A checkpoint's variables: a dict from the object path of each, like 'encoder/_stem/_conv/kernel', to its array.
+    """A checkpoint's variables: a dict from each object path, like 'encoder/_stem/_conv/kernel', to the array.
 
     Args:
         path: prefix of the checkpoint, its folder, or an archive (.tar, .tar.gz or .tgz) with its files.
 
     Raises:
-        InputError: there is no checkpoint, there are several, or it is damaged. Only an archive's checkpoint files are
-            unpacked, and only into a temporary folder.
+        InputError: there is no checkpoint or more than one, or the checkpoint is damaged. Only an archive's checkpoint
+            files are unpacked, and only into a temporary folder.
     """
     if not re.search(r"\.(tar|tar\.gz|tgz)$", path):
         return dict(_tensors(path, _find(path)))
@@ -52,7 +52,7 @@ def read_checkpoint(path):
 
 
 def _find(path, label=None):
-    """The prefix of the only checkpoint at a path. `label` names it in messages."""
+    """The prefix of the only checkpoint at a path. `label` replaces the path in messages."""
     if tf.io.gfile.exists(f"{path}.index"):
         return path
     if not tf.io.gfile.isdir(path):
@@ -108,7 +108,7 @@ def _tensors(label, prefix):
         if needed > stored:  # TensorFlow would allocate this memory before it reads
             raise InputError(f"{label}: cut short, {stored} bytes where its index has {needed}")
         if GRAPH in shapes:
-            reader.get_tensor(GRAPH)  # it is stored at the end of the file
+            reader.get_tensor(GRAPH)  # this tensor is stored at the end of the file
         for name in sorted(kept):
             yield name.removesuffix(VALUE), np.asarray(reader.get_tensor(name))
 
@@ -120,7 +120,7 @@ def run_checkpoints(folder, with_index=True):
     """Prefixes of the checkpoints ckpt-STEP in a folder, by rising step.
 
     `with_index` leaves out checkpoints without an index file. TensorFlow's list of checkpoints, the file `checkpoint`,
-    is not read: a copy of a run may lack it, or have one that names files of another machine.
+    is not read: a copy of a run may lack this list, or have a list that names files of another machine.
     """
     matches = filter(None, map(_RUN_FILE.fullmatch, _names(folder)))
     steps = {int(match[1]) for match in matches if match[2] == "index" or not with_index}
@@ -158,7 +158,7 @@ def _names(folder):
 
 @contextlib.contextmanager
 def refused(prefix, what, passing=()):
-    """A context that turns TensorFlow's errors on a damaged checkpoint, or on another model's, into an InputError.
+    """A context that turns TensorFlow's errors for a damaged or unsuitable checkpoint into an InputError.
 
     Args:
         prefix: prefix of the checkpoint.

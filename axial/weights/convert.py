@@ -34,13 +34,13 @@ GIN = "model.gin"
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """The content of a file: the `WeightsCard` of its model, and a dict from our name of each weight to its array."""
+    """A converted file: the `WeightsCard` of its model, and a dict from our name of each weight to its array."""
 
     card: WeightsCard
     values: dict
 
     def build(self) -> Network:
-        """The model with these weights; unfilled ones stay random. Raises InputError if a weight does not fit."""
+        """The model with these weights. Its other weights stay random. Raises InputError if a weight does not fit."""
         model = build_from_card(self.card, self.card.source)
         weights = names.weight_names(model)
         names.assign_weights(model, {**self.values, **{name: weights[name].numpy() for name in self.card.unfilled}})
@@ -55,7 +55,7 @@ def csrhddlam(path: str, name: str | None = None) -> Conversion:
 
     Args:
         path: path of the file.
-        name: name of the registered model; by default it follows from the file's width and numbers of blocks.
+        name: name of the registered model; by default the name follows from the file's width and numbers of blocks.
     """
     arrays = read_state_dict(path)
     repeats, width = _repeats(arrays, r"layer(\d+)\.(\d+)\."), _shape(arrays, "conv1.weight", 4)[0] / 64
@@ -166,7 +166,7 @@ def keras_applications(path: str, name: str | None = None) -> Conversion:
 
     Args:
         path: path of the file.
-        name: name of the registered model; by default it follows from the file's numbers of blocks.
+        name: name of the registered model; by default the name follows from the file's numbers of blocks.
     """
     values = names.keras_weights(read_h5(path))
     repeats = _repeats(values, r"^backbone/stage([2-5])_block(\d+)/")
@@ -206,7 +206,7 @@ def _repeats(arrays, pattern):
 
 
 def _card(public, name, arguments, num_classes, photo=None):
-    """The `WeightsCard` of a model with `PublicWeights`. It stores only arguments that differ from the variant's."""
+    """The `WeightsCard` of a model with `PublicWeights`. It has only arguments that differ from the variant's."""
     variant, arguments = find_variant(name), {**arguments, **public.arguments}
     usual = {**variant.backbone_arguments({}), **variant.arguments}
     arguments = {key: value for key, value in arguments.items() if key not in usual or usual[key] != value}
@@ -223,8 +223,8 @@ TARGETS = {"csrhddlam": write_csrhddlam}
 def convert(source: str, path: str, output: str, name: str | None = None) -> tuple[Conversion, Network]:
     """Converts a file of another implementation to a checkpoint.
 
-    The folder `output` appears only when it is complete. It has a checkpoint for `init_checkpoint`, `model.json` for
-    Python, `model.gin` for the commands, and the model card.
+    The folder `output` appears only when it is complete. The folder has a checkpoint for `init_checkpoint`,
+    `model.json` for Python, `model.gin` for the commands, and the model card.
 
     Args:
         source: one of `SOURCES`.

@@ -116,7 +116,7 @@ def make_card(
         num_classes: see `build_model`.
         photo: side, or (height, width), of the model's photos; None if unknown.
         spec: `DatasetSpec` or `TextSpec` of the model's data; None if unknown.
-        scale: factor that scales the photos; None if they are fitted to the model's input.
+        scale: factor that scales the photos; None if photos are fitted to the model's input.
         source: origin of the weights.
     """
     preprocessing = {}
@@ -154,7 +154,7 @@ def build_from_card(
         card: the card.
         path: path of the card's file.
         arguments: arguments of the model that override the card's.
-        arrays: dict of the file's arrays, or None. A model that is much larger, as a hostile card may ask, is refused.
+        arrays: dict of the file's arrays, or None. A much larger model, which a hostile card may ask for, is refused.
     """
     norm = BatchNormConfig(card.norm.momentum, card.norm.epsilon, card.norm.unbiased)
     remaining = math.inf if arrays is None else 2**20 + 4 * sum(array.size for array in arrays.values())
@@ -179,7 +179,7 @@ def write_safetensors(model: Model, path: str, card: WeightsCard) -> WeightsCard
     Args:
         model: a built model whose batch norms are not folded.
         path: path of the new file, which ends in .safetensors.
-        card: `WeightsCard`; see `make_card`. This function fills its number of parameters and hash of the weights.
+        card: `WeightsCard`; see `make_card`. This function fills in the number of parameters and the weights' hash.
 
     Returns:
         The card as it is written.

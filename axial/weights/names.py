@@ -3,7 +3,7 @@
 `deeplab2_weights`, `csrhddlam_weights` and `keras_weights` convert weights of google-research/deeplab2, of
 csrhddlam/axial-deeplab and of tf_keras.applications. Each turns a dict of the source's arrays into a dict of ours,
 which `assign_weights` assigns to a layer or model. The offsets of logit batch norms are left out, because softmax
-ignores them. `to_csrhddlam` converts in the other direction.
+ignores them. `to_csrhddlam` converts our arrays to the source's.
 """
 
 import math
@@ -17,7 +17,7 @@ from axial.models.resnet.public_weights import KERAS
 
 
 def _renamed(name, public):
-    """A name after all replacements of a `PublicWeights`."""
+    """The name after all replacements that `public`, a `PublicWeights`, lists."""
     for pattern, replacement in public.names:
         name = re.sub(pattern, replacement, name)
     return name
@@ -61,8 +61,8 @@ def deeplab2_weights(arrays):
 def to_csrhddlam(values, heads=8):
     """The state dict of an `axialnet` network, of a block or of an attention layer, as a dict of arrays.
 
-    The counts of batches in batch norms and the offsets of logit batch norms are 0. `axialnet` orders its r^q and r^v
-    tables by the query's position minus the key's, so ours are reversed. It groups the rows of qkv by head.
+    The batch counters of batch norms and the offsets of logit batch norms are 0. `axialnet` orders its r^q and r^v
+    tables by the query's position minus the key's, so ours are reversed. `axialnet` groups the rows of qkv by head.
 
     Args:
         values: dict from the name of each weight of a classifier, a block or an attention layer to its array.
@@ -106,8 +106,8 @@ def to_csrhddlam(values, heads=8):
 def csrhddlam_weights(arrays, shapes, heads=8):
     """The inverse of `to_csrhddlam`.
 
-    It numbers all elements of our weights, and converts these indices by `to_csrhddlam`. The result tells to which
-    element of ours each element of the source belongs.
+    All elements of our weights are numbered, and `to_csrhddlam` converts these indices. The result tells which
+    element of ours each element of the source belongs to.
 
     Args:
         arrays: a state dict, from the name of each tensor to its array. Names in `CSRHDDLAM.unused` are not read. A
@@ -128,7 +128,7 @@ def csrhddlam_weights(arrays, shapes, heads=8):
 
 
 def keras_weights(arrays):
-    """Weights of a ResNet of tf_keras.applications, with the weight names of a `Classifier` on `ConvResNet`.
+    """Converts weights of a ResNet of tf_keras.applications to the weights of a `Classifier` on `ConvResNet`.
 
     The source's convolutions have biases before batch norms; the moving means absorb these biases. Its photos have BGR
     channels, so the input channels of the stem's kernel are reversed.

@@ -31,7 +31,7 @@ LEAST = 0.9  # smallest fraction of the backbone's parameters that an initial ch
 def find_checkpoint(path: str) -> str:
     """The prefix of the checkpoint at `path`, which is a prefix or a folder.
 
-    In a folder it is the best checkpoint, or the latest one if the folder has no best checkpoint.
+    In a folder, this is the best checkpoint, or the latest one if the folder has no best checkpoint.
 
     Raises:
         InputError: there is no checkpoint.
@@ -85,8 +85,8 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
 def latest_checkpoint(folder: str) -> str | None:
     """Prefix of a folder's newest whole checkpoint, or None if the folder has no checkpoint.
 
-    It looks for files, not at TensorFlow's list; see `run_checkpoints`. Newer checkpoints that are damaged are named on
-    standard error, except for unfinished ones of a killed process.
+    This function finds checkpoints by their files, not in TensorFlow's list; see `run_checkpoints`. A line on standard
+    error names each newer checkpoint that is damaged, except for unfinished checkpoints of a killed process.
 
     Raises:
         InputError: the folder has checkpoints, but none of them is whole.
@@ -168,12 +168,12 @@ def slot_names(names: Iterable[str]) -> list[str]:
 
 
 def initialize(model: Model, path: str, config: ModelConfig | None = None, random_frozen: bool = True) -> str:
-    """Loads the weights that a checkpoint or safetensors file has with the same name and shape.
+    """Loads each weight that a checkpoint or safetensors file has under the same name and in the same shape.
 
     The other weights keep their initial values. So a classifier's checkpoint fills the backbone, and a checkpoint with
     other classes fills all but the last layer. A plain ResNet's checkpoint fills all weights that an attended ResNet
     shares with it; modules that start as the identity keep their initial values. If a checkpoint has moving averages of
-    the weights, the averages are loaded.
+    the weights, these are loaded instead of the weights.
 
     Args:
         model: a built model.
@@ -241,7 +241,7 @@ def _read_variables(prefix, config):
 def check_frozen(model: Model, config: ModelConfig, path: str | None = None, taken: Sequence[tf.Variable] = ()) -> None:
     """Raises InputError if weights that training never changes would stay random.
 
-    These are the parameters of frozen layers, and with `BatchNormConfig.frozen` all moving statistics.
+    These weights are the parameters of frozen layers and, with `BatchNormConfig.frozen`, all moving statistics.
 
     Args:
         model: a built model.
@@ -263,7 +263,7 @@ def plain_path(path: str) -> str:
     """The path that a weight has in the same network without modules that start as the identity.
 
     An `AttendedMiddle` has its 3x3 convolution at '.../middle/conv', and a plain block at '.../middle'. A
-    `DeformableConv` has no layer 'conv' above its kernel, so its kernel is at '.../middle/conv/kernel' in both.
+    `DeformableConv` has no layer 'conv' above its kernel, so both networks have its kernel at '.../middle/conv/kernel'.
     """
     return re.sub(r"/middle/conv/(conv|norm)/", r"/middle/\1/", path)
 
@@ -352,7 +352,7 @@ def check_card(path: str, card: WeightsCard, config: ModelConfig | None) -> None
 def object_paths(model: Model, root: str) -> dict[str, tf.Variable]:
     """dict from the checkpoint key of each weight of a built model to the weight."""
     queue, visited = [(root, model)], {id(model)}
-    for path, node in queue:  # breadth first like TensorFlow, so that an object with two paths gets TensorFlow's
+    for path, node in queue:  # breadth first, so that an object with two paths gets TensorFlow's path
         for name, child in node._trackable_children().items():
             if id(child) not in visited:
                 visited.add(id(child))
@@ -373,7 +373,7 @@ def load_weights(
         what: where the weights are; see `resolve`.
         name: key of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
         num_classes: number of classes of a checkpoint without a card; the default is the variant's number.
-        arguments: dict of arguments of the model; see `build_model`. They override the card's.
+        arguments: dict of arguments of the model; see `build_model`. These override the card's.
 
     Returns:
         (the model, its `WeightsCard` or None).
@@ -401,7 +401,7 @@ def read_weights(what: Location) -> tuple[WeightsCard | None, Callable[[Model], 
 
     Returns:
         (card, function). The card is a `WeightsCard`, or None for a checkpoint without a card. The function takes a
-        built model. It raises InputError unless the file has every weight of the model, in the same shape.
+        built model, and raises InputError unless the file has every weight of the model, in the same shape.
 
     Raises:
         InputError: there are no weights at the path, they are damaged, or the card lists random weights.
@@ -439,7 +439,7 @@ def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None
 
 
 class Features(Model):
-    """Only the backbone of a model. It returns a dict of maps 'res2' to 'res5', whose strides are in `strides`.
+    """Only the backbone of a model. A call returns a dict of maps 'res2' to 'res5', whose strides are in `strides`.
 
     With output stride 16, 'res4' and 'res5' have stride 16. With output stride 8, 'res3' to 'res5' have stride 8.
     """

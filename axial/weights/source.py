@@ -1,6 +1,6 @@
-"""Finds out what lies at a path, on the hub, or under the name of a shipped model. All callers use `resolve`.
+"""Finds the model or weights at a path, on the hub, or under the name of a shipped model. All callers use `resolve`.
 
-This module imports TensorFlow only for a path of a bucket, so that commands refuse a wrong path before that import.
+This module imports TensorFlow only for a path in a bucket, so that commands refuse a wrong path before that import.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ Location = str | os.PathLike | Source
 
 
 def unknown(name: str) -> str:
-    """The error message for a name that is neither a shipped model nor a file. It may name a registered model."""
+    """The error message for a name that is neither a shipped model nor a file. The name may be a registered model's."""
     shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
@@ -93,7 +93,7 @@ def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
         missing: function of a path that returns the message if nothing is there.
 
     Raises:
-        InputError: nothing is there, or it is not a model. This function does not check whether the files are whole.
+        InputError: nothing is there, or not a model. This function does not check whether the files are whole.
     """
     if isinstance(what, Source):
         return what

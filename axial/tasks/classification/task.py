@@ -322,13 +322,13 @@ class ClassificationTask(Task):
     Args:
         model: `ModelConfig`.
         data: `ClassificationData`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
-            whose names begin with train and val.
+        data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
+            splits there whose names begin with 'train' and 'val'.
         label_smoothing: fraction of the target that is spread evenly over all classes (Szegedy et al., CVPR 2016).
         spec: `DatasetSpec`; by default the spec of the converted training split.
 
     Raises:
-        InputError: no such data; a model that is not a classifier.
+        InputError: the data does not exist, or the model is not a classifier.
     """
 
     evaluator = CLASSIFICATION
@@ -356,7 +356,7 @@ class ClassificationTask(Task):
         return soft_labels(batch, self.data, self.num_classes)
 
     def main_score(self, scores):
-        """The score that compares checkpoints: top-1 accuracy."""
+        """The score by which a training ranks its checkpoints: top-1 accuracy."""
         return scores["top1"]
 
     def losses(self, model, batch, whole=None):

@@ -130,7 +130,7 @@ class DetectionMetrics(ConfusionMetrics):
         return self.add(example, objects, masked="mask" in prediction)
 
     def add(self, example, objects, masked=False):
-        """Adds the predicted objects of one photo and returns them. `masked` says whether they have masks."""
+        """Adds the predicted objects of one photo, and returns these objects. `masked` is whether they have masks."""
         size, index = tuple(int(side) for side in example["size"]), self.spec.class_of_category
         masked = masked and bool(has_masks(example))
         true = true_objects(example, self.spec, masked)
@@ -275,7 +275,7 @@ def _object_json(number, name, one):
 
 
 def _label_image(listed, size):
-    """See `Description`. Where masks overlap, the object with the highest score gets the pixel."""
+    """The `label_image` of a `Description`. Where masks overlap, the object with the highest score gets the pixel."""
     labels = np.zeros(size, int)
     for one in reversed(listed):
         if "label" in one:

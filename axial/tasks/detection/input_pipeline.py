@@ -25,7 +25,7 @@ class DetectionData(Checked):
     Attributes:
         train_split, eval_split: names of the training and the evaluation split.
         sides: (limit of the shorter side, limit of the longer side) of the scaled photo, in pixels.
-        canvas: (height, width) of the network's input, multiples of 64. The scaled photo fits into it.
+        canvas: (height, width) of the network's input, multiples of 64. The scaled photo fits into this size.
         flip: whether training flips photos horizontally with a probability of 1/2.
         boxes: largest number of objects in a training example; further objects are dropped.
         shuffle: size of the shuffle buffer, in records; 0 keeps the order of the files.
@@ -151,7 +151,7 @@ def record_masks(record, spec):
 
 
 def has_masks(record):
-    """bool []: whether a record has masks: its objects are segments, its boxes have masks, or it has no objects.
+    """bool []: whether a record's objects are segments or boxes with masks. True for a record without objects.
 
     A photo without masks, as in tensorflow-datasets' coco/2017, does not count in mask AP.
     """
@@ -259,7 +259,7 @@ def anchor_targets(corners, valid_size, canvas, seed):
         corners: float32 [n, 4], the objects' corners (y, x, y, x) on the canvas.
         valid_size: int32 [2], the photo's size on the canvas.
         canvas: (height, width).
-        seed: int [2], the seed of the sampling of anchors.
+        seed: int [2], the seed for sampling anchors.
 
     Returns:
         dict of 'anchor_scores/L' int32 [rows, columns, anchors]: 1 for positive, 0 for negative and -1 for unsampled

@@ -29,12 +29,12 @@ class DetectionTask(Task):
     Args:
         model: `ModelConfig`.
         data: `DetectionData`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
-            whose names begin with train and val.
+        data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
+            splits there whose names begin with 'train' and 'val'.
         spec: `DatasetSpec`; by default the spec of the converted training split. Only things are detected.
 
     Raises:
-        InputError: no such data, or data without things; a model that is not a detector.
+        InputError: the data does not exist or has no things, or the model is not a detector.
     """
 
     evaluator = DETECTION
@@ -73,11 +73,11 @@ class DetectionTask(Task):
         return training_example(record, seed, self.spec, self.data, masks=self.masks)
 
     def main_score(self, scores):
-        """The score that compares checkpoints: box AP."""
+        """The score by which a training ranks its checkpoints: box AP."""
         return scores["box"]["ap"]
 
     def counts(self, model, batch):
-        """dict of the normalisers of `losses` for a micro-batch. The model samples the same boxes as in `losses`."""
+        """dict of a micro-batch's divisors in `losses`. The model samples the same boxes as in `losses`."""
         return {name: count for name, (_, count) in self._sums(model, batch).items()}
 
     def losses(self, model, batch, whole=None):
@@ -94,7 +94,7 @@ class DetectionTask(Task):
             mask = mean of E over the mask pixels of positive sampled boxes
 
         The counts are taken over the global batch. mmdetection divides by the counts of one GPU and averages over GPUs,
-        which gives the same if every photo has 256 sampled anchors and 512 sampled boxes.
+        which gives the same losses if each photo has 256 sampled anchors and 512 sampled boxes.
 
         Args:
             model: a model of `build_model`.
@@ -107,7 +107,7 @@ class DetectionTask(Task):
         return {**losses, "total": tf.add_n(list(losses.values()))}
 
     def _sums(self, model, batch):
-        """dict from the name of a loss to (sum of the loss, count that it is divided by) for a micro-batch."""
+        """dict from the name of a loss to (sum of the loss, count that divides this sum) for a micro-batch."""
         truth = {name: batch[name] for name in TRUTH if name in batch}
         outputs = model(batch["image"], valid_size=batch["valid_size"], truth=truth, training=True)
         entropy, levels = tf.nn.sigmoid_cross_entropy_with_logits, sorted(outputs["anchor_scores"])
@@ -177,7 +177,10 @@ class DetectionTask(Task):
 
 
 def _smooth_l1(error, beta):
-    """Smooth L1 loss (Girshick, ICCV 2015, Eq. 3) of [..., 4], summed over the last axis; linear from `beta` on."""
+    """Smooth L1 loss (Girshick, ICCV 2015, Eq. 3) of errors [..., 4], summed over the last axis.
+
+    The loss is quadratic for errors below `beta`, and linear for larger errors.
+    """
     size = tf.abs(error)
     return tf.reduce_sum(tf.where(size < beta, 0.5 * size**2 / beta, size - 0.5 * beta), -1)
 

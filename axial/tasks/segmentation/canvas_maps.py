@@ -74,7 +74,7 @@ def window_starts(size, window, overlap):
 def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
     """The network's output maps on the canvas, averaged over scales and optionally over the mirror image.
 
-    It averages class probabilities, centre heat maps and offsets (in pixels of the canvas). Scales run one after
+    It takes means of class probabilities, centre heat maps and offsets (in pixels of the canvas). Scales run one after
     the other, so memory does not grow with their number. A mirrored photo gives exactly the mirrored maps, because each
     scale averages the image and its mirror image first.
 
@@ -98,7 +98,7 @@ def canvas_maps(model, images, widths=None, scales=(1.0,), *, flip=False):
             mirrored = {name: _mirror(x, widths) for name, x in mirrored.items()}
             if OFFSET in mirrored:
                 mirrored[OFFSET] *= tf.constant([1.0, -1.0])
-            # Not a plain sum, which graph optimisation would reorder with the sum over scales.
+            # TensorFlow's graph optimisation would reorder a plain sum with the sum over scales.
             scaled = {name: tf.reduce_mean(tf.stack([scaled[name], mirrored[name]]), 0) for name in scaled}
         total = scaled if total is None else {name: total[name] + scaled[name] for name in total}
     mean = {name: x / len(scales) for name, x in total.items()}

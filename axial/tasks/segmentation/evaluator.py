@@ -62,7 +62,7 @@ class PanopticMetrics(Metrics):
     Args:
         spec: `DatasetSpec`.
         shard: (i, n) to score every n-th photo of the split, from the i-th on.
-        thresholds: IoU thresholds of `MatchingAccuracy`; empty to leave it out.
+        thresholds: IoU thresholds of `MatchingAccuracy`; empty to leave out this score.
     """
 
     parts = ("quality", "iou", "ap")
@@ -107,15 +107,15 @@ class PanopticMetrics(Metrics):
         if "matching" in state:
             self.parts = (*PanopticMetrics.parts, "matching")
         super().restore(state)
-        self.full_photos = state.get("full_photos", 0)  # states of older versions lack it
+        self.full_photos = state.get("full_photos", 0)  # states of older versions have no count
 
     @property
     def confusion(self):
-        """Confusion matrix of pixels, int [C, C + 1]: rows are true classes, columns predicted classes, then void."""
+        """Pixel confusion matrix, int [C, C + 1]. Rows are true classes, columns are predicted classes, then void."""
         return self.iou.confusion
 
     def result(self):
-        """dict of the results of 'pq', 'miou' and 'ap', and with thresholds of 'matching'."""
+        """dict of the results 'pq', 'miou' and 'ap', and of 'matching' if there are thresholds."""
         result = {"pq": self.quality.result(), "miou": self.iou.result(), "ap": self.ap.result()}
         result |= {"full_photos": self.full_photos} if self.full_photos else {}
         return {**result, "matching": self.matching.result()} if self.matching.thresholds else result
@@ -134,7 +134,7 @@ def submitted(predictions, results, spec):
 
 
 def _segments_json(table, spec, labels):
-    """List of the predicted `Segments` as dicts for JSON.
+    """List of dicts for JSON, one for each predicted segment of the `Segments` in `table`.
 
     'box' is (x, y, width, height) and 'segmentation' is COCO's run-length encoding. A thing's 'label' is its number in
     the label image. `labels`, int [S], has these numbers, 0 for stuff; it is None if the network has no instances.
@@ -189,7 +189,7 @@ class SegmentationEvaluator(Evaluator):
         """The `Description` of the prediction for a photo, uint8 [h, w, 3].
 
         Raises:
-            InputError: more segments than a panoptic PNG has ids.
+            InputError: the photo has more segments than a panoptic PNG has ids.
         """
         table = segment_table(prediction, spec)
         segments, classes, *_ = table
@@ -214,7 +214,7 @@ class SegmentationEvaluator(Evaluator):
     def predictions(self, signatures, spec, about):
         """See `Evaluator.predictions`. Photos at their own scale may be cut into tiles; see `Tiled`.
 
-        Older exports lack 'dropped'. For them it is 1 if every instance slot is used, else 0.
+        Older exports do not return 'dropped'. The value is then 1 if every instance slot is used, else 0.
         """
         run = super().predictions(signatures, spec, about)
 

@@ -27,17 +27,17 @@ class PostprocessConfig(Checked):
     """Options of the grouping. Lengths and areas are in pixels of the canvas.
 
     Attributes:
-        center_threshold: threshold of the centre heat map. A centre's score is above it.
+        center_threshold: threshold of the centre heat map. A centre's score is above this threshold.
         nms_kernel: odd kernel size of non-maximum suppression; 7 in Panoptic-DeepLab's paper.
         top_k: largest number of instances on a canvas; None for as many as the canvas and the spec's label_divisor
             allow. The centres with the highest scores are kept.
         stuff_area: a stuff class with fewer pixels becomes void.
         thing_area: an instance with fewer pixels becomes void.
         pieces: handling of instances that are not connected: 'largest' keeps the largest connected component, 'split'
-            makes each component an instance, None leaves them unchanged, as the papers do. See `apply_pieces`.
+            makes each component an instance, None leaves instances unchanged, as the papers do. See `apply_pieces`.
 
     Raises:
-        InputError: an argument of the wrong type, or out of range; an even nms_kernel.
+        InputError: an argument has the wrong type or is out of range, or `nms_kernel` is even.
     """
 
     center_threshold: Fraction = 0.1
@@ -54,10 +54,10 @@ class PostprocessConfig(Checked):
 
 
 def most_centers(canvas, config, spec):
-    """Largest number of instances on a canvas (height, width): `top_k`, or fewer if fewer local maxima can exist on it.
+    """Largest number of instances on a canvas (height, width): `top_k`, or fewer if fewer local maxima have room.
 
-    Each maximum lies outside the NMS windows of the others, so a square of half a window's side has at most one.
-    Panoptic labels limit the number too, as instance numbers are below the spec's label_divisor.
+    Each maximum lies outside the NMS windows of the others, so a square with half a window's side has at most one
+    maximum. Panoptic labels limit the number too, as instance numbers are below the spec's label_divisor.
     """
     room = min(math.prod(-(-side // _half(config)) for side in canvas), max(spec.label_divisor - 1, 1))
     return min(config.top_k or room, room)
@@ -166,11 +166,11 @@ def postprocess(maps, spec, config):
             'instance': 0 for no instance, i + 1 for the i-th centre.
             'panoptic': class x label_divisor + number of the instance within its class; spec.void for void. Stuff has
                 number 0. Instances are numbered from 1, in the raster order of their first pixels.
-        of float32 [N, K]:
+        and float32 arrays [N, K]:
             'center_score': value of the heat map at each centre.
             'score': the centre's score times the mean probability of the instance's class over its pixels
                 (Panoptic-DeepLab, Sec. 3.4).
-        and of int32 [N]:
+        and an int32 array [N]:
             'dropped': number of centres beyond `most_centers`.
     """
     semantic = maps[CLASS]
@@ -281,8 +281,9 @@ def apply_pieces(panoptic, spec, config, scale):
     """Applies `PostprocessConfig.pieces` to the instances of one photo. Returns panoptic labels, int32 [h, w].
 
     A piece is a connected component of an instance (4-connectivity). With 'largest', all pieces but the largest become
-    void. With 'split', they become instances, numbered from the photo's largest instance number + 1. Pieces whose
-    number would reach the label_divisor stay in their instance. Pieces with fewer pixels than `thing_area` become void.
+    void. With 'split', these pieces become instances, numbered from the photo's largest instance number + 1. Pieces
+    whose number would reach the label_divisor stay in their instance. Pieces with fewer pixels than `thing_area`
+    become void.
 
     Args:
         panoptic: panoptic labels at the photo's own size, int32 [h, w].

@@ -16,7 +16,7 @@ from axial.tasks.segmentation.losses import TargetConfig, panoptic_targets, sema
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation(Checked):
-    """Random augmentation of training photos. By default it changes no colours.
+    """Random augmentation of training photos. By default the augmentation changes no colours.
 
     Attributes:
         scales: range of the random scale, relative to the photo after it is fitted to the canvas or scaled by
@@ -24,11 +24,11 @@ class Augmentation(Checked):
         scale_step: step between the scales that can be drawn; 0 for a uniform distribution.
         flip: whether to flip photos horizontally with a probability of 1/2.
         shift: whether the position of the crop in the photo (or of a smaller photo in the crop) is random. Otherwise
-            their upper left corners coincide, as in evaluation.
+            the upper left corners of crop and photo coincide, as in evaluation.
         crop: (height, width) that photos are cropped or padded to; None for the size of the canvas.
         quarter_turns: whether to rotate photos by 0, 90, 180 or 270 degrees, each with a probability of 1/4.
         brightness: range of a random factor for pixel values. Values above 255 are clipped.
-        gamma: range of a random exponent for pixel values / 255. It is applied before the brightness.
+        gamma: range of a random exponent for pixel values / 255. The exponent is applied before the brightness.
     """
 
     scales: tuple[Scale, Scale] = (0.5, 2.0)
@@ -65,7 +65,7 @@ class DataConfig(Checked):
             the length of the largest objects, so that each object is whole in some tile.
 
     Raises:
-        InputError: an argument of the wrong type; a `tile_overlap` without a scale, or above half of a tile.
+        InputError: an argument has the wrong type, or `tile_overlap` has no scale or is above half of a tile's side.
     """
 
     train_split: Name
@@ -137,7 +137,7 @@ def training_example(record, seed, spec, data, instances=True):
         seed: int [2], the seed of the augmentation.
         spec: `DatasetSpec`.
         data: `DataConfig`.
-        instances: whether to return `panoptic_targets`; otherwise `semantic_targets`.
+        instances: whether the targets are `panoptic_targets`; otherwise they are `semantic_targets`.
     """
     crop, augmentation = data.crop, data.augmentation
     draw = tf.random.stateless_uniform([4], seed)

@@ -2,7 +2,7 @@
 
 Each loss is a mean over the pixels of an image and then over images. So the gradient does not depend on how the batch
 is divided over replicas and micro-batches. Losses of other tasks divide sums by counts, such as the number of tokens;
-they get the counts of the global batch from `whole_batch`.
+these losses get the counts of the global batch from `whole_batch`.
 """
 
 import dataclasses
@@ -119,9 +119,9 @@ class LossConfig(Checked):
     """Weights of the losses, and the pixels that they use.
 
     Attributes:
-        stride: the losses use every stride-th row and column of the crop; 1 as published. These pixels, the crop's
-            pixels and the pixels of the output maps must lie on a common grid.
-        top_k: fraction of pixels, the hardest ones, that the semantic loss averages over. DeepLab2 and
+        stride: step between the rows and columns of the crop that the losses use; 1 as published. These pixels, the
+            crop's pixels and the pixels of the output maps must lie on a common grid.
+        top_k: fraction of pixels, with the largest losses, that the semantic loss averages over. DeepLab2 and
             Panoptic-DeepLab's code have 0.2 on COCO and Cityscapes; DeeperLab, which Panoptic-DeepLab cites, has 0.15.
         auxiliary_weight: weight of the auxiliary loss, for networks with an auxiliary head; 0.4 in CCNet's code.
         center_weight: weight of the centre heat map loss.
@@ -129,7 +129,7 @@ class LossConfig(Checked):
             crops of 641 pixels and more.
 
     Raises:
-        InputError: an argument of the wrong type, or out of range.
+        InputError: an argument has the wrong type or is out of range.
     """
 
     stride: Count = 1
@@ -165,7 +165,7 @@ def mean_of_largest(values, valid, most):
 
     A radix selection finds the smallest value that counts, from its highest bits to its lowest. A sort would take a
     CPU four times as long for a map of 1025x1025. All values equal to this smallest one have one fractional weight, so
-    that the weights sum to `most`. Their gradients are therefore equal; a sort would select only some of them.
+    that the weights sum to `most`. So these values have equal gradients; a sort would select only some of them.
 
     Args:
         values: float32 [N, H, W], not negative; a valid NaN makes the image's mean NaN.

@@ -52,8 +52,8 @@ class DensePrediction(Task):
     Args:
         model: `ModelConfig`.
         data: `DataConfig`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
-            whose names begin with train and val.
+        data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
+            splits there whose names begin with 'train' and 'val'.
         spec: `DatasetSpec`; by default the spec of the converted training split.
         loss: `LossConfig`.
         grouping: `PostprocessConfig`.
@@ -63,7 +63,7 @@ class DensePrediction(Task):
         canvases: canvas argument of `preprocess`: (height, width) or a `ScaledCanvas`.
 
     Raises:
-        InputError: no such data.
+        InputError: the data does not exist.
     """
 
     evaluator = PANOPTIC
@@ -96,12 +96,12 @@ class DensePrediction(Task):
             self.about = Tiled.from_task(self).about()
 
     def build_model(self, folded=False):
-        """The model with its weights. With `folded` it is built without batch norms."""
+        """The model with its weights. With `folded`, the model has no batch norms."""
         changes = {"instances": False} if self.loss_names == ("semantic", "total") else {}
         return self.model.build(self.num_classes, self.data.crop, folded, changes)
 
     def main_score(self, scores):
-        """The score that compares checkpoints: PQ, or mIoU without an instance branch."""
+        """The score by which a training ranks its checkpoints: PQ, or mIoU if there is no instance branch."""
         return scores["pq"]["all"]["pq"] if self.instances else scores["miou"]["miou"]
 
     def training_example(self, record, seed):
@@ -132,7 +132,7 @@ class DensePrediction(Task):
         return functools.partial(Tiled.from_task(self), predict_canvases)
 
     def replicated(self, function, inference):
-        """A `DistributedPredictor` of a function of canvases. XLA may compile it if all canvases have one size."""
+        """A `DistributedPredictor` of a function of canvases. XLA is used only if all canvases have one size."""
         return DistributedPredictor(function, inference.strategy, compiled=self.scale is None and inference.compiled)
 
     def example(self, image):
@@ -143,7 +143,7 @@ class DensePrediction(Task):
     def serve(self, model, image):
         """The prediction for one photo, uint8 [h, w, 3], as an export returns it; see `Server`."""
         placed, valid_size = preprocess(image, self.data.canvases(one=True))
-        if self.scale is not None:  # for callers of the export without `Predictor`, which makes tiles
+        if self.scale is not None:  # for users who call the export without `Predictor`, which makes tiles
             fits = tf.reduce_all((valid_size > 0) & (valid_size <= self.canvas))
             text = f"times {self.scale:g}, the photo has no pixel or is larger than the canvas {self.canvas}"
             with tf.control_dependencies([tf.debugging.Assert(fits, [text])]):
@@ -156,7 +156,7 @@ class DensePrediction(Task):
         return photo_prediction(result, valid_size, size, spec=self.spec, config=self.grouping)
 
     def network(self, model):
-        """The function that inference runs, from images to output maps: by default the model."""
+        """The function by which inference maps images to output maps: by default the model."""
         return model
 
     def maps(self, model, images, widths=None, inference=Inference()):
@@ -175,7 +175,7 @@ class PanopticTask(DensePrediction):
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
-        instances: whether the network has an instance branch. It has none if the data has no things.
+        instances: whether the network has an instance branch. A network for data without things never has this branch.
     """
 
     models = ("panoptic",)
@@ -189,7 +189,7 @@ class PanopticTask(DensePrediction):
 class SegmentationTask(DensePrediction):
     """The task of semantic segmentation with sliding-window inference; see `DensePrediction`.
 
-    The windows have the size of the training crop. mIoU compares checkpoints.
+    The windows have the size of the training crop. A training ranks its checkpoints by mIoU.
 
     Args:
         multi_scale: scales of the canvas that multi-scale inference averages over, each with its mirror image.
@@ -209,12 +209,12 @@ class SegmentationTask(DensePrediction):
         self.settings |= {"window": self.data.crop, "overlap": self.overlap}
 
     def network(self, model):
-        """The function that inference runs, from images to output maps: the model on sliding windows."""
+        """The function by which inference maps images to output maps: the model on sliding windows."""
         return sliding(model, self.data.crop, self.overlap)
 
 
 def segment_each(task, model, images):
-    """Segments a large batch of canvases. The network runs on the whole batch, the post-processing image by image.
+    """Segments a large batch of canvases. The network runs on the whole batch, and the post-processing on each image.
 
     Maps on the canvas are float32 and have all classes: 133 classes of 1025x1025 pixels take 0.56 GB for each image.
     Raises InputError if the task is not segmentation.

@@ -1,8 +1,8 @@
 """Segmentations on disk: in COCO's panoptic format, and for the benchmark servers of COCO and Cityscapes.
 
-COCO's format has a PNG of segment ids for each photo, and one JSON. It lacks the scores of segments, which AP needs,
-and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment. It also adds
-'semantic' to each annotation: the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both.
+COCO's format has a PNG of segment ids for each photo, and one JSON. This format lacks the scores of segments, which AP
+needs, and the classes of pixels before the grouping, which mIoU needs. So axial adds a 'score' to each segment, and
+'semantic' to each annotation: the name of a PNG of category ids beside the JSON. COCO's evaluator ignores both keys.
 """
 
 import os
@@ -40,14 +40,14 @@ class CocoPredictionWriter(PredictionWriter):
         spec: `DatasetSpec`.
         split: name of the split.
         data_dir: folder of the converted split. A PNG has the stem of its photo, or another name if two photos of the
-            split have the same stem. Without a `data_dir` it always has the stem.
+            split have the same stem. Without a `data_dir`, each PNG has the stem of its photo.
     """
 
     kind, schema = "panoptic", schemas.Annotation
 
     def __init__(self, folder, spec, split, data_dir=None):
         super().__init__(folder, spec, split, data_dir)
-        self._names = None  # of the PNGs of all photos; set when the first photo is added
+        self._names = None  # names of all photos' PNGs; set when the first photo is added
         self.pictures, self.semantic = f"panoptic_{split}", f"semantic_{split}"
         make_folder(output_folder(folder, self.pictures, "--split"))
 
@@ -112,13 +112,13 @@ class StoredPredictions:
 
     Args:
         path: path of the JSON.
-        folder: folder of its PNGs.
+        folder: folder of the PNGs that the JSON names.
         data_dir, split: the converted split whose photos were predicted.
         spec: `DatasetSpec`.
 
     Raises:
-        InputError: another kind of JSON; a category that is not in the spec or has another name there; an image of the
-            split that is missing in the JSON or in the folder.
+        InputError: the JSON has another format; a category is not in the spec, or has another name there; an image of
+            the split is missing in the JSON or in the folder.
     """
 
     def __init__(self, path, folder, data_dir, split, *, spec):
@@ -158,7 +158,7 @@ class StoredPredictions:
         return next((self._by_image[key] for key in keys if key in self._by_image), None)
 
     def __call__(self, examples):
-        """Yields (example, dict of 'table' and 'semantic'), as `PanopticMetrics.update` takes it."""
+        """Yields (example, prediction for `PanopticMetrics.update`, a dict of 'table' and 'semantic')."""
         classes = self.spec.class_of_category
         for example in examples:
             annotation = self._annotation(int(example["image/id"]), photo_name(example))
@@ -234,7 +234,7 @@ class CityscapesPredictionWriter:
         split: name of the split, for the names of the panoptic files.
 
     Raises:
-        InputError: `folder` already has results of the split; classes of another data set.
+        InputError: `folder` already has results of the split, or the spec has classes of another data set.
     """
 
     def __init__(self, folder, spec, split):

@@ -1,4 +1,4 @@
-"""Studies that evaluate one model many times: over resolutions, or over options of the grouping."""
+"""Studies that evaluate one model many times: at several resolutions, or with several options of the grouping."""
 
 import ast
 import dataclasses
@@ -20,8 +20,8 @@ from axial.tasks.segmentation.tiles import Tiled
 def stress_test(task, model, split, ratios, inference=Inference()):
     """Yields a row for each ratio: 'ratio', 'canvas' and the `headline`, scored at the photos' own size.
 
-    Photos are fitted to the canvas times the ratio. The grouping's areas are scaled with the area of the canvas; the
-    paper does not say whether it does so. The grouping's other options, in pixels of the canvas, do not change.
+    Photos are fitted to the canvas times the ratio. The grouping's areas are scaled with the area of the canvas,
+    although the paper does not mention this. The grouping's other options, in pixels of the canvas, do not change.
 
     Args:
         task, model: a segmentation task and its model.
@@ -51,7 +51,7 @@ def add_changes(curves):
     """Adds the relative changes of PQ, PQ-things and PQ-stuff, named as in `CHANGES`, to the rows of one or two runs.
 
     With two runs, the changes are relative to the first run at the same ratio, as in Fig. 4. With one run, they are
-    relative to its row at ratio 1. A change is None if that row is missing, or if the base score is 0 or undefined.
+    relative to this run's row at ratio 1. A change is None if the base row is missing, or its score is 0 or undefined.
 
     Args:
         curves: list of the `stress_test` rows of each run.
@@ -82,7 +82,7 @@ def combinations(grouping, sweeps):
         list of (dict of the changed options, `PostprocessConfig`).
 
     Raises:
-        InputError: an unknown option (the message names the nearest), an option that is given twice, or a wrong value.
+        InputError: an option is unknown (the message names the nearest), is given twice, or has a wrong value.
     """
     knobs, axes = [field.name for field in dataclasses.fields(grouping)], {}
     for text in sweeps:
@@ -99,7 +99,7 @@ def combinations(grouping, sweeps):
 
 
 def _value(text):
-    """Parses a literal, such as a number or None; returns any other text unchanged. `PostprocessConfig` checks it."""
+    """The value of a literal, such as a number or None. Any other text is returned unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

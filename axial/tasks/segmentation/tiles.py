@@ -52,7 +52,7 @@ class Tiled:
         return cls(task.canvases, task.example, spec, task.grouping)
 
     def about(self):
-        """dict that `from_export` reads; an export's signature 'classes' returns it."""
+        """dict that `from_export` reads. An export's signature 'classes' returns this dict."""
         knobs = {"stuff_area": self.grouping.stuff_area, "thing_area": self.grouping.thing_area}
         knobs |= {"pieces": self.grouping.pieces or "", "tile_overlap": self.canvas.overlap}
         return {SCALE: self.canvas.scale, "instances": any(self.spec.things), **knobs}
@@ -78,7 +78,7 @@ class Tiled:
             examples: examples of photos of any size.
 
         Raises:
-            InputError: `is_whole` or `join` refuses a photo. The message names it.
+            InputError: `is_whole` or `join` refuses a photo. The message names the photo.
         """
         for example, results in self.tile_results(predictions, examples):
             yield example, self.joined(example, results)
@@ -86,7 +86,7 @@ class Tiled:
     def tile_results(self, predictions, examples):
         """Yields (example, iterator of the predictions of its tiles); see `__call__`. A small photo is a single tile.
 
-        `joined` takes the iterator, which must be consumed before the next example.
+        `joined` takes the iterator, which must be consumed before the next example is requested.
         """
         waiting = collections.deque()  # requested examples, with their numbers of tiles
         results = iter(predictions(self._pieces(examples, waiting)))
@@ -133,7 +133,7 @@ def _name(example):
 
 @dataclasses.dataclass
 class Tiling:
-    """The tiles of a photo. All have one size, but the photo's border may cut the last along an axis.
+    """The tiles of a photo. All tiles have one size, but the photo's border may cut the last one along an axis.
 
     Tiles start at multiples of the network's stride. So the pixels of a tile's maps are aligned with the maps of the
     whole photo, and a convolutional network predicts the same segments, except near edges.
@@ -181,7 +181,7 @@ def _spans(side, tile, overlap, stride):
 
 
 def _multiple(position, stride, to_whole):
-    """The last multiple of the stride up to a position (math.floor), or the first from it (math.ceil), as an int."""
+    """int: the last multiple of the stride up to a position (math.floor), or the first one after it (math.ceil)."""
     slack = 0.49 if to_whole is math.floor else -0.49
     return round(to_whole((position + slack) / stride) * stride)
 
@@ -210,7 +210,7 @@ def join(results, tiling, *, spec, grouping, scale):
         mean of its scores in the tiles, weighted by pixels. 'dropped' is the largest 'dropped' of a tile.
 
     Raises:
-        InputError: more instances of a class than the spec's label_divisor allows.
+        InputError: a class has more instances than the spec's label_divisor allows.
     """
     ids, semantic, objects, scores, dropped = _assemble(results, tiling)
     instance, scores = _number_objects(ids, objects, scores)
@@ -280,7 +280,7 @@ class _Tile:
         self.whole[0] = False
 
     def contains(self, other):
-        """bool [K + 1]: whether an instance of another tile lies in this tile and does not touch its inner edges."""
+        """bool [K + 1]: whether each instance of tile `other` lies in this tile and does not touch its inner edges."""
         first, end = other._bounds[:, 0], other._bounds[:, 1]
         return np.all((first >= self._low) & (end <= self._high), 1)
 
@@ -294,7 +294,7 @@ class _Tile:
         return np.maximum(ids - self.first, 0)
 
     def repaired(self, others):
-        """Copies of (ids, semantic) where objects that this tile cuts are replaced by whole ones from other tiles."""
+        """Copies of (ids, semantic) in which whole objects of other tiles replace the objects that this tile cuts."""
         maps = [x.copy() for x in self.maps]
         for other in others:
             cut = other.whole & ~self.contains(other)

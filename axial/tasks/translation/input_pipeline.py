@@ -44,7 +44,7 @@ class TextData(Checked):
         reverse: whether to translate from the second language to the first.
 
     Raises:
-        InputError: lengths that are not increasing or do not divide the last.
+        InputError: the lengths do not increase, or one of them does not divide the last.
     """
 
     train_split: Name
@@ -75,7 +75,7 @@ class Sentences:
     Args:
         data_dir: folder of the converted data set.
         data: `TextData`.
-        spec: its `TextSpec`.
+        spec: the data set's `TextSpec`.
 
     Raises:
         InputError: the data set is missing or damaged, or has another spec or schema; no pair fits into a bucket.
@@ -107,7 +107,7 @@ class Sentences:
     def epoch(self, seed, epoch, rows):
         """The batches of an epoch, shuffled by the seed: list of (bucket, indices of pairs).
 
-        Every pair is in a batch. The last batch of a bucket is filled up by repeating the bucket's first pairs.
+        Every pair with a bucket is in a batch. The last batch of a bucket is filled up with the bucket's first pairs.
         """
         rng = np.random.default_rng([seed, epoch])
         order, batches = rng.permutation(len(self.buckets)), []
@@ -119,7 +119,7 @@ class Sentences:
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def batch(self, bucket, numbers, rows):
-        """A batch: dict of 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], all equal."""
+        """A batch: dict of 'source' and 'target' int32 [rows, L], and 'bucket' int32 [rows], the same in all rows."""
         sides = []
         for ids, starts in zip(self._ids, self._starts):
             table = np.zeros([len(numbers), self.lengths[bucket]], np.int32)
@@ -140,7 +140,7 @@ def training_text(data_dir, data, spec, stream):
         data: `TextData`.
         spec: the data set's `TextSpec`.
         stream: `Stream`. Its batch is the number of source tokens in a global batch, padding included, and also the
-            number of target tokens. It is rounded down to whole rows on each replica.
+            number of target tokens. The number is rounded down to whole rows on each replica.
 
     Raises:
         InputError: see `Sentences`; the batch has less than one row for each replica.

@@ -56,7 +56,7 @@ class TranslationMetrics(Metrics):
         self.photos = [[int(number), str(name), float(score)] for number, name, score in state["photos"]]
 
     def result(self):
-        """See `bleu.scores`."""
+        """dict of the scores of the split; see `bleu.scores`."""
         return bleu.scores([text for text, _ in self.pairs], [reference for _, reference in self.pairs])
 
 
@@ -173,7 +173,7 @@ class BestScores(schemas.Struct):
 
 
 class TextServer(tf.Module):
-    """The signatures of a translator's export. Loading it needs `import tensorflow_text`, for its operations.
+    """The signatures of a translator's export. Loading an export needs `import tensorflow_text`, for its ops.
 
     'serving_default', also called 'text', takes sentences, string [N]. It returns 'translation', string [N], and
     'score', float32 [N], the log probability divided by the length penalty. Sentences are translated one by one, and
@@ -220,8 +220,8 @@ class TranslationTask(Task):
     Args:
         model: `ModelConfig`.
         data: `TextData`.
-        data_dir: folder of the converted data set. If it lacks both splits of `data`, the task uses the only splits
-            whose names begin with train and val.
+        data_dir: folder of the converted data set. If the folder has neither split of `data`, the task uses the only
+            splits there whose names begin with 'train' and 'val'.
         label_smoothing: fraction of the target that is spread evenly over the vocabulary.
         beams: beam size of beam search; 1 for greedy search.
         alpha: exponent of the length penalty; see `Translator.translate`.
@@ -229,7 +229,7 @@ class TranslationTask(Task):
         spec: `TextSpec`; by default the spec of the converted training split.
 
     Raises:
-        InputError: no such data; a model that is not a translator.
+        InputError: the data does not exist, or the model is not a translator.
     """
 
     evaluator = TRANSLATION
@@ -258,7 +258,7 @@ class TranslationTask(Task):
         self.settings |= {"lengths": self.data.lengths, "reverse": self.data.reverse}
 
     def main_score(self, scores):
-        """The score that compares checkpoints: BLEU."""
+        """The score by which a training ranks its checkpoints: BLEU."""
         return scores["bleu"]
 
     # === Training ===
@@ -270,7 +270,7 @@ class TranslationTask(Task):
         return training_text(self.data_dir, self.data, self.spec, Stream(batch, seed, first_step, context))
 
     def by_shape(self, compute, batch):
-        """Returns compute(batch), with the rows reshaped to sentences. There is a branch for each bucket."""
+        """Returns compute(batch), with the rows reshaped to sentences. The graph has a branch for each bucket."""
 
         def branch(length):
             return lambda: compute({name: unpack_rows(batch[name], length) for name in ("source", "target")})
@@ -278,12 +278,12 @@ class TranslationTask(Task):
         return tf.switch_case(batch["bucket"][0], [branch(length) for length in self.data.lengths])
 
     def counts(self, model, batch):
-        """dict of the normaliser of `losses` for a micro-batch: the number of tokens without padding."""
+        """dict of a micro-batch's divisor in `losses`: the number of tokens without padding."""
         del model
         return {"total": tf.reduce_sum(_token_mask(batch["target"]))}
 
     def losses(self, model, batch, whole=None):
-        """dict of the loss of a train step, 'total': the mean over the tokens of the global batch, without padding.
+        """dict of a train step's loss, 'total': the mean over the tokens of the global batch, without padding.
 
         Args:
             model: a model of `build_model`.
@@ -308,8 +308,8 @@ class TranslationTask(Task):
     def predictions(self, model, inference=Inference()):
         """A function that takes examples and yields (example, dict of 'translation', a text, and 'score').
 
-        Each sentence is padded to the first of `lengths` that fits it. So a translation does not depend on the other
-        sentences.
+        Each sentence is padded to the smallest of `lengths` that is long enough. So a translation does not depend on
+        the other sentences.
         """
         if tuple(inference.scales) != (1.0,) or inference.flip:
             raise InputError("--scales, --flip, --multi_scale: for photos; the task is translation")
