@@ -209,6 +209,7 @@ def until(true, seconds=30):
 
 @pytest.fixture
 def here(tmp_path):
+    """A `Here` in the test's folder. Its processes are killed at the end of the test."""
     made = Here(tmp_path / "slice")
     yield made
     made.close()

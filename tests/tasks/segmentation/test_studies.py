@@ -30,6 +30,7 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
+    """A Panoptic-DeepLab with random weights, whose scores differ between the knobs of the grouping."""
     keras.utils.set_random_seed(0)
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
