@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def golden_block(meta):
-    """For a golden file of a block: (block, converter of weights, function to our order of axes)."""
+    """Returns (block of a golden file, function that converts weights, function to axial's order of axes)."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]

@@ -1,4 +1,4 @@
-"""A prediction does not depend on the other photos of the batch or their order, and mirrors with the photo."""
+"""A prediction does not depend on the other photos of the batch or their order. A mirrored photo mirrors it."""
 
 import functools
 
