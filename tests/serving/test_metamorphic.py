@@ -1,4 +1,4 @@
-"""A prediction does not depend on the other photos of the batch or their order. A mirrored photo mirrors it."""
+"""A prediction does not depend on the rest of the batch. A mirrored photo has the mirrored prediction."""
 
 import functools
 
