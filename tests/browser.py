@@ -17,7 +17,9 @@ PROBE = """<script>window.onload = () => {
 
 
 def look(path, tmp_path):
-    """Returns a page's DOM as HTML text. The title has the counts of `PROBE`; a level row's images have equal tops."""
+    """Returns a page's DOM as HTML text. `PROBE` replaces the title by the numbers of images and of broken images, the
+    number of level rows, whose images have equal tops, and whether the page is wider than the window.
+    """
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         pytest.skip("needs chromium or google-chrome on the path")

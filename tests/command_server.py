@@ -30,7 +30,8 @@ for line in sys.stdin:
         os.dup2(err[0], 2)
         os.environ.update(environment)
         signal.alarm(1800)  # a command that hangs fails
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in a shell's background ignore Ctrl-C
+        # A shell's background jobs ignore SIGINT, and forks inherit that. A test sends SIGINT to interrupt the command.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["axial-" + command, *arguments]
         module = __import__("axial.cli." + command, fromlist=["main"])
         code = 0
@@ -58,6 +59,8 @@ for line in sys.stdin:
 
 @dataclasses.dataclass
 class Result:
+    """Exit code, standard output and standard error of a finished command."""
+
     code: int
     out: str
     err: str

@@ -20,7 +20,7 @@ LINKED = [
     *(path for room in ("experiments", "axial/layers") for path in sorted(ROOT.glob(f"{room}/**/*.md"))),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Prints the flags of each verb. Each command runs in its own fork, as commands share flag names. '' means the default.
+# Prints the flags of each verb; '' is the default verb. Each command has its own fork, as commands share flag names.
 TELL = """
 import importlib, json, os, sys
 from axial.cli import app

@@ -50,7 +50,7 @@ def test_examples_of_docstrings(name):
     assert result.attempted and not result.failed
 
 
-# Functions that take any number of positional arguments: three of other libraries, and axial's with *args.
+# Functions with any number of positional arguments: three of other libraries, and axial's functions with *args.
 VARIADIC = {"Table", "add_row", "join"} | {
     node.name
     for path in FILES

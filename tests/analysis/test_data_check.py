@@ -19,7 +19,7 @@ SPEC = DatasetSpec("test", ("road", "car", "<sky>"), (1, 2, 3), (False, True, Fa
 
 
 def record(name, ids, segments, photo=None, **changes):
-    """A serialised record of a segment map `ids`, int [h, w], rows `segments` (id, class, crowd), and maybe a photo."""
+    """A serialised record. `ids` is the map of segment ids, int [h, w]. `segments` is a list of (id, class, crowd)."""
     encoded = io.BytesIO()
     if photo is None:
         seed = sum(map(ord, name))

@@ -27,7 +27,7 @@ def recipe_of(path):
 
 @pytest.mark.parametrize("device", [("CPU", 2**34), ("GPU", None)])
 def test_a_step_that_does_not_suit_the_device_is_said(device, monkeypatch):
-    """The fake device computes 50 billion multiply-adds a second, like a laptop."""
+    """The warning has the run's time on a fake device with 50 billion multiply-adds a second, like a laptop."""
     monkeypatch.setattr(step_cost, "device_memory", lambda: device)
     monkeypatch.setattr(step_cost, "rate", lambda: 5e10)
     step, crop, training = recipe_of("coco/axial_deeplab_s.gin")

@@ -224,7 +224,7 @@ def check_streams(result, names):
 
 
 def check_page(path, names):
-    """Asserts that a page has every name as text, and no other tags and attributes than ours."""
+    """Asserts that a page has every name as text, and only the tags and attributes that axial writes."""
     page = Page(path)
     assert page.tags <= TAGS and page.attributes <= ATTRIBUTES
     assert not [name for name in names if in_html(name) not in page.text]

@@ -58,35 +58,41 @@ def test_bad_input_is_one_line(command, tmp_path, call, words):
     assert os.listdir(tmp_path) == []  # a command that fails leaves no folder
 
 
-def test_links_in_the_folder_of_a_stranger_are_not_followed(command, trained, exported, tmp_path):
-    """A written file replaces a link. A link to a folder outside the run is refused before any write."""
+def test_no_file_is_written_through_links_in_a_run_or_in_results(command, trained, exported, tmp_path):
+    """A link to a folder outside the run or the results is refused before any write. The lock file replaces a link."""
     home, file, run, out = (tmp_path / name for name in ("home", "file", "run", "out"))
     home.mkdir()
     file.write_text("mine")
     shutil.copytree(trained, run)
     shutil.rmtree(run / "best")
-    (run / "best").symlink_to(home)
-    (run / "ckpt-99_temp").symlink_to(home)
+    results, report = out / "results" / "panoptic_val2017", out / "report" / "val2017"
+    for link in (run / "best", run / "ckpt-99_temp", results, report):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(home)
     (run / ".lock").symlink_to(file)
-    (out / "results").mkdir(parents=True)
-    (out / "results" / "panoptic_val2017").symlink_to(home)
-    (out / "report").mkdir()
-    (out / "report" / "val2017").symlink_to(home)
-    for ending in ("json", "panoptic.png", "semantic.png", "overlay.png"):
-        (out / f".partial.000000000285.{ending}").symlink_to(file)
     before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
     for called, folder in {
         ("train", *TINY, f"--model_dir={run}", "--gin_binding=STEPS = 9", "--change=learning_rate"): run / "best",
-        ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): out / "results" / "panoptic_val2017",
-        ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): out / "report" / "val2017",
+        ("evaluate", f"--saved_model={exported}", f"--results_dir={out}/results"): results,
+        ("evaluate", f"--saved_model={exported}", f"--report={out}/report"): report,
     }.items():
         result = command(*called)
         assert result.code == 2 and f"{folder}: a link that leads out of {folder.parent}" in result.line, result.err
     before.pop(run / ".lock")
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
+    assert not os.listdir(home) and file.read_text() == "mine"
+
+
+def test_axial_predict_replaces_links_and_keeps_their_targets(command, exported, tmp_path):
+    """The folder has links with the names of the temporary files. They are replaced, and not followed."""
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.write_text("mine")
+    out.mkdir()
+    for ending in ("json", "panoptic.png", "semantic.png", "overlay.png"):
+        (out / f".partial.000000000285.{ending}").symlink_to(file)
     result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", PHOTO)
     assert result.code == 0 and Image.open(out / "000000000285.overlay.png").size == Image.open(PHOTO).size, result.err
-    assert not os.listdir(home) and file.read_text() == "mine"
+    assert file.read_text() == "mine"
 
 
 def test_a_wrong_split_is_named_before_a_missing_checkpoint(command, trained, tmp_path):

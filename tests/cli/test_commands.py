@@ -108,50 +108,75 @@ def test_evaluate_takes_all_that_load_takes(command, trained, exported):
     assert result.code == 2 and f"{exported} is an export, which predicts at one scale" in result.line
 
 
-def test_results_are_stored_read_back_and_scored_at_thresholds(command, trained, sample_dir, tmp_path):
-    """Scores a run, its stored scores, its merged shards, its results in COCO's format, and the ground truth.
+def coco_files(folder):
+    """Flags that name the results of val2017 in COCO's format in a folder."""
+    return f"--results_json={folder}/panoptic_val2017.json", f"--results_dir={folder}/panoptic_val2017"
 
-    All scores are equal, except that the ground truth has accuracy 1. The CSV, report and picture are written.
+
+@pytest.fixture(scope="module")
+def scored(command, trained, sample_dir, tmp_path_factory):
+    """Evaluates a run twice, its stored results by `merge` and as files in COCO's format, and the ground truth.
+
+    Returns (folder, matches, lines). The folder contains all written files. The matches at each threshold and the
+    printed lines with scores are dicts, whose keys are the names of the evaluations.
     """
-    asked, results, table = "--thresholds=0.05,0.5", tmp_path / "results", tmp_path / "scores.csv"
+    folder = tmp_path_factory.mktemp("scored")
+    asked, results, table = "--thresholds=0.05,0.5", folder / "results", f"--csv={folder}/scores.csv"
     run, data = [f"--model_dir={trained}", f"--results_dir={results}"], f"--data_dir={sample_dir}"
-    files, truth = (
-        [f"--results_json={folder}/panoptic_val2017.json", f"--results_dir={folder}/panoptic_val2017"]
-        for folder in (results, f"{SAMPLE_DIR}/annotations")
-    )
-    drawn = [asked, f"--csv={table}", f"--picture={tmp_path}/new/a.png", "--caption=a title"]
+    drawn = [asked, table, f"--picture={folder}/new/a.png", "--caption=a title"]
     sources = {
-        "run": [*run, *drawn, f"--report={tmp_path}/run"],
-        "again": [*run, *drawn, f"--report={tmp_path}/again"],
+        "run": [*run, *drawn, f"--report={folder}/run"],
+        "again": [*run, *drawn, f"--report={folder}/again"],
         "merge": ["merge", f"--results_dir={results}"],
-        "results": ["results", *files, data, asked, f"--csv={table}"],
-        "truth": ["results", *truth, data, asked],
+        "results": ["results", *coco_files(results), data, asked, table],
+        "truth": ["results", *coco_files(f"{SAMPLE_DIR}/annotations"), data, asked],
     }
     matching, lines = {}, {}
     for name, source in sources.items():
-        path = tmp_path / f"{name}.json"
+        path = folder / f"{name}.json"
         result = command("evaluate", *source, "--split=val2017", f"--json={path}")
         assert result.code == 0, result.err
         lines[name] = [line for line in result.out.splitlines() if line.startswith(("things matched by IoU", "PQ="))]
         matching[name] = json.loads(path.read_text())["val2017"]["matching"]
+    return folder, matching, lines
+
+
+def test_stored_results_have_the_scores_and_pages_of_the_run(scored):
+    folder, matching, lines = scored
+    assert matching["run"] == matching["again"] == matching["results"] == matching["merge"]
+    assert lines["run"] == lines["again"] == lines["results"] == lines["merge"] and len(lines["run"]) == 2
+    pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in (folder / "run", folder / "again")]
+    assert pages[0] == pages[1]
+
+
+def test_the_ground_truth_has_accuracy_1_at_each_threshold(scored):
+    _, matching, lines = scored
     for at, row in matching["truth"].items():  # the run of one step has few matches
         assert row["accuracy"] == 1 and row["tp"] == matching["run"][at]["tp"] + matching["run"][at]["fn"] > 8
     assert lines["truth"][0] == "things matched by IoU, TP/(TP+FP+FN): accuracy@0.05=100.0 accuracy@0.5=100.0"
-    assert matching["run"] == matching["again"] == matching["results"] == matching["merge"]
-    assert lines["run"] == lines["again"] == lines["results"] == lines["merge"] and len(lines["run"]) == 2
-    pages = [{p.relative_to(f): p.read_bytes() for p in f.rglob("*.*")} for f in (tmp_path / "run", tmp_path / "again")]
+
+
+def test_the_csv_the_report_and_the_picture_show_the_scores(scored):
+    folder, matching, _ = scored
     accuracy = matching["run"]["0.05"]["accuracy"]
-    assert pages[0] == pages[1] and np.asarray(Image.open(tmp_path / "new" / "a.png")).std() > 20
-    assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (tmp_path / "run" / "val2017.html").read_text()
-    first, second = csv.DictReader(table.read_text().splitlines())
+    assert np.asarray(Image.open(folder / "new" / "a.png")).std() > 20
+    assert f"<td>accuracy@0.05</td><td>{100 * accuracy:.1f}</td>" in (folder / "run" / "val2017.html").read_text()
+    first, second = csv.DictReader((folder / "scores.csv").read_text().splitlines())
     assert first["pq_all"] == second["pq_all"] and float(first["accuracy@0.05"]) == round(100 * accuracy, 3)
     assert second["model"].endswith("panoptic_val2017.json") and second["photos"] == "8"
+
+
+def test_each_png_of_the_results_has_the_segment_ids_of_the_json(scored):
+    results = scored[0] / "results"
     content = json.loads((results / "panoptic_val2017.json").read_text())
     for annotation in content["annotations"]:
         rgb = np.asarray(Image.open(results / "panoptic_val2017" / annotation["file_name"])).astype(int)
         painted = set(np.unique(rgb @ [1, 256, 65536])) - {0}
         assert painted == {s["id"] for s in annotation["segments_info"]}
-    result = command("evaluate", *run, "--split=val2017")
+
+
+def test_stored_results_refuse_other_thresholds(command, trained, scored):
+    result = command("evaluate", f"--model_dir={trained}", f"--results_dir={scored[0]}/results", "--split=val2017")
     assert result.code == 2 and "its thresholds is [0.05, 0.5] and not None" in result.line, result.err
 
 
@@ -202,25 +227,28 @@ def test_a_bad_record_is_named(command, exported, sample_dir, tmp_path):
     assert result.code == 2 and "1 error, which the tables above name" in result.line and "unreadable" in result.out
 
 
-def test_own_data_converts_and_is_checked(command, tmp_path):
-    """Three photos of 60x40 pixels with a road and a car become a split, a page, and advice on how to train."""
-    for layer in ("photos", "semantic", "instance"):
-        (tmp_path / "mine" / "train" / layer).mkdir(parents=True)
+@pytest.fixture
+def own_photos(tmp_path):
+    """A folder with a split of three photos of 60x40 pixels and their label images. Each has a road and one car."""
     rng = np.random.default_rng(0)
     for i in range(3):
-
-        def layer_path(layer):
-            return tmp_path / "mine" / "train" / layer / f"{i}.png"
-
-        Image.fromarray(rng.integers(0, 256, [40, 60, 3], np.uint8)).save(layer_path("photos"))
         ids = np.full([40, 60], 1, np.uint8)
         ids[10:30, 20:40] = 2
-        Image.fromarray(ids).save(layer_path("semantic"))
-        Image.fromarray((ids == 2).astype(np.uint8)).save(layer_path("instance"))
+        photo = rng.integers(0, 256, [40, 60, 3], np.uint8)
+        layers = {"photos": photo, "semantic": ids, "instance": (ids == 2).astype(np.uint8)}
+        for layer, pixels in layers.items():
+            folder = tmp_path / "mine" / "train" / layer
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "mine"
+
+
+def test_own_data_converts_and_is_checked(command, own_photos, tmp_path):
+    """Photos of a road and a car become a split, a page, and advice on how to train."""
     spec = tmp_path / "mine.yaml"
     spec.write_text("name: mine\nclasses: [{id: 1, name: road}, {id: 2, name: car, thing: true}]\n")
     data = f"{tmp_path}/data"
-    folders = (f"--input_dir={tmp_path}/mine", f"--output_dir={data}")
+    folders = (f"--input_dir={own_photos}", f"--output_dir={data}")
     result = command("convert", "folder", *folders, f"--spec={spec}", "--split=train")
     assert result.code == 0, result.err
     assert "train: 3 photos in 1 shard, 3 converted now" in result.out

@@ -17,46 +17,58 @@ from tests.conftest import ROOT
 PHOTO = os.path.join(SAMPLE_DIR, "val2017", "000000000285.jpg")
 
 
-def test_predict_writes_a_picture_and_segments(command, exported, tmp_path):
-    """For photos of seven kinds, the files have the photo's size and contain the same segments."""
-    photos = {
-        "grey": Image.new("L", (40, 30), 99),
-        "alpha": Image.new("RGBA", (40, 30), (9, 99, 200, 80)),
-        "deep": Image.fromarray(np.full([30, 40], 40000, np.uint16)),
-        "dot": Image.new("RGB", (1, 1), (200, 10, 10)),
-        "wide": Image.new("RGB", (8000, 6000), (20, 140, 10)),
-    }
-    paths = []
-    for name, photo in photos.items():
-        paths.append(tmp_path / f"{name}.png")
-        photo.save(paths[-1])
+def photos_of_seven_kinds(folder):
+    """Writes the photos. Returns a dict from the path of each photo to its (width, height) when it is upright."""
     turned = Image.Exif()
     turned[0x0112] = 6
-    for name, block in (("turned.jpg", turned), ("damaged.png", b"Exif\0\0garbagegarbage")):
-        paths.append(tmp_path / name)
-        Image.new("RGB", (40, 30)).save(paths[-1], exif=block)
-    result = command("predict", f"--saved_model={exported}", f"--output_dir={tmp_path}/out", *paths)
+    photos = {
+        "grey.png": (Image.new("L", (40, 30), 99), b""),
+        "alpha.png": (Image.new("RGBA", (40, 30), (9, 99, 200, 80)), b""),
+        "deep.png": (Image.fromarray(np.full([30, 40], 40000, np.uint16)), b""),
+        "dot.png": (Image.new("RGB", (1, 1), (200, 10, 10)), b""),
+        "wide.png": (Image.new("RGB", (8000, 6000), (20, 140, 10)), b""),
+        "turned.jpg": (Image.new("RGB", (40, 30)), turned),
+        "damaged.png": (Image.new("RGB", (40, 30)), b"Exif\0\0garbagegarbage"),
+    }
+    for name, (photo, exif) in photos.items():
+        photo.save(folder / name, exif=exif)
+    return {folder / name: (30, 40) if exif is turned else photo.size for name, (photo, exif) in photos.items()}
+
+
+@pytest.fixture(scope="module")
+def predicted(command, exported, tmp_path_factory):
+    """Predicts seven photos with one command. Returns (output folder, [(path, (width, height), JSON's content)])."""
+    folder = tmp_path_factory.mktemp("predicted")
+    sizes = photos_of_seven_kinds(folder)
+    out = folder / "out"
+    result = command("predict", f"--saved_model={exported}", f"--output_dir={out}", *sizes)
     assert result.code == 0 and not result.err, result.err
-    segments = 0
-    for path, size in zip(paths, [(40, 30)] * 3 + [(1, 1), (8000, 6000), (30, 40), (40, 30)]):
-        content = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
+    return out, [(path, size, json.loads((out / f"{path.stem}.json").read_text())) for path, size in sizes.items()]
+
+
+def test_predicted_pictures_have_the_photos_size(predicted):
+    out, predictions = predicted
+    for path, size, content in predictions:
         assert (content["width"], content["height"]) == size and content["photo"] == str(path)
         for key, name, mode in (("overlay", "overlay", "RGB"), ("", "panoptic", "RGB"), ("semantic", "semantic", "L")):
             file = content[f"{key}_file_name".lstrip("_")]
-            picture = Image.open(tmp_path / "out" / file)
+            picture = Image.open(out / file)
             assert (file, picture.size, picture.mode) == (f"{path.stem}.{name}.png", size, mode)
-        ids = np.unique(read_panoptic(str(tmp_path / "out" / content["file_name"])))
+
+
+def test_predicted_segments_are_in_the_png_and_inside_the_photo(predicted):
+    out, predictions = predicted
+    assert any(content["segments"] for _, _, content in predictions)
+    for _, size, content in predictions:
+        ids = np.unique(read_panoptic(str(out / content["file_name"])))
         assert {0, *ids} == {0, *(segment["id"] for segment in content["segments"])}
-        total, segments = 0, segments + len(content["segments"])
+        assert sum(segment["area"] for segment in content["segments"]) <= size[0] * size[1]
         for segment in content["segments"]:
             keys = {"id", "class", "category_id", "thing", "score", "area", "box", "segmentation"}
             assert set(segment) == keys | ({"label"} if segment["thing"] else set())
             x, y, width, height = segment["box"]
             assert x >= 0 and x + width <= size[0] and y >= 0 and y + height <= size[1]
             assert segment["area"] <= width * height and 0 <= segment["score"] <= 1
-            total += segment["area"]
-        assert total <= size[0] * size[1]
-    assert segments
 
 
 def test_predict_takes_folders_and_keeps_outputs_apart(command, exported, tmp_path):

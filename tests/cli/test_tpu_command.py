@@ -72,7 +72,7 @@ def test_a_dry_run_prints_what_a_launch_submits(command, tools, local):
     assert timeless(tools.handed()) == timeless(text)
 
 
-def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
+def test_a_launch_on_gke(command, tools, local):
     call = [*ENGINES["gke"], *WISH, *TINY, *local, "--queue=q"]
     result = command("tpu", "launch", *call, "--seconds_per_step=36000", environment={"PATH": tools.path})
     assert result.code == 0, result.err
@@ -89,19 +89,22 @@ def test_a_run_on_gke_from_launch_to_deletion(command, tools, local, tmp_path):
     # The last line names the command that ends the run.
     last = result.out.splitlines()[-1]
     assert "goes on without this machine; it costs money until axial-tpu delete" in last
-    delete = shlex.split(last.partition("axial-tpu delete ")[2])
+    assert shlex.split(last.partition("axial-tpu delete ")[2]) == [*LOCATION["gke"]]
 
+
+def test_a_run_on_gke_is_shown_logged_and_deleted(command, tools, local, tmp_path):
+    run = LOCATION["gke"]
     status = {"status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "ready": 1}]}}
     tools.answers("kubectl", "get jobsets run --output=json", f"echo '{json.dumps(status)}'")
     status_of(tmp_path / "model", "training", 3, 10)
-    result = command("tpu", "status", *delete, local[1], environment={"PATH": tools.path})
+    result = command("tpu", "status", *run, local[1], environment={"PATH": tools.path})
     assert "run: runs; recreated 2 times, 0 of 3 allowed" in result.out and "costs money until" in result.out
     assert "run: training, step 3 of 10, 0.5 s a step" in result.out
     tools.answers("kubectl", "logs --follow", "echo a line; exit 7")
-    result = command("tpu", "logs", *delete, environment={"PATH": tools.path})
+    result = command("tpu", "logs", *run, environment={"PATH": tools.path})
     assert result.code == 7 and result.out == "a line\n"
-    assert command("tpu", "delete", *delete, environment={"PATH": tools.path}).code == 2  # stdin has no answer
-    result = command("tpu", "delete", *delete, "--yes", environment={"PATH": tools.path})
+    assert command("tpu", "delete", *run, environment={"PATH": tools.path}).code == 2  # stdin has no answer
+    result = command("tpu", "delete", *run, "--yes", environment={"PATH": tools.path})
     assert result.code == 0 and tools.calls()[-1] == "kubectl delete jobsets run"
 
 

@@ -19,8 +19,8 @@ from axial.cloud import runs
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Stand-in for axial-train. Each step changes the weights, and every second step is saved. Each line of the file "plan"
 # is for one start of the trainer. For "STEP CODE", the trainer waits at the step while a file "hold" exists, and exits
-# with the code ("-9": by signal 9). For "STEP hang", it writes a file "hangs" and hangs at the step. Without a line, it
-# trains to the end.
+# with the code; for the code -9, signal 9 ends it. For "STEP hang", it writes a file "hangs" and hangs at the step.
+# Without a line, it trains to the end.
 TRAINER = """#!{python}
 import fcntl, json, os, signal, sys, time
 
@@ -148,7 +148,7 @@ class Here:
         return path.read_text().splitlines() if path.exists() else []
 
     def starts(self):
-        """[(arguments, TPU variables)] of each start of the trainer."""
+        """List of (arguments, TPU variables), one for each start of the trainer."""
         return [json.loads(line.removeprefix("start ")) for line in self.log if line.startswith("start ")]
 
     def weights(self):
@@ -188,7 +188,7 @@ def below(pid):
 
 
 def free_port():
-    """Returns a free port whose predecessor is free too. An ephemeral port of the system could connect to itself."""
+    """Returns a free port whose predecessor is free too. At an ephemeral port, a client could connect to itself."""
     draw = random.SystemRandom()  # Keras sets the same seed for `random` in several processes
     while True:
         port = draw.randrange(12000, 32000)
@@ -209,6 +209,7 @@ def until(true, seconds=30):
 
 @pytest.fixture
 def here(tmp_path):
+    """A `Here` in the test's folder. Its processes are killed at the end of the test."""
     made = Here(tmp_path / "slice")
     yield made
     made.close()

@@ -103,7 +103,7 @@ def test_a_lease_that_another_has_taken_ends_the_trainer(here):
     here.describe("--steps=100000", "--pause=0.02", pace=0.05)
     process = here.start()
     until(here.starts)
-    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # the lease was just renewed for a second
+    until(lambda: json.loads((here.model / FILE).read_text())["beat"] == 2)  # the lease has just been renewed
     (here.model / FILE).write_text('{"token": "x", "beat": 1, "run": "other", "host": "h"}')
     assert finish(process) == 42 and "the lease of the folder is lost" in here.output()
     assert "other" in (here.model / FILE).read_text()

@@ -50,6 +50,7 @@ def _quoted(text):
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
+    """`Tools` of the test's folder, which come first in PATH."""
     made = Tools(tmp_path / "tools")
     monkeypatch.setenv("PATH", made.path)
     return made

@@ -10,7 +10,7 @@ from axial.data.labels import colors_of
 
 
 def labels_of(version):
-    """Returns the labels of config_*.json, with as many stuff and thing labels as the release, and other names."""
+    """Returns invented labels for config_*.json. The numbers of stuff and thing labels are those in the release."""
     counted, things, dropped = {"v1.2": (65, 37, 1), "v2.0": (116, 70, 8)}[version]
     thing_numbers = [i for i in range(counted) if i % 9][:things]
     labels = [

@@ -44,7 +44,7 @@ def retype(example, key):
 
 
 def spoil(example, key):
-    """Replaces the first value: a number by -7, which no record has, bytes by neither valid text nor an image."""
+    """Replaces the first value. A number becomes -7, which no record has. Bytes become no valid text and no image."""
     values = values_of(example, key)
     values[0] = values[0][: len(values[0]) // 2] + b"\xff" if isinstance(values[0], bytes) else -7
 

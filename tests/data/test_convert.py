@@ -188,7 +188,7 @@ def test_without_the_flag_a_split_has_every_photo(tmp_path):
 
 
 def test_deep_photos_and_pages_are_counted_once_and_the_levels_are_kept(tmp_path, capsys):
-    """A split that an older version has converted keeps its rule for levels."""
+    """A manifest of an older version has no rule for levels. Its split keeps the older rule 'depth'."""
     values = np.random.default_rng(0).integers(0, 5000, [6, 8]).astype(np.uint16)
     for name in "abc":
         Image.fromarray(values).save(tmp_path / f"{name}.png")

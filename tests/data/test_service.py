@@ -103,7 +103,7 @@ def test_a_resumed_job_leaves_out_the_tickets_that_are_used_up(numbers_dir, used
 
 def test_each_example_arrives_once_an_epoch_at_one_of_the_hosts(address, numbers_dir, tmp_path):
     """The arrivals that both hosts report are summed."""
-    both = threading.Barrier(2, timeout=60)  # without it, a host could get all before the other begins
+    both = threading.Barrier(2, timeout=60)  # otherwise one host could get all examples before the other begins
     service = Service(address, "hosts", str(tmp_path), seconds=0)
 
     def host(number):

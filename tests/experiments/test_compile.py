@@ -53,7 +53,7 @@ LB: loop body
 
 def test_bundles_of_a_loop_run_at_each_turn():
     assert tpu_compile.bundles_run(BUNDLES) == 2 + 6 * (5 + 2 * 4 + 3 * (2 + 2 * 5))
-    # The chip computes the number of iterations of the first loop.
+    # If the chip computes the first loop's number of iterations, the loop counts once.
     assert tpu_compile.bundles_run(BUNDLES.replace("%s3_s1, 4", "%s3_s1, %s9_s2")) == 2 + 6 * (5 + 2 + 3 * (2 + 2 * 5))
     assert tpu_compile.bundles_run("     0   :  { %s1_s0 = smov 0 }\n   0x1   :  {}\n") == 2
     with pytest.raises(InputError, match="a loop whose turns are not named: %p4_p0"):

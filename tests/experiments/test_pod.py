@@ -64,7 +64,7 @@ def test_hours_of_chips():
 
 
 def test_what_does_not_fit_gets_remedies_until_it_does(tmp_path):
-    """The compiler is a stand-in for which only the form '2 cores an image' fits."""
+    """In a stand-in for the compiler, only the form '2 cores an image' fits the memory."""
     made = tpu.compile_all(str(tmp_path / "tpu.csv"), stand_in, only="cityscapes/axial_deeplab_s.gin")
     assert [row.form for row in made.values() if row.fits] == ["2 cores an image"]
     assert set(tpu.read_table(str(tmp_path / "tpu.csv"), tpu.Row)) == set(made)

@@ -27,7 +27,7 @@ def test_the_page_has_the_products_of_the_equations():
 @pytest.mark.slow  # counts every network
 @pytest.mark.parametrize("task,misses", [("detection", 0), ("segmentation", 2), ("nmt", 1)])
 def test_counts_agree_with_the_published_tables(task, misses):
-    """A plain network adds nothing to compare, except in translation, which compares whole networks."""
+    """The rows 'w/o' have no count to compare, as counts are additions to the plain network, except in translation."""
     rows = [row for row in study.ROWS if row.task == task and row.table != FIGURE_3]
     missed = {row.configuration for row in rows if row.agrees is False}
     assert [row.configuration for row in rows if row.agrees is None] == ["w/o"] * (task != "nmt")

@@ -259,7 +259,8 @@ def change_field(rng, path, schema):
     """Deletes, renames, duplicates or swaps a random field of a document, or sets it to a wrong value."""
     document = yaml.safe_load(path.read_text())  # YAML readers read JSON
     every = sorted(fields(document), key=str)
-    name = rng.choice(sorted({field[-1] for field in every}, key=str))  # rare fields as often as common ones
+    # Draws a name first, so that rare names are as likely as common ones.
+    name = rng.choice(sorted({field[-1] for field in every}, key=str))
     *parents, last = rng.choice([field for field in every if field[-1] == name])
     parent = functools.reduce(lambda node, key: node[key], parents, document)
     what = rng.choice(["delete", "rename", "double", "exchange", "value", "value", "value", "limit"])

@@ -95,7 +95,7 @@ def large_tile_tiff(side=2**15):
 
 
 def shared_tags_tiff(count=40_000):
-    """A TIFF with many tags. The value of each tag is most of the file."""
+    """A TIFF with many tags. All of them have the same bytes as their value, which are most of the file."""
     ours = tiff((1, 1), {})
     number, size = struct.unpack_from("<H", ours, 8)[0], 12 * count
     shared = b"".join(struct.pack("<HHLL", 1000 + i, 7, size, 8) for i in range(count))
@@ -115,7 +115,7 @@ def many_scans_jpeg(scans=500, size=(16_383, 10_000)):
     one_code = bytes([1] + [0] * 15)
     codes = segment(0xC4, b"\x00" + one_code + b"\x00") + segment(0xC4, b"\x10" + one_code + b"\xe0")
     first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
-    # The code 0xe0 ends as many blocks as 2^14 plus the number in the next 14 bits.
+    # The symbol 0xe0 skips the band in 2^14 + n blocks. n is the number in the next 14 bits.
     rest = "".join(f"0{2**14 - 1:014b}" for _ in range(blocks // (2**15 - 1)))
     packed = int(rest.ljust(-(-len(rest) // 8) * 8, "0"), 2).to_bytes(-(-len(rest) // 8), "big")
     scan = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + packed.replace(b"\xff", b"\xff\0")

@@ -81,7 +81,7 @@ def in_planes(levels, packed):
 
 
 def test_colours_in_planes():
-    """libtiff gives Pillow only the upper bytes of compressed planes. 12-bit colours would be black, so are refused."""
+    """libtiff gives Pillow only the upper bytes of compressed planes. 12-bit colours raise InputError."""
     levels = _NOISE.astype(np.uint16)
     np.testing.assert_array_equal(open_photo("photo.tif", in_planes(levels, packed=False)).deep, levels)
     actual = open_photo("photo.tif", in_planes(levels * 16, packed=True)).deep

@@ -130,7 +130,7 @@ REVIEWED = {
 
 
 def is_fixed(node):
-    """Returns whether the code fixes an expression in a path: it is a constant or a number, not text that was read."""
+    """Returns whether an expression in a path is a constant or a number, which no text from a file can change."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -163,7 +163,7 @@ def path_parts():
 
 def path_parts_in(file, source):
     tree = ast.parse(source)
-    assigned = {  # the key of a name has its function, an attribute's has not
+    assigned = {  # keys: (function, name) of a variable, (False, text) of an attribute
         (isinstance(target, ast.Name) and where, ast.unparse(target)): node.value
         for node, where in nodes_in(tree, ast.Assign)
         for target in node.targets

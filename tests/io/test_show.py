@@ -72,7 +72,7 @@ class Stream(io.StringIO):
 
 @pytest.fixture
 def lines_of_table(monkeypatch):
-    """A function of columns, ... that returns the lines of a table on a terminal, or in a file if columns is None."""
+    """A function that returns the lines of a table on a terminal with `columns`, or in a file if `columns` is None."""
 
     def lines(columns, *given, **more):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -78,7 +78,7 @@ def test_what_can_be_written_is_left_alone(tmp_path):
     write.try_folder("report", str(tmp_path / "report"))
     assert (tmp_path / "there.json").read_text() == "kept"
     write.try_file("json", str(tmp_path / "missing" / ".." / "x.json"))
-    assert os.listdir(tmp_path) == ["there.json"]  # a folder is made when its first file is
+    assert os.listdir(tmp_path) == ["there.json"]  # a folder is made together with its first file
 
 
 def test_what_fails_leaves_no_empty_folder(tmp_path):

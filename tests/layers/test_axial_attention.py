@@ -151,7 +151,7 @@ def compare(layers, x, span, terms=TERMS, tolerance=TOLERANCE):
     ids=str,
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """Every backend equals the oracle, and folded layers equal them. Gradients equal the 'reference' backend's."""
+    """Outputs of every backend and of folded layers equal the oracle's. Gradients equal the 'reference' backend's."""
     rows, length, span, terms, value = case
     norm = BatchNormConfig(momentum=0.9, epsilon=1e-3)
     layers = [make(terms, value, span, norm=norm, backend=backend, dtype=dtype) for backend in BACKENDS]
@@ -239,7 +239,7 @@ def test_a_config_of_an_earlier_version():
 
 
 def golden_layer(arrays, meta, span=None):
-    """For a golden file of an attention layer: (layer, function to our axes, converter of weights, stride)."""
+    """Returns (layer of a golden file, function to axial's order of axes, function that converts weights, stride)."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         layer = AxialAttention(

@@ -42,32 +42,37 @@ def test_frozen_statistics_are_used_and_kept():
     np.testing.assert_equal(layer.get_weights(), before)
 
 
-def test_a_group_of_replicas_has_its_own_statistics():
-    rng = np.random.default_rng(2)
-    halves = rng.normal(1, 2, [2, 4, 5, 5, 3]).astype(np.float32)
+HALVES = np.random.default_rng(2).normal(1, 2, [2, 4, 5, 5, 3]).astype(np.float32)  # the inputs of two replicas
 
-    def make(group):
-        layer = BatchNorm(BatchNormConfig(0.8, group=group))
-        layer.build([None, None, None, 3])
-        return layer
 
-    def run_strategy(group):
-        values, layer = on_two_replicas(lambda: make(group), output_and_slope, halves)
-        return [np.stack(values) for values in values], layer.moving_mean.numpy()
+def run_in_groups(group):
+    """Runs a batch norm on both halves. Returns ([outputs, gradients of the inputs], moving mean)."""
+    values, layer = on_two_replicas(lambda: make_norm(0.8, group), output_and_slope, HALVES)
+    return [np.stack(values) for values in values], layer.moving_mean.numpy()
 
-    def alone(x):
-        layer = make(0)
-        return *(value.numpy() for value in output_and_slope(layer, tf.constant(x))), layer.moving_mean.numpy()
 
-    (y, dx), moving = run_strategy(1)
-    expected = [np.stack(values) for values in zip(*map(alone, halves))]
+def run_alone(x):
+    """Runs a batch norm without replicas. Returns (output, gradient of the input, moving mean)."""
+    layer = make_norm(0.8)
+    return *(value.numpy() for value in output_and_slope(layer, tf.constant(x))), layer.moving_mean.numpy()
+
+
+def test_a_group_of_one_replica_has_its_own_statistics():
+    (y, dx), moving = run_in_groups(1)
+    expected = [np.stack(values) for values in zip(*map(run_alone, HALVES))]
     assert relative_error(y, expected[0]) < 1e-5 and relative_error(dx, expected[1]) < 1e-4
     assert relative_error(moving, expected[2].mean(0)) < 1e-5  # checkpoints have the groups' mean
-    (y, dx), moving = run_strategy(2)
-    both = alone(np.concatenate(halves))
+
+
+def test_a_group_of_two_replicas_has_the_statistics_of_both():
+    (y, dx), _ = run_in_groups(2)
+    both = run_alone(np.concatenate(HALVES))
     assert relative_error(np.concatenate(y), both[0]) < 1e-5 and relative_error(np.concatenate(dx), both[1]) < 1e-4
+
+
+def test_the_size_of_a_group_must_divide_the_number_of_replicas():
     with pytest.raises(InputError, match="BatchNormConfig.group = 3: does not divide 2"):
-        run_strategy(3)
+        run_in_groups(3)
 
 
 def on_two_replicas(make, run, parts):
@@ -94,8 +99,9 @@ def output_and_slope(layer, x):
     return y, tape.gradient(loss, x)
 
 
-def make_norm():
-    layer = BatchNorm(BatchNormConfig(0.0))
+def make_norm(momentum=0.0, group=0):
+    """A built `BatchNorm` of three channels."""
+    layer = BatchNorm(BatchNormConfig(momentum, group=group))
     layer.build([None, None, None, 3])
     return layer
 

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def golden_block(meta):
-    """For a golden file of a block: (block, converter of weights, function to our order of axes)."""
+    """Returns (block of a golden file, function that converts weights, function to axial's order of axes)."""
     if "torch" in meta:
         norm = BatchNormConfig(1 - meta["bn_momentum"], meta["bn_eps"], unbiased=True)
         planes, stride = meta["planes"], meta["stride"]
@@ -86,39 +86,44 @@ def test_golden_pair(name):
     check_golden(arrays, run, weight_names(pair), convert=convert)
 
 
+def make_block(name, norm, recompute):
+    """A block with drop path: a bottleneck with axial attention, or Xception's block."""
+    options = dict(drop_path=0.5, recompute=recompute, name="block")
+    if name == "Xception's":
+        return XceptionBlock([8, 8, 8], norm, **options)
+    pair = AxialPair(4, 8, norm, attention=dict(heads=2), name="attention")
+    return Bottleneck(8, 16, pair, norm, **options)
+
+
+@pytest.fixture
+def rematerialised(monkeypatch):
+    """A list with the function of each call of `blocks.rematerialised`."""
+    original, called = blocks.rematerialised, []
+
+    def log(run, *inputs):
+        called.append(run)
+        return original(run, *inputs)
+
+    monkeypatch.setattr(blocks, "rematerialised", log)
+    return called
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", ["axial", "Xception's"])
-def test_recomputing_changes_no_output_gradient_or_statistic(monkeypatch, name, frozen):
+def test_recomputing_changes_no_output_gradient_or_statistic(rematerialised, name, frozen):
     """The cases include frozen statistics, as in the backbone of a detector."""
-    called, norm = [], BatchNormConfig(momentum=0.5, frozen=frozen)
-    x = tf.random.stateless_normal([2, 6, 7, 8], [0, 0])
-
-    def make(recompute):
-        options = dict(drop_path=0.5, recompute=recompute, name="block")
-        if name == "Xception's":
-            return XceptionBlock([8, 8, 8], norm, **options)
-        pair = AxialPair(4, 8, norm, attention=dict(heads=2), name="attention")
-        return Bottleneck(8, 16, pair, norm, **options)
-
-    def step(block):
-        with random.seeded(0, tf.constant(3, tf.int64), 0):
-            return outputs_and_gradients(block, x)
-
-    def recompute(run, *inputs):
-        called.append(run)
-        return again(run, *inputs)
-
-    again, results = blocks.rematerialised, []
-    monkeypatch.setattr(blocks, "rematerialised", recompute)
-    for value in ("none", "block"):
-        block = make(value)
+    x, results = tf.random.stateless_normal([2, 6, 7, 8], [0, 0]), []
+    for recompute in ("none", "block"):
+        block = make_block(name, BatchNormConfig(momentum=0.5, frozen=frozen), recompute)
         block(x)
         randomize(block)
         before = [w.numpy() for w in block.non_trainable_weights]
-        results.append([*step(block), *block.non_trainable_weights])
+        with random.seeded(0, tf.constant(3, tf.int64), 0):
+            values = outputs_and_gradients(block, x)
+        results.append([*values, *block.non_trainable_weights])
         moved = [np.any(w.numpy() != old) for w, old in zip(block.non_trainable_weights, before, strict=True)]
         assert all(moved) != frozen and any(moved) != frozen
-    assert len(called) == 1
+    assert len(rematerialised) == 1
     for ours, expected in zip(*results, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5 * max(np.abs(expected).max(), 1))
 

@@ -56,7 +56,7 @@ def test_resizing_undoes_strides(size):
     x = tf.constant(ramp[None, :, :, None], tf.float32)
     kept = subsample(subsample(x, 2, 2), 2, 2)
     y = resize_bilinear(kept, size).numpy()[0, ..., 0]
-    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # pixels up to the last kept one
+    inside = tuple(slice((side - 1) // 4 * 4 + 1) for side in size)  # pixels up to the last one that the strides keep
     np.testing.assert_allclose(y[inside], ramp[inside], rtol=1e-6)
     assert [step_of(*pair) for pair in zip(kept.shape[1:3], size)] == [4.0, 4.0]
 

@@ -42,7 +42,7 @@ CASES = [
     "case,dtype,tolerance", [*((c, "float64", 1e-9) for c in CASES), (CASES[0], "float32", TOLERANCE)], ids=str
 )
 def test_matches_the_oracle(case, dtype, tolerance):
-    """Every backend equals the oracle, and folded layers equal them."""
+    """The outputs of every backend and of folded layers equal the oracle's."""
     images, height, width, span, sensitive, batch_norm = case
     rng = np.random.default_rng(height * 10 + width)
     x = rng.normal(size=[images, height, width, 3]).astype(dtype)

@@ -1,4 +1,4 @@
-"""Hidden keys have the attention weight 0 for logits of any size. Masks do not spoil int8 quantisation."""
+"""Masked keys have the attention weight 0 for logits of any size. Masks do not spoil int8 quantisation."""
 
 import numpy as np
 import pytest

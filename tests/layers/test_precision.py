@@ -123,7 +123,7 @@ def made(name, **kw):
     layer = LAYERS[name][0](**kw)
     run(layer, inputs_of(name, tf.float32), False)
     randomize(layer)
-    for weight in layer.weights:  # large weights of a deep network amplify rounding errors
+    for weight in layer.weights:  # smaller, as large weights of a deep network amplify rounding errors
         if "kernel" in weight.name:
             weight.assign(0.5 * weight)
     return layer
@@ -202,7 +202,7 @@ def test_a_frozen_layer_runs_as_in_inference(name):
     layer.trainable = False
     before = layer.get_weights()
     expected, actual = run(layer, inputs, False), run(layer, inputs, True)
-    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # training CCNet has a further output
+    for y, z in zip(expected, actual[-len(expected) :], strict=True):  # in training, CCNet adds an output
         np.testing.assert_array_equal(y, z)
     for value, old in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)

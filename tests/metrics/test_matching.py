@@ -37,7 +37,8 @@ def test_golden(name):
         add(one, *with_background(truth), *with_background(predicted))
         rows = list(one.result().values())
         np.testing.assert_array_equal([counts_of(row) for row in rows], counts)
-        without = -1 if not truth.any() and not predicted.any() else 0  # without objects ours is NaN, StarDist's 0
+        # Without objects, our accuracy is NaN and StarDist's is 0.
+        without = -1 if not truth.any() and not predicted.any() else 0
         np.testing.assert_array_equal([row["accuracy"] for row in rows], accuracy if not without else math.nan)
         whole.merge(one)
     rows = list(whole.result().values())

@@ -31,7 +31,7 @@ def test_golden(name):
 
 
 def test_as_many_segments_as_a_photo_can_hold():
-    """Ground truth and prediction have 65,000 segments each, most of one pixel. A table of all pairs is too large."""
+    """Ground truth and prediction have 65,000 segments each, most of one pixel: too many for a table of all pairs."""
     spec = make_spec(4, (0, 1))
     truth = np.arange(256 * 256).reshape(256, 256) % 65001
     classes = np.arange(65000) % 2

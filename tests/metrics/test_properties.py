@@ -149,7 +149,7 @@ def official_counts(folder, samples):
     counts = [[getattr(stat[i], name) for name in ("iou", "tp", "fp", "fn")] for i in SPEC.category_ids]
     means = {}
     for name, things in (("all", None), ("things", True), ("stuff", False)):
-        with contextlib.suppress(ZeroDivisionError):  # divides by the number of classes, maybe 0
+        with contextlib.suppress(ZeroDivisionError):  # the tool divides by the number of classes, which may be 0
             means[name] = stat.pq_average(categories, things)[0]
     return np.array(counts, float), means
 

@@ -34,7 +34,7 @@ def trained_like(name, **changes):
     """A detector with seeded random weights. It detects objects, because scores differ and exceed the threshold."""
     keras.utils.set_random_seed(SEED)
     model = make(name, **changes)
-    bias = model.box_head.classes.weights[1]  # without ties between classes
+    bias = model.box_head.classes.weights[1]  # distinct biases, so that classes have different scores
     bias.assign(np.linspace(0, 1.5, CLASSES + 1))
     for weight in model.backbone.weights:
         if weight.name.endswith("gamma:0"):

@@ -19,8 +19,8 @@ from axial.recipes.settings import read_settings
 ROOT = pathlib.Path(experiments_dir())
 ARGUMENTS = read_settings()
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.gin"))
-# dict from the name of a recipe that leaves include to (a leaf that includes such a recipe, the model that the file of
-# this name in tiny/ sets). A leaf is a recipe that sets its model.
+# A leaf is a recipe that sets its model. The keys are names of recipes that leaves include. The values are (a leaf that
+# includes this recipe, the model in the file of the same name in tiny/).
 RECIPES = {
     "panoptic": ("sample/overfit.gin", "axial_deeplab_nano"),
     "classification": ("imagenet/axial_resnet_s.gin", "axial_resnet_nano"),

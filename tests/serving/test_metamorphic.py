@@ -1,4 +1,4 @@
-"""A prediction does not depend on the other photos of the batch or their order, and mirrors with the photo."""
+"""A prediction does not depend on the rest of the batch. A mirrored photo has the mirrored prediction."""
 
 import functools
 

@@ -37,7 +37,7 @@ def test_other_numbers_of_instances_are_no_difference():
 
 
 def test_the_worst_photo_and_the_quality_of_all_are_told():
-    """In the second photo, a car is predicted as sky. The car has no match, nor has the sky, whose IoU is 1/2."""
+    """In the second photo, a car is predicted as sky. Neither the car nor the sky, whose IoU is 1/2, has a match."""
     worse = np.where(STRIPES == CAR + 2, SKY, STRIPES)
     differences = prediction_differences(Fixed(STRIPES, STRIPES), Fixed(STRIPES, renumbered(worse)), [0, 1])
     assert differences["panoptic"] == pytest.approx(4 / 6)  # equal stripes: two cars, a man, void

@@ -1,4 +1,4 @@
-"""All tasks of axial and a toy task, as a user writes it, pass `contract.py`. Commands accept the toy task."""
+"""axial's tasks and a toy task pass the checks of `contract.py`. The commands accept the toy task."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ from tests.tasks import contract
 from tests.tasks.toy_task import ToyTask
 
 BATCHES = {"translation": 96}  # global batch size in tokens. Other tasks have 2 photos
-# Tolerances of compiled steps. Panoptic's whole gradient differs by 3e-5, but gradients of some batch norms by 2e-3.
+# Tolerances of compiled steps. The whole panoptic gradient differs by 3e-5, but some batch norms' gradients by 2e-3.
 LOOSER = {"panoptic": (1e-5, 3e-3)}
 
 
@@ -92,7 +92,7 @@ def test_a_task_holds_to_its_contract(made_task, tmp_path):
     contract.results_are_read_back(task, pairs, tmp_path)
 
 
-# All tasks but translation are slow tests. Only translation's batches differ in shape.
+# Translation is tested by default, because only its batches differ in shape. The other tasks are slow tests.
 @pytest.mark.parametrize(
     "name", [name if name == "translation" else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
 )
@@ -104,7 +104,7 @@ def test_a_killed_run_resumes(name, sample_dir, colours_dir, texts_dir, tmp_path
 
 @pytest.mark.parametrize(
     "made_task",
-    # Two are slow: the commands' tests export a detector too, and the last test of this file exports the toy.
+    # Two are slow, because other tests export them too: the commands' tests a detector, this file's last test the toy.
     [pytest.param(name, marks=[pytest.mark.slow] * (name in ("detection", "toy"))) for name in MAKERS],
     indirect=True,
 )
@@ -172,7 +172,7 @@ for command, *flags in json.loads(sys.argv[1]):
 
 @pytest.mark.slow  # takes a minute
 def test_commands_take_a_users_task(colours_dir, tmp_path):
-    """When one line has registered the toy task, axial's commands train, export and predict, and check the data."""
+    """One line registers the toy task. Then axial's commands train it, export it, predict with it and check data."""
     recipe, run, export = (tmp_path / name for name in ("toy.gin", "run", "export"))
     recipe.write_text(RECIPE)
     photo = next((ROOT / "axial" / "data" / "sample" / "val2017").glob("*.jpg"))

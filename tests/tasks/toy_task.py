@@ -1,4 +1,4 @@
-"""A task as a user writes it: classification with a model of axial and its own metrics, writer and evaluator."""
+"""A task like a user's own. It classifies photos by axial's models, with its own metrics, writer and evaluator."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from axial.tasks.metrics import Metrics, PredictionWriter
 
 
 class RightScores(Metrics):
-    """The accuracy as the score 'right'."""
+    """Metrics with one score: 'right' is the accuracy."""
 
     def update(self, example, prediction):
         predicted = int(np.argmax(prediction["probability"]))

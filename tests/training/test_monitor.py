@@ -151,7 +151,7 @@ def test_a_step_that_hangs_shows_every_thread(capfd):
     ],
 )
 def test_a_trace_has_the_steps_that_are_asked_for(tmp_path, monkeypatch, folder, steps, calls):
-    """A trace of steps 100 to 110 starts after step 99 and stops after step 110. No loop crosses these two steps."""
+    """A trace of steps 100 to 110 starts after step 99 and stops after step 110. Loops end at these two steps."""
     called = []
     monkeypatch.setattr(tf.profiler.experimental, "start", called.append)
     monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: called.append("stop"))

@@ -30,12 +30,23 @@ def photos(sample_dir, shard=(0, 1), skip=0):
     return PANOPTIC.examples(sample_dir, "val2017", COCO, shard=shard, skip=skip)
 
 
+@pytest.fixture(scope="module")
+def whole(sample_dir):
+    """(scores of all photos, list of what `PanopticMetrics.update` returns for each photo), computed by one process."""
+    metrics = PanopticMetrics(COCO)
+    decoded = [metrics.update(*pair) for pair in shifted(photos(sample_dir))]
+    return metrics.result(), decoded
+
+
+def make_run(folder, step):
+    """The evaluation of the checkpoint of a step. Its state is in a folder."""
+    return SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(folder), identity={"step": step})
+
+
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others):
+def test_a_stopped_evaluation_goes_on(whole, sample_dir, tmp_path, monkeypatch, others):
     """After a stop at three examples, the second run skips the scored examples. Scores equal one process's scores."""
     monkeypatch.setattr("axial.training.split_run.number_of", lambda photos: others)
-    expected = PanopticMetrics(COCO)
-    expected_decoded = [expected.update(*pair) for pair in shifted(photos(sample_dir))]
     total, actual_decoded, skipped = read_manifest(sample_dir, "val2017")["examples"], [], []
 
     def stop(example, decoded):
@@ -47,20 +58,17 @@ def test_a_stopped_evaluation_goes_on(sample_dir, tmp_path, monkeypatch, others)
         skipped.append(skip)
         return photos(sample_dir, shard, skip)
 
-    def run(watch=None):
-        evaluator = SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 1})
-        return evaluator.run(examples, shifted, total, watch)
-
     with pytest.raises(Preempted):
-        run(stop)
-    result = run(lambda _, decoded: actual_decoded.append(decoded))
+        make_run(tmp_path, 1).run(examples, shifted, total, stop)
+    result = make_run(tmp_path, 1).run(examples, shifted, total, lambda _, decoded: actual_decoded.append(decoded))
+    expected, expected_decoded = whole
     assert skipped[0] == 0 and 3 <= skipped[1] <= 3 + processes.AT_ONCE
     np.testing.assert_equal(actual_decoded, expected_decoded[:3] + expected_decoded[skipped[1] :])
-    np.testing.assert_equal(result, expected.result())
-    np.testing.assert_equal(run(), result)
+    np.testing.assert_equal(result, expected)
+    np.testing.assert_equal(make_run(tmp_path, 1).run(examples, shifted, total), result)
     assert len(skipped) == 2  # after a complete evaluation, no example is read
     with pytest.raises(InputError, match="its step is 1 and not 2"):
-        SplitRun(PANOPTIC, COCO, "val2017", state_dir=str(tmp_path), identity={"step": 2}).restore()
+        make_run(tmp_path, 2).restore()
 
 
 def test_no_process_outlives_the_one_that_was_killed(tmp_path):

@@ -109,6 +109,7 @@ def test_the_parts_of_a_step_are_the_step(colours_dir, monkeypatch):
 
 @pytest.fixture
 def portable():
+    """Layers use their implementations for accelerators. Skips the test if this TensorFlow has no XLA for CPUs."""
     if not device.has_xla():
         pytest.skip("this TensorFlow has XLA for TPUs only")
     with device.portable():

@@ -14,6 +14,7 @@ def hub_of(tmp_path, monkeypatch):
     """A function of a folder. It makes the folder the fake hub's only repository, me/nano."""
 
     def serve(repository):
+        """Installs a fake module `huggingface_hub`, which downloads from the folder `repository`."""
         numbers = itertools.count()
 
         def snapshot_download(repo_id, allow_patterns):

@@ -88,7 +88,7 @@ def test_the_page_says_all():
 
 
 def test_a_card_of_before_has_a_page_too():
-    """A card without spec, scores and commands, as of converted weights, gets a page that says what is unknown."""
+    """The card of converted weights has no spec, scores or commands. Its page says what is unknown."""
     card = msgspec.structs.replace(make_card(NANO, 3, source="deeplab2"), unfilled=["logits/conv/kernel"])
     head, body = split_page(page(card, "weights", {}))
     assert head["license"] == "unknown" and "model-index" not in head and "datasets" not in head

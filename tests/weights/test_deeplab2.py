@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(CHECKPOINTS is None, reason=f"no checkpoints of 
 
 @pytest.fixture(scope="module", params=NAMES)
 def converted(request, tmp_path_factory):
-    """Converts each checkpoint. Gives (restored model, dict of golden arrays, dict of the card)."""
+    """Converts each checkpoint. Returns (restored model, dict of golden arrays, dict of the card)."""
     folder = tmp_path_factory.mktemp("weights") / "converted"
     convert.convert("deeplab2", str(CHECKPOINTS / f"{request.param}.tar.gz"), str(folder))
     card = json.loads((folder / "model.json").read_text())

@@ -149,7 +149,10 @@ def test_all_of_the_plain_classifiers_backbone_arrives(tmp_path):
 
 
 def test_a_module_is_taken_whole_or_not_at_all(tmp_path):
-    """0010 lacks 1111's query weights, so none are taken. With a trained gate, random queries would change features."""
+    """A classifier of type 0010 lacks the query weights of a detector of type 1111, so the module takes no weights.
+
+    With the classifier's gamma, random queries would change the features.
+    """
     model = tiny("faster_rcnn_attended_resnet_50_1111")
     weights = {weight.name: weight.numpy() for weight in model.weights if "attended" in weight.name}
     lines = initialize(model, saved(tiny("attended_resnet_50_0010"), tmp_path)).splitlines()

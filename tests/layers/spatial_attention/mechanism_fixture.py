@@ -29,7 +29,7 @@ def check_oracle(run, inputs, oracle, tolerance, weights=()):
         run: function that takes `inputs` as keyword arguments and returns the output.
         inputs: dict from names to arrays.
         oracle: function of the inputs and the weights, which are float64 keyword arguments.
-        tolerance: tolerance of outputs, relative to the largest. Derivatives have ten times this, but at least 1e-6.
+        tolerance: relative to the largest output. The tolerance of derivatives is ten times as large, at least 1e-6.
         weights: variables that `run` depends on.
     """
     inputs = {name: tf.constant(array) for name, array in inputs.items()}

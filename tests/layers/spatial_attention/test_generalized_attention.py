@@ -54,7 +54,7 @@ def test_maps(setting, form):
     for size in sizes:
         check(*make(setting, [1, *size, 8], dtype="float64", **FORMS[form]), 1e-9)
     if setting == "1111":
-        check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # here float32
+        check(*make(setting, [2, 2, 3, 8], recompute="softmax", **FORMS[form]))  # in float32
 
 
 SEQUENCES = {
@@ -148,7 +148,7 @@ def test_agrees_with_mmcv(file):
 
 @pytest.mark.parametrize("setting,form", [("0010", "stride1"), *FEW])
 def test_no_tensor_of_pairs_and_channels(setting, form):
-    """No tensor has the shape [pixels, pixels, D] per head. Terms without pairs need no [pixels, pixels] either."""
+    """No tensor is [pixels, pixels, D] per head. Terms of the keys or offsets alone need no [pixels, pixels] either."""
     pixels, depth, heads = 24 * 24, 8, 2
     layer, _ = make(setting, [1, 24, 24, heads * depth], **FORMS[form])
     largest = largest_tensor(layer, [1, 24, 24, heads * depth])

@@ -151,16 +151,22 @@ def test_pasted_masks():
     assert not paste_mask(np.ones([28, 28]), (3, 3, 0, 0), size).any()
 
 
-def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos):
-    """The object still counts in box AP. Mask AP ignores the object and any prediction on it."""
+@pytest.fixture(scope="module")
+def masked(photos):
+    """(an example with stored masks of all its objects, the PNGs of these masks, the ground truth as predictions)."""
     example = max(photos[1:], key=lambda e: len(e["object/class"]))
     pixels, has_mask = (x.numpy() for x in record_masks(example, COCO))
     assert has_mask.all()
     boxes = {"box/known": 1, "box/class": example["object/class"], "box/crowd": example["object/crowd"]}
     pngs = [png(255 * mask) for mask in pixels]
     whole = {**example, **boxes, "box/mask": tf.constant(pngs)}
+    return whole, pngs, truth(whole, masked=True)
+
+
+def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(masked):
+    """The object still counts in box AP. Mask AP ignores the object and any prediction on it."""
+    whole, pngs, right = masked
     less = {**whole, "box/mask": tf.constant([png(np.zeros([1, 1])), *pngs[1:]])}
-    right = truth(whole, masked=True)
     scores = {}
     for name, one, prediction in (
         ("whole", whole, right),
@@ -168,15 +174,15 @@ def test_an_object_without_a_mask_is_neither_missed_nor_wrong_in_mask_ap(photos)
         ("missed", less, right[1:]),
         ("whole missed", whole, right[1:]),
     ):
-        metrics = DetectionMetrics(COCO)
-        metrics.add(one, prediction, masked=True)
-        scores[name] = metrics.result()
+        scores[name] = scored([one], lambda _: prediction, masked=True).result()
     for name in ("whole", "less", "missed"):
         assert scores[name]["mask"]["ap"] == pytest.approx(1), name
     assert scores["whole missed"]["mask"]["ap"] < 0.99
     np.testing.assert_equal(scores["less"]["box"], scores["whole"]["box"])
     assert scores["missed"]["box"]["ap"] < 0.99
+
+
+def test_an_example_without_masks_has_no_mask_ap(masked):
+    whole, _, right = masked
     nothing = {**whole, "box/mask": tf.constant([], tf.string)}
-    metrics = DetectionMetrics(COCO)
-    metrics.add(nothing, right, masked=True)
-    assert "mask" not in metrics.result()
+    assert "mask" not in scored([nothing], lambda _: right, masked=True).result()

@@ -36,6 +36,7 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
+    """A Panoptic-DeepLab with random weights, which predicts instances in each of the sample photos."""
     keras.utils.set_random_seed(2)  # with this seed, every photo has instances
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that predictions differ

@@ -30,6 +30,7 @@ def task(sample_dir):
 
 @pytest.fixture(scope="module")
 def model(task):
+    """A Panoptic-DeepLab with random weights, whose scores differ between the knobs of the grouping."""
     keras.utils.set_random_seed(0)
     model = task.build_model()
     for head in (model.semantic_head, model.center_head):  # larger logits, so that scores differ
@@ -120,7 +121,7 @@ def test_no_checkpoint_is_skipped_while_one_is_evaluated(tmp_path, capsys):
         for _ in range(3):
             if number := next(saves, None):
                 manager.save(checkpoint_number=number)
-    # When 20 has been evaluated, 40 to 70 exist. When 40 has been evaluated, 70 to 100 exist.
+    # After the evaluation of step 20, checkpoints 40 to 70 exist. After the evaluation of step 40, 70 to 100 exist.
     assert steps == [10, 20, 40, 70, 80, 90, 100]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": was removed before its turn")[0][-7:] for line in lines] == [

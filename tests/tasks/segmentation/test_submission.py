@@ -42,6 +42,18 @@ def as_prediction(instances, spec):
     return Segments(segments, classes, scores), semantic
 
 
+def guesses(examples):
+    """Yields (example, prediction). The ground truth's segments are shifted, and a fifth of them get a random class."""
+    for example in examples:
+        rng = np.random.default_rng(int(example["image/id"]))
+        truth, true_classes = segment_map(example).numpy(), example["segment/class"].numpy()
+        segments = np.roll(truth, rng.integers(2, 6, 2), (0, 1))
+        kinds = np.where(rng.uniform(size=len(true_classes)) < 0.2, rng.permutation(true_classes), true_classes)
+        semantic = np.concatenate([[CITYSCAPES.ignore], kinds])[segments]
+        table = Segments(segments, kinds, rng.integers(1, 10, len(kinds)) / 10)
+        yield example, {"table": table, "semantic": semantic}
+
+
 def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path):
     """Three photos have predictions with errors in shape and class. Ground truth has groups of things and void."""
     tree = CityscapesFolder(tmp_path / "cs")
@@ -50,16 +62,6 @@ def test_evaluation_writes_files_that_cityscapesscripts_scores_as_we_do(tmp_path
     items, source = cityscapes_items(str(tmp_path / "cs"), "val")
     data_dir = str(tmp_path / "data")
     convert_split(Conversion(items, source, CITYSCAPES, "val", data_dir, progress=False))
-
-    def guesses(examples):
-        for example in examples:
-            rng = np.random.default_rng(int(example["image/id"]))
-            truth, true_classes = segment_map(example).numpy(), example["segment/class"].numpy()
-            segments = np.roll(truth, rng.integers(2, 6, 2), (0, 1))
-            kinds = np.where(rng.uniform(size=len(true_classes)) < 0.2, rng.permutation(true_classes), true_classes)
-            semantic = np.concatenate([[CITYSCAPES.ignore], kinds])[segments]
-            table = Segments(segments, kinds, rng.integers(1, 10, len(kinds)) / 10)
-            yield example, {"table": table, "semantic": semantic}
 
     results = CityscapesPredictionWriter(str(tmp_path / "results"), CITYSCAPES, "val")
     scores = PanopticMetrics(CITYSCAPES)
