@@ -14,6 +14,8 @@ says on standard error which contents of a file it does not read, like further p
 %s nuclei --input_dir=BBBC038 --output_dir=DATA            stage1_train
 %s nuclei --input_dir=BBBC038 --output_dir=DATA --split=train     the photos in the list BBBC038/train.txt
 %s folder --input_dir=MINE --spec=mine.yaml --output_dir=DATA --split=train
+%s folder --input_dir=MINE --class=cell --output_dir=DATA --split=train     photos/ and one label image each
+%s instances --input_dir=MINE --rest=background --output_dir=DATA --split=train     of COCO, LabelMe or YOLO
 %s multi30k --input_dir=TEXTS --output_dir=DATA --split=train --split=val     train.en, train.de, ...
 %s wmt14 --input_dir=TEXTS --output_dir=DATA --split=train --split=newstest2014 --languages=en,de
 %s coco --input_dir=gs://B/COCO --output_dir=gs://B/DATA --split=train2017 --beam --runner=DataflowRunner
@@ -91,6 +93,25 @@ class Mapillary(Labelled):
     version = Flag(str, "release of Mapillary Vistas.", "v1.2", choices=("v1.2", "v2.0"))
 
 
+class Folder(Labelled):
+    class_name = Flag(
+        str,
+        "name of the only class of objects, instead of --spec; other pixels are background. --class is the same flag.",
+        alone=("spec",),
+        old=("class",),
+    )
+
+    def check(self):
+        super().check()
+        if not (self.spec or self.class_name):
+            raise InputError("--spec is needed: class definitions; or --class=NAME, if all objects have one class")
+
+
+class Instances(Labelled):
+    spec = Labelled.declared()["spec"].but(meaning="class definitions; by default the classes of the annotations.")
+    rest = Flag(str, "name of the class of pixels without an object, or none if they are unlabelled.", needed=True)
+
+
 class Texts(Convert):
     languages = Flag(list, "suffixes of a split's two text files, which have a sentence per line.", ("en", "de"))
     vocabulary = Flag(str, "a SentencePiece model; by default one trained on the training split.", path=flags.IN_FILE)
@@ -110,7 +131,9 @@ OWN = {
     "cityscapes": (Cityscapes, 50),
     "coco": (Labelled, 512),
     "coco_tfds": (Labelled, 512),
+    "folder": (Folder, 50),
     "imagenet": (Photos, 391),
+    "instances": (Instances, 50),
     "mapillary": (Mapillary, 50),
     "nuclei": (Photos, 512),
 }
@@ -123,7 +146,7 @@ def _items(given, split, spec):
     converter = "folder" if name == "nuclei" and not given.input_dir else name
     list_items = pkgutil.resolve_name(f"axial.data.converters.{converter}.{converter}_items")
     specs = [] if name == "imagenet" else [spec]
-    options = {"cityscapes": ("labels", "partial"), "mapillary": ("version",)}.get(name, ())
+    options = {"cityscapes": ("labels", "partial"), "instances": ("rest",), "mapillary": ("version",)}.get(name, ())
     return functools.partial(list_items, input_dir, split, *specs, **{flag: vars(given)[flag] for flag in options})
 
 
@@ -135,7 +158,7 @@ def _sample_dir(name):
 def _spec(given):
     """The `DatasetSpec` of --spec, by default the data set's own."""
     name = given.verb
-    from axial.data.specs import find_spec, json_spec
+    from axial.data.specs import find_spec, json_spec, plain_spec
 
     if name == "imagenet":
         from axial.data.converters.imagenet import imagenet_spec
@@ -147,11 +170,17 @@ def _spec(given):
         return json_spec(given.input_dir or _sample_dir("coco"), given.split or SAMPLE_SPLITS["coco"])
     if given.spec:
         return find_spec(given.spec)
+    if name == "folder":
+        return plain_spec(given.input_dir, {1: given.class_name}, "background")
+    if name == "instances":
+        from axial.data.converters.instances import instances_spec
+
+        return instances_spec(given.input_dir, given.need("split"), given.rest)
     if name == "mapillary":
         from axial.data.converters.mapillary import mapillary_spec
 
         return mapillary_spec(given.input_dir, given.version)[1]
-    return find_spec(given.need("spec") if name == "folder" else name.removesuffix("_tfds"))
+    return find_spec(name.removesuffix("_tfds"))
 
 
 def _convert(given):

@@ -135,7 +135,7 @@ class Flags:
                     if name in values:
                         raise InputError(f"--{one} is the older name of --{name}; give one of them")
                     values[name] = flag.value(one, absl.FLAGS[one].value)
-                    if one != name and flag.kind is str:
+                    if one != name and name == "model":
                         values[name] = as_path(values[name])
         given = cls(verb=verb, arguments=tuple(arguments), **values)
         given._check_together()

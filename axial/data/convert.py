@@ -55,8 +55,8 @@ AHEAD = 64  # items in progress at a time
 class WrittenShard(Strict):
     """A worker's report on a shard. `digest` is the file's SHA-256; '' without a file, or if it is computed later.
 
-    `broken` lists (index of the item in the shard, error message). `remarks` lists (text, path of the photo). An
-    `error` ends the conversion.
+    `broken` lists (index of the item in the shard, error message). `remarks` lists (text, path of the photo, counts);
+    see `_tell_remarks`. An `error` ends the conversion.
     """
 
     path: str
@@ -65,7 +65,7 @@ class WrittenShard(Strict):
     seconds: dict[str, float] = {}
     error: str = ""
     broken: list[tuple[Count, str]] = []
-    remarks: list[tuple[str, str]] = []
+    remarks: list[tuple[str, str, list[int]]] = []
 
 
 def encode_item(item):
@@ -104,7 +104,7 @@ def encode_item(item):
         fields |= {"panoptic/encoded": label.png, "segment/id": ids, "segment/class": classes, "segment/crowd": crowd}
         fields |= item["boxes"](size) if "boxes" in item else {}
     lap("read the labels")
-    return fields, seconds, remarks
+    return fields, seconds, [*((text, []) for text in remarks), *(label.remarks if label else ())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,12 +371,19 @@ def _tell_broken(conversion, path, messages):
 
 
 def _tell_remarks(remarks):
-    """Prints remarks, pairs (text, photo): each text once, with its first photo and the number of other photos."""
+    """Prints remarks (text, photo, counts): each text once, with its first photo and the number of other photos.
+
+    Counts are summed over the photos, and the text has a replacement field for each sum.
+    """
     photos = collections.defaultdict(list)
-    for text, path in sorted(remarks):
-        photos[text].append(path)
-    for text, (first, *others) in photos.items():
-        more = f"; so for {show.counted(len(others), 'other photo')}" if others else ""
+    for text, path, counts in sorted(remarks):
+        photos[text].append((path, counts))
+    for text, rows in photos.items():
+        (first, counts), others = rows[0], len(rows) - 1
+        more = f"; so for {show.counted(others, 'other photo')}" if others else ""
+        if counts:
+            text = text.format(*map(sum, zip(*(counts for _, counts in rows))))
+            more = f" (all in all, in {len(rows)} photos)" if others else ""
         show.say(f"{first}: {text}{more}", error=True)
 
 
@@ -416,7 +423,7 @@ def write_items(conversion, path, items, pool, *, bar=None):
                 yield record
                 stages["write"] += time.perf_counter() - start  # the consumer has written the record by now
                 stages.update(seconds)
-                remarks.extend((text, str(items[position]["photo"])) for text in notes)
+                remarks.extend((text, str(items[position]["photo"]), list(counts)) for text, counts in notes)
             if bar is not None:
                 bar.update()
         if broken and not (conversion.skip_broken and len(broken) < len(items)):

@@ -85,6 +85,20 @@ def check_ids(path, images):
         )
 
 
+def listed_paths(path, field, folder, entries):
+    """dict from file names of a JSON's entries to paths in a folder, and a list of the folder's other names.
+
+    Raises:
+        InputError: a file is missing.
+    """
+    paths = {entry.file_name: inside(folder, entry.file_name, f"{path}: {field}: file_name") for entry in entries}
+    have = names_below(folder, paths)
+    for name, where in paths.items():
+        if name not in have:
+            raise InputError(f"{where}: missing, though {path} names it{nearest(name, have)}")
+    return paths, sorted(have - set(paths))
+
+
 def list_folder(path):
     """Names in a folder, without hidden ones; see `names_in`. Raises InputError if the folder is missing."""
     if not gfile.isdir(path):

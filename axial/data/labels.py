@@ -8,7 +8,7 @@ from PIL import Image
 
 from axial.errors import InputError
 from axial.io.check import shortened
-from axial.io.images import open_image
+from axial.io.images import open_image, open_photo
 from axial.io.read import read_file
 
 LARGEST_ID = (1 << 24) - 1  # largest segment id in a panoptic PNG
@@ -23,11 +23,13 @@ class Labels(typing.NamedTuple):
         png: bytes of an RGB PNG: segment id = R + 256 G + 65536 B, 0 for unlabelled pixels.
         size: (width, height).
         segments: (id, class index, crowd) of each segment, in the JSON's order, or by id if there is no JSON.
+        remarks: (text, counts) of each remark on the annotations. The text has a replacement field for each count.
     """
 
     png: bytes
     size: tuple
     segments: list
+    remarks: tuple = ()
 
 
 def blank(size):
@@ -75,7 +77,10 @@ def nth_of_class(classes):
 
 def open_label(path, data):
     """Decodes a label image. Raises InputError if it is damaged, or if its format is lossy."""
-    image = open_image(path, data)
+    return _lossless(path, data, open_image(path, data))
+
+
+def _lossless(path, data, image):
     if image.format in ("JPEG", "MPO") or (image.format == "WEBP" and b"VP8L" not in data):
         raise InputError(f"{path}: its content is {image.format}, which changes the numbers of labels; expected PNG")
     return image
@@ -97,24 +102,28 @@ def read_panoptic(path):
 
 
 def read_ids(path, deep=False):
-    """int32 [h, w] of the ids in a one-channel label PNG.
+    """int64 [h, w] of the ids in a label image of one channel: a PNG, or a TIFF of one page.
 
     Args:
-        path: path of the PNG.
+        path: path of the image.
         deep: whether the ids need 16 bits.
 
     Raises:
-        InputError: the image has colour, transparency or a lossy format, or 8 bits where the ids need 16.
+        InputError: the image has colour, transparency, fractions, several pages or a lossy format, or 8 bits where the
+            ids need 16.
     """
     data = read_file(path)
-    image = open_label(path, data)
+    photo = open_photo(path, data)
+    image = _lossless(path, data, photo.image)
     if image.mode not in ("1", "L", "P", *DEEP):
-        what = "with transparency" if image.mode in _TRANSPARENT else "in colour"
+        what = {"F": "with fractions", **dict.fromkeys(_TRANSPARENT, "with transparency")}.get(image.mode, "in colour")
         raise InputError(f"{path}: {what} ({image.mode}), where one channel of ids is expected")
+    if photo.left_out:
+        raise InputError(f"{path}: {photo.left_out[0]}, where a label image of one page and one channel is expected")
     bits = _depth(image, data)
     if deep and image.mode not in DEEP:
         raise InputError(f"{path}: {bits} bits a pixel, where ids of instances need 16; was it saved anew?")
-    ids = np.asarray(image).astype(np.int32)
+    ids = np.nan_to_num(image if photo.deep is None else photo.deep).astype(np.int64)  # NaN is GDAL's missing value
     if image.mode == "L" and bits < 8:  # Pillow scales these grey levels to 0 to 255
         ids //= 255 // (2**bits - 1)
     if ids.min(initial=0) < 0:

@@ -349,7 +349,7 @@ def check_categories(path, categories, spec, hint=""):
         if index is None:
             continue
         name, thing = spec.class_names[index], spec.things[index]
-        renamed = row.name is not None and _bare(row.name) != _bare(name)
+        renamed = row.name is not None and bare(row.name) != bare(name)
         if renamed or (any(spec.things) and row.isthing is not None and bool(row.isthing) != thing):
             kind = {None: "", 0: " (stuff)", 1: " (thing)"}[row.isthing]
             raise InputError(
@@ -358,7 +358,8 @@ def check_categories(path, categories, spec, hint=""):
             )
 
 
-def _bare(name):
+def bare(name):
+    """A class name without case; spaces, hyphens and underscores are one space. Names that agree in this are equal."""
     return re.sub(r"[\s_-]+", " ", str(name)).strip().casefold()
 
 
@@ -416,11 +417,31 @@ def json_spec(input_dir, splits):
         )
 
 
+def plain_spec(input_dir, names, rest):
+    """The `DatasetSpec` of thing classes and, unless it is None, the stuff class `rest`, which comes first.
+
+    Args:
+        input_dir: folder of the data; its name becomes the name of the spec.
+        names: dict from category ids to the names of the things.
+        rest: name of the stuff class. Its id is 0, or else the smallest id above all others.
+    """
+    ids, classes = [*names], [*names.values()]
+    if rest is not None:
+        ids, classes = [0 if 0 not in names else max(names) + 1, *ids], [rest, *classes]
+    return DatasetSpec(
+        name=os.path.basename(os.path.abspath(input_dir)) or "folder",
+        class_names=tuple(classes),
+        category_ids=tuple(ids),
+        things=(False,) * (rest is not None) + (True,) * len(names),
+        label_divisor=min(65536, 2**24 // (len(ids) + 1)),
+        ignore=max(255, len(ids)),
+    )
+
+
 def boxes_alone(input_dir, split):
     """End of a message about a missing panoptic JSON: what to do if COCO's detection JSON exists; else ''."""
     path = inside(input_dir, f"annotations/instances_{split}.json", "--split")
-    how = "panopticapi's detection2panoptic_coco_format.py makes both from it"
-    return f"; {path} is there, but axial needs the panoptic JSON and its PNGs; {how}" if gfile.exists(path) else ""
+    return f"; {path} is there, which axial-convert instances reads" if gfile.exists(path) else ""
 
 
 def _from_python(path):

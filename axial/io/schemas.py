@@ -65,6 +65,7 @@ class CategoryRow(Struct):
     name: str | int | float | None = None
     isthing: Flag | None = None
     color: Any = None
+    supercategory: Any = None
 
 
 class Panoptic(Struct):

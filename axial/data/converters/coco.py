@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.convert import convert_sample
-from axial.data.converters.instances import read_instances
-from axial.data.files import PHOTOS, check_decodes, check_ids, names_below, tell_left_out
+from axial.data.converters.boxes import read_instances
+from axial.data.files import PHOTOS, check_decodes, check_ids, listed_paths, tell_left_out
 from axial.data.labels import Labels, decode_rgb, encode_rgb, open_label
 from axial.data.specs import ANOTHER_SPEC, COCO, boxes_alone, check_categories
 from axial.errors import InputError, nearest
@@ -115,13 +115,13 @@ def panoptic_items(path, photos, labels, spec):
     if unknown := [image_id for image_id in annotations if image_id not in images]:
         raise InputError(f"{path}: an annotation has image_id {unknown[0]!r}, which is not in images")
     annotated = sorted((image for image in content.images if image.id in annotations), key=lambda image: image.id)
-    photo_of, others = _listed_paths(path, "images", photos, annotated)
-    png_of, _ = _listed_paths(path, "annotations", labels, content.annotations)
+    photo_of, others = listed_paths(path, "images", photos, annotated)
+    png_of, _ = listed_paths(path, "annotations", labels, content.annotations)
     listed = {image.file_name: image.id for image in content.images}
     rest = [name for name, image_id in listed.items() if image_id not in annotations]
     rest += [name for name in others if name not in listed and name.lower().endswith(PHOTOS)]
     tell_left_out(photos, f"photos without an annotation in {path}", rest)
-    items = _items(annotated, photo_of)
+    items = photo_items(annotated, photo_of)
     for image, item in zip(annotated, items):
         annotation, size = annotations[image.id], (image.width, image.height)
         png = png_of[annotation.file_name]
@@ -130,7 +130,7 @@ def panoptic_items(path, photos, labels, spec):
     return dict(zip((image.id for image in annotated), items)), data
 
 
-def _items(images, paths):
+def photo_items(images, paths):
     """Items of images, without labels; `paths` maps file names to paths."""
     return [
         {
@@ -143,25 +143,11 @@ def _items(images, paths):
     ]
 
 
-def _listed_paths(path, field, folder, entries):
-    """dict from file names of a JSON's entries to paths in a folder, and a list of the folder's other names.
-
-    Raises:
-        InputError: a file is missing.
-    """
-    paths = {entry.file_name: inside(folder, entry.file_name, f"{path}: {field}: file_name") for entry in entries}
-    have = names_below(folder, paths)
-    for name, where in paths.items():
-        if name not in have:
-            raise InputError(f"{where}: missing, though {path} names it{nearest(name, have)}")
-    return paths, sorted(have - set(paths))
-
-
 def _unlabelled_items(path, photos):
     data, content = read_json(path, schemas.ImageInfo)
     check_ids(path, content.images)
-    photo_of, _ = _listed_paths(path, "images", photos, content.images)
-    return _items(sorted(content.images, key=lambda image: image.id), photo_of), data
+    photo_of, _ = listed_paths(path, "images", photos, content.images)
+    return photo_items(sorted(content.images, key=lambda image: image.id), photo_of), data
 
 
 def read_panoptic_labels(path, size, segments, spec):

@@ -1,17 +1,24 @@
-"""Lists items of the user's own data for `convert_split`, in one of three layouts.
+"""Lists items of the user's own data for `convert_split`: photos beside label images with the same names.
 
-One is COCO's panoptic layout (see `axial.data.converters.coco`). The others are photos beside label images with the
-same names:
-
-    input_dir/SPLIT/photos/NAME.jpg
-    input_dir/SPLIT/panoptic/NAME.png       RGB: R + 256 G + 65536 B = category x label_divisor + instance
+    input_dir/SPLIT/photos/NAME.jpg         or images/
+    input_dir/SPLIT/instance/NAME.png       or masks/ or labels/. One channel: 0, and n for the object n
+    input_dir/SPLIT/semantic/NAME.png       one channel: category
     or
-    input_dir/SPLIT/semantic/NAME.png       one channel, 8 or 16 bits: category
-    input_dir/SPLIT/instance/NAME.png       one channel: instance; not read if the spec has no things
+    input_dir/SPLIT/panoptic/NAME.png       RGB: R + 256 G + 65536 B = category x label_divisor + instance
 
-Instances are numbered from 1; 0 in a thing class is a crowd. The panoptic value 0 is category 0 if the spec has it,
-otherwise unlabelled. A split without labels has only photos. axial-predict's PHOTO.panoptic.png and PHOTO.json can be
-read as panoptic/NAME.png and panoptic/NAME.json.
+`instance` alone suffices if the spec has one thing class and at most one stuff class: 0 is the stuff class, or
+unlabelled if there is none. `semantic` alone suffices if the spec has no things. With both, instance 0 in a thing class
+is a crowd. The panoptic value 0 is category 0 if the spec has it, otherwise unlabelled. A split without labels has only
+photos. Label images of one channel are PNGs of at most 16 bits or TIFFs of at most 32.
+
+Photos and instance images may also lie in one folder, as Cellpose writes them. The names in `MASKS` are also read from
+the folder of instance images, so that axial-predict may write its label images there:
+
+    input_dir/SPLIT/NAME.tif                or NAME_img.tif
+    input_dir/SPLIT/NAME_masks.tif          or NAME_cp_masks.png, NAME.labels.tif
+
+axial-predict's PHOTO.panoptic.png and PHOTO.json can be read as panoptic/NAME.png and panoptic/NAME.json. A folder
+annotations/ means COCO's panoptic layout (see `axial.data.converters.coco`).
 """
 
 import functools
@@ -21,55 +28,127 @@ import numpy as np
 import tensorflow as tf
 
 from axial.data.converters.coco import check_annotations, checked_labels, coco_items
-from axial.data.files import PHOTOS, by_name, check_paired, labelled_items, list_folder, split_folder
+from axial.data.files import PHOTOS, by_name, check_paired, labelled_items, list_folder, split_folder, tell_left_out
 from axial.data.labels import labels_of, read_ids, read_panoptic, same_size, segment
 from axial.data.specs import check_categories
 from axial.errors import InputError, nearest
 from axial.io import gfile, schemas
 from axial.io.read import read_file, read_json
-from axial.io.show import say
+from axial.io.show import counted, say
 
-LAYERS = ("panoptic", "semantic", "instance")
+FOLDERS = {  # kind of image -> names of its folder
+    "photos": ("photos", "images"),
+    "panoptic": ("panoptic",),
+    "semantic": ("semantic",),
+    "instance": ("instance", "masks", "labels"),
+}
+MASKS = (".labels", "_cp_masks", "_masks")  # endings of instance images' names: axial-predict's and Cellpose's
+LABELS = (".png", ".tif", ".tiff")
 
 
 def folder_items(input_dir, split, spec):
     """Items of a split in order of their names, and bytes that identify this input.
 
     Raises:
-        InputError: there are no photos; a photo has no label image, or a label image no photo; the spec has things but
-            there are no instance images; there are both panoptic and semantic images.
+        InputError: there are no photos; a photo has no label image, or a label image no photo; the label images do not
+            suffice for the spec.
     """
     if tf.io.gfile.isdir(os.path.join(input_dir, "annotations")):
         return coco_items(input_dir, split, spec)
     folder = split_folder(input_dir, split)
-    photos = by_name(os.path.join(folder, "photos"), PHOTOS)
-    others = [name for name in list_folder(folder) if name not in ("photos", *LAYERS)]
-    there = [layer for layer in LAYERS if tf.io.gfile.isdir(os.path.join(folder, layer))]
-    if any(spec.things) and there == ["semantic"]:
-        things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
+    listed = list_folder(folder)
+    names = {kind: next(filter(listed.__contains__, names), None) for kind, names in FOLDERS.items()}
+    folders = {kind: os.path.join(folder, name or kind) for kind, name in names.items()}
+    kinds = [kind for kind, name in names.items() if name and kind != "photos"]
+    others = [name for name in listed if name not in names.values()]
+    if not any(names.values()) and any(os.path.splitext(name)[0].endswith(MASKS) for name in listed):
+        masks, photos = _masks(by_name(folder, PHOTOS))
+        photos = {name.removesuffix("_img"): path for name, path in photos.items()}
+        folders, kinds, others = {"photos": folder, "instance": folder}, ["instance"], []
+    else:
+        photos, masks = by_name(folders["photos"], PHOTOS), None
+    kinds = _kinds(folder, kinds, spec, others)
+    files = {name: [] for name in sorted(photos)} if kinds else {}
+    for kind in kinds:
+        images = masks or by_name(folders[kind], LABELS, (".json",))
+        if kind == "instance" and not masks and (masks := _masks(images)[0]):
+            tell_left_out(folders[kind], "names without .labels", sorted(set(images.values()) - set(masks.values())))
+            images = masks
+        ending = next((path.rpartition(name)[2] for name, path in images.items()), ".png")
+        check_paired(photos, images, folders["photos"], folders[kind], ending=ending)
+        for name, image in images.items():
+            files[name].append(image)
+    read = {"panoptic": _read_panoptic, "instance": _read_instances}.get(",".join(kinds), _read_semantic)
+    items = labelled_items(dict(sorted(photos.items())), files, functools.partial(read, spec))
+    return items, "\n".join([*kinds, *(os.path.basename(item["photo"]) for item in items)]).encode()
+
+
+def _masks(paths):
+    """Splits a dict from names to paths: names with an ending of `MASKS`, which is removed, and all other names.
+
+    Raises:
+        InputError: two names differ only in their endings.
+    """
+    masks, others = {}, {}
+    for name, path in paths.items():
+        ending = next(filter(name.endswith, MASKS), "")
+        stem = name.removesuffix(ending)
+        if ending and stem in masks:
+            raise InputError(f"{path}: {masks[stem]} is there too; expected one label image per photo")
+        (masks if ending else others)[stem] = path
+    return masks, others
+
+
+def _kinds(folder, kinds, spec, others):
+    """The kinds of label images to read, and prints what is left out.
+
+    Args:
+        folder: path of the split, for messages.
+        kinds: kinds of label images that are there.
+        spec: `DatasetSpec`.
+        others: names in the folder that are not in `NAMES`.
+
+    Raises:
+        InputError: the label images do not suffice for the spec.
+    """
+    things = [name for name, thing in zip(spec.class_names, spec.things) if thing]
+    if kinds == ["semantic"] and things:
         raise InputError(
             f"{folder}: {things[0]!r} is a thing in the spec {spec.name!r}, but there are no instances; "
             f"add a folder instance/ or give the class thing: false{nearest('instance', others)}"
         )
-    if there not in ([], ["panoptic"], ["semantic"], ["semantic", "instance"]):
-        has = f"{', '.join(there)}{nearest('semantic', others)}"
+    if kinds == ["instance"] and (len(things) != 1 or spec.num_classes > 2):
+        raise InputError(
+            f"{folder}: instances alone do not say the class of an object and of a pixel without object, but the spec "
+            f"{spec.name!r} has {counted(len(things), 'thing')} among {spec.num_classes} classes; add semantic/"
+        )
+    if kinds not in ([], ["panoptic"], ["semantic"], ["instance"], ["semantic", "instance"]):
+        has = f"{', '.join(kinds)}{nearest('semantic', others)}"
         raise InputError(f"{folder}: either panoptic/, or semantic/ and instance/; here: {has}")
-    if "instance" in there and not any(spec.things):
-        there.remove("instance")
+    if "instance" in kinds and not things:
+        kinds.remove("instance")
         say(f"{folder}/instance: left out: no class of the spec {spec.name!r} is a thing", error=True)
     if others:
-        shown = [f"{name}{nearest(name.lower(), LAYERS)}" for name in others[:5]] + ["..."] * (len(others) > 5)
-        say(f"{folder}: left out: {', '.join(shown)}; photos, {', '.join(LAYERS)} are read", error=True)
-    files = {name: [] for name in sorted(photos)} if there else {}
-    for layer in there:
-        path = os.path.join(folder, layer)
-        images = by_name(path, (".png",), (".json",) if layer == "panoptic" else ())
-        check_paired(photos, images, os.path.join(folder, "photos"), path)
-        for name, image in images.items():
-            files[name].append(image)
-    read = _read_panoptic if there == ["panoptic"] else _read_semantic
-    items = labelled_items(dict(sorted(photos.items())), files, functools.partial(read, spec))
-    return items, "\n".join([*there, *(os.path.basename(item["photo"]) for item in items)]).encode()
+        shown = [f"{name}{nearest(name.lower(), FOLDERS)}" for name in others[:5]] + ["..."] * (len(others) > 5)
+        say(f"{folder}: left out: {', '.join(shown)}; {', '.join(FOLDERS)} are read", error=True)
+    return kinds
+
+
+def _read_instances(spec, _, path):
+    """`Labels` of an instance image alone, for a spec with one thing class and at most one stuff class."""
+    numbers = read_ids(path)
+    if numbers.max(initial=0) >= spec.label_divisor:  # closes gaps between the numbers
+        _, index = np.unique(np.append(0, numbers), return_inverse=True)
+        numbers = index.ravel()[1:].reshape(numbers.shape)
+    (thing,) = (category for category, thing in zip(spec.category_ids, spec.things) if thing)
+    stuff = next((category for category in spec.category_ids if category != thing), None)
+
+    def describe(number):
+        if not number and stuff is None:
+            return 0, spec.ignore, 0
+        return segment(spec, path, thing if number else stuff, number)
+
+    return labels_of(numbers, describe)
 
 
 def _read_panoptic(spec, _, path):
@@ -103,7 +182,7 @@ def _read_semantic(spec, _, semantic, instance=None):
     if instance:
         numbers = read_ids(instance)
         same_size(instance, numbers, semantic, keys)
-        keys = keys + 65536 * numbers.astype("int64")
+        keys = keys + 65536 * numbers
     return labels_of(keys, lambda key: segment(spec, semantic, key % 65536, key // 65536))
 
 

@@ -1,163 +1,301 @@
-"""Reads COCO's instances_SPLIT.json: boxes and masks of objects, as record fields (see `tfrecord`)."""
+"""Lists items of outlined objects for `convert_split`: of COCO's instances, of LabelMe's files, or of YOLO's.
 
-import collections
+    input_dir/annotations/instances_SPLIT.json    COCO; the photos are in SPLIT/, images/SPLIT/, images/ or input_dir
+    input_dir/SPLIT/_annotations.coco.json        COCO as Roboflow exports it, beside the photos
+    input_dir/SPLIT/NAME.json                     LabelMe, beside the photo NAME.jpg
+    input_dir/data.yaml, labels/SPLIT/NAME.txt    YOLO; the photos are in images/SPLIT/. Or SPLIT/labels/, SPLIT/images/
+
+pycocotools decides which pixels are inside an outline. The parts of an object outside the photo are left out. If
+several objects cover a pixel, it belongs to the object with the fewest pixels, and among equals to the last. Pixels
+without an object belong to the stuff class `rest`, or are unlabelled. Objects are numbered in the order of the
+annotations; a crowd has the number 0.
+"""
+
+import base64
 import functools
-import io
+import math
+import os
+import typing
 
-import msgspec
 import numpy as np
 from PIL import Image
 from pycocotools import mask as masks
 
-from axial.data.files import check_ids, tell_left_out
-from axial.data.specs import ANOTHER_SPEC, check_categories
-from axial.errors import InputError
-from axial.io import schemas
-from axial.io.read import check_unique, convert, read_json
+from axial.data.converters.boxes import FARTHEST, encoded, run_lengths
+from axial.data.converters.coco import photo_items
+from axial.data.files import (
+    PHOTOS,
+    by_name,
+    check_ids,
+    labelled_items,
+    list_folder,
+    listed_paths,
+    split_folder,
+    tell_left_out,
+)
+from axial.data.labels import Labels, labels_of, segment
+from axial.data.specs import bare, plain_spec
+from axial.errors import InputError, nearest
+from axial.io import gfile, schemas
+from axial.io.images import open_image, upright
+from axial.io.paths import inside
+from axial.io.read import check_unique, read_file, read_json, read_text, read_yaml
 
-SLACK = 1.0  # pixels by which a box may extend beyond its image, because COCO rounds corners
-SHORTEST = 6  # fewest numbers of a polygon: two points are a line, and pycocotools reads four numbers as a box
+NONE = "none"  # value of `rest` if pixels without an object are unlabelled
+UNDER = "{} pixels of {} objects lie under smaller objects; {} of these objects have no other pixel"
+EMPTY = "{} objects have no pixel: they are tiny, points or lines, or lie outside the photo"
+BOXES = "a detector learns boxes, by recipes such as coco/faster_rcnn.gin; see docs/own_data.md"
+CIRCLE = 64  # corners of the polygon that replaces LabelMe's circles
+_COCO, _ROBOFLOW, _YOLO = "annotations/instances_{}.json", "{}/_annotations.coco.json", "data.yaml"
 
 
-def read_instances(path, spec):
-    """The objects of a split, and the bytes of its JSON.
+class Outline(typing.NamedTuple):
+    """An object: its location in the annotations, for messages, and its category id.
+
+    `pieces` are polygons or run lengths (see `boxes.run_lengths`); their union is the object.
+    """
+
+    where: str
+    category: int
+    pieces: list
+    crowd: bool = False
+
+
+class Shape(schemas.Struct):
+    """A shape of LabelMe. Shapes with the same label and group_id are one object."""
+
+    label: schemas.Text
+    points: list[tuple[float, float]]
+    shape_type: str = "polygon"
+    group_id: int | None = None
+    mask: str | None = None
+
+
+class LabelMe(schemas.Struct):
+    """LabelMe's JSON of a photo."""
+
+    shapes: list[Shape]
+    imageWidth: schemas.Side
+    imageHeight: schemas.Side
+
+
+class YoloData(schemas.Struct):
+    """data.yaml. Its paths are not read, because programs resolve them in different ways."""
+
+    names: list[schemas.Text] | dict[schemas.Count, schemas.Text]
+
+
+def instances_items(input_dir, split, spec, rest):
+    """Items of a split, and bytes that identify this input.
 
     Args:
-        path: path of instances_SPLIT.json.
-        spec: `DatasetSpec`; objects with its ignored_ids are dropped.
-
-    Returns:
-        A dict from each image id to a function of the photo's size (width, height) that returns the image's box fields,
-        and the bytes.
+        input_dir, split: see the module.
+        spec: `DatasetSpec`. It has the categories by their names.
+        rest: name of the stuff class of pixels without an object, or `NONE`.
 
     Raises:
-        InputError: this is not COCO's JSON; an id is repeated; the JSON lacks an object's image; the spec lacks an
-            object's category or gives it another name; an object's class is not a thing; a box extends beyond its
-            image; some image ids are text and others numbers. The message names the object.
+        InputError: no annotations are there; a photo is missing; an id is repeated; an object has no mask; `rest` is
+            not a stuff class of the spec. Reading the labels raises it for a category that the spec lacks.
     """
+    names, items, source = _listed(input_dir, split)
+    index = {bare(name): i for i, name in enumerate(spec.class_names)}
+    stuff = None if rest == NONE else index.get(bare(rest))
+    if rest != NONE and (stuff is None or spec.things[stuff]):
+        raise InputError(f"--rest={rest}: expected a stuff class of the spec {spec.name!r}, or {NONE}")
+    classes = {category: index.get(bare(name)) for category, name in names.items()}
+    for item in items:
+        item["labels"] = functools.partial(_paint, spec, classes, stuff, item["labels"])
+    return items, source + f" rest {rest}".encode()
+
+
+def instances_spec(input_dir, splits, rest):
+    """The `DatasetSpec` of the categories: `rest`, unless it is `NONE`, and a thing class for each category.
+
+    Raises:
+        InputError: no annotations are there; two categories have one name; a category is named like `rest`.
+    """
+    names = _listed(input_dir, splits[0])[0]
+    twin = next((name for name in names.values() if bare(name) == bare(rest)), None)
+    if twin is not None:
+        raise InputError(f"--rest={rest}: the annotations have a category {twin!r}; choose another name, or {NONE}")
+    return plain_spec(input_dir, names, None if rest == NONE else rest)
+
+
+def _listed(input_dir, split):
+    """(dict from category ids to names, items, bytes). An item's 'labels' returns ((width, height), `Outline`s)."""
+    coco, roboflow = (inside(input_dir, name.format(split), "--split") for name in (_COCO, _ROBOFLOW))
+    if gfile.exists(coco):
+        return _list_coco(coco, [os.path.join(input_dir, name) for name in (split, f"images/{split}", "images", "")])
+    if gfile.exists(roboflow):
+        return _list_coco(roboflow, [os.path.dirname(roboflow)])
+    if gfile.exists(os.path.join(input_dir, _YOLO)):
+        return _list_yolo(input_dir, split)
+    return _list_labelme(input_dir, split)
+
+
+def _paint(spec, classes, rest, outlines):
+    """`Labels` of a photo.
+
+    Args:
+        spec: `DatasetSpec`.
+        classes: dict from category ids to class indices, None for categories that the spec lacks.
+        rest: class index of pixels without an object, or None.
+        outlines: function that returns ((width, height), list of `Outline`s).
+    """
+    size, objects = outlines()
+    for one in objects:
+        if classes.get(one.category) is None:
+            raise InputError(f"{one.where}: category {one.category}, which the spec {spec.name!r} does not have")
+    runs = [masks.merge([run_lengths(one.where, piece, size[::-1]) for piece in one.pieces]) for one in objects]
+    areas, numbers = np.array([masks.area(one) for one in runs], int), np.zeros(size[::-1], np.int64)
+    for i in np.argsort(-areas, kind="stable"):
+        numbers[masks.decode(runs[i]) > 0] = i + 1
+    visible = np.bincount(numbers.ravel(), minlength=len(runs) + 1)[1:]
+    covered, empty = (visible < areas).sum(), (areas == 0).sum()
+    under = [(areas - visible).sum(), covered, ((visible == 0) & (areas > 0)).sum()]
+
+    def describe(number):
+        if not number:
+            return (0, spec.ignore, 0) if rest is None else segment(spec, "", spec.category_ids[rest], 0)
+        one = objects[number - 1]
+        category = spec.category_ids[classes[one.category]]
+        return segment(spec, one.where, category, 0 if one.crowd else number)
+
+    remarks = [(UNDER, [int(count) for count in under])] * bool(covered) + [(EMPTY, [int(empty)])] * bool(empty)
+    return Labels(*labels_of(numbers, describe)[:3], remarks)
+
+
+# === COCO ===
+
+
+def _list_coco(path, folders):
+    """See `_listed`. The photos are in the first of the folders that has the JSON's first photo."""
     data, content = read_json(path, schemas.Instances)
-    check_categories(path, content.categories, spec, ANOTHER_SPEC)
     check_ids(path, content.images)
-    check_unique(path, "annotations: id", (annotation.id for annotation in content.annotations))
-    images, objects = {image.id: image for image in content.images}, collections.defaultdict(list)
-    for annotation in content.annotations:
-        where = f"{path}: annotation {annotation.id}"
-        if annotation.image_id not in images:
-            raise InputError(f"{where}: image_id {annotation.image_id!r} is not in images")
-        _check_box(where, annotation.bbox, images[annotation.image_id])
-        index = spec.class_index(annotation.category_id)
-        if index is None:
-            raise InputError(f"{where}: category_id {annotation.category_id}, which the spec {spec.name!r} lacks")
-        if index != spec.ignore:
-            if not spec.things[index]:
-                raise InputError(
-                    f"{where}: category_id {annotation.category_id}: {spec.class_names[index]!r} is not a thing of "
-                    f"{spec.name!r}; move the file away to convert without boxes"
-                )
-            objects[annotation.image_id].append((index, annotation))
-    kept = [one for annotated in objects.values() for _, one in annotated]
-    short = [f"annotation {one.id}" for one in kept for _ in _short(one)]
-    tell_left_out(path, f"polygons of fewer than {SHORTEST} numbers", short)
-    unmasked = [f"annotation {one.id}" for one in kept if not _has_mask(one)]
-    tell_left_out(path, "objects without a mask, where masks are needed", unmasked)
-    return {key: functools.partial(box_fields, path, objects[key]) for key in images}, data
+    check_unique(path, "categories: id", (row.id for row in content.categories))
+    check_unique(path, "annotations: id", (one.id for one in content.annotations))
+    objects = {image.id: [] for image in content.images}
+    for one in content.annotations:
+        where = f"{path}: annotation {one.id}"
+        if one.image_id not in objects:
+            raise InputError(f"{where}: image_id {one.image_id!r} is not in images")
+        if not one.segmentation:
+            raise InputError(f"{where}: a box without a mask; {BOXES}")
+        objects[one.image_id].append(Outline(where, one.category_id, [one.segmentation], bool(one.iscrowd)))
+    names = [image.file_name for image in content.images[:1]]
+    folder = next((f for f in folders for name in names if gfile.exists(inside(f, name, path))), folders[0])
+    photos, others = listed_paths(path, "images", folder, content.images)
+    tell_left_out(folder, f"photos that {path} does not name", [n for n in others if n.lower().endswith(PHOTOS)])
+    images = sorted(content.images, key=lambda image: image.id)
+    items = photo_items(images, photos)
+    for image, item in zip(images, items):
+        item["labels"] = functools.partial(tuple, ((image.width, image.height), objects[image.id]))
+    # Roboflow's first category only groups the others.
+    used, groups = {one.category_id for one in content.annotations}, {row.supercategory for row in content.categories}
+    rows = [
+        row for row in content.categories if row.id in used or row.supercategory != "none" or row.name not in groups
+    ]
+    return {row.id: str(row.name) for row in rows}, items, data
 
 
-def _check_box(where, box, image):
-    """Raises InputError unless a box (x, y, width, height) lies inside an image."""
-    x, y, width, height = box
-    ends = (x >= -SLACK, y >= -SLACK, x + width <= image.width + SLACK, y + height <= image.height + SLACK)
-    if min(width, height) < 0 or not all(ends):
-        text = ", ".join(f"{value:g}" for value in box)
-        expected = f"expected (x, y, width, height) inside its image of {image.width}x{image.height} pixels"
-        raise InputError(f"{where}: bbox ({text}): {expected}")
+# === YOLO ===
 
 
-def _short(one):
-    """Polygons of a `schemas.Instance` that are too short. `_mask` reports lists with other values than numbers."""
-    lists = [polygon for polygon in one.segmentation or () if isinstance(polygon, list) and len(polygon) < SHORTEST]
-    return [polygon for polygon in lists if all(type(number) in (int, float) for number in polygon)]
+def _list_yolo(input_dir, split):
+    path = os.path.join(input_dir, _YOLO)
+    names = read_yaml(path, YoloData).names
+    names = names if isinstance(names, dict) else dict(enumerate(names))
+    forms = [("images/{}", "labels/{}"), ("{}/images", "{}/labels")]
+    pairs = [[inside(input_dir, form.format(split), "--split") for form in pair] for pair in forms]
+    photo_folder, folder = next((pair for pair in pairs if gfile.isdir(pair[0])), (None, None))
+    if photo_folder is None:
+        raise InputError(f"{' and '.join(pair[0] for pair in pairs)}: no such folder, expected one of them")
+    photos, texts = by_name(photo_folder, PHOTOS), by_name(folder, (".txt",))
+    _check_photos(texts, photos, photo_folder)
+    files = {name: [texts[name]] if name in texts else [] for name in photos}
+    return names, labelled_items(photos, files, _read_yolo), "\n".join(["yolo", *names.values(), *photos]).encode()
 
 
-def _has_mask(one):
-    """Whether a `schemas.Instance` has run lengths, or a polygon that is not too short."""
-    return len(_short(one)) < len(one.segmentation or ())
-
-
-def box_fields(path, objects, size):
-    """The 'box/' fields of an image's record.
-
-    Args:
-        path: path of the JSON, for messages.
-        objects: list of (class index, `schemas.Instance`).
-        size: (width, height) of the image.
-
-    Raises:
-        InputError: a segmentation does not have COCO's form, or its size or number of pixels differs from the image's.
-    """
-    fields = {
-        "box/known": 1,
-        "box/class": tuple(index for index, _ in objects),
-        "box/crowd": tuple(int(one.iscrowd) for _, one in objects),
-        "box/numbers": np.array([[*one.bbox, one.area] for _, one in objects], "<f8").tobytes(),
-    }
-    if any(_has_mask(one) for _, one in objects):
-        masked = [(f"{path}: annotation {one.id}", one.segmentation if _has_mask(one) else None) for _, one in objects]
-        fields["box/mask"] = tuple(_mask(where, segmentation, size[::-1]) for where, segmentation in masked)
-    return fields
-
-
-def _mask(where, segmentation, size):
-    """PNG of an object's mask, 255 inside, from COCO's polygons or run lengths; one pixel for None."""
-    if segmentation is None:
-        pixels = np.zeros([1, 1], np.uint8)
-    elif isinstance(segmentation, list):
+def _read_yolo(photo, path=None):
+    """The size and the `Outline`s of a photo. A photo without a file of outlines has no object."""
+    size, objects = upright(open_image(photo, read_file(photo))).size, []
+    for number, line in enumerate(read_text(path).splitlines() if path else (), 1):
+        where, fields = f"{path}: line {number}", line.split()
         try:
-            polygons = convert("", segmentation, list[list[float]])
-        except InputError as error:
-            raise InputError(f"{where}: segmentation: not COCO's polygons, lists of x, y, ... ({error})") from None
-        polygons = [polygon for polygon in polygons if len(polygon) >= SHORTEST]
-        pixels = masks.decode(masks.merge(masks.frPyObjects(polygons, *size)))
-    else:
-        runs = convert(f"{where}: segmentation: ", segmentation, schemas.AnyRunLengths)
-        check_runs(f"{where}: segmentation", runs, size)
-        runs = msgspec.structs.asdict(runs)
-        pixels = masks.decode(masks.frPyObjects(runs, *size) if isinstance(runs["counts"], list) else runs)
-    encoded = io.BytesIO()
-    Image.fromarray(255 * pixels).convert("1").save(encoded, "PNG")
-    return encoded.getvalue()
+            values = [float(field) for field in fields[1:]]
+            category = int(fields[0]) if fields else 0
+        except ValueError:
+            values = [math.nan]
+        if len(values) == 4:
+            raise InputError(f"{where}: a box without a mask; {BOXES}")
+        if fields and (len(values) < 6 or len(values) % 2 or not all(-1 <= value <= 2 for value in values)):
+            raise InputError(f"{where}: expected a class and at least three points, x y from 0 to 1")
+        if fields:
+            objects.append(Outline(where, category, [[(np.reshape(values, [-1, 2]) * size).ravel().tolist()]]))
+    return size, objects
 
 
-def as_json(runs):
-    """Converts pycocotools' run lengths, whose counts are bytes, to the form for JSON and `check_runs`."""
-    return {"size": [int(side) for side in runs["size"]], "counts": runs["counts"].decode()}
+# === LabelMe ===
 
 
-def check_runs(where, runs, size):
-    """Raises InputError unless a `schemas.AnyRunLengths` has the (height, width) `size` and as many pixels."""
-    if runs.size != tuple(size):
-        mask_size, photo_size = (f"{width}x{height}" for height, width in (runs.size, size))
-        raise InputError(f"{where}: of {mask_size} pixels, the photo has {photo_size}")
-    counts = runs.counts if isinstance(runs.counts, list) else _unpacked(where, runs.counts)
-    if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
-        raise InputError(f"{where}: counts: run lengths of {sum(counts)} pixels, the photo has {size[0] * size[1]}")
+def _list_labelme(input_dir, split):
+    """See `_listed`. The categories are the labels in all splits, so that all splits get the same spec."""
+    folder = split_folder(input_dir, split)
+    paths = by_name(folder, (".json",), PHOTOS)
+    if not paths:
+        forms = ", ".join(name.format(split) for name in (_COCO, _ROBOFLOW, _YOLO))
+        raise InputError(f"{folder}: no JSON of LabelMe; {input_dir} has none of {forms} either")
+    photos = by_name(folder, PHOTOS, (".json",))
+    _check_photos(paths, photos, folder)
+    tell_left_out(folder, "photos without a JSON", [name for name in photos if name not in paths])
+    folders = [os.path.join(input_dir, name) for name in list_folder(input_dir)]
+    every = [os.path.join(one, name) for one in folders if gfile.isdir(one) for name in list_folder(one)]
+    contents = [read_json(path, LabelMe)[1] for path in every if path.endswith(".json")]
+    names = dict(enumerate(sorted({shape.label for content in contents for shape in content.shapes}), 1))
+    categories = {name: category for category, name in names.items()}
+    read = functools.partial(_read_labelme, categories)
+    items = labelled_items({name: photos[name] for name in paths}, {name: [path] for name, path in paths.items()}, read)
+    return names, items, "\n".join(["labelme", *names.values(), *paths]).encode()
 
 
-def _unpacked(where, text):
-    """List of the run lengths in pycocotools' text (maskApi.c, rleFrString). Raises InputError.
+def _read_labelme(categories, _, path):
+    """The size and the `Outline`s of a photo."""
+    content, objects = read_json(path, LabelMe)[1], {}
+    size = content.imageWidth, content.imageHeight
+    for number, shape in enumerate(content.shapes):
+        where = f"{path}: shapes[{number}]"
+        key = number if shape.group_id is None else (shape.label, shape.group_id)
+        outline = objects.setdefault(key, Outline(where, categories[shape.label], []))
+        outline.pieces.append(_piece(where, shape, size))
+    return size, list(objects.values())
 
-    A character holds five bits of a number, and a flag that more characters follow. The number's last character also
-    holds its sign. From the fourth number on, the text has the difference from the run length two positions before.
-    """
-    if not text:
+
+def _piece(where, shape, size):
+    """Polygons or run lengths of a `Shape` in a photo of `size` (width, height). Points and lines have no polygon."""
+    points = np.array(shape.points, float).reshape([-1, 2])
+    if shape.shape_type == "mask" and len(points):
+        try:
+            png = base64.b64decode(shape.mask or "", validate=True)
+        except ValueError:
+            raise InputError(f"{where}: mask: not base64") from None
+        mask = Image.new("L", size)
+        corner = tuple(np.clip(points[0], -FARTHEST, FARTHEST).round().astype(int).tolist())
+        mask.paste(open_image(f"{where}: mask", png).convert("L").point(bool), corner)
+        return encoded(np.asarray(mask))
+    if shape.shape_type == "rectangle" and len(points) == 2:
+        (left, top), (right, bottom) = points
+        points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+    elif shape.shape_type == "circle" and len(points) == 2:
+        angles = np.arange(CIRCLE) * 2 * math.pi / CIRCLE
+        radius = np.hypot(*(points[1] - points[0]))
+        points = points[0] + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+    elif shape.shape_type not in ("polygon", "rectangle"):
         return []
-    bits = np.frombuffer(text.encode(), np.uint8).astype(np.int64) - 48
-    last = bits & 32 == 0
-    starts = np.flatnonzero(np.concatenate([[True], last[:-1]]))
-    digits = np.diff([*starts, len(bits)])
-    if ((bits < 0) | (bits > 63)).any() or digits.max() > 7 or not last[-1]:
-        raise InputError(f"{where}: counts: not pycocotools' text of run lengths, or cut short")
-    places = np.arange(len(bits)) - np.repeat(starts, digits)
-    counts = np.add.reduceat((bits & 31) << 5 * places, starts) - ((bits[last] & 16) << 5 * digits - 4)
-    counts[1::2], counts[2::2] = np.cumsum(counts[1::2]), np.cumsum(counts[2::2])
-    return counts.tolist()
+    return [points.ravel().tolist()]
+
+
+def _check_photos(labels, photos, folder):
+    """Raises InputError for a label file without a photo. Takes dicts from names to paths, and the photos' folder."""
+    for name in labels:
+        if name not in photos:
+            raise InputError(f"{labels[name]}: has no photo in {folder}{nearest(name, photos)}")

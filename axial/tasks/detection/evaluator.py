@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as masks
 
-from axial.data.converters.instances import as_json
+from axial.data.converters.boxes import as_json
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import WITH_OBJECTS, photo_name
 from axial.errors import InputError

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from scipy.ndimage import find_objects
 
-from axial.data.converters.instances import as_json
+from axial.data.converters.boxes import as_json
 from axial.data.labels import LARGEST_ID
 from axial.data.streams import decode_photo
 from axial.data.tfrecord import photo_name
