@@ -72,7 +72,8 @@ def folder_items(input_dir, split, spec):
     for kind in kinds:
         images = masks or by_name(folders[kind], LABELS, (".json",))
         if kind == "instance" and not masks and (masks := _masks(images)[0]):
-            tell_left_out(folders[kind], "names without .labels", sorted(set(images.values()) - set(masks.values())))
+            rest = sorted(os.path.basename(path) for path in set(images.values()) - set(masks.values()))
+            tell_left_out(folders[kind], "names without .labels, _cp_masks or _masks", rest)
             images = masks
         ending = next((path.rpartition(name)[2] for name, path in images.items()), ".png")
         check_paired(photos, images, folders["photos"], folders[kind], ending=ending)

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as masks
 
-from axial.data.converters.boxes import FARTHEST, encoded, run_lengths
+from axial.data.converters.boxes import FARTHEST, as_json, encoded, run_lengths
 from axial.data.converters.coco import photo_items
 from axial.data.files import (
     PHOTOS,
@@ -281,7 +281,7 @@ def _piece(where, shape, size):
         mask = Image.new("L", size)
         corner = tuple(np.clip(points[0], -FARTHEST, FARTHEST).round().astype(int).tolist())
         mask.paste(open_image(f"{where}: mask", png).convert("L").point(bool), corner)
-        return encoded(np.asarray(mask))
+        return as_json(encoded(np.asarray(mask)))
     if shape.shape_type == "rectangle" and len(points) == 2:
         (left, top), (right, bottom) = points
         points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])

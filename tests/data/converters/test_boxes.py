@@ -8,8 +8,8 @@ import tensorflow as tf
 from pycocotools import mask as coco_masks
 
 from axial.data import tfrecord
-from axial.data.converters.coco import coco_items
 from axial.data.converters.boxes import check_runs
+from axial.data.converters.coco import coco_items
 from axial.data.specs import COCO
 from axial.data.streams import check_records
 from axial.errors import InputError

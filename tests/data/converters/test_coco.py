@@ -238,5 +238,7 @@ def test_what_is_not_there_is_named(folder, tmp_path):
         coco_items(str(tmp_path / "nowhere"), "val")
     folder.json.rename(folder.json.with_name("instances_val.json"))
     for read in (json_spec, coco_items):
-        with pytest.raises(InputError, match="panoptic_val.json: no such file; .*instances_val.json is there, but"):
+        with pytest.raises(
+            InputError, match="panoptic_val.json: no such file; .*instances_val.json is there, which axial-conv"
+        ):
             read(str(folder.root), ["val"] if read is json_spec else "val")

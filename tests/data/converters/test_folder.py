@@ -1,5 +1,6 @@
 """Users' own data: photos with label images, and specs from files."""
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from axial.data import tfrecord
 from axial.data.converters.folder import folder_items
 from axial.data.labels import colors_of, read_ids
-from axial.data.specs import CITYSCAPES, DatasetSpec, find_spec
+from axial.data.specs import CITYSCAPES, DatasetSpec, find_spec, plain_spec
 from axial.errors import InputError
 from axial.tasks.segmentation.input_pipeline import segment_map
 from tests.data.conversion import convert, records, replace
@@ -224,6 +226,113 @@ def test_no_such_spec(tmp_path):
         find_spec("cityscape")
     with pytest.raises(InputError, match="b.yaml: no such file"):
         find_spec(str(tmp_path / "b.yaml"))
+
+
+# === Instances alone ===
+
+CELLS, BARE = plain_spec("cells", {1: "cell"}, "rest"), plain_spec("cells", {1: "cell"}, None)
+NUMBERS = (
+    np.repeat([0, 1, 2, 300], 15)[None].repeat(30, 0).astype(np.int32)
+)  # the numbers of the objects in four columns
+
+
+def write_instances(root, photo="images/a.jpg", label="masks/a.tif", numbers=NUMBERS):
+    """A split with one photo and its instance image."""
+    for path, image in ((photo, Image.new("RGB", (60, 30))), (label, Image.fromarray(numbers))):
+        (root / "train" / path).parent.mkdir(parents=True, exist_ok=True)
+        image.save(root / "train" / path)
+
+
+def read_instances(root, spec=CELLS):
+    """Segment ids, int [h, w], of the only record."""
+    convert(folder_items(str(root), "train", spec), spec, root / "out", "train")
+    (record,) = records(root / "out", "train")
+    return tfrecord.segment_ids(record["panoptic/encoded"]).numpy()
+
+
+@pytest.mark.parametrize(
+    "photo,label",
+    [
+        ("photos/a.png", "instance/a.png"),
+        ("images/a.jpg", "labels/a.labels.tif"),
+        ("a.tif", "a_masks.tif"),
+        ("a_img.png", "a_cp_masks.png"),
+        ("a.b.png", "a.b.labels.tif"),
+    ],
+)
+def test_instances_alone_of_each_layout(tmp_path, photo, label):
+    write_instances(tmp_path, photo, label, NUMBERS.astype(np.uint16))
+    expected = np.where(NUMBERS == 0, CELLS.label_divisor, 2 * CELLS.label_divisor + NUMBERS)
+    np.testing.assert_array_equal(read_instances(tmp_path), expected)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.uint32, np.int16])
+def test_tiffs_of_any_depth_and_pixels_without_a_class(tmp_path, kind):
+    write_instances(tmp_path, numbers=NUMBERS.astype(kind))
+    np.testing.assert_array_equal(read_instances(tmp_path, BARE), NUMBERS + BARE.label_divisor * (NUMBERS > 0))
+
+
+def test_numbers_with_gaps_are_closed_if_they_are_too_large(tmp_path):
+    spec = dataclasses.replace(CELLS, label_divisor=1000)
+    write_instances(tmp_path, numbers=NUMBERS * 300_000)
+    assert np.unique(read_instances(tmp_path, spec)).tolist() == [1000, 2001, 2002, 2003]
+
+
+def test_what_axial_predict_writes_beside_its_label_images_is_left_out(tmp_path, capsys):
+    write_instances(tmp_path, label="labels/a.labels.tif")
+    for name in ("a.overlay.png", "a.json", "a.panoptic.png"):
+        (tmp_path / "train/labels" / name).write_text("")
+    assert len(np.unique(read_instances(tmp_path))) == 4
+    error = capsys.readouterr().err
+    assert "labels: left out: names that do not end in .png, .tif, .tiff (1, first a.json)" in error
+    assert "labels: left out: names without .labels, _cp_masks or _masks (2, first " in error
+
+
+def stack(root):
+    pages = [Image.fromarray(NUMBERS.astype(np.uint8))] * 2
+    pages[0].save(root / "train/masks/a.tif", save_all=True, append_images=pages[1:])
+
+
+BAD_INSTANCES = [
+    (lambda root: write_instances(root, numbers=NUMBERS.astype(np.float32)), r"a.tif: with fractions \(F\), where one"),
+    (
+        lambda root: write_instances(root, numbers=np.zeros([30, 60, 3], np.uint8)),
+        r"a.tif: in colour \(RGB\), where one",
+    ),
+    (
+        lambda root: write_instances(root, numbers=NUMBERS[:9].astype(np.uint8)),
+        "a.jpg: 60x30 pixels, its labels say 60x9",
+    ),
+    (
+        lambda root: write_instances(root, numbers=-NUMBERS),
+        "a.tif: a pixel is -300, ids are at least 0",
+    ),
+    (stack, "a.tif: page 1 of 2 is read, where a label image of one page"),
+    (lambda root: write_instances(root, label="masks/b.tif"), "masks/b.tif: has no photo in .*images"),
+    (lambda root: write_instances(root, photo="images/b.png"), "masks/b.tif: missing, though .*images/b.png is there"),
+]
+
+
+@pytest.mark.parametrize("damage,words", BAD_INSTANCES, ids=[words for _, words in BAD_INSTANCES])
+def test_a_wrong_instance_image_is_named(tmp_path, damage, words):
+    write_instances(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError, match=words):
+        read_instances(tmp_path)
+
+
+def test_instances_alone_need_one_thing(tmp_path):
+    write_instances(tmp_path)
+    with pytest.raises(
+        InputError, match="instances alone do not say .* 'mine' has 1 thing among 3 classes; add semantic/"
+    ):
+        read_instances(tmp_path, SPEC)
+
+
+def test_more_objects_than_the_divisor_has_numbers(tmp_path):
+    write_instances(tmp_path)
+    with pytest.raises(InputError, match="a.tif: instance 3 of 'cell': expected less than the label_divisor 3"):
+        read_instances(tmp_path, dataclasses.replace(CELLS, label_divisor=3))
 
 
 # === Input that is wrong ===
