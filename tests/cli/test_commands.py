@@ -243,6 +243,39 @@ def own_photos(tmp_path):
     return tmp_path / "mine"
 
 
+def test_label_images_alone_and_outlines_convert(command, own_photos, tmp_path):
+    """The label images of one class need no spec, and LabelMe's outlines of the same cars give as many objects."""
+    shutil.rmtree(own_photos / "train" / "semantic")
+    shape = {"label": "car", "points": [[20, 10], [40, 30]], "shape_type": "rectangle"}
+    (tmp_path / "lines" / "train").mkdir(parents=True)
+    for i in range(3):
+        shutil.copy(own_photos / "train" / "photos" / f"{i}.png", tmp_path / "lines" / "train")
+        content = {"shapes": [shape], "imageHeight": 40, "imageWidth": 60}
+        (tmp_path / "lines" / "train" / f"{i}.json").write_text(json.dumps(content))
+    for verb, folder, flag in (("folder", "mine", "--class=car"), ("instances", "lines", "--rest=background")):
+        folders = f"--input_dir={tmp_path}/{folder}", f"--output_dir={tmp_path}/{verb}", "--split=train"
+        assert command("convert", verb, *folders, flag).code == 0
+        result = command("convert", "check", f"--data_dir={tmp_path}/{verb}", "--split=train")
+        assert re.search(r"car +│ yes +│ 3 +│ 3 +│ 16.67", result.out), result.out
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        ("folder", "--spec is needed: class definitions; or --class=NAME, if all objects have one class"),
+        ("folder --class=car --spec=coco", "--class_name does not go with --spec"),
+        (
+            "instances",
+            "--rest is needed: name of the class of pixels without an object, or none if they are unlabelled",
+        ),
+    ],
+)
+def test_the_classes_of_own_data_must_be_given(command, own_photos, words, message):
+    verb, *more = words.split()
+    result = command("convert", verb, f"--input_dir={own_photos}", "--output_dir=DATA", "--split=train", *more)
+    assert (result.code, result.err) == (2, f"axial-convert: {message}\n")
+
+
 def test_own_data_converts_and_is_checked(command, own_photos, tmp_path):
     """Photos of a road and a car become a split, a page, and advice on how to train."""
     spec = tmp_path / "mine.yaml"
