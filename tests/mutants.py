@@ -42,6 +42,7 @@ PROPERTIES = "metrics/test_properties.py"
 # Test files of the modules whose tests are not only in FOLDER/test_NAME.py.
 TESTS = {
     "io/gfile.py": ["io/test_write.py", "data/test_tfrecord.py"],
+    "io/images.py": ["io/test_images.py", "data/test_files.py", "data/test_decode.py"],
     "io/lock.py": ["io/test_write.py"],
     "io/page.py": ["io/test_show.py"],
     "io/paths.py": ["io/test_paths.py", "io/test_write.py"],
@@ -49,10 +50,12 @@ TESTS = {
     "metrics/matching.py": ["metrics/test_matching.py", PROPERTIES],
     "metrics/mean_iou.py": [PROPERTIES],
     "metrics/panoptic_quality.py": ["metrics/test_panoptic_quality.py", PROPERTIES],
+    "tasks/segmentation/losses.py": ["tasks/segmentation/test_losses.py", "tasks/segmentation/test_targets.py"],
     "tasks/segmentation/grouping.py": [
         "tasks/segmentation/test_grouping.py",
         "tasks/segmentation/test_grouping_properties.py",
     ],
+    "data/levels.py": ["data/test_levels.py", "data/test_decode.py", "io/test_images.py"],
     "data/tfrecord.py": ["data/test_tfrecord.py", "data/test_damaged_records.py"],
 }
 # pytest's arguments. Slow tests and tests that read all source files do not run.

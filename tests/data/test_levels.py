@@ -4,10 +4,11 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axial.data.levels import eight_bits
+from axial.data.levels import DEPTH, PERCENTILES, eight_bits
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -45,3 +46,17 @@ def test_bright_spots_decide_but_neither_hot_pixels_nor_noise():
     assert np.abs(plain.astype(int) - found)[spots == hot].max() <= 1
     assert eight_bits(ground, "percentiles").max() < 100  # noise without a nucleus
     assert not eight_bits(np.full([5, 5], 700, np.uint16), "percentiles").any()
+
+
+@pytest.mark.parametrize(
+    "largest,divisor", [(255, 1), (256, 4), (1023, 4), (1024, 16), (4096, 64), (16384, 256), (65535, 256)]
+)
+def test_the_older_rule_divides_by_the_depth(largest, divisor):
+    values = np.array([[0, largest // 2, largest]], np.uint16)
+    np.testing.assert_array_equal(eight_bits(values, DEPTH), values // divisor)
+
+
+def test_few_values_have_percentiles_too():
+    """Of three values, the percentiles are the second; the extremes replace them."""
+    assert eight_bits(np.array([[0, 5000, 10000]], np.uint16), PERCENTILES).tolist()[0][0] == 0
+    assert eight_bits(np.array([[7, 7, 7]], np.uint16), PERCENTILES).tolist() == [[0, 0, 0]]

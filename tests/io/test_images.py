@@ -1,11 +1,13 @@
 """Images are read as Pillow reads them, or refused by one line that names the file."""
 
 import io
+import struct
 import time
 import zlib
 
 import numpy as np
 import pytest
+import tifffile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps, TiffImagePlugin
@@ -241,3 +243,17 @@ def test_the_limit_of_pixels_is_ours_and_not_pillows():
     assert open_image("photo", encoded(Image.new("1", size), "PNG")).size == size
     with pytest.raises(InputError, match=f"^photo: too many pixels, at most {LARGEST_PIXELS} are read$"):
         open_image("photo", png(20_000, 15_000))
+
+
+def test_a_bigtiff_is_read_like_a_tiff():
+    """A BigTIFF has offsets of 64 bits."""
+    pixels, file = np.arange(2 * 30 * 40, dtype=np.uint16).reshape(2, 30, 40), io.BytesIO()
+    tifffile.imwrite(file, pixels, bigtiff=True, photometric="minisblack")
+    data = file.getvalue()
+    photo = open_photo("big.tif", data)
+    np.testing.assert_array_equal(photo.deep, pixels[0])
+    assert [*photo.left_out] == ["page 1 of 2 is read"]
+    (page,) = struct.unpack_from("<Q", data, 8)
+    many = data[:page] + struct.pack("<Q", 2**16) + data[page + 8 :]
+    with pytest.raises(InputError, match="big.tif: 65536 tags, at most 65535 are read"):
+        open_photo("big.tif", many)

@@ -54,3 +54,17 @@ def test_defaults_and_unknown_fields(kind):
         read.other = 1
     with pytest.raises(AttributeError):
         setattr(read, next(iter(least)), 1)
+
+
+@pytest.mark.parametrize(
+    "kind,least,most",
+    [
+        (schemas.Category, -(2**31), 2**31 - 1),
+        (schemas.Count, 0, 2**53),
+        (schemas.Side, 1, 2**16),
+        (schemas.SegmentId, 1, 2**24 - 1),
+        (schemas.Byte, 0, 255),
+    ],
+)
+def test_the_limits_of_numbers(kind, least, most):
+    assert [takes(kind, value) for value in (least - 1, least, most, most + 1)] == [False, True, True, False]
