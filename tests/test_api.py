@@ -25,6 +25,7 @@ from axial.weights.source import Source, resolve, shipped_folder, shipped_names
 from tests.conftest import ROOT
 
 PHOTOS = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())
+NUCLEI = slice(80, 144), slice(160, 208)  # 64x48 pixels of the first photo, with two nuclei
 PHOTO = f"{SAMPLE_DIR}/val2017/000000000285.jpg"
 
 
@@ -132,14 +133,16 @@ def test_every_shipped_folder_is_complete_and_small():
 
 def test_photos_come_as_paths_arrays_lists_and_folders(nuclei, tmp_path):
     """A photo of 64x48 pixels gets the same panoptic map as an array, a path, a list or a folder."""
-    array = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[:64, :48]
+    array = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[NUCLEI]
     Image.fromarray(array).save(tmp_path / "a.png")
     one = axial.predict(nuclei, array)
     assert one.panoptic.shape == (64, 48)
     for photos in (tmp_path, [array], (str(tmp_path / "a.png"),), [tmp_path]):
         (other,) = axial.predict(nuclei, photos)
         np.testing.assert_array_equal(other.panoptic, one.panoptic)
-    assert len(axial.predict(nuclei, [array, tmp_path])) == 2
+    mixed = axial.predict(nuclei, [array, tmp_path, tmp_path / "a.png"])
+    assert [result.photo for result in mixed] == [None, *2 * [str(tmp_path / "a.png")]]
+    assert mixed[0].table() == [{**row, "photo": None} for row in mixed[1].table()] and mixed[0].masks().any()
     assert axial.predict(nuclei, tmp_path / "a.png").json()["photo"] == str(tmp_path / "a.png")
 
 
@@ -149,6 +152,22 @@ def test_arguments_and_feature_maps(nuclei):
     refused(lambda: axial.load("nuclei", widths=3), "widths")
     photo = tf.random.stateless_uniform([1, 33, 33, 3], [1, 2], -1, 1)
     np.testing.assert_array_equal(features(photo)["res5"], nuclei.backbone(photo)["res5"])
+
+
+def test_a_network_takes_other_canvases(nuclei):
+    """Tiles of 32 pixels have the nuclei of the whole photo, but near their edges. Wrong sizes are refused."""
+    photo = np.asarray(Image.open(PHOTOS[0]).convert("RGB"))[NUCLEI]
+    whole, tiled = (axial.predict(nuclei, photo, size=size).labels > 0 for size in (None, 49))
+    assert np.sum(whole & tiled) / np.sum(whole | tiled) > 0.9
+    assert nuclei.predictor.resized((49, 49)) is nuclei.predictor.resized(49)
+    for size, words in {
+        640: "size=640: the network takes no side of 640 pixels; expected 625 or 641",
+        (65, 8): "size=(65, 8): the network takes no side of 8 pixels; expected 17",
+        "65": "size = '65': expected a list",
+        (65,): "size = (65,): expected a list of length 2",
+        -1: "expected int >= 1",
+    }.items():
+        refused(lambda: axial.predict(nuclei, photo, size=size), words)
 
 
 def refused(call, *words):
@@ -222,6 +241,9 @@ def test_runs_and_exports(trained, exported):
     for name, weight in weight_names(run).items():
         np.testing.assert_array_equal(weight, weight_names(again)[name])
     refused(lambda: axial.load(exported, features_only=True), "an export is as it is")
+    refused(lambda: axial.predict(export, PHOTO, size=65), "size=65: not for an export")
+    small = run.predictor.resized(33).task  # the areas of the grouping shrink with the canvas of 65x65 pixels
+    assert (small.canvas, small.grouping.stuff_area) == ((33, 33), round(32 * (33 / 65) ** 2))
 
 
 def test_a_file_from_the_hub_comes_with_what_lies_beside_it(hub_of, trained, tmp_path):
@@ -253,11 +275,6 @@ def test_older_flags_take_paths_alone(exported, tmp_path, monkeypatch):
         assert flags.as_path(path) == path
     with pytest.raises(InputError, match="^./nuclei: an export, whose batch norms are folded; a run or weights are"):
         find_weights("./nuclei")
-
-
-def test_axial_predict_takes_the_name(command, tmp_path):
-    result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", PHOTOS[0])
-    assert result.code == 0 and (tmp_path / f"{PHOTOS[0].stem}.json").exists(), result.err
 
 
 def test_a_shipped_model_is_exported_with_its_card(command, nuclei, tmp_path):

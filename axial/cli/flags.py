@@ -207,6 +207,7 @@ def _existing(what, exists):
 
 IN_FILE, IN_FOLDER = _existing("file", os.path.exists), _existing("folder", os.path.isdir)
 OUT_FILE, OUT_FOLDER, NEW_FOLDER = try_file, try_folder, try_new_folder
+OUT_CSV = functools.partial(try_file, suffixes=(".csv",))
 OUT_PICTURE = functools.partial(try_file, suffixes=(".png", ".jpg", ".jpeg"))
 
 
@@ -257,10 +258,14 @@ _ious = numbers(
 )
 
 
-def diameter(name, text):
-    """For `Flag.read`: checks a diameter in pixels or 'auto', and returns the text. Raises InputError."""
-    convert_diameter(f"--{name}", text)
-    return text
+def checked(convert):
+    """A function for `Flag.read` that returns the text after convert(--NAME, text) has accepted it."""
+
+    def read(name, text):
+        convert(f"--{name}", text)
+        return text
+
+    return read
 
 
 def matched(pattern, expected, fit=lambda *_: True):
@@ -303,7 +308,7 @@ BATCH = Flag(int, "global batch size; by default the recipe's, or 1.", least=1, 
 DIAMETER = Flag(
     str,
     "median diameter of the objects in pixels, or 'auto'; scales photos to the object sizes of the training data.",
-    read=diameter,
+    read=checked(convert_diameter),
     alone=("image_size",),
 )
 PICTURE = Flag(str, "picture of the first photos with ground truth and prediction, or of curves.", path=OUT_PICTURE)

@@ -6,6 +6,7 @@ Translates: prints a line for each sentence.
 %s --model=EXPORT --output_dir=OUT FOLDER                     every photo of a folder
 %s --model=RUN --multi_scale --output_dir=OUT photo.jpg ...
 %s --model=nuclei --diameter=auto --output_dir=OUT FOLDER       photos of other magnifications
+%s --model=nuclei --table=cells.csv --pixel_size=0.65um FOLDER   a row for each nucleus
 %s --model=EXPORT --text="Two dogs run through the snow." --text=...
 
 For each PHOTO the command writes:
@@ -14,6 +15,7 @@ PHOTO.panoptic.png  segmentation: ids of the segments in COCO's panoptic encodin
 PHOTO.semantic.png  segmentation: the category id of each pixel
 PHOTO.overlay.png   segmentation and detection: the photo with the segments or objects drawn on it
 PHOTO.labels.png    with --label_image: the instances, for microscopy software (or PHOTO.labels.tif)
+PHOTO.geojson       with --geojson: the outlines of the instances, for QuPath
 
 If photos are broken, the command predicts the others, lists the broken ones, and exits with code 2. It says on standard
 error which contents of a file it does not read, like further pages of a stack or a second channel, and warns if objects
@@ -27,29 +29,43 @@ DataConfig.tile_overlap pixels, and join the segments of the tiles.
 An export predicts at one scale. To average over scales and mirror images, use the run.
 """
 
+import itertools
 import os
 
 from axial.cli import app, flags
 from axial.cli.flags import Flag
-from axial.data.files import find_photos, load_photo
+from axial.data.files import find_photos, read_photo
 from axial.errors import InputError
 from axial.io import paths
+from axial.io.check import convert_pixel_size
 from axial.io.read import first_line
-from axial.io.show import say
-from axial.io.write import name_broken, try_folder
+from axial.io.show import counted, csv_text, say
+from axial.io.write import name_broken, try_folder, write_text
 
 
 class Predict(flags.Looks):
     takes = "[PHOTO] ..."
     model = flags.MODEL.but(old=("saved_model", "model_dir"))
     diameter = flags.DIAMETER
-    text = Flag(tuple, "a sentence to translate.", alone=("label_image", "diameter"))
+    text = Flag(tuple, "a sentence to translate.", alone=("label_image", "geojson", "table", "diameter"))
     output_dir = Flag(str, "folder for PHOTO.json and its pictures.", ".")
     label_image = Flag(
         str,
         "also writes PHOTO.labels.png or PHOTO.labels.tif with 16 bits per pixel: 0 for the background, i for the "
         "instance with 'label' i in PHOTO.json. Where masks overlap, the pixel belongs to the better score.",
         choices=("png", "tiff"),
+    )
+    geojson = Flag(bool, "also writes PHOTO.geojson with the outlines of the instances, which QuPath reads.", False)
+    table = Flag(
+        str,
+        "CSV with a row for each instance of all photos: class, area, shape, and mean and sum of each channel.",
+        path=flags.OUT_CSV,
+    )
+    pixel_size = Flag(
+        str,
+        "side of a pixel and its unit, like 0.65um: the table has areas and lengths in this unit too.",
+        read=flags.checked(convert_pixel_size),
+        needs="table",
     )
 
     def check(self):
@@ -69,6 +85,8 @@ def _main(given):
     names = {} if given.text else output_names(find_photos(given.arguments))
     if names:  # translations go to standard output
         try_folder("output_dir", given.output_dir)
+        if given.table and os.path.realpath(given.table) in map(os.path.realpath, names):
+            raise InputError(f"--table={given.table}: is one of the photos")
     source = flags.check_model(given.model)
     app.silence_xla()
     predictor = _predictor(source, given)
@@ -123,36 +141,56 @@ def _predict_photos(predictor, names, given):
         given: the flags.
 
     Raises:
-        InputError: some photos are broken. The error is raised after the other photos are predicted.
+        InputError: the model finds no pixels of instances, and an output needs them. Or some photos are broken, which
+            is raised after the other photos are predicted.
     """
+    from axial.serving.measure import NO_PIXELS, columns
     from axial.serving.result import Result
 
-    broken, photos = [], set(map(os.path.realpath, names))
+    broken, photos, tables = [], set(map(os.path.realpath, names)), []
+    needing = given.changed("label_image", "geojson", "table")
     for photo, name in names.items():
         try:
-            image = load_photo(photo, predictor.spec.levels)
+            image, stored = read_photo(photo, predictor.spec.levels)
         except InputError as error:
             broken.append(str(error))
             continue
         try:
-            result = Result.of(predictor, image, photo)
-            stem = os.path.join(given.output_dir, name)
-            files = result.paths(stem, given.label_image).values()
-            for path in files:
-                if os.path.realpath(path) in photos:
-                    raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
-            result.write(stem, given.label_image)
-        except (OSError, InputError) as error:  # for example, the photo's size does not suit the scale
+            result = Result.of(predictor, image, photo, stored)
+            suits = not needing or result.labels is not None
+            files = _write(result, os.path.join(given.output_dir, name), photos, given) if suits else []
+            tables += [columns(result, given.pixel_size)] if given.table and suits else []
+        except (OSError, InputError) as error:  # for example, its size does not suit the scale
             broken.append(f"{photo}: {first_line(error)}")
             continue
+        if not suits:
+            raise InputError(f"--{next(iter(needing))}: {given.model} does {predictor.evaluator.name}, and {NO_PIXELS}")
         say(f"{photo} -> {', '.join(files)}: {result.summary}")
         for warning in result.warnings:
             say(f"{photo}: {warning}", error=True)
+    if tables:
+        _write_table(given.table, tables)
     if len(broken) == 1:
         raise InputError(broken[0])
     if broken:
         path = os.path.join(given.output_dir, "broken.txt")
         raise InputError(name_broken(path, broken, f"{len(broken)} of {len(names)} photos"))
+
+
+def _write(result, stem, photos, given):
+    """Writes the files of a `Result` and returns their paths. Raises InputError if one would replace a photo."""
+    for path in result.paths(stem, given.label_image, given.geojson).values():
+        if os.path.realpath(path) in photos:
+            raise InputError(f"{path} is another photo, and is not overwritten; choose another --output_dir")
+    return result.write(stem, given.label_image, given.geojson)
+
+
+def _write_table(path, tables):
+    """Writes a CSV of the `columns` of all photos. A photo without a column has empty cells there."""
+    names = [*dict.fromkeys(itertools.chain(*tables))]
+    rows = [row for table in tables for row in zip(*(table.get(name, itertools.repeat(None)) for name in names))]
+    write_text(path, csv_text([names, *rows]))
+    say(f"{path}: {counted(len(rows), 'object')}")
 
 
 def output_names(photos):

@@ -12,7 +12,7 @@ import numpy as np
 from axial.data.levels import LEVELS, PERCENTILES, rgb
 from axial.errors import NOT_UTF8, InputError, nearest
 from axial.io import gfile
-from axial.io.images import open_photo, orientation, upright
+from axial.io.images import open_photo, orientation, turned, upright
 from axial.io.paths import inside
 from axial.io.read import check_unique, first_line, read_file, read_json
 from axial.io.show import say
@@ -272,10 +272,15 @@ def missing_files(folder, names, what):
 # === Photos to predict ===
 
 
-def load_photo(path, levels=PERCENTILES):
-    """Reads a photo of any format as uint8 [h, w, 3], turned by its EXIF tag; see `levels.rgb`.
+def read_photo(path, levels=PERCENTILES):
+    """Reads a photo of any format, turned by its EXIF tag.
 
     Prints on standard error which pages and channels of the file are left out.
+
+    Returns:
+        uint8 [h, w, 3], the photo; see `levels.rgb`.
+        [h, w, C], its values as stored, without transparency: C is 1 for grey, else 3. They are the photo's own for
+        colours of a palette and for inks.
 
     Raises:
         InputError: the file is missing, cut short or not an image.
@@ -283,7 +288,16 @@ def load_photo(path, levels=PERCENTILES):
     photo = open_photo(path, read_file(path))
     for text in photo.left_out:
         say(f"{path}: {text}", error=True)
-    return np.asarray(upright(rgb(photo, levels), orientation(photo.image)))
+    way = orientation(photo.image)
+    pixels = np.asarray(upright(rgb(photo, levels), way))
+    if photo.deep is not None:
+        return pixels, turned(photo.deep.reshape(*photo.deep.shape[:2], -1), way)
+    return pixels, pixels[..., :1] if photo.image.mode in ("1", "L", "LA", "La") else pixels
+
+
+def load_photo(path, levels=PERCENTILES):
+    """The photo of `read_photo`, uint8 [h, w, 3]."""
+    return read_photo(path, levels)[0]
 
 
 def find_photos(arguments):

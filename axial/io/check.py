@@ -14,6 +14,7 @@ A gin-configurable class is a `Checked` dataclass. It annotates its arguments wi
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from typing import Annotated
@@ -106,3 +107,19 @@ def convert_diameter(name, value):
     if not 0 < number < math.inf:
         raise InputError(f"{name}={value}: expected the diameter of the photos' objects in pixels, as in 24, or {AUTO}")
     return number
+
+
+_PIXEL_SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\W\d_]{1,20})")
+
+
+def convert_pixel_size(name, value):
+    """(side of a pixel, unit) of a text like '0.65um'; the unit µm becomes um. Raises InputError, starting with `name`.
+
+    >>> convert_pixel_size("pixel_size", "0.65um"), convert_pixel_size("pixel_size", "325 nm")
+    ((0.65, 'um'), (325.0, 'nm'))
+    """
+    match = _PIXEL_SIZE.fullmatch(value) if isinstance(value, str) else None
+    side, unit = (float(match[1]), re.sub("[\u00b5\u03bc]", "u", match[2])) if match else (0.0, "")
+    if not 1e-9 <= side <= 1e9 or unit.lower() in ("px", "pixel", "pixels"):
+        raise InputError(f"{name}={value}: expected the side of a pixel and its unit, as in 0.65um")
+    return side, unit

@@ -269,3 +269,9 @@ def upright(image, way=None):
     """
     way = orientation(image) if way is None else way
     return image if way == 1 else image.transpose(Image.Transpose[_TURNS[way - 2]])
+
+
+def turned(values, way):
+    """An array [h, w, C], mirrored and turned like an image by `upright`."""
+    mirrored, quarters = way in (2, 4, 5, 7), (0, 0, 2, 2, 1, 3, 3, 1)[way - 1]
+    return np.rot90(values[:, ::-1] if mirrored else values, quarters)

@@ -73,6 +73,11 @@ class Network(Model):
         """Stride of the backbone's last map, in pixels of the input. An input's sides must not be smaller."""
         return self.backbone.output_stride
 
+    @property
+    def side_step(self) -> int:
+        """Step between the sides of inputs whose maps are aligned alike. It is also the smallest valid side."""
+        return self.output_stride
+
     @staticmethod
     def signature(size: tuple[int, ...], batch: int = 1) -> Any:
         """`tf.TensorSpec` of the model's input: a batch of photos of `size` (height, width)."""

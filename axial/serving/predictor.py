@@ -12,9 +12,11 @@ from axial.data.preprocess import SCALE
 from axial.data.specs import DatasetSpec, TextSpec, text_operations
 from axial.errors import InputError
 from axial.io import gfile
+from axial.io.check import Size, convert_argument
 from axial.io.read import first_line, read_json
 from axial.io.show import say
 from axial.io.write import folder_digests
+from axial.models.base import Network
 from axial.serving.export import HASHES
 from axial.tasks.base import Evaluator, Inference, Task
 from axial.tasks.registry import find_evaluator
@@ -38,6 +40,7 @@ class Predictor:
         example: function that maps a photo or a text to an evaluation example.
         predictions: function that maps evaluation examples to an iterator of (example, prediction).
         task, model: the task and its model or `FileModel`; None for a SavedModel.
+        copies: dict from sizes to the predictors of `resized`.
     """
 
     spec: DatasetSpec | TextSpec
@@ -49,6 +52,7 @@ class Predictor:
     predictions: typing.Callable
     task: Task | None = None
     model: typing.Callable | None = None
+    copies: dict = dataclasses.field(default_factory=dict)
 
     def __call__(self, value):
         ((_, prediction),) = self.predictions([self.example(value)])
@@ -94,6 +98,28 @@ class Predictor:
         """The evaluation examples of a converted split; see `Evaluator.examples`."""
         look = self.task and self.task.look
         return self.evaluator.examples(data_dir, split, self.spec, look, shard=shard, skip=skip)
+
+    def resized(self, size):
+        """A predictor like this one for another canvas: (height, width), or the side of a square.
+
+        Raises:
+            InputError: the predictor takes texts or is of an export, or the network takes no such canvas. The network
+                takes sides that differ from its recipe's by multiples of its `side_step`.
+        """
+        if not isinstance(self.model, Network) or self.evaluator.takes != "photo":
+            raise InputError(
+                f"size={size}: not for an export, whose size is fixed, nor for a translator; a run takes it"
+            )
+        step, sides = self.model.side_step, [size] * 2 if isinstance(size, int) else size
+        sides = convert_argument("size", sides, Size)
+        for side, usual in zip(sides, self.canvas):
+            below = side - (side - usual) % step
+            if below != side or side < step:
+                nearest = " or ".join(str(k) for k in (below, below + step) if k >= step)
+                raise InputError(f"size={size}: the network takes no side of {side} pixels; expected {nearest}")
+        if sides not in self.copies:
+            self.copies[sides] = Predictor.of_task(self.task.resized(sides), self.model, objects=self.objects)
+        return self.copies[sides]
 
     def copied(self, model):
         """A predictor like this one, but with a copy of its model."""

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -12,6 +13,7 @@ from axial.data.objects import Objects, diameters, grey_level
 from axial.data.specs import Spec
 from axial.errors import InputError
 from axial.io.write import write_image, write_text
+from axial.serving import measure
 from axial.serving.predictor import Predictor
 from axial.tasks.base import Evaluator
 
@@ -33,6 +35,7 @@ class Result:
         spec: `DatasetSpec` or `TextSpec` of the predictor.
         photo: name of the photo for the JSON; None for no name.
         objects: `Objects` of the training photos, for comparison; None for no comparison.
+        stored: [h, w, C], the values of the photo as its file stores them; by default `image`.
 
     Attributes:
         panoptic: int32 [h, w], the 'id' of each pixel's segment, 0 for void; None if the task is not a segmentation.
@@ -54,8 +57,10 @@ class Result:
         spec: Spec,
         photo: str | None = None,
         objects: Objects | None = None,
+        stored: np.ndarray | None = None,
     ):
         self.image, self.prediction, self.evaluator, self.spec, self.photo = image, prediction, evaluator, spec, photo
+        self.stored = image if stored is None else stored
         self._description = description = evaluator.describe(image, prediction, spec)
         self.panoptic, self.segments, self.summary = description.panoptic, description.segments, description.summary
         self._about: dict = {"photo": photo} if photo is not None else {}
@@ -69,10 +74,19 @@ class Result:
             self._about["warnings"] = self.warnings
 
     @classmethod
-    def of(cls, predictor: Predictor, image: np.ndarray | str, photo: str | None = None) -> "Result":
+    def of(
+        cls,
+        predictor: Predictor,
+        image: np.ndarray | str,
+        photo: str | None = None,
+        stored: np.ndarray | None = None,
+    ) -> "Result":
         """The `Result` of calling a predictor with a photo or a text."""
-        evaluator, spec, objects = predictor.evaluator, predictor.spec, predictor.objects
-        return cls(image, predictor(image), evaluator=evaluator, spec=spec, objects=objects, photo=photo)
+        evaluator, spec, objects, prediction = predictor.evaluator, predictor.spec, predictor.objects, predictor(image)
+        return cls(image, prediction, evaluator=evaluator, spec=spec, objects=objects, photo=photo, stored=stored)
+
+    def __repr__(self) -> str:
+        return f"Result(photo={self.photo!r}, summary={self.summary!r})"
 
     def json(self) -> dict:
         """dict of the content of PHOTO.json, without the names of other files."""
@@ -102,6 +116,38 @@ class Result:
             raise InputError(f"{labels.max()} instances in one photo; a label image of 16 bits has numbers for {most}")
         return labels.astype(np.uint16)
 
+    def masks(self) -> np.ndarray:
+        """bool [N, h, w]: the pixels of each object, in the order of `table`. Raises InputError; see `table`."""
+        return measure.masks(self)
+
+    def table(self, pixel_size: str | None = None) -> list[dict]:
+        """List of a dict for each object, with its class, score, shape and intensities; see docs/measure.md.
+
+        Args:
+            pixel_size: side of a pixel and its unit, like '0.65um', for areas and lengths in that unit too.
+
+        Raises:
+            InputError: `pixel_size` is not valid, or the network predicts no instances or no masks of them.
+        """
+        table = measure.columns(self, pixel_size)
+        return [dict(zip(table, row)) for row in zip(*table.values())]
+
+    def detections(self) -> Any:
+        """`supervision.Detections` of the objects, in the order of `table`. Its `class_id` are indices of the spec.
+
+        Raises:
+            InputError: the package supervision is missing; see also `table`.
+        """
+        return measure.detections(self)
+
+    def geojson(self) -> dict:
+        """The objects as a GeoJSON FeatureCollection, in the order of `table`; see `measure.geojson`.
+
+        Raises:
+            InputError: see `table`.
+        """
+        return measure.geojson(self)
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the `overlay` as a picture, whole or not at all. The suffix of the path chooses the format.
 
@@ -117,19 +163,20 @@ class Result:
             raise InputError(f"{path}: JPEG holds at most {LONGEST_JPEG} pixels along a side; save it as PNG")
         write_image(path, Image.fromarray(pixels), format)
 
-    def paths(self, stem: str | os.PathLike, label_image: str | None = None) -> dict[str, str]:
+    def paths(self, stem: str | os.PathLike, label_image: str | None = None, geojson: bool = False) -> dict[str, str]:
         """dict from each file's key in the JSON to the file's path. The last key is 'json', for the JSON. See `write`.
 
         Raises:
             InputError: the prediction has no label image, or too many instances for one.
         """
-        if label_image is not None:
-            if label_image not in LABEL_IMAGES:
-                raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
-            if self.labels is None:
-                raise InputError(f"label_image={label_image}: the network finds no pixels of instances")
-        pictures = {key: f"{os.fspath(stem)}{ending}" for key, (ending, _) in self._pictures(label_image).items()}
-        return {**pictures, "json": f"{os.fspath(stem)}.json"}
+        if label_image not in (None, *LABEL_IMAGES):
+            raise InputError(f"label_image={label_image!r}: expected {' or '.join(LABEL_IMAGES)}")
+        if (label_image or geojson) and self.labels is None:
+            asked = f"label_image={label_image}" if label_image else "geojson"
+            raise InputError(f"{asked}: {measure.NO_PIXELS}")
+        endings = {key: ending for key, (ending, _) in self._pictures(label_image).items()}
+        endings |= {"geojson_file_name": ".geojson"} if geojson else {}
+        return {key: f"{os.fspath(stem)}{ending}" for key, ending in (*endings.items(), ("json", ".json"))}
 
     def _pictures(self, label_image):
         """dict from each picture's key in the JSON to (ending of its file name, function that returns its pixels)."""
@@ -145,7 +192,7 @@ class Result:
         }
         return {key: (ending, pixels) for key, (ending, pixels) in pictures.items() if pixels}
 
-    def write(self, stem: str | os.PathLike, label_image: str | None = None) -> list[str]:
+    def write(self, stem: str | os.PathLike, label_image: str | None = None, geojson: bool = False) -> list[str]:
         """Writes the files that axial-predict writes, each whole or not at all. The JSON comes last.
 
         - STEM.panoptic.png, for a segmentation: the ids of its segments in COCO's encoding, R + 256 G + 65536 B.
@@ -153,11 +200,13 @@ class Result:
           This file is not written if a category id needs more than 16 bits.
         - STEM.labels.png or STEM.labels.tif, on request: `labels`.
         - STEM.overlay.png, for a segmentation or a detection: `overlay`.
+        - STEM.geojson, on request: `geojson`.
         - STEM.json: `json` and the names of the other files.
 
         Args:
             stem: path without suffix.
             label_image: 'png' or 'tiff', the format of the label image; None for no label image.
+            geojson: whether to write STEM.geojson.
 
         Returns:
             list of the paths.
@@ -165,9 +214,11 @@ class Result:
         Raises:
             InputError: see `paths`. Then no file is written.
         """
-        paths = self.paths(stem, label_image)
+        paths = self.paths(stem, label_image, geojson)
         for key, (ending, pixels) in self._pictures(label_image).items():
             write_image(paths[key], Image.fromarray(pixels()), FORMATS[ending[-4:]])
+        if geojson:
+            write_text(paths["geojson_file_name"], json.dumps(self.geojson()) + "\n")
         names = {key: os.path.basename(path) for key, path in paths.items() if key != "json"}
         # json.dumps escapes names that are not Unicode.
         content = json.dumps({**self._about, **names, **self._description.content}, indent=1)

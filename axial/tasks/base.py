@@ -302,6 +302,10 @@ class Task(Checked, abc.ABC):
         self.num_classes = self.spec.num_classes
         self.about, self.settings = {}, {}
 
+    def resized(self, canvas: tuple[int, int]) -> "Task":
+        """A copy with another canvas for predictions. Raises InputError if the data configuration refuses it."""
+        return dataclasses.replace(self, data=self.data.resized(canvas))
+
     # === Training ===
 
     def build_model(self, folded: bool = False) -> Network:

@@ -57,6 +57,11 @@ CASES = {
     # axial-predict
     r"predict --model=nuclei --output_dir=OUT a\b.jpg": r"a\b.jpg: no such photo (a backslash separates no",
     "predict --model=nuclei --output_dir=FILE FILE": "a file; expected a folder",
+    "predict --model=nuclei --output_dir=OUT --table=FILE/cells.csv PHOTO": "cells.csv: cannot be written",
+    "predict --model=nuclei --output_dir=OUT --table=PHOTO PHOTO": "photo.bmp: its name must end in .csv",
+    "predict --model=nuclei --output_dir=OUT --pixel_size=0.65um PHOTO": "--pixel_size needs --table",
+    "predict --model=nuclei --table=OUT.csv --pixel_size=0.65px PHOTO": "--pixel_size=0.65px: expected the side of a",
+    "predict --model=nuclei --table=OUT.csv --text=Two": "--text does not go with --table",
     # axial-convert
     "convert folder --input_dir=FOLDER --spec=/nowhere.yaml --output_dir=OUT --split=train": "/nowhere.yaml: no such",
     "convert coco --output_dir=OUT --beam": "--beam needs ",

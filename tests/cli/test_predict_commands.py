@@ -1,5 +1,6 @@
 """axial-predict reads photos, and writes segments and pictures."""
 
+import csv
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from PIL import Image
 
 from axial.cli.predict import output_names
 from axial.data.converters.coco import SAMPLE_DIR
+from axial.data.converters.nuclei import SAMPLE_DIR as NUCLEI_DIR
 from axial.data.labels import read_panoptic
 from axial.data.objects import objects_of, read_objects
 from tests.conftest import ROOT
@@ -109,6 +111,29 @@ def test_label_images_of_photos(command, exported, sample_dir, tmp_path):
     assert f"- its objects are {sizes.diameter[1]:g} pixels wide at the median" in (exported / "README.md").read_text()
     result = command("predict", "--saved_model=x", "--label_image=png", "--text=a")
     assert result.code == 2 and "--text does not go with --label_image" in result.line
+
+
+def test_a_table_and_outlines_of_nuclei(command, tmp_path):
+    """A shipped model is called by its name. Table, label image, outlines and JSON have the same objects."""
+    photo = sorted((ROOT / NUCLEI_DIR / "test" / "photos").iterdir())[0]
+    call = f"--table={tmp_path}/new/cells.csv", "--pixel_size=0.5um", "--geojson", "--label_image=tiff"
+    result = command("predict", "--model=nuclei", f"--output_dir={tmp_path}", *call, photo)
+    assert result.code == 0 and not result.err, result.err
+    content = json.loads((tmp_path / f"{photo.stem}.json").read_text())
+    labels = np.asarray(Image.open(tmp_path / content["label_file_name"]))
+    features = json.loads((tmp_path / content["geojson_file_name"]).read_text())["features"]
+    rows = [*csv.DictReader((tmp_path / "new" / "cells.csv").open())]
+    segments = [segment for segment in content["segments"] if segment["thing"]]
+    assert len(rows) == len(features) == len(segments) > 3
+    assert result.out.splitlines()[-1] == f"{tmp_path}/new/cells.csv: {len(rows)} objects"
+    pixels = np.asarray(Image.open(photo).convert("L"))
+    for row, feature, segment in zip(rows, features, segments):
+        assert row["photo"] == str(photo) and int(row["label"]) == segment["label"] and row["class"] == "nucleus"
+        assert [int(row[f"box_{key}"]) for key in ("x", "y", "width", "height")] == segment["box"]
+        mask = labels == segment["label"]
+        assert int(row["area"]) == mask.sum() == segment["area"] and float(row["area_um2"]) == mask.sum() / 4
+        assert int(row["sum_1"]) == pixels[mask].sum()
+        assert feature["properties"]["measurements"]["label"] == segment["label"]
 
 
 def test_no_photo_of_the_call_is_overwritten(command, exported, tmp_path):

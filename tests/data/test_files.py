@@ -11,7 +11,7 @@ from PIL import Image
 from axial.data.convert import encode_item
 from axial.data.converters.coco import checked_labels
 from axial.data.decode import decode
-from axial.data.files import load_photo, photo_fields
+from axial.data.files import load_photo, photo_fields, read_photo
 from axial.data.levels import DEPTH, eight_bits, rgb
 from axial.data.specs import COCO
 from axial.data.streams import decode_photo
@@ -122,3 +122,28 @@ def test_floats_are_shares_of_white_or_clipped():
         ([np.nan, -np.inf, np.inf, -5, 2.0**24], [0, 0, 255, 0, 255]),
     ):
         assert eight_bits(np.array(odd, np.float32), DEPTH).tolist() == expected
+
+
+@pytest.mark.parametrize("way", range(1, 9))
+def test_stored_values_are_turned_upright(tmp_path, way):
+    """Values of 16 bits are turned like a photo of 8 bits."""
+    numbers, exif = np.arange(12, dtype=np.uint8).reshape(3, 4), Image.Exif()
+    exif[0x0112] = way
+    Image.fromarray(numbers).save(tmp_path / "a.png", exif=exif)
+    Image.fromarray(numbers * np.uint16(5000)).save(tmp_path / "b.png", exif=exif)
+    image, numbers = read_photo(str(tmp_path / "a.png"))
+    _, stored = read_photo(str(tmp_path / "b.png"))
+    assert stored.dtype == np.uint16 and stored.shape == (*image.shape[:2], 1)
+    np.testing.assert_array_equal(stored, numbers * np.uint16(5000))
+
+
+def test_stored_values_have_the_channels_of_the_file(tmp_path):
+    """Grey has one channel, with or without alpha. Colours and palettes have three, floats keep their values."""
+    shapes = {"1": 1, "L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "P": 3}
+    for mode, channels in shapes.items():
+        Image.new("RGB", (4, 3), (200, 200, 200)).convert(mode).save(tmp_path / "a.png")
+        image, stored = read_photo(str(tmp_path / "a.png"))
+        np.testing.assert_array_equal(stored, image[..., :channels])
+    values = np.linspace(-3, 1e6, 12, dtype=np.float32).reshape(3, 4)
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    np.testing.assert_array_equal(read_photo(str(tmp_path / "a.tif"))[1][..., 0], values)

@@ -65,3 +65,19 @@ def test_a_choice_and_a_range_of_two():
     check.check_range("Config.scales", (2.0, 2.0))
     with pytest.raises(InputError, match=r"Config.scales = \(3.0, 2.0\): expected \(smallest, largest\)"):
         check.check_range("Config.scales", (3.0, 2.0))
+
+
+def test_sizes_of_pixels():
+    for text, expected in {
+        "0.65um": (0.65, "um"),
+        ".5 \u00b5m": (0.5, "um"),
+        "1e-3\u03bcm": (0.001, "um"),
+        "12nm": (12, "nm"),
+        "3.mm": (3, "mm"),
+        "2Zoll": (2, "Zoll"),
+    }.items():
+        assert check.convert_pixel_size("pixel_size", text) == expected
+    wrong = "", "0.65", "um", "0um", "-1um", "nanum", "infmm", "1e99um", "1px", "2 Pixels", "1um2", "1u_m", "1 um ", 3
+    for text in wrong:
+        with pytest.raises(InputError, match=f"^size={text}: expected the side of a pixel and its unit, as in 0.65um$"):
+            check.convert_pixel_size("size", text)

@@ -157,6 +157,7 @@ class FasterRCNN(Network):
     classes = 80  # of COCO's things
 
     defaults = FasterRCNNOptions()
+    side_step = 64  # the pyramid's largest stride
 
     def __init__(self, backbone, num_classes, norm, options=defaults, name="faster_rcnn"):
         from official.vision.modeling.layers import roi_generator

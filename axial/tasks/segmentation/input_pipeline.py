@@ -99,9 +99,9 @@ class DataConfig(Checked):
         scaled = ScaledCanvas.within(self.canvas, self.photo_scale, self.tile_overlap)
         return scaled.alone if one else scaled
 
-    def resized(self, canvas):
-        """A copy with another canvas in evaluation. Raises InputError if photos are not fitted to a canvas."""
-        if self.photo_scale is not None:
+    def resized(self, canvas, fitted=True):
+        """A copy with another canvas in evaluation. With `fitted`, raises InputError if photos are not fitted to it."""
+        if fitted and self.photo_scale is not None:
             raise InputError(
                 f"--image_size, stress: photos are scaled by DataConfig.photo_scale = {self.photo_scale:g} and not "
                 'fitted to a size; --gin_binding="DataConfig.photo_scale = F" of run scores at another scale'

@@ -6,6 +6,7 @@ in the spatial-attention study.
 
 import dataclasses
 import functools
+import math
 
 import tensorflow as tf
 
@@ -94,6 +95,16 @@ class DensePrediction(Task):
         if self.scale is not None:
             self.settings |= {SCALE: self.scale, "tile_overlap": self.canvases.overlap}
             self.about = Tiled.from_task(self).about()
+
+    def resized(self, canvas):
+        """A copy with another canvas for predictions. The areas of the grouping are scaled with that of the canvas.
+
+        With a `DataConfig.photo_scale`, photos and areas keep their scale: the canvas only decides the size of tiles.
+        """
+        ratio = 1 if self.scale else math.prod(canvas) / math.prod(self.canvas)
+        stuff_area, thing_area = (round(ratio * area) for area in (self.grouping.stuff_area, self.grouping.thing_area))
+        grouping = dataclasses.replace(self.grouping, stuff_area=stuff_area, thing_area=thing_area)
+        return dataclasses.replace(self, data=self.data.resized(canvas, fitted=False), grouping=grouping)
 
     def build_model(self, folded=False):
         """The model with its weights. With `folded`, the model has no batch norms."""

@@ -35,10 +35,7 @@ def stress_test(task, model, split, ratios, inference=Inference()):
     total = tfrecord.read_manifest(task.data_dir, split)["examples"]
     for ratio in ratios:
         canvas = scaled_canvas(task.canvas, ratio)
-        area_ratio, grouping = math.prod(canvas) / math.prod(task.canvas), task.grouping
-        stuff_area, thing_area = (round(area * area_ratio) for area in (grouping.stuff_area, grouping.thing_area))
-        grouping = dataclasses.replace(grouping, stuff_area=stuff_area, thing_area=thing_area)
-        scaled = dataclasses.replace(task, data=task.data.resized(canvas), grouping=grouping)
+        scaled = dataclasses.replace(task.resized(canvas), data=task.data.resized(canvas))
         predictions, scores = scaled.predictions(model, inference), PanopticMetrics(task.spec)
         result = evaluate(scaled.eval_dataset(split), predictions, scores, total)
         yield {"ratio": ratio, "canvas": list(canvas), **PANOPTIC.headline(result)}
