@@ -60,6 +60,7 @@ def columns(result, pixel_size=None):
     edge = (top == 0) | (left == 0) | (bottom == height) | (right == width)
     box, area = (left, top, right - left, bottom - top), area.astype(int)
     table = {"photo": [result.photo] * len(objects)}
+    table |= {"id": [one.get("id", one["label"]) for one in objects]}
     table |= {name: [one[name] for one in objects] for name in ("label", "class", "score")}
     table |= zip(COLUMNS, (area, x, y, *box, diameter, eccentricity, perimeter, solidity, edge))
     if unit:

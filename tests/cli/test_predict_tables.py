@@ -71,7 +71,7 @@ def test_a_table_of_grey_and_colour_photos(tmp_path, monkeypatch):
 
 def test_a_table_without_objects_is_its_header(tmp_path):
     (names,) = tabulated(photos_in(tmp_path / "photos", a=np.zeros([4, 4], np.uint8)), Bright())
-    assert names == ["photo", "label", "class", "score", *measure.COLUMNS, "mean_1", "sum_1"]
+    assert names == ["photo", "id", "label", "class", "score", *measure.COLUMNS, "mean_1", "sum_1"]
 
 
 def test_a_stopped_run_leaves_no_table(tmp_path):
