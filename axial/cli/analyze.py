@@ -8,12 +8,12 @@
 %s model NAME --diff=OTHER --batch=1 --height=1024 --width=2048
 %s zoo                  public checkpoints, their contents, and the commands that convert and score them
 %s attention --model=RUN --image=PHOTO --query=X,Y --output_dir=OUT
-                        the attention of a block from a pixel, as pictures; RUN may be an export
+                        pictures of where a block attends from the pixel X,Y; RUN may be an export
 %s curves RUN RUN --figure=F.png    losses and scores of training runs side by side
 %s page RUN --html=F    a page of a run: losses, scores, pictures, speed, configuration, machine
 %s input                images per second of each stage of the input pipeline
 %s input --gin_file=coco/axial_deeplab_s.gin --data_dir=DATA --step_seconds=0.5 --cores=112
-                        also the hosts, or workers of axial-data-service, that feed a slice at this step time
+                        also how many hosts, or workers of axial-data-service, a slice needs at this step time
 """
 
 import functools
@@ -233,7 +233,7 @@ VERBS = {
     "page": (Page, _page),
     "input": (Input, _input),
 }
-# Former verbs that are scripts now.
+# Maps the names of former verbs to the scripts in experiments/ that replace them.
 MOVED = {
     "benchmark": "speed/benchmark.py",
     "compile": "tpu/seconds.py",

@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 BAD_INPUT = 2
 FAULT = 70
 PREEMPTED = 42
-INTERRUPTED = 128 + signal.SIGINT  # exit code that shells give a program ended by the signal
+INTERRUPTED = 128 + signal.SIGINT  # the exit code that a shell reports for a program that this signal ended
 CLOSED = 128 + signal.SIGPIPE
 HELP = ("-h", "-help", "--help", "--helpshort", "-helpshort", "--helpfull", "-?")
 
@@ -45,8 +45,9 @@ def run(verbs, default=None, moved=()):
 
     Args:
         verbs: dict from the name of each verb to a pair: a subclass of `Flags`, and a function that takes its instance.
-            A dotted path stands for a function in a module that imports TensorFlow. The name of a single verb is ''.
-            The help is the docstring of the module of the first `Flags`; '%s' in it becomes the command's name.
+            A dotted path stands for a function in a module that imports TensorFlow. If a command has only one verb, the
+            verb's name is ''. The help is the docstring of the module of the first `Flags`; '%s' in it becomes the
+            command's name.
         default: name of the verb that runs if the user names none; None if the user must name a verb.
         moved: dict from names of former verbs to the scripts in experiments/ that replace them.
     """
@@ -78,12 +79,14 @@ class _Command:
     def parse(self, argv):
         """absl's `flags_parser`: returns the arguments that are not flags. Prints the version or the help."""
         for argument in argv[1:]:
-            argument.encode()  # raises if it is not UTF-8, which TensorFlow cannot open; see `describe`
+            # TensorFlow opens only UTF-8 names. This raises for any other argument, and `describe` makes the message.
+            argument.encode()
         if argv[1:] in (["--version"], ["-version"]):  # axial-convert has a flag --version=VALUE too
             say(f"{self.program} {axial.__version__}")
             sys.exit(0)
         if argv[1:] and argv[1] in self.moved:  # a later argument may be a folder with this name
-            raise InputError(f"{argv[1]} is a script of a clone now: python experiments/{self.moved[argv[1]]}")
+            script = f"python experiments/{self.moved[argv[1]]}"
+            raise InputError(f"{argv[1]} is no longer a verb; in a clone of axial's repository, run {script}")
         every = {name: flag for kind, _ in self.verbs.values() for name, flag in kind.declared().items()}
         if set(HELP) & set(argv):
             named = [self.verbs[name][0].declared() for name in argv[1:] if name in self.verbs]
@@ -121,7 +124,8 @@ class _Command:
         for flag in sorted({flag for other, _ in self.verbs.values() for flag in other.names()} - kind.names()):
             if FLAGS[flag].present:
                 takes = ", ".join(f"--{name}" for name in sorted(kind.declared()))
-                raise InputError(f"--{flag}: {call} does not take it; it takes {takes}")
+                known = f"its flags are {takes}" if takes else "it has no flags"
+                raise InputError(f"--{flag}: {call} does not take this flag; {known}")
         if not arguments and kind.takes and not kind.takes.startswith("["):
             raise InputError(f"{call}: {kind.takes} is needed")
         if len(arguments) > bool(kind.takes) and not kind.takes.endswith("..."):
@@ -168,7 +172,8 @@ def _prepare_streams():
     nowhere = functools.partial(open, os.devnull, "w")
     sys.stdout, sys.stderr = sys.stdout or nowhere(), sys.stderr or nowhere()  # None if the caller has closed it
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # another object replaces the stream
+        # The stream may be an object without `reconfigure`, such as a caller's own.
+        with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # the locale may not encode all characters
 
 
@@ -238,7 +243,7 @@ def _is_tensorflow_error(error):
 
 
 def silence_xla():
-    """Hides XLA's log messages, which TF_CPP_MIN_LOG_LEVEL does not. Imports TensorFlow."""
+    """Hides XLA's log messages, which TF_CPP_MIN_LOG_LEVEL does not hide. Imports TensorFlow."""
     import tensorflow as tf
 
     with contextlib.suppress(OSError, AttributeError):  # another build of TensorFlow keeps its messages

@@ -25,7 +25,11 @@ def version_of(package):
 
 
 def requirements():
-    """dict from package names to the `SpecifierSet`s that the installed axial requires. Raises InputError."""
+    """dict from package names to the `SpecifierSet`s that the installed axial requires.
+
+    Raises:
+        InputError: axial is not installed.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -57,7 +61,8 @@ def problems(versions, required):
             "pip uninstall tensorflow tensorflow-tpu, then install tensorflow-tpu alone"
         )
     libtpu = versions.get("libtpu")
-    if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):  # libtpu 2.18.0 is older
+    # libtpu 2.18.0 is older than 0.0.24, although its number is higher.
+    if on_tpu and libtpu and Version("0.0.24") < Version(libtpu) < Version("1"):
         lines.append(f"libtpu {libtpu}: tensorflow-tpu 2.20 aborts with one newer than 0.0.24")
     protobuf = versions.get("protobuf")
     if protobuf and Version(protobuf) < Version("5"):

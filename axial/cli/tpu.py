@@ -48,7 +48,7 @@ class Which(Flags):
     dry_run = Flag(bool, "prints the YAML or script and the commands, and does nothing else.", False)
 
     def make_engine(self, slice_=None):
-        """Makes the `Engine` of the flags. Raises InputError."""
+        """Makes the `Engine` of the flags. Raises InputError if a flag is missing or does not suit the engine."""
         kind = ENGINES[self.need("engine")]
         asked = self.changed(*_ENGINE_FLAGS)
         for name in sorted(asked.keys() - kind.flags):
@@ -120,7 +120,7 @@ def _read_status(model_dir):
 
 
 def _training(slice_, given):
-    """(`TrainingConfig` of the gin files, number of replicas). Raises InputError if they do not suit the slice."""
+    """(`TrainingConfig` of the gin files, number of replicas). Raises InputError if the files do not suit the slice."""
     recipe = recipes.read(given.gin_file, given.gin_binding)
     from axial.chips import replicas_of
     from axial.recipes import configuration
@@ -145,11 +145,11 @@ def _check_data(given):
 
 
 def _cost(given, engine, images, *, left, status):
-    """Prints the estimated cost of the run, and a warning if the images per core exceed the compiled maximum."""
+    """Prints the estimated cost of the run, and a warning if a replica's images exceed the largest batch that fits."""
     slice_, cycles = engine.request.slice, None
     rows = cost.compiled_steps(given.gin_file, slice_.generation) if not given.gin_binding else {}
     if step := rows.get("recipe" if engine.kernels else "without kernels"):
-        cycles = step.cycles * images / step.batch  # nearly linear in the batch size
+        cycles = step.cycles * images / step.batch  # cycles are nearly linear in the batch size
     largest = rows.get("largest batch, kernels" if engine.kernels else "largest batch, XLA, blocks recomputed")
     if largest and images > largest.batch:
         why = "" if engine.kernels else f", without axial's TPU kernels, as {engine.runtime} has its own TensorFlow"

@@ -79,7 +79,7 @@ def _main(given):
         card = make_card(task.model, task.num_classes, task.canvas, spec=task.spec, scale=task.scale)
         write_json(os.path.join(model_dir, RUN_CARD), card)
 
-    if given.strategy != "tpu" and cluster_workers() == 1:  # users of TPUs or several workers know their speed
+    if given.strategy != "tpu" and cluster_workers() == 1:  # users of TPUs or several workers know how fast they train
         warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
     lock = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
     with lock, data_service(given.data_service, model_dir, strategy) as service:
@@ -98,7 +98,7 @@ def _main(given):
 
 
 def start_profiler(port, listen):
-    """Starts the server from which TensorBoard requests profiles. Raises InputError."""
+    """Starts the server from which TensorBoard requests profiles. Raises InputError; see `keep_local`."""
     import tensorflow as tf
 
     tf.profiler.experimental.server.start(port)
@@ -121,7 +121,7 @@ def data_service(address, model_dir, strategy):
     try:
         yield service
     finally:
-        with contextlib.suppress(InputError):  # the run ended before the first batch
+        with contextlib.suppress(InputError):  # raised if the run ended before the first batch
             say(*arrival_lines(folder), error=True)
 
 

@@ -1,4 +1,4 @@
-"""Finds the region of a bucket: reading photos from another region is slow and costs money."""
+"""Finds the region of a bucket, because reading photos from another region is slow and costs money."""
 
 import subprocess
 

@@ -23,8 +23,9 @@ from axial.io.paths import PACKAGE
 from axial.io.read import read_text
 
 MARGIN = 600.0  # seconds from the deadline until the engine itself ends a run that its supervisors have not ended
-PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # puts axial's environment on a VM first
-WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"  # a wheel that scripts/tpu/install.sh finds
+PATH = 'export PATH="$HOME/axial/venv/bin:$PATH"'  # on a VM, puts axial's environment first in PATH
+# Pattern of the paths of wheels that scripts/tpu/install.sh finds.
+WHEEL = r"gs://[^/]+/(.+/)?axial_deeplab_tf-[\w.]+-py3-none-any\.whl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,8 @@ def _script(name):
 # === Google Kubernetes Engine ===
 
 SITE = "https://jobset.sigs.k8s.io/docs/installation"
-FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"  # the newest field in use; it needs JobSet 0.10
+# The newest field that axial uses; it needs JobSet 0.10.
+FIELD = "jobsets.spec.failurePolicy.rules.onJobFailureMessagePatterns"
 
 
 class Gke(Engine):
@@ -154,7 +156,8 @@ class Gke(Engine):
     install = "gcloud components install kubectl gke-gcloud-auth-plugin"
     flags = ("zone", "runtime", "service_account", "queue")
     needs_to_launch = ("runtime",)
-    # From kubectl 1.3x, staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and pkg/explain, and from the API server.
+    # The patterns match messages of kubectl 1.3x (staging/src/k8s.io/kubectl/pkg/cmd/util/helpers.go and pkg/explain)
+    # and of the API server.
     refusals = (
         (r"\(AlreadyExists\)", "--name={name}: is in use; axial-tpu delete --engine=gke --name={name} frees it"),
         (r'localqueues\S* "[^"]*" not found', "--queue={queue}: the namespace has no such queue of Kueue"),
@@ -244,8 +247,8 @@ class OnVirtualMachines(Engine):
             self.kernels = slices.tensorflow_of(self.runtime) is None
 
     def run_options(self):
-        # These variables let TensorFlow in Google's images find the TPU of its host, see "TensorFlow PJRT support" in
-        # https://docs.cloud.google.com/tpu/docs/runtimes. With several hosts, the images start servers.
+        # The variables in `library` let TensorFlow in Google's images find the TPU of its host, see "TensorFlow PJRT
+        # support" in https://docs.cloud.google.com/tpu/docs/runtimes. On several hosts, the images start servers.
         library = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
         image_options = {"own_server": False} if self.request.slice.hosts > 1 else {"environment": library}
         return super().run_options() | ({} if self.kernels else image_options)
@@ -267,7 +270,7 @@ class SkyPilot(OnVirtualMachines):
     install = f"in an environment of its own, {pip_install('skypilot')}"
     flags = ("zone", "runtime", "wheel")
     needs_to_launch = ("zone", "wheel")
-    # From sky/client/cli/command.py and sky/exceptions.py of SkyPilot 0.14.1.
+    # The patterns match messages in sky/client/cli/command.py and sky/exceptions.py of SkyPilot 0.14.1.
     refusals = (
         (r"(?i)no cloud (access|is enabled)|not enabled|sky check", "--engine=skypilot: no credentials: sky check gcp"),
         (r"(?i)no (running )?managed jobs? (with name|found)", "--name={name}: SkyPilot has no such run"),
@@ -284,7 +287,7 @@ class SkyPilot(OnVirtualMachines):
             "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [runs.PREEMPTED]},
             "labels": {"axial-run": request.name},
         }
-        # The hosts of a slice are SkyPilot's nodes: sky/backends/task_codegen.py
+        # To SkyPilot, the hosts of a slice are nodes (sky/backends/task_codegen.py).
         hosts = 'export AXIAL_HOST="$SKYPILOT_NODE_RANK" AXIAL_HOSTS="$SKYPILOT_NODE_IPS"'
         commands = {"setup": f"set -e\n{self.installation()}", "run": f"{PATH}\n{hosts}\nexec {runs.SUPERVISOR}\n"}
         return {"name": request.name, "resources": resources, "envs": {runs.VARIABLE: run.to_json()}, **commands}
@@ -342,7 +345,8 @@ class Gcloud(OnVirtualMachines):
         "this engine does not recover a preempted slice; the same command goes on from the checkpoint",
         "the hosts delete their slice by themselves; their service account needs the role roles/tpu.admin",
     )
-    # From gcloud's googlecloudsdk/calliope/exceptions and the API's codes, google/rpc/code.proto.
+    # The patterns match messages in gcloud's googlecloudsdk/calliope/exceptions and the API's codes in
+    # google/rpc/code.proto.
     refusals = (
         (r"ALREADY_EXISTS|already exists", "--name={name}: is in use; axial-tpu delete --engine=gcloud frees it"),
         (r"NOT_FOUND", "--name={name}: there is no such queued resource in {zone}"),

@@ -86,12 +86,12 @@ class Lease:
         return True
 
     def _read(self):
-        """Reads the file as a `Held`; None without a file. A damaged file gives a `Held` that is never renewed."""
+        """Returns the file as a `Held`; None if there is none. A damaged file gives a `Held` that is never renewed."""
         try:
             return read_json(self._path, Held)[1] if gfile.exists(self._path) else None
         except InputError:
             damaged = Held("", 0, "a run", f"a host that the damaged {FILE} does not name")
-            return damaged if gfile.exists(self._path) else None  # None: the holder has just released the lease
+            return damaged if gfile.exists(self._path) else None  # no file: the holder has just released the lease
 
     def _write(self):
         self._beat += 1
@@ -104,7 +104,7 @@ class Lease:
                 found = self._read()
                 if found and found.token not in ("", self._mine["token"]):
                     break
-                if _now() - last <= self._seconds:  # later, another process may hold the lease
+                if _now() - last <= self._seconds:  # after this time, another process may hold the lease
                     self._write()
                     last = _now()
             if _now() - last > self._seconds:

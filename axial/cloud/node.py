@@ -24,7 +24,7 @@ def make_client(name, project, zone, endpoint=""):
     except ImportError:
         from tensorflow.python.tpu.client.client import Client
 
-    if not flags.FLAGS.is_parsed():  # in a notebook; the client reads its own flags' defaults
+    if not flags.FLAGS.is_parsed():  # as in a notebook; the client then reads the defaults of its own flags
         flags.FLAGS.mark_as_parsed()
     try:
         anonymous = endpoint.startswith("http://")
@@ -56,5 +56,5 @@ def describe(name, project, zone, *, endpoint="", wait=False, poll=30):
         if state == "READY":
             ends = ",".join(f"grpc://{end['ipAddress']}:{end['port']}" for end in client.network_endpoints())
             yield f"  end points: --tpu={ends}"
-    except (ValueError, RuntimeError) as error:  # raised by the client around the service's message
+    except (ValueError, RuntimeError) as error:  # the client puts the service's message into these errors
         raise InputError(f"--node={name}: {' '.join(str(error).split())[:300]}") from None

@@ -11,7 +11,7 @@ VARIABLE = "AXIAL_RUN"
 SUPERVISOR = "python3 -m axial.cloud.supervisor"
 # Exit codes of a run on a slice. The first three are axial-train's; 124 is the code of coreutils' timeout.
 PREEMPTED, BAD_INPUT, FAULT, DEADLINE = 42, 2, 70, 124
-SERVER_PORT = 8470  # port of TensorFlow's server on a TPU worker; tensorflow/python/tpu/client/client.py
+SERVER_PORT = 8470  # port of TensorFlow's server on a TPU worker (see tensorflow/python/tpu/client/client.py)
 
 
 class Run(Strict, kw_only=True):
@@ -24,7 +24,7 @@ class Run(Strict, kw_only=True):
         deadline: end of the run, in seconds since 1970; no restart extends it.
         hosts, generation: number of hosts, and generation of the chips, such as 'v5e'.
         gin: text of a gin file that the slice does not have; '' for none.
-        own_server: whether supervisors start TensorFlow's servers; otherwise the image does.
+        own_server: whether supervisors start TensorFlow's servers; otherwise the image starts them.
         environment: environment variables of the trainer.
         port: port of TensorFlow's servers. The first supervisor listens for the others on port - 1.
         pace: factor that multiplies all waiting times of supervisors; small in tests.
@@ -47,9 +47,13 @@ class Run(Strict, kw_only=True):
 
 
 def from_environment():
-    """(the `Run` in `VARIABLE`, number of this host, addresses of all hosts). Raises InputError.
+    """Returns (the `Run` in `VARIABLE`, number of this host, addresses of all hosts).
 
-    AXIAL_HOST is the number of this host, by default 0. AXIAL_HOSTS has the addresses, separated by commas or spaces.
+    AXIAL_HOST is the number of this host, by default 0. AXIAL_HOSTS has the addresses, separated by commas or spaces;
+    the default is localhost.
+
+    Raises:
+        InputError: a variable is invalid, or the variables do not fit together.
     """
     text = os.environ.get(VARIABLE, "")
     try:

@@ -1,4 +1,4 @@
-"""TensorFlow's server, for images without one: python3 -m axial.cloud.server --listen=all --port=8470
+"""Runs TensorFlow's server on a host whose image starts none: python3 -m axial.cloud.server --listen=all --port=8470
 
 Through these servers, the trainer on the first host reaches every host's chips, by --tpu=grpc://ADDRESS:8470,...
 """

@@ -36,7 +36,7 @@ PATIENCE = 300.0  # longest wait for another run in the folder to end
 GATHER = 1800.0  # longest wait for all hosts
 SAVE = 120.0  # longest wait for the trainer to save at the deadline
 PAUSE = 10.0  # pause before a restart of the trainer
-INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; message to the first host after SIGTERM
+INTERVAL, STOP = 0.5, b"stop\n"  # time between two checks; what a host sends to the first host after SIGTERM
 # Environment variables that tell a process which slice it belongs to. A stale variable in an image can hang the start
 # on another slice (https://github.com/ray-project/ray/issues/62893). TensorFlow reads the first group
 # (python/tpu/client/client.py), libtpu the variables with these prefixes. A server needs libtpu's variables, as does a
@@ -56,7 +56,8 @@ class Supervisor:
         self.run, self.host, self.hosts = run, host, hosts
         self.stopped = ""  # name of the signal that asked to stop
         self._server = self._trainer = self._lease = None
-        self._others, self._pause = [], INTERVAL * min(run.pace, 1.0)  # connections to other supervisors
+        self._others = []  # connections to other supervisors
+        self._pause = INTERVAL * min(run.pace, 1.0)
 
     def main(self):
         """Supervises the run on this host until its end, and returns the exit code."""
@@ -179,7 +180,10 @@ class Supervisor:
             self._wait_for(all_here, "some hosts do not come")
 
     def _is_complete(self, with_servers=False):
-        """Whether all other supervisors are connected, and their servers listen if `with_servers`. Obeys `STOP`."""
+        """Whether all other supervisors are connected, and, if `with_servers`, their servers listen.
+
+        If one of them has sent `STOP`, this method signals the trainer to stop.
+        """
         for other in self._others:
             other.setblocking(False)
             try:
@@ -217,7 +221,7 @@ class Supervisor:
     def _train(self, folder):
         """Runs a trainer, and returns its exit code if a retry may help. Raises End after any other code."""
         self._trainer = _start(_command(self.run, self.hosts, folder), _environment(self.run))
-        if self.stopped:  # a signal has come just before the start
+        if self.stopped:  # the signal came just before the start, so the trainer has not got it
             self._trainer.send_signal(signal.SIGTERM)
         while self._trainer.poll() is None:
             try:
@@ -257,14 +261,14 @@ def _command(run, hosts, folder):
 
 
 def _environment(run):
-    """Environment variables of the trainer. With a server, which holds the chips, the trainer must not load libtpu."""
+    """The trainer's environment. With several hosts, servers hold the chips, so the trainer must not load libtpu."""
     beside = {"TPU_LOAD_LIBRARY": "0"} if run.hosts > 1 else {}
     variables = {"AXIAL_TPU": run.generation, "PYTHONUNBUFFERED": "1", **run.environment}
     return {**_without(TENSORFLOW_VARIABLES, LIBTPU_PREFIXES if beside else ()), **beside, **variables}
 
 
 def _checkpoint(run):
-    """Content of the run's file 'checkpoint', which names its latest checkpoint; None for an unreadable file."""
+    """Content of the run's file 'checkpoint', which names its latest checkpoint; None if it cannot be read."""
     with contextlib.suppress(InputError):
         return read_file(os.path.join(run.model_dir, "checkpoint"))
     return None

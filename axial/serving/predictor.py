@@ -140,7 +140,7 @@ def check_export(what):
     source = resolve(what)
     path, spec, hashes = source.folder, os.path.join(source.extra, "spec.json"), os.path.join(source.folder, HASHES)
     if source.kind != "export":
-        raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
+        raise InputError(f"{path}: this folder is not an export: it has no assets.extra/spec.json")
     if not tf.io.gfile.exists(hashes):
         say(f"{path}: no {HASHES}: whether the export was changed is not known; export again", error=True)
         return DatasetSpec.read(spec)

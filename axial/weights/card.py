@@ -21,7 +21,7 @@ from axial.weights.interchange import CardScores
 
 PAGE = "README.md"
 NO_LICENCE = "The licence of these weights is unknown; `axial-export --license` states it. axial itself is Apache-2.0."
-UNKNOWN = "unknown"  # the hub's name of an unknown licence
+UNKNOWN = "unknown"  # the hub's word for an unknown licence; the card also uses it for unknown data sets and splits
 FORMS = {
     "saved_model": "SavedModel, its batch norms folded",
     "tflite": "TFLite file, its batch norms folded",
@@ -29,8 +29,8 @@ FORMS = {
     "safetensors": "weights as safetensors",
     "weights": "weights as a TensorFlow checkpoint",
 }
-# Rows of (name, type, shape, meaning).
 CANVAS = "RGB from -1 to 1, a pixel / 127.5 - 1, of a photo on the canvas; 0 outside of the valid region"
+# Maps what a task takes ('text' or 'photo') to the rows (name, type, shape, meaning) of its SavedModel's inputs.
 SERVER_INPUTS = {
     "text": [("text", "string", "[N]", "UTF-8, a sentence each")],
     "photo": [
@@ -95,7 +95,7 @@ def _head(card, form, network):
             "metrics": [
                 {"type": name, "name": name, "value": round(value, 6)}
                 for name, value in result.scores.items()
-                if value is not None and value == value  # the hub takes no metric without a value
+                if value is not None and value == value  # the hub accepts only metrics that have a value
             ],
         }
         for result in results(card)
@@ -191,7 +191,10 @@ def _photos(number):
 
 
 def _scores(card):
-    """Lines with a table of scores for each split. The lines say whether these scores chose the checkpoint."""
+    """Lines with a table of scores for each split.
+
+    The line above a table says if the checkpoint was chosen as its run's best by these scores.
+    """
     lines = []
     for result in results(card):
         chosen = ", on which this checkpoint was chosen as its run's best" if result.chosen else ""

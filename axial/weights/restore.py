@@ -57,7 +57,7 @@ def find_weights(what: Location, count: int = 1) -> list[str]:
     """The weight files at a location: one file, or the latest checkpoints of a run, for averaging.
 
     Args:
-        what: see `resolve`. In a folder, a checkpoint comes before a safetensors file.
+        what: see `resolve`. In a folder that has both, the checkpoint is chosen, not the safetensors file.
         count: number of latest checkpoints; 1 for the safetensors file or the checkpoint of `find_checkpoint`.
 
     Returns:
@@ -126,7 +126,7 @@ def restore_model(model: Model, prefix: str) -> None:
 
 
 def restore_average(model: Model, prefixes: Sequence[str]) -> None:
-    """Loads the mean weights of several checkpoints; see `restore_model`."""
+    """Loads the mean of the weights that `restore_model` loads from each of several checkpoints."""
     sums: list = [0.0] * len(model.weights)
     for prefix in prefixes:
         restore_model(model, prefix)
@@ -148,7 +148,7 @@ def check_fits(model: Model, prefix: str) -> None:
 
 
 def stored_optimizer(prefix: str) -> tuple[list[str], int]:
-    """(`slot_names`, number of steps) of the optimizer in a checkpoint of the trainer."""
+    """Returns (`slot_names`, number of steps taken) of the optimizer in a checkpoint of the trainer."""
     with refused(prefix, "cannot be restored"):
         reader, steps = tf.compat.v1.train.NewCheckpointReader(prefix), f"optimizer/_iterations{VALUE}"
         names = [name for key, name in _stored_names(reader).items() if key.startswith(("optimizer/", "averages/"))]
@@ -178,11 +178,15 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
     Args:
         model: a built model.
         path: path of the weights; see `find_weights`.
-        config: the model's `ModelConfig`. Converted weights are refused if the model would compute differently.
+        config: the model's `ModelConfig`. Converted weights are refused if their own network uses them in another way
+            than this model; see `check_card`.
         random_frozen: False refuses a checkpoint that lacks frozen weights; see `check_frozen`.
 
     Returns:
-        Text with a line for each group of weights: taken, left in the checkpoint, new, and unmatched (random).
+        Text: a line with the file, then a line for each group of weights. 'taken': the model takes them from the file.
+        'left': only the file has them. 'new': weights of modules that start as the identity, unless the file has all
+        weights of the module. 'unmatched': the model's other weights. New and unmatched weights keep their initial
+        values.
 
     Raises:
         InputError: there is no checkpoint; no weight fits; the fraction of the backbone's parameters that fit is below
@@ -209,7 +213,8 @@ def initialize(model: Model, path: str, config: ModelConfig | None = None, rando
 def _read_tensors(path, config):
     """(dict from the `plain_path` of each weight in a safetensors file to its array, remark).
 
-    The file's own model is built to find the paths, because other models name the same weights differently.
+    The file's own model is built to find the paths, because other models name the same weights differently. The remark
+    is '', because a safetensors file has no moving averages.
     """
     card, arrays = read_safetensors(path)
     check_card(path, card, config)
@@ -221,7 +226,8 @@ def _read_tensors(path, config):
 def _read_variables(prefix, config):
     """(dict from the `plain_path` of each weight in a checkpoint to its array, remark).
 
-    A weight's moving average, if there is one, replaces the weight.
+    A weight's moving average, if there is one, replaces the weight. The remark then says so, for the text of
+    `initialize`; otherwise it is ''.
     """
     card = os.path.join(os.path.dirname(prefix), CARD)
     if gfile.exists(card):
@@ -280,7 +286,7 @@ def _check_backbone(prefix, backbone, weights, taken):
     if not taken:
         raise InputError(f"{prefix}: none of its weights fits the model; is it of axial-train?")
     backbone_ids = {id(w) for w in backbone.weights}
-    # a variable's `trainable` counts the parameters of frozen layers, but no moving statistics
+    # A variable's `trainable` is True for parameters, even of frozen layers, and False for moving statistics.
     sizes = {name: w.trainable * w.shape.num_elements() for name, w in weights.items() if id(w) in backbone_ids}
     missing = [name for name in sizes if name not in set(taken)]
     fraction = 1 - sum(sizes[name] for name in missing) / sum(sizes.values())
@@ -373,7 +379,7 @@ def load_weights(
         what: where the weights are; see `resolve`.
         name: key of `registry.VARIANTS`; required for a checkpoint without a card, since a card names the model.
         num_classes: number of classes of a checkpoint without a card; the default is the variant's number.
-        arguments: dict of arguments of the model; see `build_model`. These override the card's.
+        arguments: dict of arguments of the model; see `build_model`. These override the card's arguments.
 
     Returns:
         (the model, its `WeightsCard` or None).
@@ -429,7 +435,7 @@ def check_asked(path: str, model: str, num_classes: int, asked: tuple[str | None
     Args:
         path: path of the weights.
         model, num_classes: name and number of classes of the weights' model.
-        asked: the requested (name, number of classes), each None for any.
+        asked: the requested (name, number of classes). None in place of either means that any is accepted.
     """
     if asked[0] not in (None, model):
         find_variant(asked[0])

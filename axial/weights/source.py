@@ -17,9 +17,10 @@ from axial.models.names import model_names
 
 SHIPPED_DIR = os.path.join(PACKAGE, "shipped")
 ACCEPTED = "a run of axial-train, an export of axial-export, a checkpoint or a safetensors file"
-SHIPPED = "axial"  # the name for the source of shipped models in experiments/zoo.csv
+SHIPPED = "axial"  # the value of the column `source` of experiments/zoo.csv for shipped models
 SUFFIX = ".safetensors"
-LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"  # networks of exports
+# Names of the file that holds an export's network.
+LITE, ONNX, SAVED_MODEL = "model.tflite", "model.onnx", "saved_model.pb"
 CARD, RUN_CARD = "model.json", "card.json"  # cards beside converted weights, and in a run
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:/(.+))?")
 # Files beside weights that describe the weights.
@@ -60,7 +61,10 @@ Location = str | os.PathLike | Source
 
 
 def unknown(name: str) -> str:
-    """The error message for a name that is neither a shipped model nor a file. The name may be a registered model's."""
+    """The error message for a name that is neither a shipped model nor a file.
+
+    If it is the name of a variant, the message says that axial has no weights of it.
+    """
     shipped, models = shipped_names(), model_names()
     ships = f"axial ships {', '.join(shipped)}"
     if name not in models:
@@ -93,7 +97,8 @@ def resolve(what: Location, missing: Callable[[str], str] = unknown) -> Source:
         missing: function of a path that returns the message if nothing is there.
 
     Raises:
-        InputError: nothing is there, or not a model. This function does not check whether the files are whole.
+        InputError: the path does not exist, or is not a model. This function does not check whether the files are
+            whole.
     """
     if isinstance(what, Source):
         return what
@@ -120,7 +125,7 @@ def _export(path):
     if gfile.exists(os.path.join(folder, "assets.extra", "spec.json")):
         return Source("export", path, folder, None if file == files[-1] else file)
     if file:
-        raise InputError(f"{path}: not of axial-export, it has no assets.extra/spec.json")
+        raise InputError(f"{folder}: axial-export did not write this folder: it has no assets.extra/spec.json")
     return None
 
 
@@ -174,7 +179,7 @@ def shipped_names() -> list[str]:
 def shipped_folder(what: str) -> str:
     """The folder of the shipped model of this name; any other name or path is returned unchanged.
 
-    './NAME' is a user's folder that has the name of a shipped model.
+    A user whose own folder has the name of a shipped model writes './NAME' for that folder.
     """
     return os.path.join(SHIPPED_DIR, what) if what in shipped_names() else what
 

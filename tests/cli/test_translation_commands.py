@@ -15,7 +15,9 @@ TEXT = "two dogs run"
 
 @pytest.fixture(scope="module")
 def root(command, tmp_path_factory):
-    """A folder with `texts`, TFRecords `data`, `run` of two steps with two checkpoints, and its SavedModel `export`."""
+    """A folder with four subfolders: `texts`, `data` (TFRecords), `run` (two steps, a checkpoint of each) and `export`
+    (the run's SavedModel).
+    """
     root = tmp_path_factory.mktemp("translator")
     for split, count in (("train", 96), ("val", 7)):
         write_pairs(root / "texts", split, count, seed=count)

@@ -152,7 +152,10 @@ def test_an_export_never_overwrites(trained, tmp_path):
         export(*trained, str(tmp_path / "there"))
     assert list((tmp_path / "there").iterdir()) == []
     (tmp_path / "there" / "saved_model.pb").touch()
-    for name, words in (("there", "not of axial-export"), ("nowhere", "no model or file has this name")):
+    for name, words in (
+        ("there", "axial-export did not write this folder"),
+        ("nowhere", "no model or file has this name"),
+    ):
         with pytest.raises(InputError, match=f"{name}: {words}"):
             Predictor.of_saved_model(str(tmp_path / name))
 

@@ -66,7 +66,10 @@ def paste_mask(mask, box, size):
 
 
 def _stretch(pixels, first, length, side):
-    """float [pixels, side]: linear interpolation weights of the mask's cells at pixel centres; 0 outside the box."""
+    """Returns float [pixels, side]: along one axis, the weight of each mask cell in each pixel of the photo.
+
+    Linear interpolation gives the weights. Pixels outside the box (from `first`, `length` long) have weight 0.
+    """
     centers = np.arange(pixels) + 0.5
     positions = np.clip((centers - first) / max(length, 1e-6) * side - 0.5, 0, side - 1)
     weights = np.maximum(1 - np.abs(positions[:, None] - np.arange(side)), 0)
@@ -121,7 +124,7 @@ class DetectionMetrics(ConfusionMetrics):
     def __init__(self, spec, shard=(0, 1)):
         super().__init__(spec, shard)
         self.box, self.mask = CocoAP("bbox", spec.num_classes), CocoAP("segm", spec.num_classes)
-        self.kinds += 1  # the last column counts missed objects
+        self.kinds += 1  # the confusion matrix has one more column, for missed objects
 
     def update(self, example, prediction):
         """Adds one photo. Returns its `predicted_objects`."""
@@ -138,7 +141,7 @@ class DetectionMetrics(ConfusionMetrics):
             {**one, "category_id": index[one["category_id"]], "iscrowd": 0, "area": math.prod(one["bbox"][2:])}
             for one in objects
         ]
-        # AP ranks equal scores in the order of the data set.
+        # The next line needs the photo's number, because AP ranks equal scores in the order of the data set.
         image = int(example.get("number", self.next_number()))
         photo_ap = CocoAP("bbox", self.spec.num_classes)
         photo_ap.add(true, predicted, size=size, image=image)
@@ -188,7 +191,7 @@ def confusions(true, predicted, missed):
 
 
 class DetectedPhoto(schemas.Strict):
-    """The objects of a photo in the state of an evaluation."""
+    """The objects of one photo, as the state file of an evaluation stores them."""
 
     image_id: schemas.Count
     objects: list[schemas.Detection]

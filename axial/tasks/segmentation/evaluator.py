@@ -84,7 +84,7 @@ class PanopticMetrics(Metrics):
         """
         truth, semantic = true_segments(example), np.asarray(prediction["semantic"])
         table = prediction.get("table") or segment_table(prediction, self.spec)
-        # AP ranks equal scores in the order of the data set.
+        # The next line needs the photo's number, because AP ranks equal scores in the order of the data set.
         image = int(example.get("number", self.next_number()))
         one = self.quality.update(truth, table).result()["all"]
         self.iou.update(np.concatenate([[self.spec.ignore], truth.classes])[truth.ids], semantic)
