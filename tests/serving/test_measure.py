@@ -74,7 +74,7 @@ def test_values_by_hand():
         pixel, bar = nuclei(labels, stored, "a.tif").table(pixel_size="2 \u00b5m")
     about = {"photo": "a.tif", "class": "nucleus", "score": 0.5}
     assert pixel == pytest.approx(
-        {**about, "id": 1, "label": 1, "area": 1, "centre_x": 0, "centre_y": 0, "box_x": 0, "box_y": 0, "box_width": 1}
+        {**about, "id": 2, "label": 1, "area": 1, "centre_x": 0, "centre_y": 0, "box_x": 0, "box_y": 0, "box_width": 1}
         | {"box_height": 1, "equivalent_diameter": 2 / math.sqrt(math.pi), "eccentricity": 0, "perimeter": 0}
         | {"solidity": 1, "touches_edge": True, "area_um2": 4, "equivalent_diameter_um": 4 / math.sqrt(math.pi)}
         | {"perimeter_um": 0, "mean_1": None, "sum_1": 0}
