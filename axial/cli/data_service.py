@@ -2,7 +2,6 @@
 
 %s dispatcher --listen=all --port=5050 --work_dir=WORK    one server, which distributes the work
 %s worker --listen=all --dispatcher=grpc://HOST:5050      as many as axial-analyze input recommends
-%s arrivals --model_dir=RUN                               the examples that arrived at a training run
 
 Then run axial-train --data_service=grpc://HOST:5050. Workers read the data from the trainer's --data_dir.
 Without --listen=all a server answers only its own machine. It has no authentication; see SECURITY.md.
@@ -11,7 +10,6 @@ A dispatcher resumes if it restarts with the same port and --work_dir. SIGTERM e
 
 import contextlib
 import ipaddress
-import os
 import signal
 import socket
 import threading
@@ -47,10 +45,6 @@ class Dispatcher(Server):
 class Worker(Server):
     dispatcher = Flag(str, "grpc://HOST:PORT of the dispatcher.", needed=True)
     wait = Flag(float, "seconds to wait for the dispatcher to answer.", 60.0, least=0)
-
-
-class Arrivals(Flags):
-    model_dir = flags.MODEL_DIR.but(path=flags.IN_FOLDER, needed=True)
 
 
 def _dispatcher(given):
@@ -115,13 +109,7 @@ def _serve(kind, config, given, host, *, where=""):
     say(f"{name} ended")
 
 
-def _arrivals(given):
-    from axial.data.service import arrival_lines
-
-    say(*arrival_lines(os.path.join(given.model_dir, "arrivals")))
-
-
-VERBS = {"dispatcher": (Dispatcher, _dispatcher), "worker": (Worker, _worker), "arrivals": (Arrivals, _arrivals)}
+VERBS = {"dispatcher": (Dispatcher, _dispatcher), "worker": (Worker, _worker)}
 
 
 def main():

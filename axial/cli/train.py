@@ -17,12 +17,11 @@ import shlex
 from axial import recipes
 from axial.cli import app, flags
 from axial.cli.flags import Flag
-from axial.errors import InputError
 from axial.io.gfile import check_plain
 from axial.io.lock import locked
 from axial.io.loopback import host_and_port, keep_local
 from axial.io.show import say, working
-from axial.io.write import output_folder, retried, write_json
+from axial.io.write import retried, write_json
 
 
 class Train(flags.Devices):
@@ -82,7 +81,8 @@ def _main(given):
     if given.strategy != "tpu" and cluster_workers() == 1:  # users of TPUs or several workers know how fast they train
         warn_of_a_long_step(task, training, strategy.num_replicas_in_sync)
     lock = locked(model_dir, "model_dir") if is_chief(strategy) else contextlib.nullcontext()
-    with lock, data_service(given.data_service, model_dir, strategy) as service:
+    with lock:
+        service = data_service(given.data_service, strategy)
         ready = functools.partial(retried, model_dir, save)
         options = RunOptions(strategy, ready, given.profile, service, change=given.change)
         train(task, model_dir, optimizer, training, options=options)
@@ -106,23 +106,15 @@ def start_profiler(port, listen):
         keep_local(port)
 
 
-@contextlib.contextmanager
-def data_service(address, model_dir, strategy):
-    """Yields the `Service` at an address, or None without an address. Prints at the end which examples arrived."""
+def data_service(address, strategy):
+    """The `Service` at an address; None without an address."""
     if not address:
-        yield None
-        return
-    from axial.data.service import arrival_lines, connect, random_job
+        return None
+    from axial.data.service import connect, random_job
     from axial.training.strategy import is_chief, total_over_workers
 
-    folder = output_folder(model_dir, "arrivals", "--model_dir")
     job = total_over_workers(strategy, random_job() if is_chief(strategy) else 0)
-    service = connect(address, folder, int(job))
-    try:
-        yield service
-    finally:
-        with contextlib.suppress(InputError):  # raised if the run ended before the first batch
-            say(*arrival_lines(folder), error=True)
+    return connect(address, int(job))
 
 
 def main():

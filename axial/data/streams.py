@@ -95,19 +95,19 @@ def training_stream(data_dir, split, spec, example, *, stream, shuffle, labels="
     def parse(number, serialized):
         key = tf.random.experimental.stateless_fold_in([stream.seed, 1 + host], number)
         record = whole_record(tfrecord.parse_example(serialized, manifest["labels"]), spec)
-        return number, example(record, key)
+        return example(record, key)
 
     def batches(records):
         dataset = records.map(parse, AUTOTUNE, deterministic=True).batch(batch // replicas, drop_remainder=True)
         if finish:
-            dataset = dataset.map(lambda numbers, batch: (numbers, finish(batch)), AUTOTUNE, deterministic=True)
+            dataset = dataset.map(finish, AUTOTUNE, deterministic=True)
         return dataset
 
     if stream.service:
         tickets = Tickets(data_dir, manifest, seed=stream.seed, shuffle=shuffle)
-        dataset = served(batches, tickets, stream.service, used=stream.first_step * batch, context=stream.context)
+        dataset = served(batches, tickets, stream.service, used=stream.first_step * batch)
     else:
-        dataset = batches(_host_records(data_dir, manifest, stream, shuffle)).map(lambda _, batch: batch)
+        dataset = batches(_host_records(data_dir, manifest, stream, shuffle))
     return made_ahead(dataset, stream.context)
 
 
